@@ -1,0 +1,293 @@
+"""Plan: which rows are made, from which rows, with whose gradient, under which noise, and who reads them.
+
+A protocol writes a plan, the engine executes it, the accountant reads it. A plan touches no data and holds
+no payload: it is known before the first image is read. This file is the object itself; protocols/ write
+plans, engine.py and privacy/ read them.
+
+A *row* is one flat parameter vector. Rows 0 .. n-1 are the estimates of agents 0 .. n-1; the others are
+messages. Before round 0 every row is the public start x_0. In round r = 0 .. T each existing row becomes
+
+    row = Σ_w weight·(source row of round r-1)  -  rate_r·carries·(owner's gradient)  +  scale_r·Σ_v std·draw
+
+where draws are standard normal, fresh in every round, and the gradient of agent i is taken at its estimate
+of round r-1. Round 0 is the release before the loop of the paper's algorithms: T iterations make T+1 rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = 1
+NOBODY = -1  # pads the lists of sources, draws and readers
+
+Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class PlanError(ValueError):
+    """A plan that cannot be: an index out of range, a weight or noise that is not a number, a foreign file."""
+
+
+@dataclass(frozen=True)
+class PerRound:
+    """One array for every round, stored once for all rounds that share it."""
+
+    values: NDArray[Any]  # [kinds, ...]
+    which: NDArray[np.int32]  # [rounds] -> kind
+
+    @classmethod
+    def same(cls, value: NDArray[Any], rounds: int) -> PerRound:
+        """The same array in every round."""
+        return cls(value[None], np.zeros(rounds, np.int32))
+
+    @classmethod
+    def each(cls, values: NDArray[Any]) -> PerRound:
+        """An array of its own for every round: `values` is [rounds, ...]."""
+        return cls(values, np.arange(len(values), dtype=np.int32))
+
+    @classmethod
+    def first_then(cls, first: NDArray[Any], then: NDArray[Any], rounds: int) -> PerRound:
+        """`first` in round 0 and `then` in all later rounds."""
+        which = np.ones(rounds, np.int32)
+        which[0] = 0
+        return cls(np.stack([first, then]), which)
+
+    def __getitem__(self, round: int) -> NDArray[Any]:
+        return self.values[self.which[round]]
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+
+class Round(NamedTuple):
+    """One round of a plan, as plain arrays over all m rows."""
+
+    source: Ints  # [m, w] rows of the round before; NOBODY where there is none
+    weight: Floats  # [m, w]
+    step: Floats  # [m] -rate where the row carries its owner's gradient, else 0
+    draw: Ints  # [m, v] which draws of this round enter; NOBODY where there is none
+    std: Floats  # [m, v]
+    readers: Ints  # [m, q] agents that receive the row; NOBODY pads
+    exists: Bools  # [m]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who makes, mixes, perturbs and reads which row in every round.
+
+    **Guarantees.** What is in a plan is all that leaves an agent: the accountant reads `readers` to know who
+    sees a row and `known_by` to know who can subtract a draw. A pruned plan lacks rows that are sent, so the
+    accountant refuses it.
+    """
+
+    agents: int
+    owner: Ints  # [m] who makes the row
+    source: PerRound  # int [m, w]; a row whose sources are all NOBODY does not exist in that round
+    weight: PerRound  # float [m, w]
+    carries: PerRound  # bool [m]
+    rate: Floats  # [rounds] λ_t
+    draw: PerRound  # int [m, v]
+    std: PerRound  # float [m, v], per unit of scale
+    scale: Floats  # [rounds]
+    known_by: Ints  # [draws, u] agents that know the draw; NOBODY pads
+    readers: PerRound  # int [m, q]
+    protocol: str = "custom"
+    pruned: bool = False
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    @property
+    def rounds(self) -> int:
+        """Releases: the one before the loop, and one per iteration."""
+        return len(self.rate)
+
+    @property
+    def rows(self) -> int:
+        return len(self.owner)
+
+    @property
+    def draws(self) -> int:
+        return len(self.known_by)
+
+    def __getitem__(self, round: int) -> Round:
+        source = self.source[round]
+        return Round(
+            source=source,
+            weight=self.weight[round],
+            step=np.where(self.carries[round], -self.rate[round], 0.0),
+            draw=self.draw[round],
+            std=self.std[round] * self.scale[round],
+            readers=self.readers[round],
+            exists=(source >= 0).any(axis=-1),
+        )
+
+    def __iter__(self) -> Iterator[Round]:
+        return (self[r] for r in range(self.rounds))
+
+    @cached_property
+    def exists(self) -> Bools:
+        """[rounds, m]: which rows are made in which round."""
+        return (self.source.values >= 0).any(axis=-1)[self.source.which]
+
+    def noise_scaled(self, factor: float) -> Plan:
+        """The same plan with every standard deviation times `factor`: every μ is divided by it."""
+        if not (np.isfinite(factor) and factor >= 0):
+            raise PlanError(f"Expected a finite noise factor >= 0, got {factor}.")
+        return replace(self, scale=self.scale * factor)
+
+    def digest(self) -> str:
+        """SHA-256 over everything in the plan: two plans with one digest are the same plan."""
+        sha = hashlib.sha256()
+        for name, array in sorted(_arrays(self).items()):
+            canonical = np.ascontiguousarray(array)
+            sha.update(f"{name} {canonical.dtype.str} {canonical.shape}".encode())
+            sha.update(canonical.tobytes())
+        return sha.hexdigest()
+
+
+def prune(plan: Plan) -> Plan:
+    """The plan without the rows on which no later estimate depends.
+
+    Same estimates under the same draws; about a third of the messages remain on the paper's graphs. For the
+    simulator only: real agents send all rows, and the accountant reads all of them.
+    """
+    live = np.zeros((plan.rounds, plan.rows), bool)
+    live[:, : plan.agents] = True
+    for r in range(plan.rounds - 1, 0, -1):
+        used = plan.source[r][live[r]]
+        used = used[(used >= 0) & (plan.weight[r][live[r]] != 0)]
+        live[r - 1, used] = True
+    live &= plan.exists
+    source = plan.source.values[plan.source.which]
+    source[~live] = NOBODY
+    return replace(plan, source=PerRound.each(source), pruned=True)
+
+
+def describe(plan: Plan, rounds: range | None = None) -> str:
+    """The plan in words, one line a row: for small graphs and for debugging.
+
+    `2→5 = 0.25·2 + 0.75·7→2 - 0.5·g2 + N(0.13) ⇒ 5` reads: the message of agent 2 for agent 5 mixes 2's own
+    estimate and the last message of 7 for 2, carries 2's gradient, gets noise of standard deviation 0.13,
+    and is sent to 5.
+    """
+    names = _row_names(plan)
+    lines = [f"{plan.protocol}: {plan.agents} agents, {plan.rows} rows, {plan.rounds} rounds"]
+    for r in rounds if rounds is not None else range(plan.rounds):
+        this = plan[r]
+        lines.append(f"round {r}")
+        for m in np.flatnonzero(this.exists):
+            terms = [
+                f"{w:.4g}·{names[s] if r else 'x0'}"
+                for s, w in zip(this.source[m], this.weight[m], strict=True)
+                if s >= 0 and w
+            ]
+            line = f"  {names[m]} = " + " + ".join(terms)
+            if this.step[m]:
+                line += f" - {-this.step[m]:.4g}·g{plan.owner[m]}"
+            for k, std in zip(this.draw[m], this.std[m], strict=True):
+                if k >= 0 and std:
+                    shared = [int(a) for a in plan.known_by[k] if a >= 0]
+                    line += f" + N({std:.4g})" + (f"[draw {k}, known by {shared}]" if len(shared) > 1 else "")
+            readers = [str(j) for j in this.readers[m] if j >= 0]
+            lines.append(line + (f" ⇒ {','.join(readers)}" if readers else ""))
+    return "\n".join(lines)
+
+
+def save(plan: Plan, path: Path) -> None:
+    """Writes the plan as one .npz file."""
+    meta = {"format": FORMAT, "agents": plan.agents, "protocol": plan.protocol, "pruned": plan.pruned}
+    with path.open("wb") as file:
+        np.savez_compressed(file, meta=np.array(json.dumps(meta)), **_arrays(plan))  # type: ignore[arg-type]
+
+
+def load(path: Path) -> Plan:
+    """Reads what `save` wrote, and checks it: a foreign or damaged file is refused by name."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        meta = json.loads(str(arrays.pop("meta")))
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
+    if meta.get("format") != FORMAT:
+        raise PlanError(f"Expected plan format {FORMAT} in {path}, got {meta.get('format')}.")
+    values: dict[str, Any] = {
+        "agents": int(meta["agents"]),
+        "protocol": str(meta["protocol"]),
+        "pruned": bool(meta["pruned"]),
+    }
+    for field in fields(Plan):
+        if field.name in arrays:
+            values[field.name] = arrays[field.name]
+        elif f"{field.name}.values" in arrays:
+            values[field.name] = PerRound(arrays[f"{field.name}.values"], arrays[f"{field.name}.which"])
+    try:
+        return Plan(**values)
+    except TypeError as error:
+        raise PlanError(f"Expected a complete plan in {path}: {error}") from error
+
+
+def _arrays(plan: Plan) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {}
+    for field in fields(plan):
+        value = getattr(plan, field.name)
+        if isinstance(value, PerRound):
+            arrays[f"{field.name}.values"] = value.values
+            arrays[f"{field.name}.which"] = value.which
+        elif isinstance(value, np.ndarray):
+            arrays[field.name] = value
+    return arrays
+
+
+def _row_names(plan: Plan) -> list[str]:
+    names = [str(i) for i in range(plan.agents)]
+    last = plan.readers[plan.rounds - 1]
+    for m in range(plan.agents, plan.rows):
+        to = ",".join(str(j) for j in last[m] if j >= 0)
+        names.append(f"{plan.owner[m]}→{to or f'row {m}'}")
+    return names
+
+
+def _validate(plan: Plan) -> None:
+    n, m, R = plan.agents, plan.rows, plan.rounds
+    if n < 1 or m < n or not np.array_equal(plan.owner[:n], np.arange(n)):
+        raise PlanError(f"Expected rows 0..{n - 1} to be the estimates of agents 0..{n - 1}.")
+    indices = [
+        ("owner", plan.owner, n, 0),
+        ("known_by", plan.known_by, n, NOBODY),
+        ("source", plan.source.values, m, NOBODY),
+        ("draw", plan.draw.values, plan.draws, NOBODY),
+        ("readers", plan.readers.values, n, NOBODY),
+    ]
+    for name, array, top, low in indices:
+        if array.size and (array.min() < low or array.max() >= top):
+            raise PlanError(
+                f"Expected {name} between {low} and {top - 1}, got {array.min()} to {array.max()}."
+            )
+    for name in ("source", "weight", "carries", "draw", "std", "readers"):
+        part: PerRound = getattr(plan, name)
+        if len(part) != R or part.values.shape[1] != m:
+            raise PlanError(f"Expected {name} for {R} rounds and {m} rows, got {part.values.shape}.")
+        if len(part.which) and (part.which.min() < 0 or part.which.max() >= len(part.values)):
+            raise PlanError(f"Expected {name}.which to point into {len(part.values)} arrays.")
+    for name, array, least in [
+        ("weight", plan.weight.values, -np.inf),
+        ("std", plan.std.values, 0.0),
+        ("rate", plan.rate, 0.0),
+        ("scale", plan.scale, 0.0),
+    ]:
+        if not np.isfinite(array).all() or (array < least).any():
+            raise PlanError(f"Expected {name} to be finite" + (f" and >= {least:g}." if least == 0 else "."))
+    if len(plan.scale) != R:
+        raise PlanError(f"Expected scale for {R} rounds, got {len(plan.scale)}.")

@@ -1,0 +1,81 @@
+"""The asynchronous protocols: in each iteration an agent exchanges with one neighbour, or works alone.
+
+`TopAsynchronous` is Algorithm 2 of the paper; `PlainAsynchronous` is the same walk with full noise, as the
+paper runs its baselines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from topdp.plan import NOBODY, PerRound, Plan
+from topdp.protocols.base import Floats, Protocol, check_deviation, reduced
+from topdp.protocols.pairing import Pairs, draw_pairs
+from topdp.schedules import Schedule
+from topdp.topology import Topology
+
+
+@dataclass(frozen=True)
+class PlainAsynchronous(Protocol):
+    """Pairs exchange estimates that carry full noise."""
+
+    offline: float = 0.1
+
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        full = check_deviation(deviation, topology.agents)
+        pairs = draw_pairs(topology, schedule.rounds - 1, self.offline, seed)
+        return _plan(
+            "plain-async", self.mixing(), pairs, schedule, full, np.broadcast_to(full, pairs.partner.shape)
+        )
+
+
+@dataclass(frozen=True)
+class TopAsynchronous(Protocol):
+    """Algorithm 2: the noise in the partner's estimate counts towards one's own."""
+
+    offline: float = 0.1
+
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        full = check_deviation(deviation, topology.agents)
+        pairs = draw_pairs(topology, schedule.rounds - 1, self.offline, seed)
+        paired = reduced(full, full[pairs.partner], self.alpha)
+        return _plan("top-async", self.mixing(), pairs, schedule, full, paired)
+
+
+def _plan(name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, alone: Floats, paired: Floats) -> Plan:
+    """`alone` [n] and `paired` [iterations, n]: the noise of an agent that works alone, or with a partner."""
+    R, n = schedule.rounds, len(alone)
+    has_partner = pairs.partner >= 0
+    own = np.arange(n)
+
+    # An agent that sits out keeps its estimate; one that finds nobody works alone (weight 1 on itself).
+    source = np.full((R, n, 2), NOBODY, np.int32)
+    source[:, :, 0] = own
+    source[1:, :, 1] = pairs.partner
+    weight = np.zeros((R, n, 2))
+    weight[:, :, 0] = 1.0
+    weight[1:][has_partner] = mixing
+    carries = np.ones((R, n), bool)
+    carries[1:] = pairs.online
+    std = np.broadcast_to(alone, (R, n)).copy()
+    std[1:] = np.where(has_partner, paired, std[1:]) * pairs.online
+
+    # The estimate of round r is what its agent shows to its partner of iteration r.
+    readers = np.full((R, n, 1), NOBODY, np.int32)
+    readers[:-1, :, 0] = pairs.partner
+    return Plan(
+        agents=n,
+        owner=own,
+        source=PerRound.each(source),
+        weight=PerRound.each(weight),
+        carries=PerRound.each(carries),
+        rate=schedule.rate,
+        draw=PerRound.same(own[:, None], R),
+        std=PerRound.each(std[:, :, None]),
+        scale=schedule.noise,
+        known_by=own[:, None],
+        readers=PerRound.each(readers),
+        protocol=name,
+    )

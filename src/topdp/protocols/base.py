@@ -1,0 +1,62 @@
+"""What every protocol is: settings in, plan out. No data, no noise payload, no torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topdp.plan import Plan
+from topdp.schedules import Schedule
+from topdp.topology import Topology
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Protocol(ABC):
+    """A rule by which agents mix, perturb and send their estimates.
+
+    `alpha` is the weight of an agent's own estimate (Eq. 3). Two protocols given the same seed make the same
+    random choices wherever both make them, so that methods are compared on equal partners.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"Expected 0 <= alpha <= 1, got {self.alpha}.")
+
+    @abstractmethod
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        """The plan of all rounds of `schedule`.
+
+        `deviation` [agents]: each agent's full-scale standard deviation (the paper's σ_i·C) per unit of
+        `schedule.noise`.
+        """
+
+    def mixing(self) -> Floats:
+        """[own estimate, received row]: the weights of the update rule."""
+        return np.array([self.alpha, 1.0 - self.alpha])
+
+
+def reduced(own: Floats, received: Floats, alpha: float) -> Floats:
+    """The noise still to be added when (1-α) of a received row's noise already counts.
+
+    With unequal budgets the difference can be negative; nothing is added then, and the accountant, which
+    reads the plan, sees what that means.
+    """
+    # Eq. (5b): σ_i^j = √(σ_i² - (1-α)² σ_k²)
+    variance: Floats = own**2 - (1.0 - alpha) ** 2 * received**2
+    return np.sqrt(np.maximum(variance, 0.0))
+
+
+def check_deviation(deviation: Floats, agents: int) -> Floats:
+    deviation = np.asarray(deviation, float)
+    if deviation.shape != (agents,):
+        raise ValueError(f"Expected one noise deviation per agent ({agents}), got shape {deviation.shape}.")
+    if not np.isfinite(deviation).all() or (deviation < 0).any():
+        raise ValueError("Expected every noise deviation to be finite and >= 0.")
+    return deviation

@@ -1,0 +1,75 @@
+"""Who meets whom in the asynchronous protocols: one matching an iteration, by random search.
+
+In random order each agent that is on line asks its neighbours, in random order, and pairs with the first that
+is still free; never with its partner of the iteration before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topdp.plan import NOBODY
+from topdp.streams import stream
+from topdp.topology import Topology
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+CHUNK = 1024
+
+
+class Pairs(NamedTuple):
+    partner: Ints  # [iterations, n]; NOBODY where there is none
+    online: Bools  # [iterations, n]
+
+
+def draw_pairs(topology: Topology, iterations: int, offline: float, seed: int) -> Pairs:
+    """The partners of all agents in all iterations.
+
+    Exactly round(offline·n) agents, drawn afresh, sit out each iteration.
+    """
+    if not 0 <= offline < 1:
+        raise ValueError(f"Expected 0 <= offline < 1 (the share of agents that sit out), got {offline}.")
+    n = topology.agents
+    absent = round(offline * n)
+    first, second = topology.edges[:, 0], topology.edges[:, 1]
+    partner = np.full((iterations, n), NOBODY, np.int64)
+    online = np.ones((iterations, n), bool)
+    before = np.full(n, NOBODY, np.int64)
+    for start in range(0, iterations, CHUNK):
+        stop = min(start + CHUNK, iterations)
+        generator = stream(seed, "pairs", start)
+        rank = generator.random((stop - start, n)).argsort(axis=1).argsort(axis=1)
+        order = generator.random((stop - start, n)).argsort(axis=1)
+        np.put_along_axis(online[start:stop], order[:, :absent], False, axis=1)
+        # The search takes the edges in this order: by the rank of the end that asks first, then at random.
+        keys = np.minimum(rank[:, first], rank[:, second]) + generator.random((stop - start, len(first)))
+        free = online[start:stop, first] & online[start:stop, second]
+        for t in range(start, stop):
+            usable = free[t - start] & (before[first] != second)
+            _match(first, second, np.where(usable, keys[t - start], np.inf), partner[t])
+            before = partner[t]
+    return Pairs(partner, online)
+
+
+def _match(first: Ints, second: Ints, key: NDArray[np.float64], partner: Ints) -> None:
+    """Greedy matching in the order of `key` (inf: not usable), many edges at a time.
+
+    An edge that is the least at both its ends would be taken by the one-by-one walk whatever comes before it.
+    """
+    least = np.empty(len(partner))
+    while True:
+        alive = np.isfinite(key)
+        if not alive.any():
+            return
+        first, second, key = first[alive], second[alive], key[alive]
+        least.fill(np.inf)
+        np.minimum.at(least, first, key)
+        np.minimum.at(least, second, key)
+        taken = (least[first] == key) & (least[second] == key)
+        partner[first[taken]] = second[taken]
+        partner[second[taken]] = first[taken]
+        key = np.where((partner[first] >= 0) | (partner[second] >= 0), np.inf, key)

@@ -1,0 +1,157 @@
+"""The synchronous protocols: every agent hears from all neighbours in every round.
+
+`TopSynchronous` is Algorithm 1 of the paper; `PlainSynchronous` is its Eq. 3, the rule of the baselines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topdp.plan import NOBODY, PerRound, Plan
+from topdp.protocols.base import Floats, Protocol, check_deviation, reduced
+from topdp.schedules import Schedule
+from topdp.streams import stream
+from topdp.topology import Topology
+
+Ints = NDArray[np.int64]
+
+CHUNK = 512  # rounds drawn at once: bounds the memory of the arrays below
+
+
+@dataclass(frozen=True)
+class PlainSynchronous(Protocol):
+    """One estimate an agent and round, with full noise, sent to all neighbours (Eq. 3)."""
+
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        n, R = topology.agents, schedule.rounds
+        deviation = check_deviation(deviation, n)
+        own = np.arange(n)
+        source = np.full((R, n, 2), NOBODY, _index_type(n))
+        source[:, :, 0] = own
+        for rounds in _chunks(R):
+            slot = _partner_slots(topology, rounds, seed)
+            source[rounds.start : rounds.stop, :, 1] = topology.neighbours[own, slot]
+        source[0, :, 1] = NOBODY
+        return Plan(
+            agents=n,
+            owner=own,
+            source=PerRound.each(source),
+            weight=_weights(self.mixing(), np.ones(n, bool), R),
+            carries=PerRound.same(np.ones(n, bool), R),
+            rate=schedule.rate,
+            draw=PerRound.same(own[:, None], R),
+            std=PerRound.same(deviation[:, None], R),
+            scale=schedule.noise,
+            known_by=own[:, None],
+            readers=PerRound.same(np.array(topology.neighbours), R),
+            protocol="plain-sync",
+        )
+
+
+@dataclass(frozen=True)
+class TopSynchronous(Protocol):
+    """Algorithm 1: for each neighbour a message of its own, whose noise comes partly from another neighbour.
+
+    The message i→j mixes in what a k ∈ N_i^j sent to i, which j never saw, and adds only the rest of the
+    noise. Neighbours that nobody covers (N_i^j empty) read the estimate itself.
+    """
+
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        n, R = topology.agents, schedule.rounds
+        deviation = check_deviation(deviation, n)
+        covered = topology.directed[topology.covered]
+        sender, receiver = covered[:, 0], covered[:, 1]
+        eligible = topology.eligible[topology.covered]
+        messages = len(covered)
+        m = n + messages
+
+        owner = np.concatenate([np.arange(n), sender])
+        inbox = _inbox(topology)
+        source = np.full((R, m, 2), NOBODY, _index_type(m))
+        source[:, :, 0] = owner
+        source[0, n:] = NOBODY  # round 0 sends the estimate to everybody: no message rows yet
+        served_by = np.zeros((R, messages), np.int32)
+        for rounds in _chunks(R):
+            # Line 16: j* is any neighbour. Lines 10-15: walking the neighbours in random order, the k that
+            # serves j is the one with the smallest key in N_i^j, since j ∈ N_i^k exactly when k ∈ N_i^j.
+            slots = np.empty((len(rounds), m), np.int64)
+            slots[:, :n] = _partner_slots(topology, rounds, seed)
+            keys = stream(seed, "cover", rounds.start).random((len(rounds), n, topology.neighbours.shape[1]))
+            slots[:, n:] = np.where(eligible, keys[:, sender], np.inf).argmin(axis=-1)
+            source[rounds.start : rounds.stop, :, 1] = inbox[owner, slots]
+            served_by[rounds.start : rounds.stop] = topology.neighbours[sender, slots[:, n:]]
+        source[0, :, 1] = NOBODY
+        # What was sent in round 0 are the estimates: round 1 reads those.
+        source[1:2, :, 1] = owner[source[1:2, :, 1]]
+
+        return Plan(
+            agents=n,
+            owner=owner,
+            source=PerRound.each(source),
+            weight=_weights(self.mixing(), np.arange(m) < n, R),
+            carries=PerRound.first_then(np.arange(m) < n, np.ones(m, bool), R),
+            rate=schedule.rate,
+            draw=PerRound.same(np.arange(m)[:, None], R),
+            std=_deviations(deviation, sender, served_by, self.alpha),
+            scale=schedule.noise,
+            known_by=owner[:, None],
+            readers=_readers(topology, receiver, R),
+            protocol="top-sync",
+        )
+
+
+def _partner_slots(topology: Topology, rounds: range, seed: int) -> Ints:
+    """Which neighbour (as a position in its list) every agent mixes with: [rounds, agents]."""
+    uniform = stream(seed, "partner", rounds.start).random((len(rounds), topology.agents))
+    slots: Ints = (uniform * topology.degrees).astype(np.int64)
+    return slots
+
+
+def _inbox(topology: Topology) -> Ints:
+    """[i, slot] -> the row in which the neighbour at that slot speaks to i from round 1 on."""
+    n, edges, covered = topology.agents, topology.directed, topology.covered
+    speaks = np.where(covered, n + np.cumsum(covered) - 1, edges[:, 0])
+    code = edges[:, 0] * n + edges[:, 1]  # sorted, since directed edges are in lexicographic order
+    inbox = np.full(topology.neighbours.shape, NOBODY, np.int64)
+    inbox[topology.neighbours >= 0] = speaks[np.searchsorted(code, edges[:, 1] * n + edges[:, 0])]
+    return inbox
+
+
+def _readers(topology: Topology, receiver: Ints, rounds: int) -> PerRound:
+    """Round 0: estimates to all neighbours. Later: to the uncovered ones, and each message to its receiver."""
+    n, width = topology.neighbours.shape
+    first = np.full((n + len(receiver), width), NOBODY, np.int64)
+    then = first.copy()
+    first[:n] = topology.neighbours
+    then[n:, 0] = receiver
+    covered = np.zeros((n, width), bool)
+    covered[topology.neighbours >= 0] = topology.covered
+    then[:n] = np.where(covered, NOBODY, topology.neighbours)
+    return PerRound.first_then(first, then, rounds)
+
+
+def _weights(mixing: Floats, starts: NDArray[np.bool_], rounds: int) -> PerRound:
+    """Round 0 starts from x_0 alone (rows that exist then); later rounds mix."""
+    first = np.stack([starts.astype(float), np.zeros(len(starts))], axis=1)
+    return PerRound.first_then(first, np.broadcast_to(mixing, first.shape), rounds)
+
+
+def _deviations(deviation: Floats, sender: Ints, served_by: NDArray[np.int32], alpha: float) -> PerRound:
+    rounds = len(served_by)
+    if (deviation == deviation[0]).all():
+        message = reduced(deviation[sender], deviation[sender], alpha)
+        return PerRound.same(np.concatenate([deviation, message])[:, None], rounds)
+    message = reduced(deviation[sender], deviation[served_by], alpha)
+    estimates = np.broadcast_to(deviation, (rounds, len(deviation)))
+    return PerRound.each(np.concatenate([estimates, message], axis=1)[:, :, None])
+
+
+def _chunks(rounds: int) -> list[range]:
+    return [range(start, min(start + CHUNK, rounds)) for start in range(0, rounds, CHUNK)]
+
+
+def _index_type(rows: int) -> type[np.signedinteger]:
+    return np.int16 if rows < 2**15 else np.int32
