@@ -36,7 +36,7 @@ Bools = NDArray[np.bool_]
 
 
 class PlanError(ValueError):
-    """A plan that cannot be: an index out of range, a weight or noise that is not a number, a foreign file."""
+    """A plan that cannot be: an index out of range, noise that is not a number, a foreign file."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class PerRound:
         return cls(np.stack([first, then]), which)
 
     def __getitem__(self, round: int) -> NDArray[Any]:
-        return self.values[self.which[round]]
+        value: NDArray[Any] = self.values[self.which[round]]
+        return value
 
     def __len__(self) -> int:
         return len(self.which)
@@ -98,7 +99,7 @@ class Plan:
     carries: PerRound  # bool [m]
     rate: Floats  # [rounds] λ_t
     draw: PerRound  # int [m, v]
-    std: PerRound  # float [m, v], per unit of scale
+    std: PerRound  # float [m, v], per unit of scale; negative where a shared draw enters with the other sign
     scale: Floats  # [rounds]
     known_by: Ints  # [draws, u] agents that know the draw; NOBODY pads
     readers: PerRound  # int [m, q]
@@ -130,7 +131,7 @@ class Plan:
             draw=self.draw[round],
             std=self.std[round] * self.scale[round],
             readers=self.readers[round],
-            exists=(source >= 0).any(axis=-1),
+            exists=_exists(source),
         )
 
     def __iter__(self) -> Iterator[Round]:
@@ -139,7 +140,7 @@ class Plan:
     @cached_property
     def exists(self) -> Bools:
         """[rounds, m]: which rows are made in which round."""
-        return (self.source.values >= 0).any(axis=-1)[self.source.which]
+        return _exists(self.source.values)[self.source.which]
 
     def noise_scaled(self, factor: float) -> Plan:
         """The same plan with every standard deviation times `factor`: every μ is divided by it."""
@@ -238,6 +239,10 @@ def load(path: Path) -> Plan:
         raise PlanError(f"Expected a complete plan in {path}: {error}") from error
 
 
+def _exists(source: Ints) -> Bools:
+    return np.asarray((source >= 0).any(axis=-1))
+
+
 def _arrays(plan: Plan) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     for field in fields(plan):
@@ -283,7 +288,7 @@ def _validate(plan: Plan) -> None:
             raise PlanError(f"Expected {name}.which to point into {len(part.values)} arrays.")
     for name, array, least in [
         ("weight", plan.weight.values, -np.inf),
-        ("std", plan.std.values, 0.0),
+        ("std", plan.std.values, -np.inf),
         ("rate", plan.rate, 0.0),
         ("scale", plan.scale, 0.0),
     ]:

@@ -121,7 +121,7 @@ def _inbox(topology: Topology) -> Ints:
 
 
 def _readers(topology: Topology, receiver: Ints, rounds: int) -> PerRound:
-    """Round 0: estimates to all neighbours. Later: to the uncovered ones, and each message to its receiver."""
+    """Round 0: estimates to all neighbours. Later: to the uncovered ones, and messages to their receivers."""
     n, width = topology.neighbours.shape
     first = np.full((n + len(receiver), width), NOBODY, np.int64)
     then = first.copy()
