@@ -1,0 +1,110 @@
+"""Data sets by name or by path, as arrays fit for training. Who holds which record: see `partitions`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from topdp.data import own
+from topdp.data.catalogue import CATALOGUE
+from topdp.data.checks import Array
+from topdp.data.fetch import cache_file, fetch, from_folder, known
+from topdp.data.progress import Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Records to learn from and records to test on.
+
+    `train_inputs` and `test_inputs` are [records, ...]; for the data sets we know uint8 [N, C, H, W]. Labels
+    are int64 in 0..classes-1.
+
+    Guarantees: `mean` and `deviation` are public constants fixed in the catalogue (none for a user's own
+    data). Nothing here is computed from the records, so preparing them costs no privacy.
+    """
+
+    name: str
+    train_inputs: Array
+    train_labels: npt.NDArray[np.int64]
+    test_inputs: Array
+    test_labels: npt.NDArray[np.int64]
+    classes: int
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+
+    def scale(self, inputs: Array) -> npt.NDArray[np.float32]:
+        """`inputs` as float32 for a model: bytes divided by 255, then (x - mean) / deviation per channel."""
+        factor = np.float32(1 / 255 if inputs.dtype == np.uint8 else 1)
+        if not self.mean:
+            scaled: npt.NDArray[np.float32] = inputs.astype(np.float32)
+            if factor != 1:
+                scaled *= factor
+            return scaled
+        channels = (-1,) + (1,) * (inputs.ndim - 2)
+        deviation = np.array(self.deviation, np.float32).reshape(channels)
+        scaled = np.multiply(inputs, factor / deviation, dtype=np.float32)
+        scaled -= np.array(self.mean, np.float32).reshape(channels) / deviation
+        return scaled
+
+    def train(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """All training inputs, scaled, and their labels."""
+        return self.scale(self.train_inputs), self.train_labels
+
+    def test(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """All test inputs, scaled, and their labels."""
+        return self.scale(self.test_inputs), self.test_labels
+
+
+class Available(NamedTuple):
+    """One line of `topdp data list`."""
+
+    name: str
+    cached: bool
+    bytes: int
+    description: str
+
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data set `name`: one of `CATALOGUE`, fetched and verified, or the path of a user's own arrays.
+
+    A name of the catalogue wins over a path of the same spelling; write `./mnist` for a folder. What a path
+    may hold is said in `topdp.data.own`.
+    """
+    if not isinstance(name, str) or name not in CATALOGUE:
+        text = os.fspath(name)
+        if os.sep not in text and not text.endswith(".npz") and not os.path.exists(text):
+            known(text)
+        arrays = own.read(text)
+        return Dataset(text, arrays.train[0], arrays.train[1], arrays.test[0], arrays.test[1], arrays.classes)
+    entry = known(name)
+    stored = from_folder(entry, data_dir)
+    if stored is None:
+        stored = fetch(name, data_dir=data_dir, download=download, progress=progress).arrays
+    return Dataset(
+        name=name,
+        train_inputs=stored["train_inputs"],
+        train_labels=stored["train_labels"].astype(np.int64),
+        test_inputs=stored["test_inputs"],
+        test_labels=stored["test_labels"].astype(np.int64),
+        classes=entry.classes,
+        mean=entry.mean,
+        deviation=entry.deviation,
+    )
+
+
+def available() -> list[Available]:
+    """The data sets we know, whether the cache holds each, and its size there."""
+    return [
+        Available(entry.name, cache_file(entry.name).exists(), entry.bytes, entry.description)
+        for entry in CATALOGUE.values()
+    ]

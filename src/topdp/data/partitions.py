@@ -1,0 +1,185 @@
+"""Who holds which record: ways to deal a data set out to agents. Looks at labels only, never at inputs.
+
+Every function returns one array of indices per agent. No record is ever held by two agents: the privacy
+accounts count a record once, at the agent that holds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from topdp.data.errors import DataError
+from topdp.streams import stream
+
+Indices = npt.NDArray[np.int64]
+Labels = npt.NDArray[Any]
+
+
+def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any) -> list[Indices]:
+    """Deal the records with these `labels` out to `agents` by the partition `kind` of `PARTITIONS`.
+
+    >>> [len(part) for part in partition(np.arange(10) % 2, 3, "iid", seed=0)]
+    [3, 3, 3]
+    """
+    if kind not in PARTITIONS:
+        raise DataError(f"Expected a partition out of {', '.join(PARTITIONS)}, got {kind!r}.")
+    deal = PARTITIONS[kind]
+    accepted = list(inspect.signature(deal).parameters)[3:]
+    unknown = sorted(set(options) - set(accepted))
+    if unknown:
+        raise DataError(
+            f"Expected the options of {kind!r} out of {', '.join(accepted) or '(none)'}, "
+            f"got {', '.join(unknown)}."
+        )
+    return deal(labels, agents, seed, **options)
+
+
+def iid(labels: Labels, agents: int, seed: int) -> list[Indices]:
+    """Shuffle, then cut into shards of equal size, floor(records / agents), as in the paper.
+
+    The remainder, records mod agents, fewer than one per agent, is left out, so that sizes are the same.
+    """
+    _check(labels, agents)
+    size = len(labels) // agents
+    order = stream(seed, "partition").permutation(len(labels))
+    return list(order[: size * agents].reshape(agents, size))
+
+
+def sizes(
+    labels: Labels,
+    agents: int,
+    seed: int,
+    sizes: Sequence[float] | None = None,
+    ratio: float | None = None,
+) -> list[Indices]:
+    """Shuffle, then cut into shards of unequal size. Give exactly one of the two options.
+
+    `sizes` gives one number per agent: counts (integers), or fractions of all records (at most 1 in sum;
+    rounded down). `ratio` makes sizes fall geometrically from agent 0, which holds `ratio` times as many
+    records as the last agent; all records are dealt, but for fewer than one per agent.
+    """
+    _check(labels, agents)
+    records = len(labels)
+    if (sizes is None) == (ratio is None):
+        raise DataError("Expected exactly one of the options 'sizes' and 'ratio' for the partition 'sizes'.")
+    if ratio is not None:
+        if not (math.isfinite(ratio) and ratio >= 1):
+            raise DataError(f"Expected ratio >= 1, got {ratio}.")
+        shares = ratio ** -(np.arange(agents) / max(agents - 1, 1))
+        counts = np.floor(records * shares / shares.sum() + 1e-9).astype(np.int64)
+    else:
+        given = np.asarray(sizes)
+        if given.shape != (agents,) or given.dtype.kind not in "uif":
+            raise DataError(f"Expected one size for each of {agents} agents, got {sizes}.")
+        if given.dtype.kind == "f":
+            if not np.all((given > 0) & (given <= 1)) or given.sum() > 1 + 1e-9:
+                raise DataError(f"Expected fractions above 0 with a sum of at most 1, got {sizes}.")
+            counts = np.floor(given * records + 1e-9).astype(np.int64)
+        else:
+            counts = given.astype(np.int64)
+    if counts.min() < 1:
+        agent = int(counts.argmin())
+        raise DataError(
+            f"Expected at least 1 record for every agent, got {counts[agent]} of {records} for agent {agent}."
+        )
+    if counts.sum() > records:
+        raise DataError(f"Expected sizes with a sum of at most {records} records, got {counts.sum()}.")
+    order = stream(seed, "partition").permutation(records)[: counts.sum()]
+    return np.split(order, np.cumsum(counts)[:-1])
+
+
+def dirichlet(
+    labels: Labels, agents: int, seed: int, alpha: float = 0.5, minimum: int = 1, attempts: int = 1000
+) -> list[Indices]:
+    """Each label's records go to agents in proportions drawn from Dirichlet(`alpha`, ..., `alpha`).
+
+    Small `alpha`: few labels per agent and unequal sizes; large `alpha`: nearly iid. All records are dealt.
+    The proportions are drawn again until every agent holds at least `minimum` records, `attempts` times at
+    most.
+    """
+    _check(labels, agents, minimum)
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise DataError(f"Expected alpha > 0, got {alpha}.")
+    generator = stream(seed, "partition")
+    held = _by_label(labels, generator)
+    of_each = np.array([len(records) for records in held])
+    best = 0
+    for _ in range(attempts):
+        shares = generator.dirichlet(np.full(agents, alpha), len(held))
+        # Rounded cumulative shares: every record of a label is dealt, and counts stray by less than one.
+        cuts = np.rint(np.cumsum(shares, axis=1) * of_each[:, None]).astype(np.int64)
+        cuts[:, -1] = of_each
+        totals = np.diff(cuts, axis=1, prepend=0).sum(axis=0)
+        best = max(best, int(totals.min()))
+        if totals.min() >= minimum:
+            pieces = [np.split(records, cut[:-1]) for records, cut in zip(held, cuts, strict=True)]
+            return [generator.permutation(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
+    raise DataError(
+        f"Expected every agent to hold at least {minimum} records; in {attempts} draws of Dirichlet({alpha}) "
+        f"over {agents} agents and {len(labels)} records the poorest agent never held more than {best}. "
+        "Use a larger alpha, fewer agents or a smaller minimum."
+    )
+
+
+def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> list[Indices]:
+    """Each agent holds records of `labels_per_agent` labels only.
+
+    Agents take, in random order, the labels that fewest agents hold so far (ties at random), so labels are
+    shared evenly. A label's records are cut into equal shares, up to one record, for the agents that hold it;
+    labels that nobody holds, which there are only if agents * labels_per_agent < labels, are left out.
+    """
+    _check(labels, agents)
+    generator = stream(seed, "partition")
+    held = _by_label(labels, generator)
+    if not 1 <= labels_per_agent <= len(held):
+        raise DataError(f"Expected labels_per_agent in 1..{len(held)}, got {labels_per_agent}.")
+    holders: list[list[int]] = [[] for _ in held]
+    for agent in generator.permutation(agents):
+        crowd = np.array([len(who) for who in holders]) + generator.random(len(held))
+        for chosen in np.argsort(crowd)[:labels_per_agent]:
+            holders[chosen].append(int(agent))
+    pieces: list[list[Indices]] = [[] for _ in range(agents)]
+    for records, who in zip(held, holders, strict=True):
+        if len(who) > len(records):
+            raise DataError(
+                f"Expected at least one record of label {labels[records[0]]} for each of the {len(who)} "
+                f"agents that hold it, got {len(records)}. Use fewer agents or labels per agent."
+            )
+        for agent, share in zip(who, np.array_split(records, len(who)) if who else [], strict=True):
+            pieces[agent].append(share)
+    return [generator.permutation(np.concatenate(parts)) for parts in pieces]
+
+
+PARTITIONS: dict[str, Callable[..., list[Indices]]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "label": label,
+    "sizes": sizes,
+}
+
+
+def _check(labels: Labels, agents: int, minimum: int = 1) -> None:
+    if agents < 1:
+        raise DataError(f"Expected at least 1 agent, got {agents}.")
+    if minimum < 1:
+        raise DataError(f"Expected minimum >= 1, got {minimum}.")
+    if len(labels) < agents * minimum:
+        each = f" with {minimum} records each" if minimum > 1 else ""
+        raise DataError(
+            f"Fewer records than agents need: expected at least {agents * minimum} records for {agents} "
+            f"agents{each}, got {len(labels)}. Use fewer agents or more data."
+        )
+
+
+def _by_label(labels: Labels, generator: np.random.Generator) -> list[Indices]:
+    """For each label that occurs, its records in random order."""
+    order = generator.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    _, starts = np.unique(labels[order], return_index=True)
+    return np.split(order, starts[1:])
