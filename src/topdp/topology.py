@@ -168,15 +168,20 @@ class Topology:
             raise TopologyError(f"Expected 0 <= alpha <= 1, got {alpha}.")
         n = self.agents
         # D^-1/2 A D^-1/2 has the eigenvalues of D^-1 A and is symmetric; √degree is its top eigenvector.
-        scale = sparse.diags_array(self.degrees**-0.5)
-        mixing = alpha * sparse.eye_array(n) + (1 - alpha) * (scale @ _sparse(self.edges, n) @ scale)
+        i, j = self.directed.T
+        weights = (1 - alpha) / np.sqrt(self.degrees[i] * self.degrees[j])
+        walk = sparse.coo_array((weights, (i, j)), shape=(n, n))
         if n <= DENSE_LIMIT:
-            moduli = np.sort(np.abs(np.linalg.eigvalsh(mixing.toarray())))
-            return max(0.0, 1.0 - float(moduli[-2]))
-        mixing = mixing.tocsr()
-        top = np.sqrt(self.degrees / self.degrees.sum())
-        deflated = LinearOperator((n, n), matvec=lambda x: mixing @ x - top * (top @ x), dtype=np.float64)
+            moduli = np.abs(np.linalg.eigvalsh(walk.toarray() + alpha * np.eye(n)))
+            return max(0.0, 1.0 - float(np.partition(moduli, -2)[-2]))
+        walk, top = walk.tocsr(), np.sqrt(self.degrees / self.degrees.sum())
+
+        def without_top(x: NDArray[np.float64]) -> NDArray[np.float64]:
+            mixed: NDArray[np.float64] = alpha * x + walk @ x - top * (top @ x)
+            return mixed
+
         start = stream(0, "topology.gap").normal(size=n)
+        deflated = LinearOperator((n, n), matvec=without_top, dtype=np.float64)
         second = eigsh(deflated, k=1, which="LM", ncv=60, v0=start, return_eigenvectors=False)
         return max(0.0, 1.0 - abs(float(second[0])))
 
@@ -459,7 +464,7 @@ def describe(topology: Topology, alpha: float = 0.5) -> dict[str, Any]:
         "directed_edges": len(topology.directed),
         "covered_share": float(covered.mean()),
         "uncovered_directed_edges": int((~covered).sum()),
-        "agents_covering_nobody": [int(i) for i in np.flatnonzero(covered_of_agent == 0)],
+        "agents_with_no_covered_neighbour": [int(i) for i in np.flatnonzero(covered_of_agent == 0)],
     }
     if topology.labels is not None:
         numbers["labels"] = list(topology.labels)
