@@ -16,7 +16,7 @@ import subprocess
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,9 @@ _DAMAGE = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFi
 
 
 def damaged(path: Path, why: object) -> DataError:
-    return DataError(f"{path} is damaged or truncated ({why}). Delete it and fetch it again.")
+    return DataError(
+        f"{path} is unreadable, damaged or truncated ({why}). Replace it, or delete it and fetch again."
+    )
 
 
 def read_idx(path: Path) -> Bytes:
@@ -56,74 +58,64 @@ def read_idx(path: Path) -> Bytes:
 
 def idx_files(folder: Path) -> Arrays | None:
     """The four files of MNIST and Fashion-MNIST under their original names, with or without `.gz`."""
-    found: Arrays = {}
-    missing = []
-    for name, stem in zip(
-        NAMES,
-        ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"),
-        strict=True,
-    ):
-        kind, rank = stem.rsplit("-", 1)
-        spellings = [f"{kind}-{rank}-ubyte", f"{kind}.{rank}-ubyte"]
-        paths = [folder / (spelling + end) for spelling in spellings for end in ("", ".gz")]
-        path = next((p for p in paths if p.is_file()), None)
-        if path is None:
-            missing.append(f"{stem}-ubyte.gz")
-            continue
+    stems = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    # As downloaded, unpacked, and with the dot that some unpackers put for the dash.
+    spellings = [
+        (f"{stem}-ubyte.gz", f"{stem}-ubyte", f"{stem}-ubyte".replace("-idx", ".idx")) for stem in stems
+    ]
+    paths = _files(folder, spellings)
+    if paths is None:
+        return None
+    arrays: Arrays = {}
+    for name, path, rank in zip(NAMES, paths, (3, 1, 3, 1), strict=True):
         array = read_idx(path)
-        expected = 3 if name.endswith("inputs") else 1
-        if array.ndim != expected:
-            raise damaged(path, f"expected {expected} dimensions, got {array.ndim}")
-        found[name] = array[:, None] if array.ndim == 3 else array
-    return _all_or_none(folder, found, missing)
+        if array.ndim != rank:
+            raise damaged(path, f"expected {rank} dimensions, got {array.ndim}")
+        arrays[name] = array[:, None] if rank == 3 else array
+    return arrays
 
 
 def csv_files(folder: Path) -> Arrays | None:
     """`mnist_train.csv` and `mnist_test.csv`: a header line, then label and 784 pixels per line."""
-    found: Arrays = {}
-    missing = []
-    for part in ("train", "test"):
-        path = folder / f"mnist_{part}.csv"
-        if not path.is_file():
-            missing.append(path.name)
-            continue
+    paths = _files(folder, [("mnist_train.csv",), ("mnist_test.csv",)])
+    if paths is None:
+        return None
+    arrays: Arrays = {}
+    for part, path in zip(("train", "test"), paths, strict=True):
         table = _small_integers(path, columns=785)
-        found[f"{part}_labels"] = np.ascontiguousarray(table[:, 0])
-        found[f"{part}_inputs"] = np.ascontiguousarray(table[:, 1:]).reshape(-1, 1, 28, 28)
-    return _all_or_none(folder, found, missing)
+        arrays[f"{part}_labels"] = np.ascontiguousarray(table[:, 0])
+        arrays[f"{part}_inputs"] = np.ascontiguousarray(table[:, 1:]).reshape(-1, 1, 28, 28)
+    return arrays
 
 
 def cifar_batches(folder: Path) -> Arrays | None:
-    """CIFAR-10's binary version: six files of 10,000 records, one label byte and 3,072 pixels each."""
-    rows: list[Bytes] = []
-    missing = []
-    for name in [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]:
-        path = folder / name
-        if not path.is_file():
-            missing.append(name)
-            continue
+    """CIFAR-10's binary version: six files of records of one label byte and 3,072 pixels."""
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    paths = _files(folder, [(name,) for name in names])
+    if paths is None:
+        return None
+    records = []
+    for path in paths:
         content = np.fromfile(path, np.uint8)
         if len(content) == 0 or len(content) % 3073:
             raise damaged(path, f"expected whole records of 3073 bytes, got {len(content)} bytes")
-        rows.append(content.reshape(-1, 3073))
-    if missing:
-        return _all_or_none(folder, dict.fromkeys(NAMES[: len(rows)], rows[0]), missing)
-    train, test = np.concatenate(rows[:5]), rows[5]
-    images = [np.ascontiguousarray(part[:, 1:]).reshape(-1, 3, 32, 32) for part in (train, test)]
-    labels = [np.ascontiguousarray(part[:, 0]) for part in (train, test)]
-    return dict(zip(NAMES, (images[0], labels[0], images[1], labels[1]), strict=True))
+        records.append(content.reshape(-1, 3073))
+    arrays: Arrays = {}
+    for part, rows in (("train", np.concatenate(records[:5])), ("test", records[5])):
+        arrays[f"{part}_labels"] = np.ascontiguousarray(rows[:, 0])
+        arrays[f"{part}_inputs"] = np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32)
+    return arrays
 
 
 def cifar_sheets(folder: Path) -> Arrays | None:
     """Six lossless PNG sheets, one image per line of 1,024 RGB pixels; the labels as two JSON lists."""
-    sheets = [folder / f"data_batch_{number}.png" for number in range(1, 6)] + [folder / "test_batch.png"]
-    label_files = [folder / "train_lables.json", folder / "test_lables.json"]  # the package's own spelling
-    missing = [path.name for path in (*sheets, *label_files) if not path.is_file()]
-    if missing:
-        present = len(sheets) + len(label_files) - len(missing)
-        return _all_or_none(folder, dict.fromkeys(NAMES[:present], np.empty(0, np.uint8)), missing)
+    names = [*(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png"]
+    names += ["train_lables.json", "test_lables.json"]  # the package's own spelling
+    paths = _files(folder, [(name,) for name in names])
+    if paths is None:
+        return None
     images = []
-    for path in sheets:
+    for path in paths[:6]:
         try:
             with Image.open(path) as sheet:
                 pixels = np.asarray(sheet, np.uint8)
@@ -133,13 +125,14 @@ def cifar_sheets(folder: Path) -> Arrays | None:
             raise damaged(path, f"expected lines of 1024 RGB pixels, got shape {pixels.shape}")
         images.append(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
     labels = []
-    for path in label_files:
+    for path in paths[6:]:
         try:
             labels.append(np.array(json.loads(path.read_text()), np.uint8))
         except (*_DAMAGE, TypeError, OverflowError) as error:
             raise damaged(path, error) from error
-    train = np.concatenate(images[:5])
-    return dict(zip(NAMES, (train, labels[0], np.ascontiguousarray(images[5]), labels[1]), strict=True))
+    train, test = np.concatenate(images[:5]), images[5]
+    contiguous = (np.ascontiguousarray(train), labels[0], np.ascontiguousarray(test), labels[1])
+    return dict(zip(NAMES, contiguous, strict=True))
 
 
 def npz_file(path: Path) -> Arrays | None:
@@ -197,10 +190,16 @@ def _unpack_deb(archive: Path, into: Path) -> None:
         path.rename(into / path.name)
 
 
-def _all_or_none(folder: Path, found: Arrays, missing: list[str]) -> Arrays | None:
-    if missing and found:
+def _files(folder: Path, spellings: Sequence[tuple[str, ...]]) -> list[Path] | None:
+    """For each file the first of its spellings that is in `folder`; None if no file is; else all must be."""
+    found = [
+        next((folder / name for name in names if (folder / name).is_file()), None) for names in spellings
+    ]
+    paths = [path for path in found if path is not None]
+    if paths and len(paths) < len(found):
+        missing = [names[0] for names, path in zip(spellings, found, strict=True) if path is None]
         raise DataError(f"{folder} is incomplete: {', '.join(missing)} missing.")
-    return None if missing else found
+    return paths or None
 
 
 def _small_integers(path: Path, columns: int) -> Bytes:
