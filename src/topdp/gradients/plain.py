@@ -1,0 +1,89 @@
+"""Per-example gradients of any module, one example as a batch of one. Correct for anything, and slow.
+
+`vmap` over examples and agents where torch can, a Python loop where it cannot (control flow that depends on
+data). The caller bounds memory: a block of m examples makes m·d numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from topdp.gradients.ghost import Contribution, Dense
+from topdp.models import FlatModel, Slot
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@final
+class PlainGradients:
+    """Any model; `announce` hears why vmap could not be used."""
+
+    def __init__(self, flat: FlatModel, loss: Loss, announce: Callable[[str], None]) -> None:
+        self._flat = flat
+        self._module = copy.deepcopy(flat.module)
+        self._loss = loss
+        self._announce = announce
+        self._loop = False
+
+    def _example_loss(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(self._module, self._flat.named(row), (x.unsqueeze(0),))
+        return self._loss(outputs, y.unsqueeze(0)).sum()
+
+    def contributions(
+        self, rows: Tensor, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
+        """Losses [n, b] and one contribution for whole rows; rows [n, d], inputs and targets [n, b, ...]."""
+        self._module.to(device=rows.device, dtype=rows.dtype)
+        if not self._loop:
+            try:
+                losses, gradients = self._by_vmap(rows, inputs, targets)
+            except Exception as error:  # vmap refuses in many types; the loop repeats what is the user's
+                result = self._by_loop(rows, inputs, targets)
+                self._loop = True
+                self._announce(
+                    f"vmap refuses this model ({first_line(error)}); each example is run by itself"
+                )
+                losses, gradients = result
+        else:
+            losses, gradients = self._by_loop(rows, inputs, targets)
+        for slot in self._flat.slots:
+            if not slot.trainable:
+                gradients[..., slot.start : slot.stop] = 0
+        size = self._flat.dimension
+        return losses, [(Slot("all", 0, size, torch.Size([size]), True), Dense(gradients))]
+
+    def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
+        """[n, b, ...]: all agents in evaluation mode on one batch [b, ...], one agent after the other."""
+        module = self._flat.load(rows[0]).eval()
+        return torch.stack([functional_call(module, self._flat.named(row), (inputs,)) for row in rows])
+
+    def _by_vmap(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        one = grad_and_value(self._example_loss)
+        examples = vmap(one, (None, 0, 0), randomness="different")
+        gradients, losses = vmap(examples, (0, 0, 0), randomness="different")(rows, inputs, targets)
+        return losses, gradients
+
+    def _by_loop(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        losses = rows.new_empty(inputs.shape[:2])
+        gradients = rows.new_zeros(*inputs.shape[:2], rows.shape[1])
+        for i, row in enumerate(rows):
+            leaf = row.detach().clone().requires_grad_()
+            for j in range(inputs.shape[1]):
+                with torch.enable_grad():
+                    loss = self._example_loss(leaf, inputs[i, j], targets[i, j])
+                losses[i, j] = loss.detach()
+                (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+                if gradient is not None:
+                    gradients[i, j] = gradient
+        return losses, gradients
+
+
+def first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

@@ -1,0 +1,176 @@
+"""The paper's networks, and any `nn.Module` as a row of flat parameters.
+
+A row is one vector of d numbers: all parameters of the module, in the order of `named_parameters`, tied
+parameters once. Nothing here takes a gradient (`gradients`) or knows of agents (`engine`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+
+
+@final
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter lies in a row: `row[start:stop].view(shape)`."""
+
+    name: str
+    start: int
+    stop: int
+    shape: torch.Size
+    trainable: bool
+
+
+@final
+class FlatModel:
+    """A module whose parameters are read from rows.
+
+    The module given is copied and never changed. Parameters with `requires_grad=False` have their place in
+    the row like all others (a row is the whole model); only their gradient is zero.
+
+    **Guarantees.** A module in which the examples of a batch influence each other through a normalisation
+    layer, or whose buffers gather statistics of the data, is refused here: clipping an example's own gradient
+    would not bound its influence, and the statistics would leave the agent without noise. Other ways of
+    mixing examples are found by the self-check of `gradients.ClippedGradients`.
+
+    >>> flat = FlatModel(nn.Linear(3, 2))
+    >>> flat.dimension, flat.flatten().shape, [slot.name for slot in flat.slots]
+    (8, torch.Size([8]), ['weight', 'bias'])
+    """
+
+    module: nn.Module
+    slots: tuple[Slot, ...]
+    dimension: int
+    dtype: torch.dtype
+
+    def __init__(self, module: nn.Module) -> None:
+        _refuse_what_cannot_be_private(module)
+        slots, start, dtypes = [], 0, set()
+        for name, parameter in module.named_parameters():
+            if is_lazy(parameter):
+                raise ValueError(
+                    f"Expected a module with known shapes, got the lazy parameter {name!r}. "
+                    "Run one batch through the module first."
+                )
+            stop = start + parameter.numel()
+            slots.append(Slot(name, start, stop, parameter.shape, parameter.requires_grad))
+            dtypes.add(parameter.dtype)
+            start = stop
+        if not any(slot.trainable for slot in slots):
+            raise ValueError("Expected a module with at least one parameter to train, got none.")
+        if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+            raise ValueError(
+                f"Expected all parameters in one real floating type, got {sorted(map(str, dtypes))}. "
+                "Convert the module, for example with module.float()."
+            )
+        self.module = copy.deepcopy(module)
+        self.slots = tuple(slots)
+        self.dimension = start
+        self.dtype = dtypes.pop()
+
+    def flatten(self, module: nn.Module | None = None) -> Tensor:
+        """The row [d] of `module`'s parameters; without one, of the module this was built from."""
+        parameters = dict((self.module if module is None else module).named_parameters())
+        shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        expected = {slot.name: slot.shape for slot in self.slots}
+        if shapes != expected:
+            raise ValueError(
+                f"Expected the parameters {expected}, got {shapes}. Pass a module of the same kind."
+            )
+        return torch.cat([parameters[slot.name].detach().reshape(-1) for slot in self.slots])
+
+    def named(self, row: Tensor) -> dict[str, Tensor]:
+        """Views into `row` under the names of the parameters, tied ones once."""
+        if row.shape != (self.dimension,):
+            raise ValueError(f"Expected a row of {self.dimension} numbers, got shape {tuple(row.shape)}.")
+        return {slot.name: row[slot.start : slot.stop].view(slot.shape) for slot in self.slots}
+
+    def load(self, row: Tensor) -> nn.Module:
+        """A new module with the parameters in `row`, in its type and on its device."""
+        module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
+        parameters = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in self.named(row).items():
+                parameters[name].copy_(value)
+        return module
+
+
+def _refuse_what_cannot_be_private(module: nn.Module) -> None:
+    for path, layer in module.named_modules():
+        where = f"{path!r}" if path else "the module itself"
+        if isinstance(layer, _BatchNorm):
+            features = layer.num_features
+            groups = max(g for g in range(1, 33) if features % g == 0 and (g == 1 or 2 * g <= features))
+            raise ValueError(
+                f"Expected a model that treats examples one by one, got {type(layer).__name__} at {where}. "
+                "It mixes the examples of a batch, so clipping one example's gradient does not bound that "
+                "example's influence, and its running statistics leave without noise. "
+                f"Replace it by nn.GroupNorm({groups}, {features})."
+            )
+        if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
+            raise ValueError(
+                f"Expected a model without statistics of the data, got {type(layer).__name__} with "
+                f"track_running_stats=True at {where}. Its running statistics leave without noise. "
+                f"Replace it by nn.{type(layer).__name__}({layer.num_features}, affine={layer.affine})."
+            )
+
+
+def initial_row(factory: Callable[[], nn.Module], seed: int) -> Tensor:
+    """The row of `factory()`, made with torch's CPU generator seeded; the generator is restored."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed: it would reseed the generators of all devices as well.
+        torch.default_generator.manual_seed(seed)
+        return FlatModel(factory()).flatten()
+
+
+def mlp(inputs: int = 784, hidden: int = 100, classes: int = 10) -> nn.Sequential:
+    """The paper's MNIST network: 784-100-10 with ReLU, for images [b, 1, 28, 28] or vectors [b, 784]."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )  # fmt: skip
+
+
+def cnn(channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:
+    """The paper's CIFAR-10 network: two convolutions with max-pooling, three linear layers."""
+    side = ((size - 4) // 2 - 4) // 2
+    if side < 1:
+        raise ValueError(f"Expected images of at least 16x16 for the cnn, got {size}x{size}. Use the mlp.")
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * side * side, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, classes),
+    )
+
+
+def _mlp_for(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return mlp(math.prod(shape), classes=classes)
+
+
+def _cnn_for(shape: tuple[int, ...], classes: int) -> nn.Module:
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise ValueError(
+            f"Expected square images (channels, size, size) for the cnn, got {shape}. Use the mlp."
+        )
+    return cnn(shape[0], shape[1], classes)
+
+
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": _mlp_for, "cnn": _cnn_for}
