@@ -1,3 +1,21 @@
-"""topdp: agents on a graph train one model together, and know what each neighbour can learn."""
+"""topdp: agents on a graph train one model together, and know what each neighbour can learn.
+
+`topdp.train` and `topdp.Shards` need torch and are imported when first asked for; graphs, plans, privacy and
+reports work without it.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+__all__ = ["Shards", "__version__", "run", "topology", "train"]
+
+_LAZY = {"train": "topdp.run", "Shards": "topdp.data"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    if name in ("topology", "run", "privacy", "plan", "config"):
+        return import_module(f"topdp.{name}")
+    raise AttributeError(f"module 'topdp' has no attribute {name!r}")

@@ -54,8 +54,7 @@ def step_decay(factor: float, period: int, iterations: int) -> Floats:
     if period < 1:
         raise ValueError(f"Expected decay period >= 1 iteration, got {period}.")
     # Eq. (6b): σ_t = σ_0 γ^⌊t/period⌋
-    decayed: Floats = float(factor) ** (_iteration(iterations) // period)
-    return decayed
+    return np.power(float(factor), _iteration(iterations) // period)
 
 
 def schedule(rate: Floats, decay: Floats, noise_on: str) -> Schedule:
@@ -68,4 +67,4 @@ def schedule(rate: Floats, decay: Floats, noise_on: str) -> Schedule:
 
 
 def _iteration(iterations: int) -> Floats:
-    return np.maximum(np.arange(iterations + 1) - 1.0, 0.0)
+    return np.maximum(np.arange(iterations + 1, dtype=np.float64) - 1.0, 0.0)

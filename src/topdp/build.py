@@ -1,0 +1,152 @@
+"""Names become objects: the one place that knows what `kind = "ring"` or `batch = { cycle = 20 }` stand for.
+
+Everything here is cheap and touches no data, except `shards`, which loads it. Torch is imported only by the
+functions that need it, so that graphs and plans can be built where it is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topdp import schedules, topology
+from topdp.config import ConfigError, CycleBatch, PoissonBatch, RunConfig, did_you_mean
+from topdp.methods import METHODS, Method
+from topdp.protocols import Protocol
+from topdp.schedules import Schedule
+from topdp.topology import Topology
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from topdp.data import Shards
+    from topdp.data.batches import Batches
+    from topdp.data.progress import Progress
+
+Floats = NDArray[np.float64]
+
+
+def graph(config: RunConfig) -> Topology:
+    """The graph of the configuration; the options that its kind does not have are left alone."""
+    c = config.topology
+    families = {
+        "random": lambda: topology.random(c.agents, c.connection, config.seed),
+        "ring": lambda: topology.ring(c.agents),
+        "star": lambda: topology.star(c.agents, c.hubs),
+        "tree": lambda: topology.tree(c.agents),
+        "mesh": lambda: topology.mesh(c.agents),
+        "complete": lambda: topology.complete(c.agents),
+        "grid": lambda: topology.grid(c.agents),
+        "small-world": lambda: topology.small_world(c.agents, c.degree, c.rewire, config.seed),
+        "regular": lambda: topology.regular(c.agents, c.degree, config.seed),
+        "file": lambda: topology.read_edge_list(str(c.path)),
+    }
+    return families[c.kind]()
+
+
+def method(config: RunConfig) -> Method:
+    named = METHODS[config.method.name]
+    if named.calibration and config.method.calibration not in (None, named.calibration):
+        raise ConfigError(
+            f"Expected method {named.name!r} with its own calibration {named.calibration!r}, got "
+            f"{config.method.calibration!r}: use method 'plain' to combine freely."
+        )
+    return named
+
+
+def protocol(config: RunConfig) -> Protocol:
+    return method(config).protocol(config.method.mode, config.method.alpha, config.method.offline)
+
+
+def schedule(config: RunConfig, records: int) -> Schedule:
+    """Step sizes and noise decay; an epoch is one pass over `records`, unless the configuration says."""
+    train, decay = config.train, config.method.decay
+    size = _batch_size(config) or records
+    per_epoch = train.rounds_per_epoch or max(1, -(-records // size))
+    rates = schedules.learning_rates(train.learning_rate, config.rounds, train.fading, per_epoch)
+    decays = method(config).decays if config.method.decays is None else config.method.decays
+    fall = schedules.step_decay(decay.factor if decays else 1.0, decay.period, config.rounds)
+    return schedules.schedule(rates, fall, config.method.noise_on)
+
+
+def sigma(config: RunConfig, agents: int) -> Floats | None:
+    """The full-scale σ of every agent where the configuration gives it; None: to be calibrated."""
+    if not method(config).noisy:
+        return np.zeros(agents)
+    if config.privacy.sigma is None:
+        return None
+    return per_agent("privacy.sigma", config.privacy.sigma, agents)
+
+
+def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
+    """One number for all agents, or one for each."""
+    values = np.atleast_1d(np.asarray(value, float))
+    if len(values) not in (1, agents):
+        raise ConfigError(f"{key}: expected one number or {agents}, one per agent, got {len(values)}.")
+    return np.broadcast_to(values, agents).copy()
+
+
+def batches(config: RunConfig) -> Batches:
+    from topdp.data import batches as kinds
+
+    batch = config.data.batch
+    if isinstance(batch, CycleBatch):
+        return kinds.Cycle(batch.cycle)
+    if isinstance(batch, PoissonBatch):
+        return kinds.Poisson(batch.poisson)
+    return kinds.Full()
+
+
+def shards(config: RunConfig, agents: int, progress: Progress | None = None) -> Shards:
+    """Loads the data set and deals it out to the agents."""
+    from topdp import data
+    from topdp.data import partitions
+
+    c = config.data
+    dataset = data.load(c.name, progress=progress)
+    options: dict[str, dict[str, Any]] = {
+        "dirichlet": {"alpha": c.concentration},
+        "label": {"labels_per_agent": c.labels_per_agent},
+        "sizes": {"sizes": c.sizes},
+    }
+    parts = partitions.partition(
+        dataset.train_labels, agents, c.partition, config.seed, **options.get(c.partition, {})
+    )
+    if c.records is not None:
+        parts = [part[: c.records] for part in parts]
+    return data.Shards.from_dataset(dataset, parts)
+
+
+def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network of the paper, or the user's own `package.module:factory`, initialised from the seed."""
+    import torch
+
+    from topdp import models
+
+    name = config.model.name
+    if name in models.MODELS:
+        factory = models.MODELS[name]
+    elif ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            factory = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"model.name: could not import {name!r}: {error}.") from error
+    else:
+        raise ConfigError(
+            f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, 'module:factory'])}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        made: nn.Module = factory(input_shape, classes)
+    return made
+
+
+def _batch_size(config: RunConfig) -> int | None:
+    batch = config.data.batch
+    if isinstance(batch, CycleBatch):
+        return batch.cycle
+    return batch.poisson if isinstance(batch, PoissonBatch) else None

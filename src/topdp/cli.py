@@ -1,0 +1,253 @@
+"""The command line: one short function per command. Arguments in, tables and exit codes out.
+
+Exit codes: 0 done, 2 bad configuration, 3 budget exhausted, 4 peer or trust, 5 data, 130 interrupted.
+Tables and `--json` go to stdout; progress and errors go to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+# Spinning OpenMP threads make everything slower on a busy machine; has to be said before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from topdp import __version__, build, config, topology
+from topdp.config import ConfigError, RunConfig
+from topdp.data.errors import DataError
+from topdp.data.progress import console_progress
+from topdp.plan import PlanError
+from topdp.result import RunFolderError
+
+if TYPE_CHECKING:
+    from topdp.run import Result
+
+app = typer.Typer(
+    name="topdp",
+    help="Private learning without a server: agents on a graph train one model together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Data sets: fetch, verify, list.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+out = Console()
+err = Console(stderr=True)
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML file.", show_default=False)
+]
+Preset = Annotated[
+    str | None, typer.Option("--preset", help=f"A shipped configuration: {', '.join(config.presets())}.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, for example privacy.sigma=0.1."),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the run folder goes.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object as the last line on stdout, nothing else.")
+]
+
+
+@app.command()
+def run(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    folder: Out = None,
+    device: Device = "auto",
+    as_json: Json = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Continue an unfinished run.")
+    ] = None,
+) -> None:
+    """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP."""
+    from topdp import run as runs
+    from topdp.progress import run_progress
+
+    if resume is not None:
+        if file or preset or changes or folder:
+            raise ConfigError("--resume takes its configuration from the run folder: leave the others away.")
+        with console_progress() as fetching, run_progress(err, str(resume)) as watch:
+            result = runs.resume(resume, device, watch, fetching)
+    else:
+        wanted = config.read(file, preset, changes)
+        place = folder or Path("runs") / _run_name(wanted)
+        with console_progress() as fetching, run_progress(err, wanted.method.name) as watch:
+            result = runs.run(wanted, place, device, watch, fetching)
+    if as_json:
+        _print_json(runs.summary(result))
+    else:
+        out.print(_run_table({result.config.method.name: result}))
+        out.print(f"Everything is in {result.folder}", highlight=False)
+
+
+@app.command()
+def compare(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    methods: Annotated[
+        str, typer.Option("--methods", help="Comma-separated method names.")
+    ] = "no-noise,plain,top,top-dp",
+    folder: Out = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Several methods on the same graph, data and seed: one table, one figure."""
+    from topdp import run as runs
+    from topdp.progress import run_progress
+    from topdp.report.curves import curves
+
+    wanted = {
+        name: config.read(file, preset, [*(changes or []), f"method.name={name}"])
+        for name in dict.fromkeys(part.strip() for part in methods.split(","))
+    }
+    for one in wanted.values():
+        build.method(one)  # a fault in the last method is found before the first is run
+    place = folder or Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
+    results: dict[str, Result] = {}
+    for name, one in wanted.items():
+        with console_progress() as fetching, run_progress(err, name) as watch:
+            results[name] = runs.run(one, place / name, device, watch, fetching)
+    first = next(iter(wanted.values()))
+    title = f"{first.data.name}, {first.topology.agents} agents, {first.method.mode}"
+    picture = curves({name: result.metrics for name, result in results.items()}, place / "compare.png", title)
+    if as_json:
+        _print_json({"out": str(place), "methods": {name: runs.summary(r) for name, r in results.items()}})
+    else:
+        out.print(_run_table(results))
+        out.print(f"The figure is {picture}", highlight=False)
+
+
+@app.command()
+def graph(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    kind: Annotated[str | None, typer.Option("--topology", help="Same as --set topology.kind=...")] = None,
+    agents: Annotated[int | None, typer.Option("--agents", help="Same as --set topology.agents=...")] = None,
+    picture: Annotated[Path, typer.Option("--out", help="The picture: .png, .svg or .pdf.")] = Path(
+        "graph.png"
+    ),
+    as_json: Json = False,
+) -> None:
+    """The graph: who is adjacent to whom, whose noise can cover whom, spectral gap; and a picture."""
+    from topdp.report.graph import draw
+
+    extra = [f"topology.kind={kind}"] * (kind is not None) + [f"topology.agents={agents}"] * (
+        agents is not None
+    )
+    wanted = config.read(file, preset, [*(changes or []), *extra])
+    made = build.graph(wanted)
+    facts = topology.describe(made, wanted.method.alpha)
+    draw(made, picture)
+    if as_json:
+        _print_json({**facts, "picture": str(picture)})
+        return
+    table = Table(title=f"{made.name}, {made.agents} agents", show_header=False, title_justify="left")
+    for key, value in facts.items():
+        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+    out.print(table)
+    if made.agents <= 12:
+        for i, j in made.directed:
+            out.print(
+                f"N_{i}^{j} = {sorted(made.cover_set(int(i), int(j))) or 'empty: full noise'}",
+                highlight=False,
+            )
+    out.print(f"The picture is {picture}", highlight=False)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="A folder that may already hold the files.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Puts a data set into the cache, verified against its checksums."""
+    from topdp.data import fetch
+
+    with console_progress() as progress:
+        found = fetch(name, data_dir=data_dir, progress=progress)
+    if as_json:
+        _print_json({"name": name, "path": str(found.path), "source": found.source})
+    else:
+        out.print(f"{name}: verified, from {found.source}, in {found.path}", highlight=False)
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """The data sets topdp knows, and whether they are in the cache."""
+    from topdp.data import available
+
+    rows = available()
+    if as_json:
+        _print_json({row.name: {"cached": row.cached, "bytes": row.bytes} for row in rows})
+        return
+    table = Table("data set", "in the cache", "size", "what it is")
+    for row in rows:
+        table.add_row(row.name, "yes" if row.cached else "no", f"{row.bytes / 1e6:.0f} MB", row.description)
+    out.print(table)
+
+
+@app.command()
+def version() -> None:
+    """The version of topdp."""
+    out.print(f"topdp {__version__}", highlight=False)
+
+
+def main() -> None:
+    """Runs the command; turns the project's errors into one clear line and an exit code."""
+    try:
+        app(standalone_mode=False)
+    except (ConfigError, RunFolderError, PlanError, ValueError) as error:
+        _stop(error, 2)
+    except DataError as error:
+        _stop(error, 5)
+    except KeyboardInterrupt as error:
+        folder = getattr(error, "folder", None)
+        how = f" Continue with: topdp run --resume {folder}" if folder else ""
+        _stop(f"Interrupted.{how}", 130)
+    except Exception as error:
+        # typer's own usage errors know how to show themselves
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show()
+            sys.exit(int(error.exit_code))
+        raise
+
+
+def _stop(message: object, code: int) -> None:
+    err.print(f"topdp: {message}", style="bold red", markup=False, highlight=False)
+    sys.exit(code)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def _run_name(wanted: RunConfig) -> str:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return f"{wanted.data.name.replace('/', '_')}-{wanted.method.name}-{wanted.method.mode}-{stamp}"
+
+
+def _run_table(results: dict[str, Result]) -> Table:
+    table = Table("method", "rounds", "accuracy", "worst agent", "best agent", "seconds")
+    for name, result in results.items():
+        accuracy = result.accuracy
+        shown = [f"{accuracy[key]:.2%}" if accuracy else "no test set" for key in ("mean", "min", "max")]
+        table.add_row(name, str(result.config.rounds), *shown, f"{result.seconds:.1f}")
+    return table

@@ -1,0 +1,129 @@
+"""Executes a plan on data: all rows of all agents, on one device.
+
+The engine knows plans, gradients and shards, and nothing of methods, budgets or files. State goes in and
+comes out; what to evaluate, print or save in between is for the caller (run.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from topdp.data.batches import Batches
+from topdp.data.shards import Shards
+from topdp.gradients import ClippedGradients
+from topdp.mixing import Work, mixer
+from topdp.plan import Plan, prune
+
+EVALUATION_CHUNK = 1000  # test records at once
+
+
+class State(NamedTuple):
+    """Where a run stands: rounds done, and the rows made in the last of them, in the order of their numbers.
+
+    The rows live in one of two buffers that take turns: a state is valid until the engine has advanced twice.
+    """
+
+    round: int
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Test accuracy and loss of every agent's estimate."""
+
+    accuracy: NDArray[np.float64]
+    loss: NDArray[np.float64]
+
+
+class Engine:
+    """Runs `plan` on `shards`. The same seed on the same device gives the same bits.
+
+    Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        gradients: ClippedGradients,
+        shards: Shards,
+        batches: Batches,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if shards.agents != plan.agents:
+            raise ValueError(f"Expected shards for {plan.agents} agents, got {shards.agents}.")
+        self.plan = plan if plan.pruned else prune(plan)
+        self.gradients = gradients
+        self.device = torch.device(device)
+        self.shards = shards.to(self.device)
+        self.batches = batches
+        self.seed = seed
+        self._capacity = int(self.plan.exists.sum(axis=1).max())
+        self._buffers: list[Tensor] = []
+        self._mix = mixer(self.plan, seed, self.device)
+
+    def start(self, row: Tensor) -> State:
+        """The state before round 0: every row is the public start."""
+        return State(0, row.detach().to(self.device)[None].clone())
+
+    def resume(self, round: int, rows: Tensor) -> State:
+        """The state that an interrupted run had left behind."""
+        expected = 1 if round == 0 else int(self.plan.exists[round - 1].sum())
+        if len(rows) != expected:
+            raise ValueError(f"Expected {expected} rows after round {round}, got {len(rows)}.")
+        return State(round, rows.to(self.device))
+
+    def estimates(self, state: State) -> Tensor:
+        """[agents, d]"""
+        n = self.plan.agents
+        return state.rows.expand(n, -1) if state.round == 0 else state.rows[:n]
+
+    def advance(self, state: State) -> State:
+        """Executes the next round."""
+        r = state.round
+        gradient = self._mean_gradients(state)
+        made = int(self.plan.exists[r].sum())
+        out = self._buffer(r, state.rows)[:made]
+        self._mix(Work(r, state.rows, gradient, out))
+        return State(r + 1, out)
+
+    def evaluate(self, state: State) -> Evaluation:
+        """Accuracy and mean cross-entropy of each agent on the common test set."""
+        inputs, labels = self.shards.test_inputs, self.shards.test_labels
+        if inputs is None or labels is None:
+            raise ValueError("Expected shards with a test set, got none: pass test=(inputs, labels).")
+        rows = self.estimates(state).contiguous()
+        right = torch.zeros(len(rows), device=self.device)
+        loss = torch.zeros(len(rows), device=self.device)
+        for x, y in zip(
+            torch.split(inputs, EVALUATION_CHUNK), torch.split(labels, EVALUATION_CHUNK), strict=True
+        ):
+            outputs = self.gradients.outputs(rows, x)
+            targets = y.expand(len(rows), -1)
+            right += (outputs.argmax(-1) == targets).sum(1)
+            loss += functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none").sum(1)
+        return Evaluation(*(total.double().cpu().numpy() / len(labels) for total in (right, loss)))
+
+    def _mean_gradients(self, state: State) -> Tensor:
+        """Sum of clipped gradients of the records of this round, over the divisor that fixes sensitivity."""
+        chosen = self.batches.select(self.shards.counts, self.seed, state.round, self.device)
+        inputs, labels = self.shards.inputs, self.shards.labels
+        if chosen.indices is not None:
+            agent = torch.arange(len(inputs), device=self.device)[:, None]
+            inputs, labels = inputs[agent, chosen.indices], labels[agent, chosen.indices]
+        rows = self.estimates(state).contiguous()
+        total = self.gradients.clipped_sum(rows, inputs, labels, chosen.weights)
+        return total.div_(chosen.divisor.to(total)[:, None])
+
+    def _buffer(self, round: int, like: Tensor) -> Tensor:
+        if not self._buffers:
+            shape = (self._capacity, like.shape[1])
+            self._buffers = [torch.empty(shape, dtype=like.dtype, device=self.device) for _ in range(2)]
+        return self._buffers[round % 2]

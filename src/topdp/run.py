@@ -1,0 +1,292 @@
+"""The front hall: from a configuration to a run folder. Read this file first.
+
+    build      names                -> graph, protocol, shards, model
+    plan       graph, rounds, seed  -> Plan            no data touched yet
+    simulate   plan, model, shards  -> metrics, final estimates
+    save       runs/<id>/
+
+`run` takes a configuration; `train` takes a user's own model, shards and graph. Both take the same walk.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from topdp import __version__, build
+from topdp.config import ConfigError, RunConfig, parse
+from topdp.data import Shards
+from topdp.data.progress import Progress
+from topdp.engine import Engine, Evaluation, State
+from topdp.gradients import ClippedGradients
+from topdp.models import FlatModel
+from topdp.plan import Plan
+from topdp.report.curves import curves
+from topdp.result import Checkpoint, RunFolder, RunFolderError
+from topdp.topology import Topology
+
+Watcher = Callable[[int, int, "Metrics | None"], None]
+"""Called after every round with (iterations done, iterations in all, the last metrics)."""
+
+Metrics = dict[str, Any]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that was stopped from outside, and can be resumed from `folder`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found. With a folder, everything is on disk as well."""
+
+    config: RunConfig
+    plan: Plan
+    metrics: list[Metrics]
+    estimates: Tensor  # [agents, d]
+    seconds: float
+    folder: Path | None = None
+    _flat: FlatModel | None = field(default=None, repr=False)
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """mean, min and max over agents at the end; empty without a test set."""
+        return dict(self.metrics[-1]["accuracy"]) if self.metrics else {}
+
+    def model(self, agent: int) -> nn.Module:
+        """The trained network of one agent."""
+        assert self._flat is not None
+        return self._flat.load(self.estimates[agent])
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    device: str = "auto",
+    watch: Watcher | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Executes a configuration and leaves a run folder in `out`."""
+    chosen = choose_device(device)
+    graph = build.graph(config)
+    build.method(config)
+    shards = build.shards(config, graph.agents, progress)
+    model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
+    plan = write_plan(config, graph, shards.counts)
+    folder = RunFolder.create(out, config.to_toml(), plan)
+    return _execute(config, plan, model, shards, chosen, watch, folder)
+
+
+def resume(
+    path: Path, device: str = "auto", watch: Watcher | None = None, progress: Progress | None = None
+) -> Result:
+    """Continues an unfinished run where its last checkpoint stands; ends as if it had not been broken off."""
+    import tomllib
+
+    folder = RunFolder.open(path)
+    if folder.state == "done":
+        raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
+    config = parse(tomllib.loads(folder.config), f"{path / 'config.toml'}")
+    graph = build.graph(config)
+    shards = build.shards(config, graph.agents, progress)
+    model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
+    plan = folder.plan
+    if plan.digest() != write_plan(config, graph, shards.counts).digest():
+        raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml, but it is not.")
+    return _execute(config, plan, model, shards, choose_device(device), watch, folder)
+
+
+def train(
+    model: nn.Module,
+    shards: Shards,
+    topology: Topology,
+    *,
+    rounds: int = 150,
+    seed: int = 0,
+    out: str | Path | None = None,
+    device: str = "auto",
+    watch: Watcher | None = None,
+    **settings: Any,
+) -> Result:
+    """Trains a user's own module on a user's own shards and graph.
+
+    `settings` are the keys of the configuration's sections method, privacy, data (batch only) and train by
+    their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `learning_rate=0.2`, `batch={"cycle": 20}`.
+    """
+    config = _config_of(topology, rounds, seed, settings)
+    plan = write_plan(config, topology, shards.counts)
+    folder = None if out is None else RunFolder.create(Path(out), config.to_toml(), plan)
+    return _execute(config, plan, model, shards, choose_device(device), watch, folder)
+
+
+def write_plan(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Plan:
+    """The plan of a run, noise included."""
+    sigma = build.sigma(config, graph.agents)
+    if sigma is None:
+        raise ConfigError("privacy.sigma: expected the full-scale σ; it is not calibrated yet.")
+    schedule = build.schedule(config, min(counts))
+    # Algorithm 1, line 17: the noise is G(σ²C²).
+    return build.protocol(config).plan(graph, schedule, sigma * config.privacy.clip, config.seed)
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """The JSON object of `topdp run --json`."""
+    return {
+        "run": None if result.folder is None else str(result.folder),
+        "rounds": result.config.rounds,
+        "accuracy": result.accuracy or None,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes a GPU when there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device: {name} was asked for, and this machine shows {torch.cuda.device_count()} CUDA "
+            "devices. Use --device cpu, or --device auto."
+        )
+    return device
+
+
+def _execute(
+    config: RunConfig,
+    plan: Plan,
+    model: nn.Module,
+    shards: Shards,
+    device: torch.device,
+    watch: Watcher | None,
+    folder: RunFolder | None,
+) -> Result:
+    started = time.perf_counter()
+    flat = FlatModel(model)
+    gradients = ClippedGradients(flat, config.privacy.clip)
+    engine = Engine(plan, gradients, shards, build.batches(config), config.seed, device)
+    state, metrics = _begin(engine, flat, folder)
+    with _leaving_it_loadable(folder, metrics) as keep:
+        while state.round < plan.rounds:
+            state = engine.advance(state)
+            t = state.round - 1  # iterations done; round 0 is the release before the loop
+            if shards.test_inputs is not None and (
+                t % config.train.evaluate_every == 0 or t == config.rounds
+            ):
+                metrics.append(_metrics(t, engine.evaluate(state)))
+            keep(state, t % config.train.checkpoint_every == 0)
+            if watch is not None:
+                watch(t, config.rounds, metrics[-1] if metrics else None)
+    seconds = time.perf_counter() - started
+    estimates = engine.estimates(state).detach().cpu().clone()
+    result = Result(config, plan, metrics, estimates, seconds, folder.path if folder else None, flat)
+    if folder is not None:
+        _save(folder, result, device)
+    return result
+
+
+def _begin(engine: Engine, flat: FlatModel, folder: RunFolder | None) -> tuple[State, list[Metrics]]:
+    checkpoint = folder.checkpoint if folder is not None else None
+    if folder is None or checkpoint is None:
+        return engine.start(flat.flatten()), []
+    metrics = [line for line in folder.metrics if line["round"] < checkpoint.round]
+    return engine.resume(checkpoint.round, torch.from_numpy(checkpoint.rows)), metrics
+
+
+@contextmanager
+def _leaving_it_loadable(
+    folder: RunFolder | None, metrics: list[Metrics]
+) -> Iterator[Callable[[State, bool], None]]:
+    """Saves checkpoints as the run goes, and once more when it is interrupted."""
+    last: list[State] = []
+
+    def save(state: State) -> None:
+        if folder is not None:
+            folder.save_metrics(metrics)
+            folder.save_checkpoint(Checkpoint(state.round, state.rows.cpu().numpy()))
+
+    def keep(state: State, due: bool) -> None:
+        last[:] = [state]
+        if due:
+            save(state)
+
+    try:
+        yield keep
+    except KeyboardInterrupt:
+        if folder is not None:
+            if last:
+                save(last[0])
+            folder.mark("interrupted")
+        raise Interrupted(folder.path if folder else None) from None
+
+
+def _metrics(iteration: int, evaluation: Evaluation) -> Metrics:
+    def spread(values: NDArray[np.float64]) -> dict[str, float]:
+        return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+
+    return {
+        "round": iteration,
+        "accuracy": spread(evaluation.accuracy),
+        "loss": spread(evaluation.loss),
+        "accuracy_per_agent": [round(float(a), 6) for a in evaluation.accuracy],
+        "loss_per_agent": [round(float(a), 6) for a in evaluation.loss],
+    }
+
+
+def _save(folder: RunFolder, result: Result, device: torch.device) -> None:
+    folder.save_metrics(result.metrics)
+    if result.metrics:
+        name = result.config.method.name
+        title = f"{result.config.data.name}, {result.plan.agents} agents"
+        curves({name: result.metrics}, folder.path / "accuracy.png", title)
+    folder.finish(
+        result.estimates.numpy(),
+        seconds=round(result.seconds, 3),
+        device=str(device),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        plan=result.plan.digest(),
+        topdp=__version__,
+    )
+
+
+def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, Any]) -> RunConfig:
+    from topdp.config import MethodConfig, PrivacyConfig, TrainConfig, did_you_mean
+
+    tree: dict[str, Any] = {
+        "seed": seed,
+        "rounds": rounds,
+        "topology": {"agents": topology.agents},
+        "method": {},
+        "privacy": {},
+        "data": {"name": "given"},
+        "model": {"name": "given"},
+        "train": {},
+    }
+    places = {"method": ("method", "name"), "batch": ("data", "batch")}
+    for section, model in (("method", MethodConfig), ("privacy", PrivacyConfig), ("train", TrainConfig)):
+        places.update({key: (section, key) for key in model.model_fields if key != "name"})
+    for key, value in settings.items():
+        if key not in places:
+            raise ConfigError(f"train(): no such setting {key!r}.{did_you_mean(key, list(places))}")
+        section, name = places[key]
+        tree[section][name] = value
+    return parse(tree, "train()")
