@@ -128,6 +128,17 @@ def test_regular_and_small_world_have_the_degree_asked_for() -> None:
     assert len(small_world(24, 6, 0.5, seed=2).edges) == 24 * 3
 
 
+def test_unconnected_draws_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most 2-regular graphs of 60 agents are several circles."""
+    assert [regular(60, 2, seed=seed).diameter() for seed in range(5)] == [30] * 5
+    monkeypatch.setattr(rooms, "TRIES", 1)
+    with pytest.raises(
+        TopologyError, match="connected small-world graph, got none in 1 draws; raise the degree"
+    ):
+        for seed in range(30):  # about one in three is connected
+            small_world(100, 2, 1.0, seed=seed)
+
+
 @pytest.mark.parametrize("family", [random, small_world, regular])
 def test_a_seed_names_one_graph(family: type) -> None:
     draws = {seed: family(20, seed=seed).adjacency.tobytes() for seed in range(5)}

@@ -104,6 +104,7 @@ def test_svg_and_pdf_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     for ending, start in (("svg", b"<?xml"), ("pdf", b"%PDF")):
         first = pictures.draw(ring(5), tmp_path / f"a.{ending}").read_bytes()
         assert first.startswith(start)
+        assert b"CreationDate" not in first and b"<dc:date>" not in first
         assert first == pictures.draw(ring(5), tmp_path / f"b.{ending}").read_bytes()
 
 
@@ -114,10 +115,12 @@ def test_unknown_ending_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_house_style_is_given_back() -> None:
-    before = dict(matplotlib.rcParams)
-    with style.house_style():
-        assert matplotlib.rcParams["axes.grid"] is True
-    assert dict(matplotlib.rcParams) == before
+    with matplotlib.rc_context({"axes.grid": False, "lines.linewidth": 7}):
+        before = dict(matplotlib.rcParams)
+        with style.house_style():
+            assert matplotlib.rcParams["axes.grid"] is True
+            assert matplotlib.rcParams["lines.linewidth"] < 7
+        assert dict(matplotlib.rcParams) == before
 
 
 def test_methods_differ_without_colour() -> None:
