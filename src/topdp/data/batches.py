@@ -20,6 +20,8 @@ from topdp.data.errors import DataError
 from topdp.streams import stream
 
 Device = str | torch.device | None
+Sizes = Sequence[int] | Tensor
+"""The records of each agent: best `Shards.counts`, which costs no transfer from a device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +62,14 @@ class Full:
     C / N when one record is added or removed and the divisor is held, by 2C / N when one is replaced.
     """
 
-    def select(self, sizes: Sequence[int], seed: int, round: int, device: Device = None) -> Selection:
+    def select(self, sizes: Sizes, seed: int, round: int, device: Device = None) -> Selection:
         """All records; `seed` and `round` do not matter."""
-        counts = tuple(sizes)
+        counts = _counts(sizes)
         return _full(counts, str(device or "cpu"))
 
-    def participation(self, sizes: Sequence[int]) -> Participation:
+    def participation(self, sizes: Sizes) -> Participation:
         n = len(sizes)
-        return Participation("full", (1,) * n, (1.0,) * n, tuple(map(float, sizes)))
+        return Participation("full", (1,) * n, (1.0,) * n, tuple(map(float, _counts(sizes))))
 
     def describe(self) -> str:
         return "all records in every round"
@@ -89,17 +91,17 @@ class Cycle:
     def __post_init__(self) -> None:
         _check_whole("Cycle", self.size)
 
-    def select(self, sizes: Sequence[int], seed: int, round: int, device: Device = None) -> Selection:
+    def select(self, sizes: Sizes, seed: int, round: int, device: Device = None) -> Selection:
         """Batch `round` mod ceil(N / size) of every agent."""
-        counts = tuple(sizes)
+        counts = _counts(sizes)
         indices, weights, periods, divisor = _cycles(counts, self.size, seed, str(device or "cpu"))
         turn = torch.from_numpy(round % periods).to(indices.device)
         row = torch.arange(len(counts), device=indices.device)
         return Selection(indices[row, turn], weights[row, turn], divisor)
 
-    def participation(self, sizes: Sequence[int]) -> Participation:
-        _check_size(tuple(sizes), self.size)
-        period = tuple(-(-count // self.size) for count in sizes)
+    def participation(self, sizes: Sizes) -> Participation:
+        _check_size(_counts(sizes), self.size)
+        period = tuple(-(-count // self.size) for count in _counts(sizes))
         n = len(sizes)
         return Participation("cycle", period, tuple(1 / p for p in period), (float(self.size),) * n)
 
@@ -121,9 +123,9 @@ class Poisson:
     def __post_init__(self) -> None:
         _check_whole("Poisson", self.size)
 
-    def select(self, sizes: Sequence[int], seed: int, round: int, device: Device = None) -> Selection:
+    def select(self, sizes: Sizes, seed: int, round: int, device: Device = None) -> Selection:
         """A fresh draw for this `round`, padded to the longest (at least 1)."""
-        counts = tuple(sizes)
+        counts = _counts(sizes)
         _check_size(counts, self.size)
         N = np.array(counts)[:, None]
         q = self.size / N
@@ -145,11 +147,11 @@ class Poisson:
             torch.full((len(counts),), float(self.size), device=device),
         )
 
-    def participation(self, sizes: Sequence[int]) -> Participation:
-        _check_size(tuple(sizes), self.size)
+    def participation(self, sizes: Sizes) -> Participation:
+        _check_size(_counts(sizes), self.size)
         n = len(sizes)
         return Participation(
-            "poisson", (1,) * n, tuple(self.size / N for N in sizes), (float(self.size),) * n
+            "poisson", (1,) * n, tuple(self.size / N for N in _counts(sizes)), (float(self.size),) * n
         )
 
     def describe(self) -> str:
@@ -192,6 +194,10 @@ def _cycles(
         periods,
         divisor,
     )
+
+
+def _counts(sizes: Sizes) -> tuple[int, ...]:
+    return tuple(sizes.tolist()) if isinstance(sizes, Tensor) else tuple(sizes)
 
 
 def _check_whole(name: str, size: int) -> None:

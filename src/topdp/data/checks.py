@@ -10,6 +10,7 @@ import numpy.typing as npt
 from topdp.data.errors import DataError
 
 Array = npt.NDArray[Any]
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_records(inputs: Array, labels: Array, what: str) -> tuple[Array, npt.NDArray[np.int64]]:
@@ -30,15 +31,14 @@ def check_records(inputs: Array, labels: Array, what: str) -> tuple[Array, npt.N
     if inputs.size == 0:
         raise DataError(f"{what}: expected inputs with at least one number, got shape {inputs.shape}.")
     if inputs.dtype.kind == "f":
-        # A sum is finite only if every term is; the search for the culprit is paid for only when it is not.
-        with np.errstate(all="ignore"):
-            total = np.sum(inputs, dtype=np.float64)
-        if not np.isfinite(total):
-            bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
-            if len(bad):
+        # NaN passes through min and max and fails both comparisons; the culprits are looked for only then.
+        with np.errstate(invalid="ignore"):
+            if not (inputs.min() >= -_LARGEST and inputs.max() <= _LARGEST):
+                fine = (inputs >= -_LARGEST) & (inputs <= _LARGEST)
+                bad = np.flatnonzero(~fine.reshape(len(inputs), -1).all(axis=1))
                 raise DataError(
-                    f"{what}: expected finite inputs, got NaN or infinity in {len(bad)} records, "
-                    f"the first at index {bad[0]}. Remove or repair them."
+                    f"{what}: expected finite inputs (in float32), got NaN, infinite or larger ones in "
+                    f"{len(bad)} records, the first at index {bad[0]}. Remove or repair them."
                 )
     return inputs, check_labels(labels, what)
 

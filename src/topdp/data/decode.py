@@ -18,6 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,20 @@ from topdp.data.errors import DataError
 Bytes = npt.NDArray[np.uint8]
 Arrays = dict[str, Bytes]
 NAMES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
-_DAMAGE = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
+CSV_BLOCK = 1 << 24
+"""Bytes of a CSV file that are parsed at once."""
+DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    zlib.error,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    NotImplementedError,  # a zip member packed in an unknown way
+    RuntimeError,  # a zip member with a password
+)
+"""What the readers of the standard library, numpy and Pillow raise on bytes they cannot make sense of."""
 
 
 def damaged(path: Path, why: object) -> DataError:
@@ -43,7 +57,7 @@ def read_idx(path: Path) -> Bytes:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise damaged(path, error) from error
     if len(content) < 4 or content[:3] != b"\0\0\x08" or not 1 <= content[3] <= 4:
         raise damaged(path, f"expected an idx file of bytes, got the magic number {content[:4].hex()}")
@@ -119,7 +133,7 @@ def cifar_sheets(folder: Path) -> Arrays | None:
         try:
             with Image.open(path) as sheet:
                 pixels = np.asarray(sheet, np.uint8)
-        except (*_DAMAGE, SyntaxError) as error:  # Pillow reports a broken PNG chunk as SyntaxError
+        except (*DAMAGE, SyntaxError) as error:  # Pillow reports a broken PNG chunk as SyntaxError
             raise damaged(path, error) from error
         if pixels.ndim != 3 or pixels.shape[1:] != (1024, 3):
             raise damaged(path, f"expected lines of 1024 RGB pixels, got shape {pixels.shape}")
@@ -128,11 +142,21 @@ def cifar_sheets(folder: Path) -> Arrays | None:
     for path in paths[6:]:
         try:
             labels.append(np.array(json.loads(path.read_text()), np.uint8))
-        except (*_DAMAGE, TypeError, OverflowError) as error:
+        except (*DAMAGE, TypeError, OverflowError) as error:
             raise damaged(path, error) from error
     train, test = np.concatenate(images[:5]), images[5]
     contiguous = (np.ascontiguousarray(train), labels[0], np.ascontiguousarray(test), labels[1])
     return dict(zip(NAMES, contiguous, strict=True))
+
+
+def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """All arrays of an `.npz`, without pickle; one of `DAMAGE` where it is none."""
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("expected an .npz archive of named arrays, got a single array")
+        with archive:
+            return {name: archive[name] for name in archive.files}
 
 
 def npz_file(path: Path) -> Arrays | None:
@@ -140,9 +164,9 @@ def npz_file(path: Path) -> Arrays | None:
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in NAMES}
-    except _DAMAGE as error:
+        arrays = read_npz(path)
+        return {name: arrays[name] for name in NAMES}
+    except DAMAGE as error:
         raise damaged(path, error) from error
 
 
@@ -174,7 +198,7 @@ def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
         if error.errno is not None:
             raise
         raise damaged(archive, error) from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise damaged(archive, error) from error
 
 
@@ -211,7 +235,7 @@ def _small_integers(path: Path, columns: int) -> Bytes:
     blocks = []
     with path.open("rb") as file:
         file.readline()
-        while block := file.read(1 << 24) + file.readline():
+        while block := file.read(CSV_BLOCK) + file.readline():
             text = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
             text = text[text != 13]
             ends = np.flatnonzero(text < 48)

@@ -7,6 +7,7 @@ verified is kept in the cache as one uncompressed `.npz`, written beside its fin
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import tempfile
@@ -35,7 +36,7 @@ class Fetched:
 
 def cache_folder() -> Path:
     """`TOPDP_CACHE`, or the platform's cache folder for topdp."""
-    return Path(os.environ.get("TOPDP_CACHE") or pooch.os_cache("topdp")).expanduser()
+    return Path(os.environ.get("TOPDP_CACHE") or pooch.os_cache("topdp")).expanduser().absolute()
 
 
 def cache_file(name: str) -> Path:
@@ -116,7 +117,9 @@ def fetch(
 
 def known(name: str) -> Entry:
     if name not in CATALOGUE:
-        raise DataError(f"Expected a data set out of {', '.join(CATALOGUE)}, or a path; got {name!r}.")
+        close = difflib.get_close_matches(name, CATALOGUE, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise DataError(f"Expected a data set out of {', '.join(CATALOGUE)}, or a path; got {name!r}.{hint}")
     return CATALOGUE[name]
 
 

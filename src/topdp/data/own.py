@@ -8,8 +8,6 @@ with `train_inputs`, `train_labels`, `test_inputs` and `test_labels`. The number
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topdp.data.checks import Array, check_labels, check_records, check_same_shape
+from topdp.data.decode import DAMAGE, read_npz
 from topdp.data.errors import DataError
 
 Records = tuple[Array, npt.NDArray[np.int64]]
@@ -63,11 +62,8 @@ def _arrays(path: Path) -> dict[str, Array]:
             "test_labels."
         )
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: expected an .npz archive of named arrays, got a single array.")
-            return {name: archive[name] for name in archive.files}
-    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        return read_npz(path)
+    except DAMAGE as error:
         raise DataError(
             f"{path}: cannot be read as .npz ({error}). Arrays of Python objects are not accepted."
         ) from error

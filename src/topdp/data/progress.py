@@ -23,23 +23,38 @@ def silent(message: str, done: int = 0, total: int | None = None) -> None:
 
 @contextmanager
 def console_progress() -> Iterator[Progress]:
-    """A `Progress` that draws one line on stderr: a bar where the total is known, else a spinner."""
+    """A `Progress` that draws one line on stderr: a bar where the total is known, else a spinner.
+
+    Where stderr is not a terminal, each message is printed once.
+    """
+    console = Console(stderr=True)
+    shown = ""
+
+    def say(message: str, done: int = 0, total: int | None = None) -> None:
+        nonlocal shown
+        if message != shown:
+            console.print(message, markup=False, highlight=False, soft_wrap=True)
+            shown = message
+
+    if not console.is_terminal:
+        yield say
+        return
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TimeElapsedColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task("", total=None)
-        shown = ""
 
         def show(message: str, done: int = 0, total: int | None = None) -> None:
-            nonlocal shown
+            nonlocal shown, task
             if message != shown:
-                bars.reset(task)
+                bars.remove_task(task)  # a task cannot forget its total
+                task = bars.add_task(message, total=total)
                 shown = message
-            bars.update(task, description=message, completed=done, total=total)
+            bars.update(task, completed=done, total=total)
 
         yield show

@@ -18,6 +18,7 @@ from topdp.data.datasets import Dataset
 from topdp.data.errors import DataError
 
 Records = tuple[Any, Any]
+_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +96,8 @@ class Shards:
     ) -> Shards:
         """Shards of a user's own (inputs, labels), one pair of arrays or tensors per agent.
 
-        Inputs are taken as they are, converted to `dtype` and not scaled; give `torch.int64` for inputs that
-        are indices, such as tokens. `classes` is the largest training label + 1 unless given.
+        Inputs are taken as they are, not scaled, and converted to `dtype`: float32, float64, or int64 for
+        inputs that are indices, such as tokens. `classes` is the largest training label + 1 unless given.
         """
         if not agents:
             raise DataError("Expected the records of at least one agent, got none.")
@@ -165,13 +166,14 @@ def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, npt.N
     try:
         inputs, labels = (_array(part) for part in pair)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{what}: expected a pair (inputs, labels) of arrays, got {error}.") from error
-    if inputs.dtype.kind in "uifb":
-        # Converted before the check: a large float64 becomes infinite in float32. The target of torch.zeros
-        # gives the numpy dtype without a table of names.
-        with np.errstate(over="ignore", invalid="ignore"):
-            inputs = inputs.astype(torch.zeros(0, dtype=dtype).numpy().dtype)
-    return check_records(inputs, labels, what)
+        raise DataError(f"{what}: expected a pair (inputs, labels) of arrays ({error}).") from error
+    inputs, labels = check_records(inputs, labels, what)
+    if dtype not in _DTYPES:
+        raise DataError(f"Expected a dtype out of {', '.join(map(str, _DTYPES))}, got {dtype}.")
+    converted = inputs.astype(_DTYPES[dtype])
+    if dtype == torch.int64 and not np.array_equal(converted, inputs):
+        raise DataError(f"{what}: expected inputs that are whole numbers for {dtype}, got others.")
+    return converted, labels
 
 
 def _array(values: Any) -> Array:

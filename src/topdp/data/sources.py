@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +74,9 @@ def _unreachable(addresses: tuple[str, ...]) -> dict[str, str]:
     threads = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + CONNECT_SECONDS + 0.5
     for thread in threads:
-        thread.join(CONNECT_SECONDS)
+        thread.join(max(0.0, deadline - time.monotonic()))
     return dict(reasons)
 
 
@@ -149,16 +151,20 @@ def _command(package: Package) -> list[str]:
 def _run(command: list[str], label: str, folder: Path, needed: int, progress: Progress) -> None:
     """Run a registry's client in `folder`; its last words become the reason when it fails."""
     message = f"running: {label}"
-    waited = 0.0
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
+    deadline = time.monotonic() + CLIENT_SECONDS
+    try:
+        started = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise DataError(f"cannot be started: {error}") from error
+    with started as process:
         try:
             while True:
                 progress(message, sum(path.stat().st_size for path in folder.iterdir() if path.is_file()))
@@ -166,8 +172,7 @@ def _run(command: list[str], label: str, folder: Path, needed: int, progress: Pr
                     output, _ = process.communicate(timeout=0.2)
                     break
                 except subprocess.TimeoutExpired:
-                    waited += 0.2
-                    if waited > CLIENT_SECONDS:
+                    if time.monotonic() > deadline:
                         raise DataError(f"gave up after {CLIENT_SECONDS:.0f} s") from None
         except BaseException:
             process.kill()
