@@ -216,7 +216,7 @@ def save(plan: Plan, path: Path) -> None:
 def load(path: Path) -> Plan:
     """Reads what `save` wrote, and checks it: a foreign or damaged file is refused by name."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         meta = json.loads(str(arrays.pop("meta")))
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:

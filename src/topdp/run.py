@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from topdp import __version__, build
 from topdp.config import ConfigError, RunConfig, parse
 from topdp.data import Shards
+from topdp.data.batches import Batches
 from topdp.data.progress import Progress
 from topdp.engine import Engine, Evaluation, State
 from topdp.gradients import ClippedGradients
@@ -72,6 +73,31 @@ class Result:
         return self._flat.load(self.estimates[agent])
 
 
+@dataclass(frozen=True)
+class Job:
+    """Everything a run needs, checked: what cannot be run fails here, before anything is written."""
+
+    config: RunConfig
+    plan: Plan
+    gradients: ClippedGradients
+    shards: Shards
+    batches: Batches
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, graph: Topology, model: nn.Module, shards: Shards, device: torch.device
+    ) -> Job:
+        if shards.agents != graph.agents:
+            raise ConfigError(
+                f"Expected shards for the {graph.agents} agents of the graph, got {shards.agents}."
+            )
+        batches = build.batches(config)
+        batches.participation(shards.counts)  # refuses batches larger than a shard
+        gradients = ClippedGradients(FlatModel(model), config.privacy.clip)
+        return cls(config, write_plan(config, graph, shards.counts), gradients, shards, batches, device)
+
+
 def run(
     config: RunConfig,
     out: Path,
@@ -80,14 +106,8 @@ def run(
     progress: Progress | None = None,
 ) -> Result:
     """Executes a configuration and leaves a run folder in `out`."""
-    chosen = choose_device(device)
-    graph = build.graph(config)
-    build.method(config)
-    shards = build.shards(config, graph.agents, progress)
-    model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
-    plan = write_plan(config, graph, shards.counts)
-    folder = RunFolder.create(out, config.to_toml(), plan)
-    return _execute(config, plan, model, shards, chosen, watch, folder)
+    job = _job(config, device, progress)
+    return _execute(job, RunFolder.create(out, config.to_toml(), job.plan), watch)
 
 
 def resume(
@@ -100,13 +120,10 @@ def resume(
     if folder.state == "done":
         raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
     config = parse(tomllib.loads(folder.config), f"{path / 'config.toml'}")
-    graph = build.graph(config)
-    shards = build.shards(config, graph.agents, progress)
-    model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
-    plan = folder.plan
-    if plan.digest() != write_plan(config, graph, shards.counts).digest():
+    job = _job(config, device, progress)
+    if folder.plan.digest() != job.plan.digest():
         raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml, but it is not.")
-    return _execute(config, plan, model, shards, choose_device(device), watch, folder)
+    return _execute(job, folder, watch)
 
 
 def train(
@@ -127,9 +144,20 @@ def train(
     their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `learning_rate=0.2`, `batch={"cycle": 20}`.
     """
     config = _config_of(topology, rounds, seed, settings)
-    plan = write_plan(config, topology, shards.counts)
-    folder = None if out is None else RunFolder.create(Path(out), config.to_toml(), plan)
-    return _execute(config, plan, model, shards, choose_device(device), watch, folder)
+    job = Job.of(config, topology, model, shards, choose_device(device))
+    folder = None if out is None else RunFolder.create(Path(out), config.to_toml(), job.plan)
+    return _execute(job, folder, watch)
+
+
+def _job(config: RunConfig, device: str, progress: Progress | None) -> Job:
+    """Cheap checks first: a wrong name is said before a data set is fetched."""
+    chosen = choose_device(device)
+    build.method(config)
+    graph = build.graph(config)
+    build.sigma(config, graph.agents)
+    shards = build.shards(config, graph.agents, progress)
+    model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
+    return Job.of(config, graph, model, shards, chosen)
 
 
 def write_plan(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Plan:
@@ -170,36 +198,26 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _execute(
-    config: RunConfig,
-    plan: Plan,
-    model: nn.Module,
-    shards: Shards,
-    device: torch.device,
-    watch: Watcher | None,
-    folder: RunFolder | None,
-) -> Result:
+def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Result:
     started = time.perf_counter()
-    flat = FlatModel(model)
-    gradients = ClippedGradients(flat, config.privacy.clip)
-    engine = Engine(plan, gradients, shards, build.batches(config), config.seed, device)
+    config, flat = job.config, job.gradients.flat
+    engine = Engine(job.plan, job.gradients, job.shards, job.batches, config.seed, job.device)
     state, metrics = _begin(engine, flat, folder)
     with _leaving_it_loadable(folder, metrics) as keep:
-        while state.round < plan.rounds:
+        while state.round < job.plan.rounds:
             state = engine.advance(state)
             t = state.round - 1  # iterations done; round 0 is the release before the loop
-            if shards.test_inputs is not None and (
-                t % config.train.evaluate_every == 0 or t == config.rounds
-            ):
+            due = t % config.train.evaluate_every == 0 or t == config.rounds
+            if due and job.shards.test_inputs is not None:
                 metrics.append(_metrics(t, engine.evaluate(state)))
             keep(state, t % config.train.checkpoint_every == 0)
             if watch is not None:
                 watch(t, config.rounds, metrics[-1] if metrics else None)
     seconds = time.perf_counter() - started
     estimates = engine.estimates(state).detach().cpu().clone()
-    result = Result(config, plan, metrics, estimates, seconds, folder.path if folder else None, flat)
+    result = Result(config, job.plan, metrics, estimates, seconds, folder.path if folder else None, flat)
     if folder is not None:
-        _save(folder, result, device)
+        _save(folder, result, job.device)
     return result
 
 

@@ -41,12 +41,13 @@ def draw_pairs(topology: Topology, iterations: int, offline: float, seed: int) -
     before = np.full(n, NOBODY, np.int64)
     for start in range(0, iterations, CHUNK):
         stop = min(start + CHUNK, iterations)
-        generator = stream(seed, "pairs", start)
-        rank = generator.random((stop - start, n)).argsort(axis=1).argsort(axis=1)
-        order = generator.random((stop - start, n)).argsort(axis=1)
+        size = stop - start
+        rank = stream(seed, "pairs.rank", start).random((size, n)).argsort(axis=1).argsort(axis=1)
+        order = stream(seed, "pairs.offline", start).random((size, n)).argsort(axis=1)
         np.put_along_axis(online[start:stop], order[:, :absent], False, axis=1)
         # The search takes the edges in this order: by the rank of the end that asks first, then at random.
-        keys = np.minimum(rank[:, first], rank[:, second]) + generator.random((stop - start, len(first)))
+        tie = stream(seed, "pairs.tie", start).random((size, len(first)))
+        keys = np.minimum(rank[:, first], rank[:, second]) + tie
         free = online[start:stop, first] & online[start:stop, second]
         for t in range(start, stop):
             usable = free[t - start] & (before[first] != second)

@@ -1,0 +1,52 @@
+"""Small graphs, schedules and data for tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from topdp import schedules, topology
+from topdp.data import Shards
+from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
+from topdp.schedules import Schedule
+from topdp.topology import Topology
+
+PROTOCOLS: dict[str, type[Protocol]] = {
+    "plain-sync": PlainSynchronous,
+    "top-sync": TopSynchronous,
+    "plain-async": PlainAsynchronous,
+    "top-async": TopAsynchronous,
+}
+
+GRAPHS: dict[str, Topology] = {
+    "random": topology.random(12, 0.3, 1),
+    "ring": topology.ring(7),
+    "star": topology.star(9),
+    "tree": topology.tree(10),
+    "complete": topology.complete(6),
+    "pair": topology.complete(2),
+}
+
+
+def constant_schedule(iterations: int, rate: float = 0.1, noise_on: str = "gradient") -> Schedule:
+    rates = schedules.learning_rates(rate, iterations, "none")
+    return schedules.schedule(rates, schedules.step_decay(1.0, 1, iterations), noise_on)
+
+
+def blobs(agents: int, records: int = 40, classes: int = 3, seed: int = 0) -> Shards:
+    """Separable images of 1x4x4: each class is bright in another place."""
+    generator = np.random.default_rng(seed)
+
+    def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = generator.integers(0, classes, count)
+        inputs = generator.normal(0, 0.3, (count, 1, 4, 4)).astype(np.float32)
+        inputs[np.arange(count), 0, labels, :] += 1.5
+        return inputs, labels
+
+    return Shards.from_arrays([draw(records) for _ in range(agents)], test=draw(200), classes=classes)
+
+
+def linear_model(classes: int = 3) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, classes))

@@ -1,0 +1,289 @@
+"""The walk from a configuration to a run folder, on small data of one's own."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+
+import topdp
+from builders import blobs, linear_model
+from topdp import config, run, topology
+from topdp.config import ConfigError
+from topdp.data import DataError
+from topdp.result import RunFolder, RunFolderError
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Separable images in the .npz form that users bring."""
+    shards = blobs(1, records=300)
+    path = tmp_path_factory.mktemp("data") / "blobs.npz"
+    np.savez(
+        path,
+        train_inputs=shards.inputs[0].numpy(),
+        train_labels=shards.labels[0].numpy(),
+        test_inputs=shards.test_inputs.numpy(),
+        test_labels=shards.test_labels.numpy(),
+    )
+    return path
+
+
+@pytest.fixture
+def small(data):
+    def make(*changes):
+        basis = [
+            f'data.name="{data}"',
+            "topology.agents=6",
+            "topology.connection=0.5",
+            "rounds=12",
+            "train.evaluate_every=4",
+            "train.checkpoint_every=5",
+            "privacy.sigma=0.05",
+            "privacy.clip=1.0",
+        ]
+        return config.read(changes=[*basis, *changes])
+
+    return make
+
+
+def command(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "topdp", *map(str, arguments)], capture_output=True, text=True, **options
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("method", ["no-noise", "plain", "top", "top-dp"])
+def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, mode):
+    result = run.run(small(f"method.name={method}", f"method.mode={mode}", "rounds=60"), tmp_path / "run")
+    assert result.accuracy["mean"] > 0.8
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.state == "done"
+    assert sorted(os.listdir(tmp_path / "run")) == [
+        "accuracy.png",
+        "config.toml",
+        "metrics.jsonl",
+        "model.safetensors",
+        "plan.npz",
+        "run.json",
+    ]
+    assert config.parse(tomllib.loads(folder.config)) == result.config
+    assert folder.plan.digest() == result.plan.digest()
+    np.testing.assert_array_equal(folder.estimates, result.estimates.numpy())
+    assert [line["round"] for line in folder.metrics] == list(range(0, 61, 4))
+
+
+@pytest.mark.parametrize("batch", ['"full"', "{cycle=7}", "{poisson=7}"])
+def test_a_killed_run_resumes_bit_equal(small, tmp_path, batch):
+    wanted = small(f"data.batch={batch}")
+    whole = run.run(wanted, tmp_path / "whole")
+
+    class Killed(BaseException):
+        pass
+
+    def kill(done, total, metrics):
+        if done == 8:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run.run(wanted, tmp_path / "killed", watch=kill)
+    assert RunFolder.open(tmp_path / "killed").state == "running"
+    resumed = run.resume(tmp_path / "killed")
+    assert torch.equal(resumed.estimates, whole.estimates)
+    assert resumed.metrics == whole.metrics
+
+
+def test_ctrl_c_leaves_a_loadable_run_at_the_very_round(small, tmp_path):
+    def interrupt(done, total, metrics):
+        if done == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(run.Interrupted) as stopped:
+        run.run(small(), tmp_path / "run", watch=interrupt)
+    assert stopped.value.folder == tmp_path / "run"
+    folder = RunFolder.open(tmp_path / "run")
+    assert (folder.state, folder.checkpoint.round) == ("interrupted", 8)
+    assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
+
+
+def test_a_done_run_and_a_foreign_folder_are_not_resumed(small, tmp_path):
+    run.run(small(), tmp_path / "run")
+    with pytest.raises(RunFolderError, match="nothing to resume"):
+        run.resume(tmp_path / "run")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "run.json").write_text('{"format": 99}')
+    with pytest.raises(RunFolderError, match="foreign"):
+        run.resume(tmp_path / "foreign")
+    with pytest.raises(RunFolderError, match="nowhere"):
+        run.resume(tmp_path / "nowhere")
+
+
+def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
+    def stop(done, total, metrics):
+        raise KeyboardInterrupt
+
+    with pytest.raises(run.Interrupted):
+        run.run(small(), tmp_path / "run", watch=stop)
+    text = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(text.replace("sigma = 0.05", "sigma = 0.5"))
+    with pytest.raises(RunFolderError, match=r"plan\.npz"):
+        run.resume(tmp_path / "run")
+
+
+def test_a_full_folder_is_not_written_over(small, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="--out"):
+        run.run(small(), tmp_path / "run")
+    assert os.listdir(tmp_path / "run") == ["precious.txt"]
+
+
+def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, monkeypatch):
+    from topdp import result
+
+    real, calls = result.save_file, []
+
+    def full(tensors, file):
+        calls.append(file)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(tensors, file)
+
+    monkeypatch.setattr(result, "save_file", full)
+    with pytest.raises(RunFolderError, match="No space left"):
+        run.run(small(), tmp_path / "run")
+    monkeypatch.undo()
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.checkpoint.round == 1
+    assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".")]
+    assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
+
+
+def test_nothing_is_written_when_the_configuration_cannot_be_run(small, tmp_path):
+    for changes, error in [
+        (["topology.agents=301"], DataError),
+        (["data.name=nowhere.npz"], DataError),
+        (["model.name=mpl"], ConfigError),
+        (["model.name=builders:nothing"], ConfigError),
+        (["privacy.sigma=[0.1, 0.2]"], ConfigError),
+        (["method.name=li18", "method.calibration=tight"], ConfigError),
+        (["data.batch={cycle=1000}"], DataError),
+    ]:
+        with pytest.raises(error):
+            run.run(small(*changes), tmp_path / "run")
+        assert not (tmp_path / "run").exists(), changes
+
+
+def test_the_users_own_model_shards_and_graph():
+    shards = blobs(5)
+    result = topdp.train(
+        linear_model(), shards, topology.ring(5), method="top", sigma=0.02, clip=1.0, rounds=80
+    )
+    assert result.accuracy["mean"] > 0.9
+    outputs = result.model(2)(shards.test_inputs)
+    right = (outputs.argmax(1) == shards.test_labels).double().mean().item()
+    assert right == pytest.approx(result.metrics[-1]["accuracy_per_agent"][2])
+
+
+def test_train_knows_its_settings():
+    with pytest.raises(ConfigError, match="Did you mean 'learning_rate'"):
+        topdp.train(linear_model(), blobs(5), topology.ring(5), sigma=0.1, learning_rat=0.1)
+    with pytest.raises(ConfigError, match="alpha"):
+        topdp.train(linear_model(), blobs(5), topology.ring(5), sigma=0.1, alpha=3)
+    with pytest.raises(ValueError, match="6 agents"):
+        topdp.train(linear_model(), blobs(5), topology.ring(6), sigma=0.1)
+
+
+def test_a_gpu_that_is_not_there_is_refused(small, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConfigError, match="cuda"):
+        run.run(small(), tmp_path / "run", device="cuda")
+    with pytest.raises(ConfigError, match="cpu, cuda"):
+        run.choose_device("quantum")
+
+
+class TestCommands:
+    @pytest.fixture
+    def job(self, small, tmp_path):
+        file = tmp_path / "job.toml"
+        file.write_text(small().to_toml())
+        return file
+
+    def test_run_ends_with_a_table_and_a_folder(self, job, tmp_path):
+        done = command("run", job, "--out", tmp_path / "run")
+        assert done.returncode == 0, done.stderr
+        assert "top-dp" in done.stdout and str(tmp_path / "run").replace("\n", "") in done.stdout.replace(
+            "\n", ""
+        )
+        assert (tmp_path / "run" / "accuracy.png").stat().st_size > 10_000
+
+    def test_json_is_the_only_thing_on_stdout(self, job, tmp_path):
+        done = command("run", job, "--out", tmp_path / "run", "--json")
+        found = json.loads(done.stdout)
+        assert found["run"] == str(tmp_path / "run") and found["rounds"] == 12
+        assert set(found["accuracy"]) == {"mean", "min", "max"}
+
+    def test_compare_runs_all_methods_on_the_same_ground(self, job, tmp_path):
+        done = command("compare", job, "--methods", "no-noise,plain,top", "--out", tmp_path / "all", "--json")
+        assert done.returncode == 0, done.stderr
+        assert list(json.loads(done.stdout)["methods"]) == ["no-noise", "plain", "top"]
+        assert (tmp_path / "all" / "compare.png").exists()
+        plans = [RunFolder.open(tmp_path / "all" / name).plan for name in ("no-noise", "plain")]
+        np.testing.assert_array_equal(plans[0].source.values, plans[1].source.values)
+
+    def test_graph_prints_and_draws(self, tmp_path):
+        done = command("graph", "--topology", "ring", "--agents", 6, "--out", tmp_path / "g.png", "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["agents"], found["edges"], found["covered_share"]) == (6, 6, 1.0)
+        assert (tmp_path / "g.png").exists()
+        assert "N_0^1 = [5]" in command("graph", "--topology", "ring", "--agents", 6, cwd=tmp_path).stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "says"),
+        [
+            (["run", "--set", "method.nam=plain"], 2, "Did you mean 'name'?"),
+            (["run", "--preset", "paper"], 2, "preset"),
+            (["run", "nowhere.toml"], 2, "nowhere.toml"),
+            (["run", "--device", "cuda", "--set", "privacy.sigma=1"], 2, "cuda"),
+            (["run", "--set", "data.name=nowhere", "--set", "privacy.sigma=1"], 5, "nowhere"),
+            (["run", "--resume", "nowhere"], 2, "nowhere"),
+            (["run", "--bogus"], 2, "--bogus"),
+            (["compare", "--methods", "top,tip"], 2, "Did you mean 'top'?"),
+            (["graph", "--set", "topology.connection=0.01"], 2, "connect"),
+            (["graph", "--topology", "ring", "--out", "g.txt"], 2, ".png"),
+            (["data", "fetch", "mnits"], 5, "mnist"),
+        ],
+    )
+    def test_wrong_input_gets_one_clear_message(self, arguments, code, says, tmp_path):
+        if "cuda" in arguments and torch.cuda.is_available():
+            pytest.skip("this machine has a GPU")
+        done = command(*arguments, cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        assert says in done.stderr.replace("\n", " ")
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "runs").exists()
+
+    def test_sigint_ends_with_the_way_to_continue(self, job, tmp_path):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "topdp", "run", str(job), "--set", "rounds=100000", "--out", "run"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line in process.stderr:
+            if "round 0" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "topdp run --resume run" in said.replace("\n", " ")
+        assert RunFolder.open(tmp_path / "run").state == "interrupted"
