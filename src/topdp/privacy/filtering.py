@@ -1,0 +1,213 @@
+"""What an observer does not know: the conditional covariance of the rows, carried from round to round.
+
+For a coalition J every row is linear in Gaussian draws. What J reads or makes it knows; what it does not
+know of the other rows is their conditional covariance P given all that J has seen. A round mixes P, adds the
+fresh noise and conditions on what J sees: a Kalman filter without measurement noise (Kalman 1960). This file
+knows nothing of gradients, owners or budgets: `gram.py` sends shifts through the gains that come out here.
+
+Only rows that matter are carried: those J sees now, and those that a later sight of J depends on. Rows that
+J knows have no covariance and are left out, so the state is smaller than the plan. Work per round is
+O(rows²·(sources + rows seen)); nothing is dense in the rounds.
+
+**Numbers.** Rounding leaves errors of about 1e-16 of the variance V that entered a row by ways J does not
+see. So `RESOLUTION`·V is taken off the variance of every row that is seen: the answer is exact for noise that
+is smaller by that much, and a smaller noise never has a smaller loss. A row in which less than that is left
+counts as noiseless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.linalg import solve_triangular
+
+from topdp.plan import Plan, Round
+from topdp.privacy.errors import PrivacyError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+RESOLUTION = 1e-13
+"""Share of a row's accumulated variance that is not counted on, for rounding."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One round in the eyes of J: how shifts of the unknown rows move, and what of them J sees.
+
+    Live rows are ordered: first those that stay unknown (`kept`), then those seen. Of the seen ones the
+    `fresh` have noise of their own given the others; the `null` have none and are, for J, exact equations.
+    """
+
+    mix: Any  # sparse [live, kept rows of the round before]
+    owner: Ints  # [live]
+    step: Floats  # [live]
+    kept: int
+    fresh: Ints  # [k] positions among the live rows
+    factor: Floats  # [k, k] lower triangular L, L Lᵀ = conditional covariance of the fresh rows
+    gain: Floats  # [k, kept] L⁻¹ · covariance of the fresh rows with the kept ones
+    null: Ints  # [l] positions among the live rows
+    null_weights: Floats  # [l, k] of the fresh rows in the null ones
+    null_size: Floats  # [l] size below which a shift of a null row is rounding
+
+
+def sights(plan: Plan, coalition: Bools) -> Iterator[Sight]:
+    """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
+    unknown = np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
+    seen, live = _live(plan, coalition, unknown)
+    before = _Unknown(np.empty(0, np.int64), np.zeros((0, 0)), np.zeros(0), np.zeros(0))
+    for r in range(plan.rounds):
+        rows = np.concatenate([np.flatnonzero(live[r] & ~seen[r]), np.flatnonzero(live[r] & seen[r])])
+        kept = int((live[r] & ~seen[r]).sum())
+        sight, before = _advance(plan, plan[r], rows, kept, unknown, before)
+        yield sight
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    """The state: rows that J has not seen and that matter, with what is not known of them."""
+
+    rows: Ints
+    P: Floats  # conditional covariance
+    variance: Floats  # V: what entered by unseen ways, never reduced; P_aa <= V_a
+    size: Floats  # the same for shifts, per unit of gradient: bounds |shift| before any conditioning
+
+
+def _advance(
+    plan: Plan, this: Round, rows: Ints, kept: int, unknown: Bools, before: _Unknown
+) -> tuple[Sight, _Unknown]:
+    position = np.full(plan.rows, -1)
+    position[before.rows] = np.arange(len(before.rows))
+    source, weight = this.source[rows], this.weight[rows]
+    at = np.where(source >= 0, position[source], -1)
+    used = (at >= 0) & (weight != 0)
+    mix = sparse.csr_array(
+        (weight[used], at[used], np.concatenate([[0], np.cumsum(used.sum(axis=1))])),
+        shape=(len(rows), len(before.rows)),
+    )
+    # P ← W P Wᵀ + N Nᵀ, paper-notes §4
+    P = mix @ np.ascontiguousarray((mix @ before.P).T)
+    fresh_variance = _add_noise(P, plan, this, rows, unknown)
+    share = np.where(used, np.abs(weight), 0.0)
+    # (Σ w x)² <= (Σ|w|) (Σ |w| x²)
+    variance = share.sum(axis=1) * _gather(share, at, before.variance) + fresh_variance
+    step = this.step[rows]
+    size = _gather(share, at, before.size) + np.abs(step)
+
+    look = np.arange(kept, len(rows))
+    fresh, L, null, null_weights = factor(P[kept:, kept:], variance[kept:])
+    gain = solve_triangular(L, P[kept:, :kept][fresh], lower=True, check_finite=False)
+    P = P[:kept, :kept]
+    P -= gain.T @ gain
+    sight = Sight(
+        mix=mix,
+        owner=plan.owner[rows].astype(np.int64),
+        step=step,
+        kept=kept,
+        fresh=look[fresh],
+        factor=L,
+        gain=gain,
+        null=look[null],
+        null_weights=null_weights,
+        # Without any unseen noise nothing was ever subtracted: then every shift is one.
+        null_size=np.where(variance[kept:][null] > 0, size[kept:][null], 0.0),
+    )
+    return sight, _Unknown(rows[:kept], P, variance[:kept], size[:kept])
+
+
+def _add_noise(P: Floats, plan: Plan, this: Round, rows: Ints, unknown: Bools) -> Floats:
+    """Adds the covariance of the draws that J does not know; returns its diagonal."""
+    draw, std = this.draw[rows], this.std[rows]
+    counts = (draw >= 0) & (std != 0)
+    counts &= np.where(draw >= 0, unknown[draw], False)
+    entries = draw[counts]
+    variance: Floats = np.where(counts, std, 0.0) ** 2 @ np.ones(std.shape[1])
+    if len(np.unique(entries)) == len(entries):
+        P[np.diag_indices(len(rows))] += variance
+        return variance
+    row = np.nonzero(counts)[0]
+    noise = sparse.coo_array((std[counts], (row, entries)), shape=(len(rows), plan.draws)).tocsr()
+    shared: Floats = (noise @ noise.T).toarray()
+    P += shared
+    return shared.diagonal().copy()
+
+
+def _gather(share: Floats, at: Ints, values: Floats) -> Floats:
+    """Σ share·value of the sources, row by row."""
+    if not len(values):
+        return np.zeros(len(share))
+    return np.asarray((share * values[at]).sum(axis=1))
+
+
+def factor(C: Floats, variance: Floats) -> tuple[Ints, Floats, Ints, Floats]:
+    """Cholesky factor L of covariance C, rows without noise of their own set aside: fresh, L, null, Q.
+
+    A row is null when, given the rows before it, less than RESOLUTION·V is left of its variance after as much
+    has been taken off; `variance` is V. Q [null, fresh] are the weights of the fresh rows in the null ones.
+    """
+    k = len(C)
+    slack = RESOLUTION * variance
+    scale = np.sqrt(C.diagonal())
+    if (scale > 0).all():
+        try:
+            unit = C / scale[:, None] / scale
+            unit[np.diag_indices(k)] -= slack / scale**2
+            L = np.asarray(np.linalg.cholesky(unit) * scale[:, None], np.float64)
+            if (L.diagonal() ** 2 > slack).all():
+                return np.arange(k, dtype=np.int64), L, np.empty(0, np.int64), np.empty((0, k))
+        except np.linalg.LinAlgError:
+            pass
+    fresh: list[int] = []
+    null: list[int] = []
+    L, Q = np.zeros((k, k)), np.zeros((k, k))
+    for a in range(k):
+        f = len(fresh)
+        said = solve_triangular(L[:f, :f], C[fresh, a], lower=True) if f else np.empty(0)
+        left = C[a, a] - slack[a] - said @ said
+        if left > slack[a]:
+            L[f, :f], L[f, f] = said, np.sqrt(left)
+            fresh.append(a)
+        else:
+            if f:
+                unit = C[np.ix_(fresh, fresh)] / scale[fresh][:, None] / scale[fresh]
+                Q[len(null), :f] = np.linalg.solve(unit, C[fresh, a] / scale[fresh]) / scale[fresh]
+            null.append(a)
+    f = len(fresh)
+    return np.array(fresh, np.int64), L[:f, :f], np.array(null, np.int64), Q[: len(null), :f]
+
+
+def _live(plan: Plan, coalition: Bools, unknown: Bools) -> tuple[Bools, Bools]:
+    """[rounds, m] twice: the rows J sees; those it sees or that a later sight of J depends on.
+
+    J's own rows that hold nothing but what J knows are not live: they tell it nothing.
+    """
+    readers = plan.readers.values
+    reads = (coalition[readers] & (readers >= 0)).any(axis=-1)[plan.readers.which]
+    seen = (reads | coalition[plan.owner]) & plan.exists
+    own = np.flatnonzero(coalition[plan.owner])
+    live = seen.copy()
+    for r in range(plan.rounds - 1, -1, -1):
+        told = own[live[r, own]]
+        draw, std = plan.draw[r][told], plan.std[r][told]
+        surprise = ((draw >= 0) & (std != 0) & unknown[draw]).any(axis=1)
+        if r > 0:
+            source, weight = plan.source[r][told], plan.weight[r][told]
+            surprise |= ((source >= 0) & (weight != 0) & ~seen[r - 1, source]).any(axis=1)
+        live[r, told[~surprise]] = False
+        if r > 0:
+            source, weight = plan.source[r][live[r]], plan.weight[r][live[r]]
+            used = source[(source >= 0) & (weight != 0)]
+            live[r - 1, used] = True
+            if (live[r - 1] & ~plan.exists[r - 1]).any():
+                missing = int(np.flatnonzero(live[r - 1] & ~plan.exists[r - 1])[0])
+                raise PrivacyError(
+                    f"Expected round {r} to use rows that were made, got row {missing}, "
+                    f"which round {r - 1} lacks."
+                )
+    return seen, live
