@@ -91,9 +91,10 @@ class ClippedGradients:
         weights: Tensor | None = None,
         *,
         out: Tensor | None = None,
+        scale: float = 1.0,
         microbatch: int | None = None,
     ) -> Tensor:
-        """For each agent, Σ_examples weight · g / max(1, |g| / clip); added to `out` where one is given.
+        """For each agent, scale · Σ_examples weight · g / max(1, |g| / clip); added to `out` if one is given.
 
         rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1; examples of weight 0 are
         padding and add exactly nothing, even where their activations overflow). `microbatch` bounds the
@@ -101,9 +102,10 @@ class ClippedGradients:
         CPU and 1 GB on a GPU. Raises FloatingPointError, naming the agents, when a gradient is not finite;
         what was already added to `out` stays there.
 
-        **Guarantees.** One example moves its agent's row of the result by at most clip·weight in l2 norm.
+        **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
+        norm, and no other row.
         """
-        return self._run(rows, inputs, targets, weights, out, microbatch, None)
+        return self._run(rows, inputs, targets, weights, out, scale, microbatch, None)
 
     def clipped_sum_and_statistics(
         self,
@@ -113,11 +115,12 @@ class ClippedGradients:
         weights: Tensor | None = None,
         *,
         out: Tensor | None = None,
+        scale: float = 1.0,
         microbatch: int | None = None,
     ) -> tuple[Tensor, Statistics]:
         """As `clipped_sum`, with the mean loss and the share clipped of each agent. These are not private."""
         totals = rows.new_zeros(3, rows.shape[0])
-        result = self._run(rows, inputs, targets, weights, out, microbatch, totals)
+        result = self._run(rows, inputs, targets, weights, out, scale, microbatch, totals)
         loss, clipped, weight = totals
         return result, Statistics(loss / weight, clipped / weight)
 
@@ -151,10 +154,11 @@ class ClippedGradients:
         targets: Tensor,
         weights: Tensor | None,
         out: Tensor | None,
+        scale: float,
         microbatch: int | None,
         totals: Tensor | None,
     ) -> Tensor:
-        n, b = self._expect(rows, inputs, targets, weights, out, microbatch)
+        n, b = self._expect(rows, inputs, targets, weights, out, scale, microbatch)
         rows = rows.detach()
         if out is None:
             out = rows.new_zeros(n, self.flat.dimension)
@@ -168,7 +172,7 @@ class ClippedGradients:
         for i, j in blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
             losses, found = path.contributions(rows[i], inputs[i, j], targets[i, j])
-            self._add(out[i], losses, found, weight, i.start, None if totals is None else totals[:, i])
+            self._add(out[i], losses, found, weight, scale, i.start, None if totals is None else totals[:, i])
         return out
 
     def _add(
@@ -177,6 +181,7 @@ class ClippedGradients:
         losses: Tensor,
         found: list[tuple[Slot, Contribution]],
         weights: Tensor | None,
+        scale: float,
         first: int,
         totals: Tensor | None,
     ) -> None:
@@ -198,6 +203,8 @@ class ClippedGradients:
             losses = losses.masked_fill(~ok, 0)
         # Algorithm 1 of the paper, line "clip": g / max(1, |g| / C).
         coefficients = self.clip / norms.clamp_min(self.clip)
+        if scale != 1:
+            coefficients *= scale
         if weights is not None:
             coefficients = coefficients * weights
         for slot, contribution in found:
@@ -239,6 +246,7 @@ class ClippedGradients:
         targets: Tensor,
         weights: Tensor | None,
         out: Tensor | None,
+        scale: float,
         microbatch: int | None,
     ) -> tuple[int, int]:
         self._expect_rows(rows)
@@ -254,6 +262,8 @@ class ClippedGradients:
                 f"Expected out {tuple(rows.shape)} {rows.dtype} with contiguous rows, got {tuple(out.shape)} "
                 f"{out.dtype} with strides {out.stride()}."
             )
+        if not math.isfinite(scale):
+            raise ValueError(f"Expected a finite scale, got {scale}.")
         if microbatch is not None and microbatch < 1:
             raise ValueError(f"Expected microbatch >= 1, got {microbatch}.")
         return n, b
