@@ -213,21 +213,19 @@ def version() -> None:
 def main() -> None:
     """Runs the command; turns the project's errors into one clear line and an exit code."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except (ConfigError, RunFolderError, PlanError, ValueError) as error:
         _stop(error, 2)
     except DataError as error:
         _stop(error, 5)
-    except KeyboardInterrupt as error:
-        folder = getattr(error, "folder", None)
-        how = f" Continue with: topdp run --resume {folder}" if folder else ""
-        _stop(f"Interrupted.{how}", 130)
     except Exception as error:
-        # typer's own usage errors know how to show themselves
-        if hasattr(error, "show") and hasattr(error, "exit_code"):
+        if type(error).__name__ == "Interrupted":  # its module would bring torch along
+            _stop(error, 130)
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # typer's own usage errors
             error.show()
             sys.exit(int(error.exit_code))
         raise
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _stop(message: object, code: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,10 @@ Mixer = Callable[[Work], None]
 
 def mixer(plan: Plan, seed: int, device: torch.device) -> Mixer:
     """The function that makes the rows of a round on `device`."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from topdp.mixing_cuda import Fused
+
+        return Fused(plan, seed, device)
     return RowByRow(plan, seed, device)
 
 

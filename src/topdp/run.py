@@ -42,11 +42,13 @@ Watcher = Callable[[int, int, "Metrics | None"], None]
 Metrics = dict[str, Any]
 
 
-class Interrupted(KeyboardInterrupt):
-    """A run that was stopped from outside, and can be resumed from `folder`."""
+class Interrupted(Exception):  # noqa: N818 - a state, not a fault
+    """A run that was stopped by Ctrl-C; with a `folder` it can be resumed from there."""
 
     def __init__(self, folder: Path | None) -> None:
-        super().__init__()
+        super().__init__(
+            f"Interrupted. Continue with: topdp run --resume {folder}" if folder else "Interrupted."
+        )
         self.folder = folder
 
 
