@@ -94,7 +94,7 @@ def odd_convolutions() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 2), groups=2),
         nn.Tanh(),
-        nn.Conv2d(4, 4, (2, 3), padding="same", dilation=2, padding_mode="circular"),
+        nn.Conv2d(4, 4, (2, 3), padding="same", dilation=(1, 2), padding_mode="circular"),
         nn.Tanh(),
         nn.Conv2d(4, 4, 3, padding="valid", groups=4),
         nn.AvgPool2d(2),
@@ -394,6 +394,14 @@ def test_other_models_take_the_slow_path_and_say_so_once(name):
     assert torch.allclose(outputs, torch.stack([flat.load(row).eval()(x[0]) for row in rows]))
 
 
+def test_dropout_does_not_hide_that_examples_are_mixed_in_training():
+    module = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), Centres(), nn.Linear(6, CLASSES))
+    gradients = ClippedGradients(module, 1.0)
+    rows = gradients.flat.flatten().repeat(2, 1)
+    with pytest.warns(UserWarning, match="influence each other"):
+        gradients.clipped_sum(rows, torch.randn(2, 4, 6), torch.zeros(2, 4, dtype=torch.long))
+
+
 def test_a_new_shape_of_example_is_checked_again():
     class Sometimes(nn.Module):
         def __init__(self) -> None:
@@ -443,6 +451,17 @@ def test_dropout_draws_for_each_example_and_takes_the_fast_path():
     assert torch.equal(still[0], still[1])
 
 
+@pytest.mark.filterwarnings("ignore:Per-example gradients")
+def test_dropout_draws_for_each_example_on_the_slow_path():
+    torch.manual_seed(0)
+    gradients = ClippedGradients(nn.Sequential(Scale(), nn.Dropout(0.5), nn.Linear(6, CLASSES)), 1e9)
+    rows, y = gradients.flat.flatten().repeat(2, 1), torch.zeros(2, 16, dtype=torch.long)
+    result = gradients.clipped_sum(rows, torch.ones(2, 16, 6), y)
+    assert not gradients.fast
+    assert not torch.equal(result[0], result[1])
+    assert (result[:, :6] != 0).all()  # a mask that 16 examples share leaves zeros
+
+
 def test_functional_dropout_takes_the_fast_path():
     class Drops(nn.Module):
         def __init__(self) -> None:
@@ -475,10 +494,11 @@ def test_gradients_that_are_not_finite_are_refused_with_the_agents(slow):
     with pytest.raises(FloatingPointError, match=r"agents \[1, 3\]"):
         gradients.clipped_sum(rows, x, y, out=out)
     assert (out == 0).all()
+    with pytest.raises(FloatingPointError, match=r"agents \[1\]"):
+        gradients.clipped_sum(rows, x, y, microbatch=3)
+    x = torch.randn(4, 3, 6)
     with pytest.raises(FloatingPointError, match=r"agents \[2\]"):
-        gradients.clipped_sum(
-            rows[1:], x[1:].nan_to_num(0), y[1:], torch.tensor([[1.0], [1], [-1]]).repeat(1, 3)
-        )
+        gradients.clipped_sum(rows, x, y, torch.tensor([[1.0], [1], [-1], [0]]).repeat(1, 3))
 
 
 def test_bad_arguments_say_what_was_expected():
@@ -505,6 +525,19 @@ def test_bad_arguments_say_what_was_expected():
         ClippedGradients(nn.Linear(6, CLASSES), 1.0, nn.CrossEntropyLoss()).clipped_sum(rows, x, y)
     with pytest.raises(RuntimeError, match="shapes"):  # the model's own error, as it is
         gradients.clipped_sum(rows, torch.ones(2, 3, 5), y)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_gives_the_same(name):
+    flat, rows, x, y, weights = problem(name, torch.float64)
+    clip = middle_norm(flat, rows, x, y)
+    gradients = ClippedGradients(flat, clip)
+    result = gradients.clipped_sum(*(t.cuda() for t in (rows, x, y, weights)))
+    assert gradients.fast
+    assert relative(result.cpu(), by_hand(flat, rows, x, y, weights, clip)) < 1e-12
+    outputs = gradients.outputs(rows.cuda(), x[0].cuda()).cpu()
+    assert torch.allclose(outputs, torch.stack([flat.load(row).eval()(x[0]) for row in rows]), rtol=1e-10)
 
 
 def test_no_examples_add_nothing():

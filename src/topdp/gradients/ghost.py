@@ -44,6 +44,11 @@ def _squared(x: Tensor) -> Tensor:
     return norms.square_()
 
 
+def along(axis: int, parts: Sequence[Tensor]) -> Tensor:
+    """The parts one after the other; no copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
+
+
 class Contribution(ABC):
     """The gradients of one parameter, one for each agent and example."""
 
@@ -189,9 +194,9 @@ class Convolution(Contribution):
             self._kept = x.new_empty(n, b, groups * out * K)
         norms = x.new_empty(n, b)
         for i, j in blocks(n, b, _capacity(largest, x.device)):
-            columns = torch.cat([self._columns(x[i, j]) for x, _ in self.uses], 2)
-            deltas = torch.cat(
-                [delta[i, j].reshape(-1, out, delta[0, 0, 0].numel()) for _, delta in self.uses], 2
+            columns = along(2, [self._columns(x[i, j]) for x, _ in self.uses])
+            deltas = along(
+                2, [delta[i, j].reshape(-1, out, delta[0, 0, 0].numel()) for _, delta in self.uses]
             )
             if direct:
                 gradients = torch.bmm(deltas, columns.mT).view(*norms[i, j].shape, -1)

@@ -176,9 +176,7 @@ def _join_outer(found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
         n, b = delta.shape[:2]
         delta = delta.reshape(n, b, -1, delta.shape[-1])
         pairs.append((a.reshape(n, b, delta.shape[2], -1), delta))
-    if len(pairs) == 1:
-        return ghost.Outer(*pairs[0])
-    return ghost.Outer(torch.cat([a for a, _ in pairs], 2), torch.cat([delta for _, delta in pairs], 2))
+    return ghost.Outer(ghost.along(2, [a for a, _ in pairs]), ghost.along(2, [delta for _, delta in pairs]))
 
 
 @final
@@ -208,7 +206,7 @@ class EmbeddingTwin(Twin):
                 delta = delta.masked_fill((tokens == self.padding_idx).unsqueeze(3), 0)
             all_tokens.append(tokens)
             all_deltas.append(delta)
-        return ghost.Lookup(torch.cat(all_tokens, 2), torch.cat(all_deltas, 2))
+        return ghost.Lookup(ghost.along(2, all_tokens), ghost.along(2, all_deltas))
 
 
 class _NormTwin(Twin):
