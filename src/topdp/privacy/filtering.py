@@ -9,22 +9,22 @@ Only rows that matter are carried: those J sees now, and those that a later sigh
 J knows have no covariance and are left out, so the state is smaller than the plan. Work per round is
 O(rows²·(sources + rows seen)); nothing is dense in the rounds.
 
-**Numbers.** Rounding leaves errors of about 1e-16 of the variance V that entered a row by ways J does not
-see. So `RESOLUTION`·V is taken off the variance of every row that is seen: the answer is exact for noise that
-is smaller by that much, and a smaller noise never has a smaller loss. A row in which less than that is left
-counts as noiseless.
+**Numbers.** Rounding errors are about 1e-16 of the variance V that entered a row by ways J does not see. A
+row that J sees counts as noiseless when at most `RESOLUTION`·V of its variance is left. And what J learns is
+stated for noise whose variance is smaller by `ROUNDING`·V in every row it sees: less noise never loses less.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrtri
 
 from topdp.plan import Plan, Round
 from topdp.privacy.errors import PrivacyError
@@ -34,7 +34,10 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 RESOLUTION = 1e-13
-"""Share of a row's accumulated variance that is not counted on, for rounding."""
+"""A row has no noise of its own below this share of the variance that entered it."""
+
+ROUNDING = 1e-14
+"""Share of the variance that entered a row that is not counted on."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +53,24 @@ class Sight:
     step: Floats  # [live]
     kept: int
     fresh: Ints  # [k] positions among the live rows
-    factor: Floats  # [k, k] lower triangular L, L Lᵀ = conditional covariance of the fresh rows
+    inverse: Floats  # [k, k] L⁻¹, L Lᵀ the conditional covariance of the fresh rows
     gain: Floats  # [k, kept] L⁻¹ · covariance of the fresh rows with the kept ones
+    guard: float  # >= 1: by how much whitened shifts are enlarged for rounding
     null: Ints  # [l] positions among the live rows
     null_weights: Floats  # [l, k] of the fresh rows in the null ones
-    null_size: Floats  # [l] size below which a shift of a null row is rounding
+    null_size: Floats  # [l] most that can have entered a null row, by which rounding is judged; 0: none
 
 
 def sights(plan: Plan, coalition: Bools) -> Iterator[Sight]:
     """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
     unknown = np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
     seen, live = _live(plan, coalition, unknown)
+    distinct = [len(np.unique(d[d >= 0])) == (d >= 0).sum() for d in plan.draw.values]
     before = _Unknown(np.empty(0, np.int64), np.zeros((0, 0)), np.zeros(0), np.zeros(0))
     for r in range(plan.rounds):
-        rows = np.concatenate([np.flatnonzero(live[r] & ~seen[r]), np.flatnonzero(live[r] & seen[r])])
-        kept = int((live[r] & ~seen[r]).sum())
-        sight, before = _advance(plan, plan[r], rows, kept, unknown, before)
+        keep = np.flatnonzero(live[r] & ~seen[r])
+        rows, kept = np.concatenate([keep, np.flatnonzero(live[r] & seen[r])]), len(keep)
+        sight, before = _advance(plan, plan[r], rows, kept, unknown, distinct[plan.draw.which[r]], before)
         yield sight
 
 
@@ -80,7 +85,7 @@ class _Unknown:
 
 
 def _advance(
-    plan: Plan, this: Round, rows: Ints, kept: int, unknown: Bools, before: _Unknown
+    plan: Plan, this: Round, rows: Ints, kept: int, unknown: Bools, distinct: bool, before: _Unknown
 ) -> tuple[Sight, _Unknown]:
     position = np.full(plan.rows, -1)
     position[before.rows] = np.arange(len(before.rows))
@@ -93,16 +98,15 @@ def _advance(
     )
     # P ← W P Wᵀ + N Nᵀ, paper-notes §4
     P = mix @ np.ascontiguousarray((mix @ before.P).T)
-    fresh_variance = _add_noise(P, plan, this, rows, unknown)
+    fresh_variance = _add_noise(P, plan, this, rows, unknown, distinct)
     share = np.where(used, np.abs(weight), 0.0)
     # (Σ w x)² <= (Σ|w|) (Σ |w| x²)
     variance = share.sum(axis=1) * _gather(share, at, before.variance) + fresh_variance
     step = this.step[rows]
     size = _gather(share, at, before.size) + np.abs(step)
 
-    look = np.arange(kept, len(rows))
-    fresh, L, null, null_weights = factor(P[kept:, kept:], variance[kept:])
-    gain = solve_triangular(L, P[kept:, :kept][fresh], lower=True, check_finite=False)
+    white = whiten(P[kept:, kept:], variance[kept:])
+    gain = white.inverse @ P[kept:, :kept][white.fresh]
     P = P[:kept, :kept]
     P -= gain.T @ gain
     sight = Sight(
@@ -110,25 +114,26 @@ def _advance(
         owner=plan.owner[rows].astype(np.int64),
         step=step,
         kept=kept,
-        fresh=look[fresh],
-        factor=L,
+        fresh=kept + white.fresh,
+        inverse=white.inverse,
         gain=gain,
-        null=look[null],
-        null_weights=null_weights,
+        guard=white.guard,
+        null=kept + white.null,
+        null_weights=white.weights,
         # Without any unseen noise nothing was ever subtracted: then every shift is one.
-        null_size=np.where(variance[kept:][null] > 0, size[kept:][null], 0.0),
+        null_size=np.where(variance[kept:] > 0, size[kept:], 0.0)[white.null],
     )
     return sight, _Unknown(rows[:kept], P, variance[:kept], size[:kept])
 
 
-def _add_noise(P: Floats, plan: Plan, this: Round, rows: Ints, unknown: Bools) -> Floats:
+def _add_noise(P: Floats, plan: Plan, this: Round, rows: Ints, unknown: Bools, distinct: bool) -> Floats:
     """Adds the covariance of the draws that J does not know; returns its diagonal."""
     draw, std = this.draw[rows], this.std[rows]
     counts = (draw >= 0) & (std != 0)
     counts &= np.where(draw >= 0, unknown[draw], False)
     entries = draw[counts]
     variance: Floats = np.where(counts, std, 0.0) ** 2 @ np.ones(std.shape[1])
-    if len(np.unique(entries)) == len(entries):
+    if distinct or len(np.unique(entries)) == len(entries):
         P[np.diag_indices(len(rows))] += variance
         return variance
     row = np.nonzero(counts)[0]
@@ -145,41 +150,61 @@ def _gather(share: Floats, at: Ints, values: Floats) -> Floats:
     return np.asarray((share * values[at]).sum(axis=1))
 
 
-def factor(C: Floats, variance: Floats) -> tuple[Ints, Floats, Ints, Floats]:
-    """Cholesky factor L of covariance C, rows without noise of their own set aside: fresh, L, null, Q.
+class Whitening(NamedTuple):
+    """What makes the rows seen in a round independent, and what is left out of that."""
 
-    A row is null when, given the rows before it, less than RESOLUTION·V is left of its variance after as much
-    has been taken off; `variance` is V. Q [null, fresh] are the weights of the fresh rows in the null ones.
+    fresh: Ints  # rows with noise of their own, given those before them
+    inverse: Floats  # L⁻¹ [fresh, fresh], L Lᵀ the covariance of the fresh rows
+    null: Ints  # the other rows
+    weights: Floats  # Q [null, fresh]: what the null rows are made of
+    guard: float  # by how much whitened shifts have to grow when C loses ROUNDING·V; infinite if C may vanish
+
+
+def whiten(C: Floats, variance: Floats) -> Whitening:
+    """The whitening of rows with covariance C; `variance` is V.
+
+    A row is null when, given the rows before it, at most RESOLUTION·V is left of its variance.
     """
     k = len(C)
-    slack = RESOLUTION * variance
-    scale = np.sqrt(C.diagonal())
+    scale = np.sqrt(np.maximum(C.diagonal(), 0.0))
     if (scale > 0).all():
         try:
-            unit = C / scale[:, None] / scale
-            unit[np.diag_indices(k)] -= slack / scale**2
-            L = np.asarray(np.linalg.cholesky(unit) * scale[:, None], np.float64)
-            if (L.diagonal() ** 2 > slack).all():
-                return np.arange(k, dtype=np.int64), L, np.empty(0, np.int64), np.empty((0, k))
+            L = np.asarray(np.linalg.cholesky(C / scale[:, None] / scale), np.float64) * scale[:, None]
+            if (L.diagonal() ** 2 > RESOLUTION * variance).all():
+                inverse = _inverse(L)
+                nothing = np.empty(0, np.int64)
+                return Whitening(np.arange(k), inverse, nothing, np.empty((0, k)), _guard(inverse, variance))
         except np.linalg.LinAlgError:
             pass
     fresh: list[int] = []
     null: list[int] = []
-    L, Q = np.zeros((k, k)), np.zeros((k, k))
+    inverse, Q = np.zeros((k, k)), np.zeros((k, k))
     for a in range(k):
         f = len(fresh)
-        said = solve_triangular(L[:f, :f], C[fresh, a], lower=True) if f else np.empty(0)
-        left = C[a, a] - slack[a] - said @ said
-        if left > slack[a]:
-            L[f, :f], L[f, f] = said, np.sqrt(left)
+        said = inverse[:f, :f] @ C[fresh, a]
+        left = C[a, a] - said @ said
+        if left > RESOLUTION * variance[a]:
+            inverse[f, :f] = -(said @ inverse[:f, :f]) / np.sqrt(left)
+            inverse[f, f] = 1 / np.sqrt(left)
             fresh.append(a)
         else:
-            if f:
-                unit = C[np.ix_(fresh, fresh)] / scale[fresh][:, None] / scale[fresh]
-                Q[len(null), :f] = np.linalg.solve(unit, C[fresh, a] / scale[fresh]) / scale[fresh]
+            Q[len(null), :f] = said @ inverse[:f, :f]
             null.append(a)
     f = len(fresh)
-    return np.array(fresh, np.int64), L[:f, :f], np.array(null, np.int64), Q[: len(null), :f]
+    inverse = inverse[:f, :f]
+    guard = _guard(inverse, variance[fresh])
+    return Whitening(np.array(fresh, np.int64), inverse, np.array(null, np.int64), Q[: len(null), :f], guard)
+
+
+def _inverse(L: Floats) -> Floats:
+    """The inverse of a lower triangular matrix, without the checks that cost more than the work."""
+    return np.asarray(dtrtri(L, lower=1)[0], np.float64) if len(L) else np.zeros((0, 0))
+
+
+def _guard(inverse: Floats, variance: Floats) -> float:
+    # C - E >= (1 - ρ) C with E = ROUNDING·V and ρ = tr(L⁻¹ E L⁻ᵀ)
+    share = ROUNDING * float((inverse * inverse @ variance).sum())
+    return 1 / math.sqrt(1 - share) if share < 0.5 else math.inf
 
 
 def _live(plan: Plan, coalition: Bools, unknown: Bools) -> tuple[Bools, Bools]:

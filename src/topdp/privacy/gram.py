@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 from topdp.plan import Plan
 from topdp.privacy.filtering import Sight, sights
@@ -84,7 +83,7 @@ def _look(sight: Sight, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]
     S = np.asarray(sight.mix @ S)
     rows = np.flatnonzero((column >= 0) & (sight.step != 0))
     S[rows, column[rows]] += sight.step[rows]
-    D: Floats = solve_triangular(sight.factor, S[sight.fresh], lower=True, check_finite=False)
+    D: Floats = sight.inverse @ S[sight.fresh]
     leaks = np.zeros(S.shape[1], bool)
     if len(sight.null):
         said = sight.null_weights @ S[sight.fresh]
@@ -92,7 +91,9 @@ def _look(sight: Sight, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]
         leaks = (np.abs(S[sight.null] - said) > ROUNDING * most).any(axis=0)
     S = S[: sight.kept]
     S -= sight.gain.T @ D
-    return S, D, leaks
+    if not np.isfinite(sight.guard):
+        return S, np.zeros_like(D), leaks | D.any(axis=0)
+    return S, D * sight.guard, leaks
 
 
 def _add(M: Floats, waiting: list[Floats], width: int) -> None:

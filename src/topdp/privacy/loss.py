@@ -92,7 +92,7 @@ def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss | Gaussi
 def _distribution(rate: float, releases: tuple[tuple[float, int], ...]) -> Any:
     least = releases[0][0]
     # Coarser where one release alone can lose much, so that memory stays bounded; any interval is sound.
-    interval = max(1e-4, (0.5 / least**2 + 12 / least) * 1e-6)
+    interval = max(1e-4, (0.5 / least**2 + 12 / least) * 4e-6)
     total: Any = None
     for z, count in releases:
         one = pld.from_gaussian_mechanism(

@@ -4,12 +4,12 @@ Not for everyone-else-colludes (`worst_case`, which needs no assumption), nor fo
 
 **Guarantees.** Observer: a coalition J of one or more agents, honest but curious, with all rows it receives
 in all rounds, all rows it makes, its own draws and all draws it shares in knowing, its own data and
-gradients, and all random choices of the protocol. Unknown to it: all other draws. Assumed: gradients are fixed inputs,
-that is, a changed record changes its owner's own gradients and nobody reacts to that in later gradients
-(exact for a linear loss). Adjacency and sensitivity are the exposure's. Then what J sees is Gaussian with
-O = A u + B z, and μ² = max uᵀMu, M = Aᵀ(BBᵀ)⁺A, over the changes u that one record can make:
-`upper` is never below it, `lower` is what an aligned record reaches. Infinite when A leaves the range of B.
-Rounding is on the side of larger μ; see `filtering` for what counts as no noise.
+gradients, and all random choices of the protocol. Unknown to it: all other draws. Assumed: gradients are
+fixed inputs, that is, a changed record changes its owner's own gradients and nobody's later gradients react
+to that (exact for a linear loss). Adjacency and sensitivity are the exposure's. Then what J sees is Gaussian,
+O = A u + B z, and μ² = max uᵀMu with M = Aᵀ(BBᵀ)⁺A over the changes u that one record can make: `upper` is
+never below it, `lower` is what an aligned record reaches. Infinite when A leaves the range of B. Rounding is
+on the side of larger μ; see `filtering` for what counts as no noise.
 """
 
 from __future__ import annotations

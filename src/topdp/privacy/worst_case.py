@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.linalg import solve_triangular
 
 from topdp.plan import PerRound, Plan
 from topdp.privacy.errors import Refused
-from topdp.privacy.filtering import factor
+from topdp.privacy.filtering import whiten
 from topdp.privacy.loss import GaussianLoss, Loss, sampled_loss
 from topdp.privacy.participation import Exposure, PoissonSampling, check
 
@@ -179,12 +178,12 @@ def _release(draw: Ints, std: Floats, step: Floats) -> float:
     B = np.zeros((len(draw), len(names)))
     np.add.at(B, (np.arange(len(draw))[:, None], column.reshape(draw.shape)), std)
     C = B @ B.T
-    fresh, L, null, weights = factor(C, C.diagonal())
+    fresh, inverse, null, weights, guard = whiten(C, C.diagonal())
     left = np.abs(step[null] - weights @ step[fresh])
     if (left > ROUNDING * (step[null] + np.abs(weights) @ step[fresh])).any():
         return np.inf
-    D = solve_triangular(L, step[fresh], lower=True)
-    return float(D @ D)
+    D = inverse @ step[fresh]
+    return float(D @ D) * guard**2
 
 
 def _chunks(rounds: int) -> Iterable[slice]:
