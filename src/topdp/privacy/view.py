@@ -28,7 +28,7 @@ from topdp.privacy.gaussian import epsilon_of
 from topdp.privacy.gram import aligned, grams
 from topdp.privacy.loss import GaussianLoss, Loss
 from topdp.privacy.participation import Exposure, PoissonSampling, check
-from topdp.privacy.worst_case import fresh_releases, sampled
+from topdp.privacy.worst_case import fresh_releases, information, sampled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -111,9 +111,11 @@ def view(
     lower, upper = np.full(asked.shape, np.nan), np.full(asked.shape, np.nan)
     drawn = np.array([isinstance(how, PoissonSampling) for how in exposure.participation])
     period = exposure.periods()
-    for o, J in enumerate(members):
-        coalition = np.isin(np.arange(plan.agents), J)
+    coalitions = [np.isin(np.arange(plan.agents), J) for J in members]
+    for o, coalition in enumerate(coalitions):
         asked[:, o] = _owners(plan, coalition, owners)
+    samples = _samples(plan, exposure, np.flatnonzero(drawn & asked.any(axis=1)))
+    for o, coalition in enumerate(coalitions):
         wanted = np.flatnonzero(asked[:, o] & ~drawn)
         sensitivity = exposure.sensitivity[wanted]
         if bound == "aligned":
@@ -129,12 +131,11 @@ def view(
             lower[wanted, o], upper[wanted, o] = sensitivity * low, sensitivity * high
         if progress is not None:
             progress(o + 1, len(members))
-    samples = {int(i): _fresh_loss(plan, exposure, int(i)) for i in np.flatnonzero(drawn & asked.any(axis=1))}
     return View(members, lower, upper if bound == "upper" else None, asked, samples)
 
 
-def _fresh_loss(plan: Plan, exposure: Exposure, owner: int) -> Loss:
-    """The loss of an owner with Poisson samples, to any observer.
+def _samples(plan: Plan, exposure: Exposure, owners: Ints) -> dict[int, Loss]:
+    """The losses of owners with Poisson samples, to any observer.
 
     If the owner releases one row a round under fresh noise of its own, then, given the rows of the round
     before, that row is a Gaussian mechanism on this round's sample alone, with noise independent of all other
@@ -143,12 +144,17 @@ def _fresh_loss(plan: Plan, exposure: Exposure, owner: int) -> Loss:
     amplified, since the samples are independent and secret. Where rows count on noise of other rows or
     rounds, what J sees in a round depends on several samples at once: no amplification theorem covers that.
     """
-    if not fresh_releases(plan, owner):
+    if not len(owners):
+        return {}
+    fresh = fresh_releases(plan)
+    if not fresh[owners].all():
         raise Refused(
             f"The view does not cover Poisson samples in a plan that reuses noise ({plan.protocol}, agent "
-            f"{owner}): there is no amplification theorem for it. Use full or cyclic batches, or worst-case."
+            f"{owners[~fresh[owners]][0]}): there is no amplification theorem for it. Use full or cyclic "
+            f"batches, or the worst-case guarantee."
         )
-    return sampled(plan, exposure, owner)
+    per_round = information(plan)
+    return {i: sampled(exposure, i, per_round) for i in owners.tolist()}
 
 
 def _members(observer: Observer, agents: int) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
     mu = np.full(plan.agents, np.nan)
     for i, how in enumerate(exposure.participation):
         if isinstance(how, PoissonSampling):
-            losses.append(sampled(plan, exposure, i, per_round))
+            losses.append(sampled(exposure, i, per_round))
             continue
         # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
         classes = [per_round[s :: period[i], i].sum() for s in range(min(int(period[i]), plan.rounds))]
@@ -65,8 +65,11 @@ def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
     return WorstCase(mu, tuple(losses))
 
 
-def sampled(plan: Plan, exposure: Exposure, owner: int, per_round: Floats | None = None) -> Loss:
-    """The loss of an owner whose batches are Poisson samples: a subsampled Gaussian release in each round."""
+def sampled(exposure: Exposure, owner: int, per_round: Floats) -> Loss:
+    """The loss of an owner whose batches are Poisson samples: a subsampled Gaussian release in each round.
+
+    `per_round` is the plan's `information`.
+    """
     how = exposure.participation[owner]
     if not isinstance(how, PoissonSampling):
         raise TypeError(f"Expected Poisson sampling of agent {owner}, got {how}.")
@@ -75,9 +78,9 @@ def sampled(plan: Plan, exposure: Exposure, owner: int, per_round: Floats | None
             f"Poisson samples under {exposure.adjacency} adjacency are not covered: which pair of data sets "
             f"is worst under composition is subtle (Lebeda et al. 2024, arXiv:2405.20769). Use add-remove."
         )
-    q = (information(plan) if per_round is None else per_round)[:, owner]
     with np.errstate(divide="ignore"):
-        return sampled_loss(1 / (exposure.sensitivity[owner] * np.sqrt(q)), how.rate)
+        z = 1 / (exposure.sensitivity[owner] * np.sqrt(per_round[:, owner]))
+    return sampled_loss(z, how.rate)
 
 
 def information(plan: Plan) -> Floats:
@@ -87,43 +90,53 @@ def information(plan: Plan) -> Floats:
     count; infinite when `step` leaves the range of B.
     """
     counts, independent = _counting(plan)
-    carries = np.stack([plan.carries[r] for r in range(plan.rounds)]) & plan.exists
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.where(plan.rate > 0, plan.rate / plan.scale, 0.0) ** 2
     if not independent:
-        return _shared(plan, counts, carries, ratio)
+        return _shared(plan, counts, _carries(plan, slice(None)), ratio)
     result = np.empty((plan.rounds, plan.agents))
     of_owner = sparse.csr_array(
         (np.ones(plan.rows), (plan.owner, np.arange(plan.rows))), shape=(plan.agents, plan.rows)
     )
     for rounds in _chunks(plan.rounds):
         # Draws of their own: BBᵀ is diagonal, and 1/z² = Σ_rows (step/std)².
-        std = np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
+        variance = np.square(_own_std(plan, counts, rounds)).sum(axis=-1)
         with np.errstate(divide="ignore"):
-            per_row = np.where(carries[rounds], 1 / np.square(std).sum(axis=-1), 0.0)
+            per_row = np.where(_carries(plan, rounds), 1 / variance, 0.0)
         result[rounds] = (of_owner @ per_row.T).T
     with np.errstate(invalid="ignore"):
         return np.where((result == 0) | (plan.rate == 0)[:, None], 0.0, result * ratio[:, None])
 
 
-def fresh_releases(plan: Plan, owner: int) -> bool:
-    """Whether the owner releases its gradient once a round, under noise that is all its own.
+def fresh_releases(plan: Plan) -> Bools:
+    """[agents]: whether the owner releases its gradient once a round, under noise that is all its own.
 
     That is: in each round at most one of its rows carries the gradient, and its own noise per unit of scale
     is the same in all those rounds, so it never counts on noise that came with a received row.
     """
     counts, _ = _counting(plan)
-    rows = np.flatnonzero(plan.owner == owner)
-    seen: set[float] = set()
+    once = np.ones(plan.agents, bool)
+    least, most = np.full(plan.agents, np.inf), np.zeros(plan.agents)
     for rounds in _chunks(plan.rounds):
-        for r in range(rounds.start, rounds.stop):
-            carrying = rows[(plan.carries[r] & plan.exists[r])[rows]] if plan.rate[r] > 0 else rows[:0]
-            if len(carrying) > 1:
-                return False
-            if len(carrying):
-                std = np.where(counts[r][carrying], plan.std[r][carrying], 0.0)
-                seen.add(float(np.square(std).sum()))
-    return len(seen) <= 1
+        carries = _carries(plan, rounds) & (plan.rate[rounds] > 0)[:, None]
+        r, row = np.nonzero(carries)
+        owner = plan.owner[row]
+        rows = np.bincount(r * plan.agents + owner, minlength=len(carries) * plan.agents)
+        once &= (rows.reshape(-1, plan.agents) <= 1).all(axis=0)
+        variance = np.square(_own_std(plan, counts, rounds)[r, row]).sum(axis=-1)
+        np.minimum.at(least, owner, variance)
+        np.maximum.at(most, owner, variance)
+    return once & (most <= least)
+
+
+def _carries(plan: Plan, rounds: slice) -> Bools:
+    """[rounds, m]: which rows carry a gradient."""
+    return np.asarray(plan.carries.values[plan.carries.which[rounds]] & plan.exists[rounds])
+
+
+def _own_std(plan: Plan, counts: PerRound, rounds: slice) -> Floats:
+    """[rounds, m, v]: standard deviations per unit of scale, 0 for draws that do not count."""
+    return np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
 
 
 def _counting(plan: Plan) -> tuple[PerRound, bool]:
