@@ -57,7 +57,7 @@ def calibration(request: pytest.FixtureRequest) -> Iterator[Calibration]:
 def test_sigma_of_the_notes(name: str, releases: int, sigma: float) -> None:
     found = CALIBRATIONS[name].calibrate(1.0, 1e-5, releases, FULL)
     assert found.sigma == pytest.approx(sigma, rel=3e-4)
-    assert found.sigma == found.noise_multiplier * found.sensitivity == found.noise_multiplier / 2000
+    assert found.sigma == pytest.approx(found.noise_multiplier / 2000, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,14 @@ def test_cyclic_batches_divide_the_releases(
         warnings.simplefilter("ignore", PrivacyWarning)
         found = calibration.calibrate(epsilon, delta, releases, batches)
         claimed = calibration.claim(np.full(releases, found.noise_multiplier), delta, batches)
+        whole = calibration.calibrate(epsilon, delta, releases, FULL)
         few = calibration.calibrate(
             epsilon, delta, math.ceil(releases / math.ceil(2000 / size)), Batches.full(size)
         )
     assert claimed <= epsilon
     assert epsilon - claimed <= 1e-6 * epsilon + 1e-11 * delta
     if name == "theorem1":
-        assert found.sigma == pytest.approx(calibration.calibrate(epsilon, delta, releases, FULL).sigma)
+        assert found.sigma == pytest.approx(whole.sigma)
     else:
         assert found.sigma == few.sigma
 
@@ -271,8 +272,10 @@ def test_udp_discounting_keeps_its_budget_and_says_what_it_is() -> None:
 # Poisson batches.
 
 
-@pytest.mark.parametrize("name", SOUND)
-@pytest.mark.parametrize(("epsilon", "releases", "size"), [(1.0, 200, 20), (4.0, 30, 400)])
+@pytest.mark.parametrize(
+    ("name", "epsilon", "releases", "size"),
+    [("tight", 1.0, 200, 20), ("tight", 4.0, 30, 400), ("optimal", 4.0, 30, 400), ("moments", 1.0, 200, 20)],
+)
 def test_sampled_claim_after_calibrate_is_the_budget(
     name: str, epsilon: float, releases: int, size: int
 ) -> None:
