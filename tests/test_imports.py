@@ -21,6 +21,8 @@ WITHOUT_TORCH = [
     "topdp.config",
     "topdp.result",
     "topdp.build",
+    "topdp.planning",
+    "topdp.cli",
 ]
 
 

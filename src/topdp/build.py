@@ -7,6 +7,7 @@ functions that need it, so that graphs and plans can be built where it is not in
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from topdp import schedules, topology
 from topdp.config import ConfigError, CycleBatch, PoissonBatch, RunConfig, did_you_mean
 from topdp.methods import METHODS, Method
+from topdp.privacy.baselines import Batches
+from topdp.privacy.claims import Analysis
 from topdp.protocols import Protocol
 from topdp.schedules import Schedule
 from topdp.topology import Topology
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from topdp.data import Shards
-    from topdp.data.batches import Batches
+    from topdp.data.batches import Batches as Selector
     from topdp.data.progress import Progress
 
 Floats = NDArray[np.float64]
@@ -89,7 +92,30 @@ def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
     return np.broadcast_to(values, agents).copy()
 
 
-def batches(config: RunConfig) -> Batches:
+def analysis(config: RunConfig, counts: tuple[int, ...]) -> Analysis:
+    """How the records of each agent enter its releases, and by which published analysis noise is claimed."""
+    use = Batches.full
+    if isinstance(config.data.batch, CycleBatch):
+        use = partial(Batches.cycle, size=config.data.batch.cycle)
+    elif isinstance(config.data.batch, PoissonBatch):
+        use = partial(Batches.poisson, size=config.data.batch.poisson)
+    named = method(config).calibration or config.method.calibration or "tight"
+    each = tuple(use(count) for count in counts)
+    return Analysis(named, each, config.privacy.clip, config.privacy.adjacency)
+
+
+def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
+    """How many records each agent will hold, without reading them where that is possible."""
+    from topdp.data.catalogue import CATALOGUE
+
+    c = config.data
+    if c.partition == "iid" and c.name in CATALOGUE:
+        held = CATALOGUE[c.name].shapes["train_inputs"][0] // agents
+        return (min(held, c.records or held),) * agents
+    return shards(config, agents).counts
+
+
+def batches(config: RunConfig) -> Selector:
     from topdp.data import batches as kinds
 
     batch = config.data.batch

@@ -24,8 +24,8 @@ from topdp import __version__, build, config, topology
 from topdp.config import ConfigError, RunConfig
 from topdp.data.errors import DataError
 from topdp.data.progress import console_progress
-from topdp.plan import PlanError
-from topdp.result import RunFolderError
+from topdp.progress import run_progress, stage_progress
+from topdp.report import tables
 
 if TYPE_CHECKING:
     from topdp.run import Result
@@ -75,7 +75,6 @@ def run(
 ) -> None:
     """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP."""
     from topdp import run as runs
-    from topdp.progress import run_progress
 
     if resume is not None:
         if file or preset or changes or folder:
@@ -90,7 +89,7 @@ def run(
     if as_json:
         _print_json(runs.summary(result))
     else:
-        out.print(_run_table({result.config.method.name: result}))
+        out.print(tables.runs({result.config.method.name: runs.summary(result)}))
         out.print(f"Everything is in {result.folder}", highlight=False)
 
 
@@ -101,14 +100,13 @@ def compare(
     changes: Changes = None,
     methods: Annotated[
         str, typer.Option("--methods", help="Comma-separated method names.")
-    ] = "no-noise,plain,top,top-dp",
+    ] = "no-noise,plain,top",
     folder: Out = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Several methods on the same graph, data and seed: one table, one figure."""
     from topdp import run as runs
-    from topdp.progress import run_progress
     from topdp.report.curves import curves
 
     wanted = {
@@ -128,7 +126,7 @@ def compare(
     if as_json:
         _print_json({"out": str(place), "methods": {name: runs.summary(r) for name, r in results.items()}})
     else:
-        out.print(_run_table(results))
+        out.print(tables.runs({name: runs.summary(r) for name, r in results.items()}))
         out.print(f"The figure is {picture}", highlight=False)
 
 
@@ -168,6 +166,71 @@ def graph(
                 highlight=False,
             )
     out.print(f"The picture is {picture}", highlight=False)
+
+
+@app.command()
+def account(
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG or RUN]", help="A TOML file, or the folder of a run.", show_default=False
+        ),
+    ] = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    coalition: Annotated[
+        int, typer.Option("--coalition", min=1, help="Also account coalitions of this many agents.")
+    ] = 1,
+    as_json: Json = False,
+) -> None:
+    """How private a run is: claimed, view and worst-case epsilon, per agent and observer. Needs no data."""
+    from topdp import planning
+
+    with stage_progress(err, "accounting") as progress:
+        if target is not None and target.is_dir():
+            if preset or changes:
+                raise ConfigError("A run is accounted as it was: leave --preset and --set away.")
+            wanted, plan, found = planning.account_of_run(target, progress)
+        else:
+            wanted = config.read(target, preset, changes)
+            made = build.graph(wanted)
+            plan, found = planning.plan_and_account(wanted, made, build.counts(wanted, made.agents), progress)
+        together = planning.coalition_account(plan, found, coalition, wanted.seed, progress)
+    if as_json:
+        _print_json(planning.account_json(wanted, plan, found, together))
+        return
+    for table in tables.account(wanted, plan, found, together):
+        out.print(table)
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget.")],
+    rounds: Annotated[int, typer.Option("--rounds", help="Releases, the one before the loop included.")],
+    records: Annotated[int, typer.Option("--records", help="Records of one agent.")],
+    delta: Annotated[float, typer.Option("--delta")] = 1e-5,
+    clip: Annotated[float, typer.Option("--clip", help="Scales the noise; sigma is per unit of clip.")] = 1.0,
+    adjacency: Annotated[str, typer.Option("--adjacency", help="add-remove or replace-one.")] = "add-remove",
+    cycle: Annotated[
+        int | None, typer.Option("--cycle", help="Fixed batches of this size in a cycle.")
+    ] = None,
+    poisson: Annotated[
+        int | None, typer.Option("--poisson", help="Poisson batches of this mean size.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The noise that each published calibration asks for a budget, side by side.
+
+    For one agent that releases its gradient --rounds times under fresh noise. A run of T iterations releases
+    T + 1 times. sigma is the paper's: noise standard deviation per unit of clip, on the mean gradient.
+    """
+    from topdp.privacy.sidebyside import side_by_side
+
+    found = side_by_side(epsilon, delta, rounds, records, clip, adjacency, cycle, poisson)
+    if as_json:
+        _print_json(found)
+    else:
+        out.print(tables.calibrations(found))
 
 
 @data_app.command("fetch")
@@ -214,12 +277,12 @@ def main() -> None:
     """Runs the command; turns the project's errors into one clear line and an exit code."""
     try:
         code = app(standalone_mode=False)
-    except (ConfigError, RunFolderError, PlanError, ValueError) as error:
+    except (ValueError, FloatingPointError) as error:  # ConfigError, RunFolderError, PlanError, PrivacyError
         _stop(error, 2)
     except DataError as error:
         _stop(error, 5)
     except Exception as error:
-        if type(error).__name__ == "Interrupted":  # its module would bring torch along
+        if type(error).__name__ == "Interrupted":  # named, not imported: its module brings torch along
             _stop(error, 130)
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # typer's own usage errors
             error.show()
@@ -240,12 +303,3 @@ def _print_json(value: dict[str, Any]) -> None:
 def _run_name(wanted: RunConfig) -> str:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     return f"{wanted.data.name.replace('/', '_')}-{wanted.method.name}-{wanted.method.mode}-{stamp}"
-
-
-def _run_table(results: dict[str, Result]) -> Table:
-    table = Table("method", "rounds", "accuracy", "worst agent", "best agent", "seconds")
-    for name, result in results.items():
-        accuracy = result.accuracy
-        shown = [f"{accuracy[key]:.2%}" if accuracy else "no test set" for key in ("mean", "min", "max")]
-        table.add_row(name, str(result.config.rounds), *shown, f"{result.seconds:.1f}")
-    return table

@@ -1,7 +1,6 @@
-"""RunConfig <-> TOML, and the only place where names become objects.
+"""RunConfig <-> TOML: read, checked and explained. Unknown keys and values get a did-you-mean.
 
-A configuration is read, checked and explained here: unknown keys and values get a did-you-mean. What the
-parts then do is in their own rooms.
+Values only; build.py makes objects of the names.
 """
 
 from __future__ import annotations

@@ -6,7 +6,10 @@ comes out; what to evaluate, print or save in between is for the caller (run.py)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.modules.dropout import _DropoutNd
 
 from topdp.data.batches import Batches
 from topdp.data.shards import Shards
 from topdp.gradients import ClippedGradients
-from topdp.mixing import Work, mixer
+from topdp.mixing import RowByRow, Work
 from topdp.plan import Plan, prune
+from topdp.streams import stream
 
 EVALUATION_CHUNK = 1000  # test records at once
+
+
+LARGEST_STD = 1e30
 
 
 class State(NamedTuple):
@@ -59,15 +67,20 @@ class Engine:
     ) -> None:
         if shards.agents != plan.agents:
             raise ValueError(f"Expected shards for {plan.agents} agents, got {shards.agents}.")
+        if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > LARGEST_STD:
+            raise ValueError(
+                f"Expected noise below {LARGEST_STD:g} in float32: use a smaller sigma, clip or rate."
+            )
         self.plan = plan if plan.pruned else prune(plan)
         self.gradients = gradients
         self.device = torch.device(device)
-        self.shards = shards.to(self.device)
+        self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
         self.batches = batches
         self.seed = seed
+        self._random_layers = any(isinstance(m, _DropoutNd) for m in gradients.flat.module.modules())
         self._capacity = int(self.plan.exists.sum(axis=1).max())
         self._buffers: list[Tensor] = []
-        self._mix = mixer(self.plan, seed, self.device)
+        self._mix = _mixer(self.plan, seed, self.device)
 
     def start(self, row: Tensor) -> State:
         """The state before round 0: every row is the public start."""
@@ -119,11 +132,44 @@ class Engine:
             agent = torch.arange(len(inputs), device=self.device)[:, None]
             inputs, labels = inputs[agent, chosen.indices], labels[agent, chosen.indices]
         rows = self.estimates(state).contiguous()
-        total = self.gradients.clipped_sum(rows, inputs, labels, chosen.weights)
+        with self._dropout_of(state.round):
+            total = self.gradients.clipped_sum(rows, inputs, labels, chosen.weights)
         return total.div_(chosen.divisor.to(total)[:, None])
+
+    def _dropout_of(self, round: int) -> AbstractContextManager[None]:
+        """Random layers draw from torch's global generators: named by the round too, and given back."""
+        if not self._random_layers:
+            return nullcontext()
+        return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
 
     def _buffer(self, round: int, like: Tensor) -> Tensor:
         if not self._buffers:
             shape = (self._capacity, like.shape[1])
             self._buffers = [torch.empty(shape, dtype=like.dtype, device=self.device) for _ in range(2)]
         return self._buffers[round % 2]
+
+
+def _mixer(plan: Plan, seed: int, device: torch.device) -> Callable[[Work], None]:
+    """The function that makes the rows of a round on `device`."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from topdp.mixing_cuda import Fused
+
+        return Fused(plan, seed, device)
+    return RowByRow(plan, seed, device)
+
+
+def _in_the_models_type(shards: Shards, dtype: torch.dtype) -> Shards:
+    """Real-valued records in the type of the parameters; whole numbers, such as tokens, as they are."""
+    if not shards.inputs.is_floating_point():
+        return shards
+    test = None if shards.test_inputs is None else shards.test_inputs.to(dtype)
+    return replace(shards, inputs=shards.inputs.to(dtype), test_inputs=test)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield

@@ -1,4 +1,4 @@
-"""One round of rows: rows = mix·rows + step·gradient + noise, on a processor or a GPU.
+"""One round of rows: rows = mix·rows + step·gradient + noise, row by row. mixing_cuda.py is the GPU's.
 
 The arithmetic of engine.py, kept apart because each device wants it in another shape. Which rows are made of
 what is read from the plan; a draw is named by (seed, round, draw) alone.
@@ -6,9 +6,7 @@ what is read from the plan; a draw is named by (seed, round, draw) alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -27,18 +25,6 @@ class Work(NamedTuple):
     before: Tensor  # [rows made in the round before, d]; before round 0 the one start row
     gradient: Tensor  # [agents, d]
     out: Tensor  # [rows made in this round, d]
-
-
-Mixer = Callable[[Work], None]
-
-
-def mixer(plan: Plan, seed: int, device: torch.device) -> Mixer:
-    """The function that makes the rows of a round on `device`."""
-    if device.type == "cuda" and find_spec("triton") is not None:
-        from topdp.mixing_cuda import Fused
-
-        return Fused(plan, seed, device)
-    return RowByRow(plan, seed, device)
 
 
 def slots(plan: Plan, round: int) -> NDArray[np.int64]:

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+Watch = Callable[[str, int, int, dict[str, Any] | None], None]
 
 
 @contextmanager
-def run_progress(console: Console, title: str) -> Iterator[Callable[[int, int, dict[str, Any] | None], None]]:
+def run_progress(console: Console, title: str) -> Iterator[Watch]:
     """A watcher for run.run; without a terminal it prints a line now and then instead of a bar."""
     if not console.is_terminal:
         yield _lines(console, title)
@@ -25,32 +27,41 @@ def run_progress(console: Console, title: str) -> Iterator[Callable[[int, int, d
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = None
+        tasks: dict[str, TaskID] = {}
 
-        def watch(done: int, total: int, metrics: dict[str, Any] | None) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task(title, total=total, completed=done, accuracy="", speed="")
-            speed = bar.tasks[0].speed
+        def watch(stage: str, done: int, total: int, metrics: dict[str, Any] | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(f"{title}: {stage}", total=total, accuracy="", speed="")
+            task = tasks[stage]
+            speed = next(t.speed for t in bar.tasks if t.id == task)
+            unit = "rounds" if stage == "training" else "observers"
             bar.update(
                 task,
                 completed=done,
                 accuracy=f"accuracy {metrics['accuracy']['mean']:.2%}" if metrics else "",
-                speed=f"{speed:.1f} rounds/s" if speed else "",
+                speed=f"{speed:.1f} {unit}/s" if speed else "",
             )
 
         yield watch
 
 
-def _lines(console: Console, title: str) -> Callable[[int, int, dict[str, Any] | None], None]:
-    shown = -1
+@contextmanager
+def stage_progress(console: Console, title: str) -> Iterator[Callable[[int, int], None]]:
+    """A watcher for work of one stage: (done, total)."""
+    with run_progress(console, "topdp") as watch:
+        yield lambda done, total: watch(title, done, total, None)
 
-    def watch(done: int, total: int, metrics: dict[str, Any] | None) -> None:
+
+def _lines(console: Console, title: str) -> Watch:
+    shown: tuple[str, int] | None = None
+
+    def watch(stage: str, done: int, total: int, metrics: dict[str, Any] | None) -> None:
         nonlocal shown
-        tenth = 10 * done // max(total, 1)
-        if tenth != shown:
-            shown = tenth
+        now = (stage, 10 * done // max(total, 1))
+        if now != shown:
+            shown = now
+            what = "round" if stage == "training" else "observer"
             accuracy = f", accuracy {metrics['accuracy']['mean']:.2%}" if metrics else ""
-            console.print(f"{title}: round {done} of {total}{accuracy}", highlight=False)
+            console.print(f"{title}: {stage}, {what} {done} of {total}{accuracy}", highlight=False)
 
     return watch

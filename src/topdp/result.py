@@ -5,6 +5,7 @@
     metrics.jsonl      one line per evaluation
     privacy.json       how private the run is
     model.safetensors  the agents' final estimates, [agents, d]
+    accuracy.png       the learning curve
     checkpoint.safetensors  where an unfinished run stands; gone when it ends
     run.json           versions, state and times; the file that makes a folder a run
 

@@ -1,8 +1,9 @@
 """The front hall: from a configuration to a run folder. Read this file first.
 
-    build      names                -> graph, protocol, shards, model
-    plan       graph, rounds, seed  -> Plan            no data touched yet
-    simulate   plan, model, shards  -> metrics, final estimates
+    build      names                      -> graph, protocol, shards, model
+    calibrate  protocol, guarantee, (ε, δ) -> the Plan with its noise, or a refusal, before any training
+    account    plan                       -> claimed, view and worst-case ε
+    simulate   plan, model, shards        -> metrics, final estimates
     save       runs/<id>/
 
 `run` takes a configuration; `train` takes a user's own model, shards and graph. Both take the same walk.
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import platform
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +35,19 @@ from topdp.engine import Engine, Evaluation, State
 from topdp.gradients import ClippedGradients
 from topdp.models import FlatModel
 from topdp.plan import Plan
+from topdp.planning import plan_and_account, plan_writer
 from topdp.report.curves import curves
 from topdp.result import Checkpoint, RunFolder, RunFolderError
 from topdp.topology import Topology
 
-Watcher = Callable[[int, int, "Metrics | None"], None]
-"""Called after every round with (iterations done, iterations in all, the last metrics)."""
+Watcher = Callable[[str, int, int, "Metrics | None"], None]
+"""Called with ("accounting" or "training", steps done, steps in all, the last metrics)."""
 
 Metrics = dict[str, Any]
+
+
+GIVEN = "given in Python"
+GRAPH_FILE = "graph.txt"
 
 
 class Interrupted(Exception):  # noqa: N818 - a state, not a fault
@@ -58,6 +66,7 @@ class Result:
 
     config: RunConfig
     plan: Plan
+    privacy: dict[str, Any]  # what privacy.json holds: the three answers in full
     metrics: list[Metrics]
     estimates: Tensor  # [agents, d]
     seconds: float
@@ -81,6 +90,7 @@ class Job:
 
     config: RunConfig
     plan: Plan
+    privacy: dict[str, Any]
     gradients: ClippedGradients
     shards: Shards
     batches: Batches
@@ -88,16 +98,28 @@ class Job:
 
     @classmethod
     def of(
-        cls, config: RunConfig, graph: Topology, model: nn.Module, shards: Shards, device: torch.device
+        cls,
+        config: RunConfig,
+        graph: Topology,
+        model: nn.Module,
+        shards: Shards,
+        device: torch.device,
+        watch: Watcher | None = None,
+        done: RunFolder | None = None,
     ) -> Job:
+        """With `done`, the plan and account of a run that was begun are taken over after a check."""
         if shards.agents != graph.agents:
             raise ConfigError(
                 f"Expected shards for the {graph.agents} agents of the graph, got {shards.agents}."
             )
-        batches = build.batches(config)
-        batches.participation(shards.counts)  # refuses batches larger than a shard
         gradients = ClippedGradients(FlatModel(model), config.privacy.clip)
-        return cls(config, write_plan(config, graph, shards.counts), gradients, shards, batches, device)
+        if done is None:
+            progress = partial(_show_accounting, watch) if watch else None
+            plan, account = plan_and_account(config, graph, shards.counts, progress)
+            privacy = {"guarantee": config.privacy.guarantee, **account.details()}
+        else:
+            plan, privacy = _taken_over(done, config, graph, shards.counts), done.read_json("privacy.json")
+        return cls(config, plan, privacy, gradients, shards, build.batches(config), device)
 
 
 def run(
@@ -108,24 +130,24 @@ def run(
     progress: Progress | None = None,
 ) -> Result:
     """Executes a configuration and leaves a run folder in `out`."""
-    job = _job(config, device, progress)
-    return _execute(job, RunFolder.create(out, config.to_toml(), job.plan), watch)
+    job = _job(config, device, watch, progress)
+    return _execute(job, _new_folder(out, job), watch)
 
 
 def resume(
     path: Path, device: str = "auto", watch: Watcher | None = None, progress: Progress | None = None
 ) -> Result:
     """Continues an unfinished run where its last checkpoint stands; ends as if it had not been broken off."""
-    import tomllib
-
     folder = RunFolder.open(path)
     if folder.state == "done":
         raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
     config = parse(tomllib.loads(folder.config), f"{path / 'config.toml'}")
-    job = _job(config, device, progress)
-    if folder.plan.digest() != job.plan.digest():
-        raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml, but it is not.")
-    return _execute(job, folder, watch)
+    if config.data.name == GIVEN:
+        raise RunFolderError(
+            f"The run in {path} was started from Python with its own data and model: continue it there, with "
+            f"topdp.train(..., out={str(path)!r}, resume=True)."
+        )
+    return _execute(_job(config, device, watch, progress, folder), folder, watch)
 
 
 def train(
@@ -136,22 +158,62 @@ def train(
     rounds: int = 150,
     seed: int = 0,
     out: str | Path | None = None,
+    resume: bool = False,
     device: str = "auto",
     watch: Watcher | None = None,
     **settings: Any,
 ) -> Result:
     """Trains a user's own module on a user's own shards and graph.
 
+    With `out` a run folder is written; `resume=True` continues an unfinished one, given the same arguments.
+
     `settings` are the keys of the configuration's sections method, privacy, data (batch only) and train by
     their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `learning_rate=0.2`, `batch={"cycle": 20}`.
     """
     config = _config_of(topology, rounds, seed, settings)
-    job = Job.of(config, topology, model, shards, choose_device(device))
-    folder = None if out is None else RunFolder.create(Path(out), config.to_toml(), job.plan)
+    begun = RunFolder.open(Path(out)) if resume and out is not None else None
+    if begun is not None and parse(tomllib.loads(begun.config)) != config:
+        raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
+    job = Job.of(config, topology, model, shards, choose_device(device), watch, begun)
+    folder = begun
+    if begun is None and out is not None:
+        folder = _new_folder(Path(out), job)
+        edges = "".join(f"{i} {j}\n" for i, j in topology.edges)
+        (folder.path / GRAPH_FILE).write_text(edges, encoding="utf-8")
     return _execute(job, folder, watch)
 
 
-def _job(config: RunConfig, device: str, progress: Progress | None) -> Job:
+def _taken_over(folder: RunFolder, config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Plan:
+    """The plan in a folder, if it is the one its configuration writes with that noise."""
+    plan = folder.plan
+    deviation = plan.std[0][: plan.agents, 0]
+    sigma = build.sigma(config, graph.agents)
+    given = sigma is None or np.array_equal(sigma * config.privacy.clip, deviation)
+    if not given or plan_writer(config, graph, counts)(deviation).digest() != plan.digest():
+        raise RunFolderError(
+            f"Expected plan.npz in {folder.path} to be the plan of its config.toml; it is not."
+        )
+    return plan
+
+
+def _show_accounting(watch: Watcher, done: int, total: int) -> None:
+    watch("accounting", done, total, None)
+
+
+def _new_folder(path: Path, job: Job) -> RunFolder:
+    folder = RunFolder.create(path, job.config.to_toml(), job.plan)
+    folder.mark("running", records=list(job.shards.counts))
+    folder.write_json("privacy.json", job.privacy)
+    return folder
+
+
+def _job(
+    config: RunConfig,
+    device: str,
+    watch: Watcher | None,
+    progress: Progress | None,
+    done: RunFolder | None = None,
+) -> Job:
     """Cheap checks first: a wrong name is said before a data set is fetched."""
     chosen = choose_device(device)
     build.method(config)
@@ -159,17 +221,10 @@ def _job(config: RunConfig, device: str, progress: Progress | None) -> Job:
     build.sigma(config, graph.agents)
     shards = build.shards(config, graph.agents, progress)
     model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
-    return Job.of(config, graph, model, shards, chosen)
+    return Job.of(config, graph, model, shards, chosen, watch, done)
 
 
-def write_plan(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Plan:
-    """The plan of a run, noise included."""
-    sigma = build.sigma(config, graph.agents)
-    if sigma is None:
-        raise ConfigError("privacy.sigma: expected the full-scale σ; it is not calibrated yet.")
-    schedule = build.schedule(config, min(counts))
-    # Algorithm 1, line 17: the noise is G(σ²C²).
-    return build.protocol(config).plan(graph, schedule, sigma * config.privacy.clip, config.seed)
+_SUMMARY = ("delta", "guarantee", "adjacency", "epsilon", "reasons", "warnings")
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -178,6 +233,7 @@ def summary(result: Result) -> dict[str, Any]:
         "run": None if result.folder is None else str(result.folder),
         "rounds": result.config.rounds,
         "accuracy": result.accuracy or None,
+        "privacy": {key: result.privacy[key] for key in _SUMMARY if key in result.privacy},
         "seconds": round(result.seconds, 3),
     }
 
@@ -214,10 +270,11 @@ def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Resul
                 metrics.append(_metrics(t, engine.evaluate(state)))
             keep(state, t % config.train.checkpoint_every == 0)
             if watch is not None:
-                watch(t, config.rounds, metrics[-1] if metrics else None)
+                watch("training", t, config.rounds, metrics[-1] if metrics else None)
     seconds = time.perf_counter() - started
     estimates = engine.estimates(state).detach().cpu().clone()
-    result = Result(config, job.plan, metrics, estimates, seconds, folder.path if folder else None, flat)
+    place = folder.path if folder else None
+    result = Result(config, job.plan, job.privacy, metrics, estimates, seconds, place, flat)
     if folder is not None:
         _save(folder, result, job.device)
     return result
@@ -294,11 +351,11 @@ def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, A
     tree: dict[str, Any] = {
         "seed": seed,
         "rounds": rounds,
-        "topology": {"agents": topology.agents},
+        "topology": {"agents": topology.agents, "kind": "file", "path": GRAPH_FILE},
         "method": {},
         "privacy": {},
-        "data": {"name": "given"},
-        "model": {"name": "given"},
+        "data": {"name": GIVEN},
+        "model": {"name": GIVEN},
         "train": {},
     }
     places = {"method": ("method", "name"), "batch": ("data", "batch")}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,20 +40,6 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Participation:
-    """How often a record takes part, for an accountant: one number per agent. Without torch.
-
-    In a round a record is used with `probability`, independently of all others ("poisson"), or for certain
-    in one round out of every `period` ("full": 1; "cycle").
-    """
-
-    kind: Literal["full", "cycle", "poisson"]
-    period: tuple[int, ...]
-    probability: tuple[float, ...]
-    divisor: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Full:
     """Every record in every round, as in the paper. The divisor is the size of the shard.
 
@@ -66,10 +51,6 @@ class Full:
         """All records; `seed` and `round` do not matter."""
         counts = _counts(sizes)
         return _full(counts, str(device or "cpu"))
-
-    def participation(self, sizes: Sizes) -> Participation:
-        n = len(sizes)
-        return Participation("full", (1,) * n, (1.0,) * n, tuple(map(float, _counts(sizes))))
 
     def describe(self) -> str:
         return "all records in every round"
@@ -98,12 +79,6 @@ class Cycle:
         turn = torch.from_numpy(round % periods).to(indices.device)
         row = torch.arange(len(counts), device=indices.device)
         return Selection(indices[row, turn], weights[row, turn], divisor)
-
-    def participation(self, sizes: Sizes) -> Participation:
-        _check_size(_counts(sizes), self.size)
-        period = tuple(-(-count // self.size) for count in _counts(sizes))
-        n = len(sizes)
-        return Participation("cycle", period, tuple(1 / p for p in period), (float(self.size),) * n)
 
     def describe(self) -> str:
         return f"fixed batches of {self.size} in a cycle"
@@ -147,23 +122,11 @@ class Poisson:
             torch.full((len(counts),), float(self.size), device=device),
         )
 
-    def participation(self, sizes: Sizes) -> Participation:
-        _check_size(_counts(sizes), self.size)
-        n = len(sizes)
-        return Participation(
-            "poisson", (1,) * n, tuple(self.size / N for N in _counts(sizes)), (float(self.size),) * n
-        )
-
     def describe(self) -> str:
         return f"Poisson sampling, {self.size} records expected"
 
 
 Batches = Full | Cycle | Poisson
-BATCHES: dict[str, type[Full] | type[Cycle] | type[Poisson]] = {
-    "full": Full,
-    "cycle": Cycle,
-    "poisson": Poisson,
-}
 
 
 @lru_cache(maxsize=8)

@@ -75,7 +75,7 @@ class TopSynchronous(Protocol):
         source[0, n:] = NOBODY  # round 0 sends the estimate to everybody: no message rows yet
         served_by = np.zeros((R, messages), np.int32)
         for rounds in _chunks(R):
-            # Line 16: j* is any neighbour. Lines 10-15: walking the neighbours in random order, the k that
+            # Algorithm 1: j* is any neighbour; in the cover loop, walking the neighbours in random order, the k that
             # serves j is the one with the smallest key in N_i^j, since j ∈ N_i^k exactly when k ∈ N_i^j.
             slots = np.empty((len(rounds), m), np.int64)
             slots[:, :n] = _partner_slots(topology, rounds, seed)

@@ -1,0 +1,144 @@
+"""Three answers to "how private?", side by side: claimed, view, worst-case; or a refusal by name.
+
+This file only puts the three accountants together; each says in its own file what it guarantees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topdp.plan import Plan
+from topdp.privacy.claims import Analysis
+from topdp.privacy.errors import Refused, expect_delta
+from topdp.privacy.view import Progress, View, view
+from topdp.privacy.worst_case import worst_case
+
+Floats = NDArray[np.float64]
+
+GUARANTEES = ("claimed", "view", "worst-case")
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """[agents] ε; None where the accountant refused, and `reason` says why. Infinite is said as such."""
+
+    epsilon: Floats | None
+    reason: str | None = None
+
+    @property
+    def largest(self) -> float | None:
+        """Over all agents; None when refused or infinite."""
+        if self.epsilon is None:
+            return None
+        worst = float(self.epsilon.max())
+        return worst if math.isfinite(worst) else None
+
+    def list(self) -> list[float | None] | None:
+        """JSON has no infinity: null stands for it, and the reason is beside it."""
+        if self.epsilon is None:
+            return None
+        return [float(e) if math.isfinite(e) else None for e in self.epsilon]
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """What is known of a plan's privacy at one δ."""
+
+    delta: float
+    analysis: Analysis
+    claimed: Answer
+    view: Answer
+    worst_case: Answer
+    seen: View | None  # every agent alone against every other; None when the view refused
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        return {"claimed": self.claimed, "view": self.view, "worst_case": self.worst_case}
+
+    def summary(self) -> dict[str, Any]:
+        """The `privacy` object of a run: the largest ε over agents, null with a reason."""
+        reasons = {name: answer.reason for name, answer in self.answers.items() if answer.reason}
+        return {
+            "delta": self.delta,
+            "adjacency": self.analysis.adjacency,
+            "epsilon": {name: answer.largest for name, answer in self.answers.items()},
+            **({"reasons": reasons} if reasons else {}),
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
+        }
+
+    def details(self) -> dict[str, Any]:
+        """Everything, per agent and per observer: privacy.json and `topdp account --json`."""
+        exposure = self.analysis.exposure()
+        return {
+            **self.summary(),
+            "calibration": self.analysis.calibration,
+            "clip": self.analysis.clip,
+            "sensitivity": exposure.sensitivity.tolist(),
+            "participation": [str(how) for how in dict.fromkeys(exposure.participation)],
+            "epsilon_per_agent": {name: answer.list() for name, answer in self.answers.items()},
+            "mu_view": _matrix(self.seen.upper if self.seen else None),
+            "mu_view_aligned": _matrix(self.seen.lower if self.seen else None),
+            "assumptions": ASSUMPTIONS,
+        }
+
+
+ASSUMPTIONS = {
+    "claimed": "What the method's own analysis says of its full-scale noise; saved noise counts as free.",
+    "view": (
+        "Each other agent alone, honest but curious, with all rows it reads in all rounds, its own draws and "
+        "data, and all random choices of the protocol. Gradients count as fixed inputs: that others' later "
+        "gradients react to a changed record is not in it (exact for a linear loss)."
+    ),
+    "worst_case": (
+        "All other agents together, who see every row the agent makes, its own estimate included. "
+        "No assumption on gradients."
+    ),
+}
+
+
+def account(
+    plan: Plan, analysis: Analysis, delta: float, seen: View | None = None, progress: Progress | None = None
+) -> Account:
+    """The three answers for every agent of `plan`. `seen`: its view, where a calibration has it already."""
+    delta = expect_delta(delta)
+    exposure = analysis.exposure()
+    said: list[str] = []
+
+    def claims() -> Floats:
+        epsilon, warned = analysis.claim(plan, delta)
+        said.extend(warned)
+        return epsilon
+
+    def views() -> Floats:
+        nonlocal seen
+        seen = seen or view(plan, exposure, owners="all", progress=progress)
+        return np.asarray(np.nanmax(seen.epsilon(delta), axis=1))
+
+    claimed, viewed = _answer(claims), _answer(views)
+    worst = _answer(lambda: worst_case(plan, exposure).epsilon(delta))
+    return Account(delta, analysis, claimed, viewed, worst, seen, tuple(said))
+
+
+def _answer(ask: Callable[[], Floats]) -> Answer:
+    try:
+        epsilon = ask()
+    except Refused as refusal:
+        return Answer(None, str(refusal))
+    if np.isinf(epsilon).any():
+        who = np.flatnonzero(np.isinf(epsilon))
+        some = ", ".join(map(str, who[:5])) + (", ..." if len(who) > 5 else "")
+        return Answer(epsilon, f"Infinite: what agents {some} send is not hidden by noise.")
+    return Answer(epsilon)
+
+
+def _matrix(mu: Floats | None) -> list[list[float | None]] | None:
+    if mu is None:
+        return None
+    return [[float(value) if math.isfinite(value) else None for value in row] for row in mu]

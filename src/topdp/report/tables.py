@@ -1,0 +1,139 @@
+"""Tables for people, on a terminal. Reads what the commands print as JSON; computes nothing of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from topdp.config import RunConfig
+from topdp.plan import Plan
+from topdp.privacy.account import ASSUMPTIONS, Account
+from topdp.privacy.coalitions import Coalitions
+from topdp.privacy.gaussian import epsilon_of
+
+ANSWERS = ("claimed", "view", "worst_case")
+
+
+def runs(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One line a run: accuracy, and the three epsilons beside it."""
+    privacy = next(iter(summaries.values()))["privacy"]
+    table = Table(
+        caption=f"ε at δ = {privacy['delta']:g}, largest over agents; budget on: {privacy['guarantee']}"
+    )
+    for column in (
+        "method",
+        "rounds",
+        "accuracy",
+        "worst-best",
+        "ε claimed",
+        "ε view",
+        "ε all others",
+        "time",
+    ):
+        table.add_column(column, overflow="fold")
+    for name, summary in summaries.items():
+        accuracy = summary["accuracy"]
+        table.add_row(
+            name,
+            str(summary["rounds"]),
+            f"{accuracy['mean']:.2%}" if accuracy else "no test set",
+            f"{100 * accuracy['min']:.1f}-{100 * accuracy['max']:.1f}" if accuracy else "",
+            *(epsilon(summary["privacy"], key) for key in ANSWERS),
+            f"{summary['seconds']:.0f} s",
+        )
+    return table
+
+
+def epsilon(privacy: Mapping[str, Any], key: str) -> str:
+    """A number, `infinite` or `refused`; never anything in between."""
+    value = privacy["epsilon"][key]
+    if value is not None:
+        return f"{value:.4g}"
+    return "infinite" if privacy.get("reasons", {}).get(key, "").startswith("Infinite") else "refused"
+
+
+def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions | None) -> list[Table | Text]:
+    """The three answers, who sees most of whom, and the assumptions in words."""
+    exposure, privacy = found.analysis.exposure(), found.summary()
+    facts = Table(show_header=False, title="How private", title_justify="left")
+    facts.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
+    facts.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.rounds} releases")
+    spread = sorted({f"{value:.4g}" for value in exposure.sensitivity})
+    facts.add_row("sensitivity", " to ".join(dict.fromkeys([spread[0], spread[-1]])))
+    facts.add_row("a record is used", ", ".join(str(how) for how in dict.fromkeys(exposure.participation)))
+    for key in ANSWERS:
+        reason = privacy.get("reasons", {}).get(key)
+        facts.add_row(f"ε {key.replace('_', ' ')}", epsilon(privacy, key) + (f": {reason}" if reason else ""))
+    for warning in found.warnings:
+        facts.add_row("warning", warning)
+    parts: list[Table | Text] = [facts, _per_agent(config, found)]
+    if together is not None:
+        parts.append(_coalitions(found, together))
+    parts.extend(Text(f"{key.replace('_', ' ')}: {text}") for key, text in ASSUMPTIONS.items())
+    return parts
+
+
+def _per_agent(config: RunConfig, found: Account) -> Table:
+    budget = np.broadcast_to(np.asarray(config.privacy.epsilon, float), len(found.analysis.batches))
+    chosen = found.answers[config.privacy.guarantee.replace("-", "_")].epsilon
+    table = Table("agent", "ε claimed", "ε view", "who sees most", "ε all others", "share of the budget")
+    for agent, limit in enumerate(budget):
+        each = [_number(answer.epsilon, agent) for answer in found.answers.values()]
+        table.add_row(
+            str(agent),
+            each[0],
+            each[1],
+            _sees_most(found, agent),
+            each[2],
+            "" if chosen is None or config.privacy.sigma is not None else f"{chosen[agent] / limit:.1%}",
+        )
+    return table
+
+
+def _sees_most(found: Account, agent: int) -> str:
+    if found.seen is None or found.seen.upper is None or agent in found.seen.samples:
+        return ""
+    row = np.where(found.seen.asked[agent], found.seen.upper[agent], -1.0)
+    return str(found.seen.observers[int(row.argmax())][0])
+
+
+def _coalitions(found: Account, together: Coalitions) -> Table:
+    table = Table("agent", "worst coalition", "ε", title=together.statement, title_justify="left")
+    mu, members = together.worst()
+    for agent, (value, group) in enumerate(zip(mu, members, strict=True)):
+        shown = "" if np.isnan(value) else f"{epsilon_of(float(value), found.delta):.4g}"
+        table.add_row(str(agent), " ".join(map(str, group)), shown)
+    return table
+
+
+def _number(values: np.ndarray | None, agent: int) -> str:
+    if values is None:
+        return "refused"
+    return f"{values[agent]:.4g}" if np.isfinite(values[agent]) else "infinite"
+
+
+def calibrations(found: Mapping[str, Any]) -> Table:
+    """σ by every calibration, relative to the least, with what the same noise exactly is."""
+    table = Table(
+        "calibration", "σ", "noise std", "over tight", "exactly ε", "remark",
+        title=f"ε = {found['epsilon']:g}, δ = {found['delta']:g}, {found['rounds']} releases, "
+        f"{found['records']} records ({found['batches']['kind']} batches of {found['batches']['size']})",
+        caption=f"clip {found['clip']:g}, {found['adjacency']}, sensitivity {found['sensitivity']:.4g}",
+        title_justify="left",
+    )  # fmt: skip
+    tight = found["sigma"]["tight"]
+    for name, sigma in found["sigma"].items():
+        exact = found["exact_epsilon"][name]
+        table.add_row(
+            name,
+            "refused" if sigma is None else f"{sigma:.5g}",
+            "" if sigma is None else f"{found['noise_std'][name]:.5g}",
+            "" if sigma is None or tight is None else f"{sigma / tight:.3f}",
+            "" if exact is None else f"{exact:.4g}",
+            found.get("remarks", {}).get(name, ""),
+        )
+    return table
