@@ -54,6 +54,7 @@ def test_whole_range_against_sixty_digits(delta: float) -> None:
 
 
 @given(st.floats(-8, 3), st.floats(-30, 35))
+@settings(deadline=None)
 def test_delta_is_never_below_the_truth(power: float, low: float) -> None:
     mu = 10.0**power
     epsilon = max(0.0, mu * (low + mu / 2))
@@ -76,6 +77,7 @@ def test_budget_to_noise_and_back(epsilon: float, delta: float) -> None:
 
 
 @given(budgets, deltas, st.integers(1, 10**4))
+@settings(deadline=None)
 def test_releases_keep_the_budget(epsilon: float, delta: float, releases: int) -> None:
     z = gaussian.noise_multiplier(epsilon, delta, releases)
     spent = gaussian.epsilon_of(gaussian.compose(np.full(releases, z)), delta)
@@ -84,6 +86,7 @@ def test_releases_keep_the_budget(epsilon: float, delta: float, releases: int) -
 
 
 @given(budgets, deltas, st.floats(1.0001, 100))
+@settings(deadline=None)
 def test_more_budget_allows_more(epsilon: float, delta: float, more: float) -> None:
     mu = gaussian.mu_of(epsilon, delta)
     assert gaussian.mu_of(epsilon * more, delta) > mu
@@ -93,6 +96,7 @@ def test_more_budget_allows_more(epsilon: float, delta: float, more: float) -> N
 
 
 @given(noises)
+@settings(deadline=None)
 def test_composition_is_the_root_of_the_sum_of_squares(z: list[float]) -> None:
     exact = math.sqrt(math.fsum(1 / x**2 for x in z))
     assert exact * (1 - 1e-15) <= gaussian.compose(z) <= exact * (1 + 1e-13)
