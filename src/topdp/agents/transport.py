@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 
-class Unreachable(ConnectionError):
-    """The peer did not answer; the request may or may not have arrived. Sending the same bytes again is safe."""
+class Unreachable(ConnectionError):  # noqa: N818 - a state of the world, not a fault
+    """The peer did not answer; the request may have arrived. Sending the same bytes again is safe."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Transport(ABC):
 
 
 class Memory:
-    """The wire of in-memory transports: who is connected to whom. For tests and for one-process federations."""
+    """The wire of in-memory transports: who is connected to whom. For tests, and for a federation in one process."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
