@@ -36,7 +36,8 @@ class FlatModel:
     """A module whose parameters are read from rows.
 
     The module given is copied and never changed. Parameters with `requires_grad=False` have their place in
-    the row like all others (a row is the whole model); only their gradient is zero.
+    the row like all others: a row is the whole model, and is noised and mixed as a whole. Only their gradient
+    is zero.
 
     **Guarantees.** A module in which the examples of a batch influence each other through a normalisation
     layer, or whose buffers gather statistics of the data, is refused here: clipping an example's own gradient

@@ -31,8 +31,8 @@ class PlainGradients:
         self._announce = announce
         self._loop = False
 
-    def _example_loss(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(self._module, self._flat.named(row), (x.unsqueeze(0),))
+    def _example_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(self._module, parameters, (x.unsqueeze(0),))
         return self._loss(outputs, y.unsqueeze(0)).sum()
 
     def contributions(
@@ -66,21 +66,26 @@ class PlainGradients:
     def _by_vmap(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         one = grad_and_value(self._example_loss)
         examples = vmap(one, (None, 0, 0), randomness="different")
-        gradients, losses = vmap(examples, (0, 0, 0), randomness="different")(rows, inputs, targets)
-        return losses, gradients
+        # By parameter: the gradient of a slice of a row would be as long as the row.
+        parameters = {
+            slot.name: rows[:, slot.start : slot.stop].view(-1, *slot.shape) for slot in self._flat.slots
+        }
+        by_name, losses = vmap(examples, (0, 0, 0), randomness="different")(parameters, inputs, targets)
+        return losses, torch.cat([by_name[slot.name].flatten(2) for slot in self._flat.slots], 2)
 
     def _by_loop(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         losses = rows.new_empty(inputs.shape[:2])
         gradients = rows.new_zeros(*inputs.shape[:2], rows.shape[1])
         for i, row in enumerate(rows):
-            leaf = row.detach().clone().requires_grad_()
+            leaves = {name: view.detach().requires_grad_() for name, view in self._flat.named(row).items()}
             for j in range(inputs.shape[1]):
                 with torch.enable_grad():
-                    loss = self._example_loss(leaf, inputs[i, j], targets[i, j])
+                    loss = self._example_loss(leaves, inputs[i, j], targets[i, j])
                 losses[i, j] = loss.detach()
-                (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
-                if gradient is not None:
-                    gradients[i, j] = gradient
+                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+                for slot, gradient in zip(self._flat.slots, found, strict=True):
+                    if gradient is not None:
+                        gradients[i, j, slot.start : slot.stop] = gradient.reshape(-1)
         return losses, gradients
 
 

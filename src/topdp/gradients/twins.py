@@ -60,6 +60,7 @@ class Tape:
 
     @property
     def agents(self) -> int:
+        """How many there are, n."""
         return self.rows.shape[0]
 
     def weights(self, slot: Slot) -> Tensor:
@@ -125,15 +126,15 @@ class Twin(nn.Module):
             raise AttributeError(f"{self.path}: {name} is read outside the layer's call")
         return super().__getattr__(name)
 
-    def _bias_use(self, axis: int) -> list[Use]:
-        """The bias adds to `axis` of the unfolded output, so its gradient is δ summed over the others."""
+    def _bias_use(self, axis: int, width: int = 1) -> list[Use]:
+        """The bias adds to `width` axes of the unfolded output: its gradient is δ summed over the others."""
         if self._bias is None:
             return []
 
         def join(found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
-            return ghost.Dense(_total([_sum_positions(delta, axis, 1) for _, delta in found]))
+            return ghost.Dense(_total([_sum_positions(delta, axis, width) for _, delta in found]))
 
-        return [Use(self._bias, "dense", None, join)]
+        return [Use(self._bias, f"a bias of {width} axes from {axis}", None, join)]
 
 
 def _total(parts: Sequence[Tensor]) -> Tensor:
@@ -223,19 +224,11 @@ class _NormTwin(Twin):
         if self._weight is not None:
             weight = tape.weights(self._weight)
             output = output * weight.view(weight.shape[0], *lead, *weight.shape[1:], *trail)
-            uses.append(Use(self._weight, "dense", unfolded.detach(), self._join))
+            uses.append(Use(self._weight, type(self).__name__, unfolded.detach(), self._join))
         if self._bias is not None:
             bias = tape.weights(self._bias)
             output = output + bias.view(bias.shape[0], *lead, *bias.shape[1:], *trail)
-            axis, width = self.axis, self.width
-            uses.append(
-                Use(
-                    self._bias,
-                    "dense",
-                    None,
-                    lambda found: ghost.Dense(_total([_sum_positions(d, axis, width) for _, d in found])),
-                )
-            )
+            uses += self._bias_use(self.axis, self.width)
         return tape.record(output.flatten(0, 2), uses)
 
     def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
