@@ -32,7 +32,7 @@ def test_the_engine_does_what_the_plan_says(name, batches):
     plan, engine, state = make(name, batches)
     shards, gradients = engine.shards, engine.gradients
     noise, generator = Noise(0, plan.draws, plan.rounds), torch.Generator()
-    rows = np.repeat(state.rows.numpy().astype(np.float64), plan.rows, axis=0)
+    rows = state.rows.numpy().astype(np.float64)[plan.owner]
     for r, this in enumerate(plan):
         chosen = batches.select(shards.counts, 0, r)
         agents = torch.arange(8)[:, None]
@@ -84,7 +84,7 @@ def test_a_run_resumed_from_any_round_ends_bit_equal(stop):
 def test_a_checkpoint_of_another_plan_is_refused():
     _, engine, state = make()
     with pytest.raises(ValueError, match="rows after round"):
-        engine.resume(3, state.rows)
+        engine.resume(3, state.rows[:5])
 
 
 def test_shards_for_another_number_of_agents_are_refused():

@@ -158,7 +158,8 @@ def one_by_one(flat: FlatModel, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
     for i in range(len(x)):
         module.zero_grad()
         nn.functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]).backward()
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()]
+        trained = [p for p in module.parameters() if p.requires_grad]
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
         gradients.append(torch.cat([part.reshape(-1) for part in parts]))
     return torch.stack(gradients)
 
@@ -246,14 +247,32 @@ def test_padding_adds_exactly_nothing(name):
     assert torch.equal(before, after)
 
 
-def test_frozen_parameters_get_no_gradient_and_do_not_count_in_the_norm():
+@pytest.mark.parametrize("frozen", ["1", "1.weight", "3"])
+def test_frozen_parameters_are_not_in_the_row(frozen):
+    """A frozen layer runs as it is; one frozen in part takes the slow path. Both equal the loop."""
     module = mlp(12, 7, CLASSES).double()
-    module[1].weight.requires_grad_(False)
-    flat, (_, rows, x, y, weights) = FlatModel(module), problem("mlp", torch.float64)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
+    flat = FlatModel(module)
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    assert flat.dimension == trained < sum(p.numel() for p in module.parameters())
+    _, whole, x, y, weights = problem("mlp", torch.float64)
+    rows = whole[:, :trained].contiguous()
     clip = middle_norm(flat, rows, x, y)
-    result = ClippedGradients(flat, clip).clipped_sum(rows, x, y, weights)
-    assert (result[:, : 12 * 7] == 0).all()
+    gradients = ClippedGradients(flat, clip)
+    if frozen == "1.weight":
+        with pytest.warns(UserWarning, match="some of its parameters are trained and some are not"):
+            result = gradients.clipped_sum(rows, x, y, weights)
+    else:
+        result = gradients.clipped_sum(rows, x, y, weights)
+    assert gradients.fast == (frozen != "1.weight")
     assert relative(result, by_hand(flat, rows, x, y, weights, clip)) < 1e-12
+    loaded = dict(flat.load(rows[0]).named_parameters())
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            assert torch.equal(loaded[name], parameter)
+    expected = torch.stack([flat.load(row)(x[0]) for row in rows])
+    torch.testing.assert_close(gradients.outputs(rows, x[0]), expected)
 
 
 def test_statistics_are_weighted_means_per_agent():

@@ -82,21 +82,20 @@ class Engine:
         self._buffers: list[Tensor] = []
         self._mix = _mixer(self.plan, seed, self.device)
 
-    def start(self, row: Tensor) -> State:
-        """The state before round 0: every row is the public start."""
-        return State(0, row.detach().to(self.device)[None].clone())
+    def start(self, start: Tensor) -> State:
+        """The state before round 0: the public start, one row [d] for all agents or [agents, d]."""
+        return State(0, start.detach().to(self.device).expand(self.plan.agents, -1).clone())
 
     def resume(self, round: int, rows: Tensor) -> State:
         """The state that an interrupted run had left behind."""
-        expected = 1 if round == 0 else int(self.plan.exists[round - 1].sum())
+        expected = self.plan.agents if round == 0 else int(self.plan.exists[round - 1].sum())
         if len(rows) != expected:
             raise ValueError(f"Expected {expected} rows after round {round}, got {len(rows)}.")
         return State(round, rows.to(self.device))
 
     def estimates(self, state: State) -> Tensor:
         """[agents, d]"""
-        n = self.plan.agents
-        return state.rows.expand(n, -1) if state.round == 0 else state.rows[:n]
+        return state.rows[: self.plan.agents]
 
     def advance(self, state: State) -> State:
         """Executes the next round."""
@@ -112,7 +111,7 @@ class Engine:
         inputs, labels = self.shards.test_inputs, self.shards.test_labels
         if inputs is None or labels is None:
             raise ValueError("Expected shards with a test set, got none: pass test=(inputs, labels).")
-        rows = self.estimates(state).contiguous()
+        rows = self.estimates(state)
         right = torch.zeros(len(rows), device=self.device)
         loss = torch.zeros(len(rows), device=self.device)
         for x, y in zip(
@@ -131,7 +130,7 @@ class Engine:
         if chosen.indices is not None:
             agent = torch.arange(len(inputs), device=self.device)[:, None]
             inputs, labels = inputs[agent, chosen.indices], labels[agent, chosen.indices]
-        rows = self.estimates(state).contiguous()
+        rows = self.estimates(state)
         with self._dropout_of(state.round):
             total = self.gradients.clipped_sum(rows, inputs, labels, chosen.weights)
         return total.div_(chosen.divisor.to(total)[:, None])

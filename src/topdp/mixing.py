@@ -22,15 +22,15 @@ class Work(NamedTuple):
     """What one round needs: the rows of the round before, the agents' gradients, and where rows are put."""
 
     round: int
-    before: Tensor  # [rows made in the round before, d]; before round 0 the one start row
+    before: Tensor  # [rows made in the round before, d]; before round 0 the agents' starts
     gradient: Tensor  # [agents, d]
     out: Tensor  # [rows made in this round, d]
 
 
 def slots(plan: Plan, round: int) -> NDArray[np.int64]:
-    """Where each row of the round before stands in its buffer. Before round 0 all are the start row."""
+    """Where each row of the round before stands in its buffer; before round 0, its owner's start."""
     if round == 0:
-        return np.zeros(plan.rows, np.int64)
+        return plan.owner.astype(np.int64)
     return np.cumsum(plan.exists[round - 1]) - 1
 
 

@@ -28,16 +28,14 @@ class Slot:
     start: int
     stop: int
     shape: torch.Size
-    trainable: bool
 
 
 @final
 class FlatModel:
     """A module whose parameters are read from rows.
 
-    The module given is copied and never changed. Parameters with `requires_grad=False` have their place in
-    the row like all others: a row is the whole model, and is noised and mixed as a whole. Only their gradient
-    is zero.
+    The module given is copied and never changed. Only parameters that require a gradient are in the row: the
+    others are part of the function, the same for all agents, and are neither noised nor mixed nor sent.
 
     **Guarantees.** A module in which the examples of a batch influence each other through a normalisation
     layer, or whose buffers gather statistics of the data, is refused here: clipping an example's own gradient
@@ -63,11 +61,12 @@ class FlatModel:
                     f"Expected a module with known shapes, got the lazy parameter {name!r}. "
                     "Run one batch through the module first."
                 )
-            stop = start + parameter.numel()
-            slots.append(Slot(name, start, stop, parameter.shape, parameter.requires_grad))
             dtypes.add(parameter.dtype)
-            start = stop
-        if not any(slot.trainable for slot in slots):
+            if parameter.requires_grad:
+                stop = start + parameter.numel()
+                slots.append(Slot(name, start, stop, parameter.shape))
+                start = stop
+        if not slots:
             raise ValueError("Expected a module with at least one parameter to train, got none.")
         if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
             raise ValueError(
@@ -80,9 +79,9 @@ class FlatModel:
         self.dtype = dtypes.pop()
 
     def flatten(self, module: nn.Module | None = None) -> Tensor:
-        """The row [d] of `module`'s parameters; without one, of the module this was built from."""
+        """The row [d] of `module`'s trained parameters; without one, of the module this was built from."""
         parameters = dict((self.module if module is None else module).named_parameters())
-        shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        shapes = {name: p.shape for name, p in parameters.items() if p.requires_grad}
         expected = {slot.name: slot.shape for slot in self.slots}
         if shapes != expected:
             raise ValueError(

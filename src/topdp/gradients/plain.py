@@ -52,11 +52,8 @@ class PlainGradients:
                 losses, gradients = result
         else:
             losses, gradients = self._by_loop(rows, inputs, targets)
-        for slot in self._flat.slots:
-            if not slot.trainable:
-                gradients[..., slot.start : slot.stop] = 0
         size = self._flat.dimension
-        return losses, [(Slot("all", 0, size, torch.Size([size]), True), Dense(gradients))]
+        return losses, [(Slot("all", 0, size, torch.Size([size])), Dense(gradients))]
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         """[n, b, ...]: all agents in evaluation mode on one batch [b, ...], one agent after the other."""

@@ -80,11 +80,9 @@ class Tape:
 
     def record(self, output: Tensor, uses: Sequence[Use]) -> Tensor:
         if self.recording:
-            trained = [use for use in uses if use.slot.trainable]
-            if trained:
-                if not output.requires_grad:
-                    output.requires_grad_()
-                self.records.append((output, trained))
+            if not output.requires_grad:
+                output.requires_grad_()
+            self.records.append((output, list(uses)))
         return output
 
     def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost.Contribution]]:
@@ -338,13 +336,14 @@ def skeleton(flat: FlatModel, tape: Tape) -> nn.Module:
     """A copy of the module with twins in place of its layers; `NotFoldedError` where there is no twin."""
     module = copy.deepcopy(flat.module)
     slots = {slot.name: slot for slot in flat.slots}
-    slot_of = {id(parameter): slots[name] for name, parameter in module.named_parameters()}
+    slot_of = {id(p): slots[name] for name, p in module.named_parameters() if p.requires_grad}
     twins: dict[int, nn.Module] = {}
     for path, layer in module.named_modules():
         if hasattr(layer, "inplace"):
             layer.inplace = False  # twins keep a reference to their outputs
         own = dict(layer.named_parameters(recurse=False))
-        if own:
+        # A layer that is not trained is a function like any other: it runs on the folded batch as it is.
+        if any(parameter.requires_grad for parameter in own.values()):
             _refuse_unsupported(path, layer)
             found = [slot_of[id(own[name])] if name in own else None for name in ("weight", "bias")]
             twin = TWINS[type(layer)](layer, tape, *found)
@@ -364,6 +363,8 @@ def _refuse_unsupported(path: str, layer: nn.Module) -> None:
     if type(layer) not in TWINS:
         raise NotFoldedError(f"{name}: no fast form for parameters of this layer")
     own = dict(layer.named_parameters(recurse=False))
+    if not all(parameter.requires_grad for parameter in own.values()):
+        raise NotFoldedError(f"{name}: some of its parameters are trained and some are not")
     extra = own.keys() - {"weight", "bias"}
     if extra or "weight" not in own or any(layer.children()) or dict(layer.named_buffers(recurse=False)):
         raise NotFoldedError(f"{name}: parameters, buffers or children beyond weight and bias")
