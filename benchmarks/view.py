@@ -21,7 +21,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-LIMITS = {  # job -> seconds, bytes (issue 3)
+LIMITS = {  # job -> seconds, bytes
     "neighbours, aligned": (30, 2 << 30),
     "neighbours, upper": (180, 2 << 30),
     "large, aligned": (480, 4 << 30),

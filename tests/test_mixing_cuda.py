@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from builders import PROTOCOLS, blobs, constant_schedule, linear_model
 
+from builders import PROTOCOLS, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.data.batches import Cycle
 from topdp.engine import Engine

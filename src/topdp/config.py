@@ -77,6 +77,7 @@ class PrivacyConfig(Section):
     guarantee: Literal["claimed", "view", "worst-case"] = "view"
     adjacency: Literal["add-remove", "replace-one"] = "add-remove"
     sigma: NotNegative | list[NotNegative] | None = None
+    patient: bool = False  # also compute views that take very long
 
 
 class CycleBatch(Section):

@@ -27,16 +27,17 @@ def plan_and_account(
 ) -> tuple[Plan, Account]:
     """The plan, calibrated unless σ is given, and its three answers; agent i holds counts[i] records."""
     n, analysis, seen = graph.agents, build.analysis(config, counts), None
+    patient = config.privacy.patient
     write, delta = plan_writer(config, graph, counts), config.privacy.delta
     sigma = build.sigma(config, n)
     if sigma is not None:
         deviation = sigma * config.privacy.clip  # Algorithm 1: the noise is G(σ²C²)
     else:
         epsilon = build.per_agent("privacy.epsilon", config.privacy.epsilon, n)
-        calibrated = calibrate(write, analysis, config.privacy.guarantee, epsilon, delta, progress)
+        calibrated = calibrate(write, analysis, config.privacy.guarantee, epsilon, delta, progress, patient)
         deviation, seen = calibrated.deviation, calibrated.seen
     plan = write(deviation)
-    return plan, account(plan, analysis, delta, seen, progress)
+    return plan, account(plan, analysis, delta, seen, progress, patient)
 
 
 def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
@@ -54,7 +55,8 @@ def account_of_run(path: Path, progress: Progress | None = None) -> tuple[RunCon
     folder = RunFolder.open(path)
     config, plan = parse(tomllib.loads(folder.config), str(path / "config.toml")), folder.plan
     analysis = build.analysis(config, tuple(folder.read_json("run.json")["records"]))
-    return config, plan, account(plan, analysis, config.privacy.delta, progress=progress)
+    patient = config.privacy.patient
+    return config, plan, account(plan, analysis, config.privacy.delta, None, progress, patient)
 
 
 def coalition_account(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from topdp.plan import Plan
 from topdp.privacy.claims import Analysis
+from topdp.privacy.effort import expect_bearable
 from topdp.privacy.errors import Refused, expect_delta
 from topdp.privacy.view import Progress, View, view
 from topdp.privacy.worst_case import worst_case
@@ -104,9 +105,17 @@ ASSUMPTIONS = {
 
 
 def account(
-    plan: Plan, analysis: Analysis, delta: float, seen: View | None = None, progress: Progress | None = None
+    plan: Plan,
+    analysis: Analysis,
+    delta: float,
+    seen: View | None = None,
+    progress: Progress | None = None,
+    patient: bool = False,
 ) -> Account:
-    """The three answers for every agent of `plan`. `seen`: its view, where a calibration has it already."""
+    """The three answers for every agent of `plan`.
+
+    `seen`: its view, where a calibration has it already. `patient`: also the view of a very long plan.
+    """
     delta = expect_delta(delta)
     exposure = analysis.exposure()
     said: list[str] = []
@@ -118,6 +127,8 @@ def account(
 
     def views() -> Floats:
         nonlocal seen
+        if seen is None and not exposure.sampled:
+            expect_bearable(plan, patient)
         seen = seen or view(plan, exposure, owners="all", progress=progress)
         return np.asarray(np.nanmax(seen.epsilon(delta), axis=1))
 

@@ -7,6 +7,7 @@ its neighbours; it ends with one more common division, so it errs on the private
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,8 @@ from topdp.privacy.account import GUARANTEES
 from topdp.privacy.baselines import CALIBRATIONS, Adjacency, Batches, Calibration
 from topdp.privacy.baselines.calibration import least_noise
 from topdp.privacy.claims import Analysis, noise_multipliers
-from topdp.privacy.errors import PrivacyError, Refused, expect_delta, expect_epsilon
+from topdp.privacy.effort import expect_bearable
+from topdp.privacy.errors import PrivacyError, PrivacyWarning, Refused, expect_delta, expect_epsilon
 from topdp.privacy.gaussian import mu_of
 from topdp.privacy.view import Progress, View, view
 from topdp.privacy.worst_case import worst_case
@@ -48,6 +50,7 @@ def calibrate(
     epsilon: Floats,
     delta: float,
     progress: Progress | None = None,
+    patient: bool = False,
 ) -> CalibratedNoise:
     """The full-scale noise with which `write`'s plan keeps every agent's ε.
 
@@ -73,6 +76,7 @@ def calibrate(
         plan = write(deviation)
         if guarantee == "worst-case":
             return worst_case(plan, exposure).mu / target
+        expect_bearable(plan, patient)
         seen[deviation.tobytes()] = found = view(plan, exposure, owners="all", progress=progress)
         return found.worst() / target
 
@@ -104,11 +108,13 @@ def _balanced(
         raise Refused(
             f"No amount of noise gives a {guarantee} epsilon: agents {who} send rows without noise."
         )
+    if excess.max() == 0:
+        raise Refused(f"Nobody reads what others make in this plan: no {guarantee} epsilon to calibrate to.")
     step = 1.0
     for _ in range(0 if alike else SWEEPS):
         if _spread(excess) <= CLOSE or step < 1 / 8:
             break
-        proposal = deviation * excess**step
+        proposal = deviation * _kept_pace(excess) ** step
         proposed = excess_of(proposal)
         if _spread(proposed) < _spread(excess):
             deviation, excess = proposal, proposed
@@ -117,8 +123,15 @@ def _balanced(
     return deviation, float(excess.max())
 
 
+def _kept_pace(excess: Floats) -> Floats:
+    """Agents of whom nobody learns anything are moved with the worst: their noise still hides others."""
+    return np.where(excess > 0, excess, excess.max())
+
+
 def _spread(excess: Floats) -> float:
-    return float(excess.max() / excess.min() - 1) if np.isfinite(excess).all() else np.inf
+    if not np.isfinite(excess).all():
+        return np.inf
+    return float(excess.max() / _kept_pace(excess).min() - 1)
 
 
 def _claimed(write: Writer, analysis: Analysis, epsilon: Floats, delta: float) -> Floats:
@@ -138,7 +151,10 @@ def _claimed(write: Writer, analysis: Analysis, epsilon: Floats, delta: float) -
                 found[key] = equal.noise_multiplier / float(z[0])
             else:
                 claim = partial(_claim_at, rule, z, delta, batches, analysis.adjacency)
-                found[key] = least_noise(claim, float(epsilon[agent]), rule.name)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", PrivacyWarning)  # of noise that is only tried
+                    found[key] = least_noise(claim, float(epsilon[agent]), rule.name)
+                claim(found[key])
         result[agent] = exposure.sensitivity[agent] * found[key]
     return result
 

@@ -1,0 +1,34 @@
+"""How much work a view is, before it is begun: a long plan is refused by name instead of never answered."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from topdp.plan import Plan
+from topdp.privacy.errors import Refused
+
+LIMIT = 6e12
+"""Multiplications and additions: some minutes on one core. About 1,100 releases among 30 agents."""
+
+
+def view_work(plan: Plan) -> float:
+    """Roughly, the operations of the view of every agent alone on every other (`view`, `gram`)."""
+    n, R = plan.agents, plan.rounds
+    last = plan.readers[R // 2]
+    seen = max(1.0, float((last >= 0).sum()) / n)  # rows an observer reads in a round
+    shifts = plan.rows * (2 + seen) * R**2
+    return n * (n - 1) * (shifts + 2 / 3 * seen * R**3)
+
+
+def expect_bearable(plan: Plan, patient: bool) -> None:
+    """Refuses a view that would take far too long, unless its user is patient."""
+    work = view_work(plan)
+    if work > LIMIT and not patient:
+        fits = math.floor(plan.rounds * float(np.cbrt(LIMIT / work)))
+        raise Refused(
+            f"The view of {plan.rounds} releases among {plan.agents} agents takes {work:.0e} operations, "
+            f"{work / LIMIT:.0f} times what is done unasked. Set privacy.patient=true to have it anyway, "
+            f"take at most about {fits} rounds, or choose guarantee='worst-case'."
+        )

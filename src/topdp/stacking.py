@@ -1,0 +1,133 @@
+"""Many runs as one: their plans side by side, their agents in one tensor program.
+
+A stack of runs costs little more than one run where single runs do not fill the device. Runs of a stack share
+the model, the number of rounds, the step sizes and the kind of batches; graphs, methods, noise, seeds and
+data may differ. For figures and sweeps; a stacked run is not for accounting, each plan is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from topdp.data.batches import Batches, Full, Selection
+from topdp.data.shards import Shards
+from topdp.plan import NOBODY, PerRound, Plan, prune
+
+Ints = NDArray[np.int64]
+
+
+def stack_plans(plans: Sequence[Plan]) -> Plan:
+    """One pruned plan whose agents, rows and draws are those of all `plans`, run after run."""
+    if not plans or any(plan.rounds != plans[0].rounds for plan in plans):
+        raise ValueError("Expected at least one plan, all of the same number of rounds.")
+    if any(not np.array_equal(plan.rate, plans[0].rate) for plan in plans):
+        raise ValueError("Expected plans with the same step sizes.")
+    pruned = [plan if plan.pruned else prune(plan) for plan in plans]
+    rounds = range(plans[0].rounds)
+    agents = _offsets([plan.agents for plan in pruned])
+    draws = _offsets([plan.draws for plan in pruned])
+    messages = agents[-1] + _offsets([plan.rows - plan.agents for plan in pruned])
+    place = [
+        np.concatenate([a + np.arange(plan.agents), m + np.arange(plan.rows - plan.agents)])
+        for plan, a, m in zip(pruned, agents, messages, strict=False)
+    ]
+    order = np.argsort(np.concatenate(place), kind="stable")
+
+    def rows(parts: list[NDArray[Any]], fill: int | float) -> NDArray[Any]:
+        """Joins [rounds, rows, width] parts, padding the width."""
+        width = max(part.shape[2] for part in parts)
+        padded = [
+            np.pad(part, ((0, 0), (0, 0), (0, width - part.shape[2])), constant_values=fill) for part in parts
+        ]
+        return np.concatenate(padded, axis=1)[:, order]
+
+    def every(part: PerRound) -> NDArray[Any]:
+        return np.asarray(part.values[part.which])
+
+    source = [
+        np.where((s := every(p.source)) < 0, NOBODY, at[s]) for p, at in zip(pruned, place, strict=True)
+    ]
+    draw = [
+        np.where((k := every(p.draw)) < 0, NOBODY, k + offset)
+        for p, offset in zip(pruned, draws, strict=False)
+    ]
+    std = [every(p.std) * p.scale[:, None, None] for p in pruned]
+    known = np.concatenate([p.known_by[:, :1] + a for p, a in zip(pruned, agents, strict=False)])
+    owner = np.concatenate([p.owner + a for p, a in zip(pruned, agents, strict=False)])[order]
+    return Plan(
+        agents=int(agents[-1]),
+        owner=owner,
+        source=PerRound.each(rows(source, NOBODY).astype(np.int32)),
+        weight=PerRound.each(rows([every(p.weight) for p in pruned], 0.0).astype(np.float32)),
+        carries=PerRound.each(np.concatenate([every(p.carries) for p in pruned], axis=1)[:, order]),
+        rate=plans[0].rate,
+        draw=PerRound.each(rows(draw, NOBODY).astype(np.int32)),
+        std=PerRound.each(rows(std, 0.0).astype(np.float32)),
+        scale=np.ones(len(rounds)),
+        known_by=known,
+        readers=PerRound.same(np.full((len(owner), 1), NOBODY), len(rounds)),
+        protocol="stack",
+        pruned=True,
+    )
+
+
+def stack_shards(shards: Sequence[Shards]) -> Shards:
+    """The records of all runs' agents; all runs are tested on the records of the first."""
+    first = shards[0]
+    longest = max(max(s.counts) for s in shards)
+
+    def join(parts: list[Tensor]) -> Tensor:
+        padded = []
+        for part in parts:
+            short = longest - part.shape[1]
+            padded.append(
+                torch.cat([part, part.new_zeros(len(part), short, *part.shape[2:])], 1) if short else part
+            )
+        return torch.cat(padded)
+
+    return Shards(
+        join([s.inputs for s in shards]),
+        join([s.labels for s in shards]),
+        torch.cat([s.sizes for s in shards]),
+        tuple(count for s in shards for count in s.counts),
+        first.classes,
+        first.test_inputs,
+        first.test_labels,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class StackedBatches:
+    """The batches that each run would draw alone, with its own seed."""
+
+    batches: Batches
+    runs: tuple[tuple[tuple[int, ...], int], ...]  # (counts, seed) of each run
+
+    def select(
+        self, sizes: Sequence[int], seed: int, round: int, device: torch.device | None = None
+    ) -> Selection:
+        """`sizes` and `seed` of the stack do not matter."""
+        if isinstance(self.batches, Full):
+            return self.batches.select(sizes, seed, round, device)
+        each = [self.batches.select(counts, own, round, device) for counts, own in self.runs]
+        longest = max(chosen.indices.shape[1] for chosen in each if chosen.indices is not None)
+        indices, weights = [], []
+        for chosen in each:
+            assert chosen.indices is not None and chosen.weights is not None
+            short = longest - chosen.indices.shape[1]
+            indices.append(torch.nn.functional.pad(chosen.indices, (0, short)))
+            weights.append(torch.nn.functional.pad(chosen.weights, (0, short)))
+        return Selection(
+            torch.cat(indices), torch.cat(weights), torch.cat([chosen.divisor for chosen in each])
+        )
+
+
+def _offsets(counts: list[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
