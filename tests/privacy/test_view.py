@@ -209,6 +209,13 @@ def test_shared_draws_alone_hide_from_strangers_only():
     assert np.isinf(view(plan, exposure(4, 1.0), [0]).upper[1:, 0]).all()
 
 
+def test_what_an_agent_makes_from_rows_it_never_read_tells_it_of_them():
+    plan = pairwise(4, 0.7, 1.0, {})  # nobody reads anything, yet agent i mixes in the estimate of i + 1
+    for J in ({0}, {1, 2}):
+        assert_dense(plan, J)
+    assert view(plan, exposure(4, 1.0), [0], owners=[1]).upper[1, 0] > 0.3
+
+
 def test_zero_noise_is_infinite_and_only_where_it_is_seen():
     graph = graphs.ring(6)
     for protocol in PROTOCOLS:
@@ -216,6 +223,7 @@ def test_zero_noise_is_infinite_and_only_where_it_is_seen():
         found = view(silent, exposure(6, 1.0), owners="linked")
         assert np.isinf(found.upper[found.asked]).all() and np.isinf(found.lower[found.asked]).all()
         assert np.isinf(found.epsilon(1e-5)[found.asked]).all()
+        assert np.isinf(view(silent, exposure(6, 1.0), bound="aligned").lower[found.asked]).all()
     # One agent without noise: a neighbour reads its gradient; the others stay hidden.
     plan = make(PlainSynchronous, graph, 5, deviation=np.array([0.0, 1, 1, 1, 1, 1]))
     mu = view(plan, exposure(6, 1.0)).upper
@@ -352,6 +360,13 @@ def test_the_bound_can_prove_that_aligned_is_best():
     lower, upper = bracket(M)
     assert upper == pytest.approx(lower, rel=1e-12)
     assert min(np.abs(M).sum(), 3 * np.linalg.eigvalsh(M)[-1]) > 1.01 * lower
+
+
+def test_the_bound_holds_where_a_record_of_mixed_signs_reaches_it():
+    M = 4 * np.eye(4) - np.ones((4, 4))  # λ = 4 for every u that sums to 0, for example (1, 1, -1, -1)
+    lower, upper = bracket(M)
+    assert 0 <= lower < 1e-12
+    assert 16 <= upper <= 16 * (1 + 1e-12)
 
 
 def test_large_eigenvalues_are_not_rounded_down():

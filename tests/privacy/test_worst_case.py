@@ -102,7 +102,8 @@ ALONE = [[0, NOBODY], [1, NOBODY], [0, NOBODY], [0, 1]]
         ([[2.0, 0.0], [1.0, 0.0], [2.0, 0.0]], [[0, 2], [1, -1], [0, -1]], [True, True, False], np.inf),
         # Two draws in three combinations: [1, 1]·C⁻¹·[1, 1] with C = [[5, 2], [2, 1]].
         ([[2.0, 1.0], [1.0, 0.0], [1.0, 0.0]], [[0, 2], [1, -1], [0, -1]], [True, True, True], 2.0),
-        # A draw that agent 1 knows too hides nothing from it.
+        # A draw that agent 1 knows too hides nothing from it, whether it enters a row of its own or not.
+        ([[2.0, 9.0], [1.0, 0.0], [2.0, 0.0]], [[0, 3], [1, -1], [2, -1]], [True, True, True], 0.5),
         ([[2.0, 9.0], [1.0, 0.0], [2.0, 0.0]], [[0, 3], [1, 3], [2, -1]], [True, True, True], 0.5),
         # A draw that also enters a row of agent 1 is open to agent 1, whoever is said to know it.
         ([[2.0, 9.0], [1.0, 1.0], [2.0, 9.0]], [[0, 2], [1, 2], [2, -1]], [True, True, True], np.inf),

@@ -42,7 +42,7 @@ def _bracket(M: Floats) -> tuple[float, float]:
     # M is positive semidefinite: a zero on the diagonal is a round that J never learns of.
     active = M.diagonal() > 0
     M = M[np.ix_(active, active)] / largest
-    lower = float(M.sum())
+    lower = max(0.0, float(M.sum()))
     upper = float(np.abs(M).sum())
     if upper > lower * (1 + 4 * len(M) * ULP):
         # Σ M_rs <u_r, u_s> <= λ Σ d_r |u_r|², λ the largest eigenvalue of D^-½ M D^-½, for every D > 0.
