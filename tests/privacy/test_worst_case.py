@@ -171,7 +171,8 @@ def test_poisson_agrees_with_dp_accounting():
             ]
         )
     )
-    assert found.epsilon(1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    # another grid, both upper bounds: alike to the size of a grid step
+    assert found.epsilon(1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
     assert found.epsilon(1e-5)[0] < 0.5 * worst_case(plan, exposure(4, 1.0)).epsilon(1e-5)[0]
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld
 from numpy.typing import NDArray
 
+from topdp.privacy.baselines.poisson import loss_distribution_epsilon
 from topdp.privacy.errors import PrivacyError, expect_delta
 from topdp.privacy.gaussian import epsilon_of
 
@@ -64,7 +64,7 @@ class SampledLoss:
             return 0.0
         if self.releases[0][0] == 0:
             return math.inf
-        return float(_distribution(self.rate, self.releases).get_epsilon_for_delta(delta))
+        return _epsilon(self.rate, self.releases, delta)
 
 
 def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss | GaussianLoss:
@@ -88,15 +88,7 @@ def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss | Gaussi
     return SampledLoss(rate, tuple(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
-@lru_cache(maxsize=64)
-def _distribution(rate: float, releases: tuple[tuple[float, int], ...]) -> Any:
-    least = releases[0][0]
-    # Coarser where one release alone can lose much, so that memory stays bounded; any interval is sound.
-    interval = max(1e-4, (0.5 / least**2 + 12 / least) * 4e-6)
-    total: Any = None
-    for z, count in releases:
-        one = pld.from_gaussian_mechanism(
-            z, sampling_prob=rate, value_discretization_interval=interval
-        ).self_compose(count)
-        total = one if total is None else total.compose(one)
-    return total
+@lru_cache(maxsize=256)
+def _epsilon(rate: float, releases: tuple[tuple[float, int], ...], delta: float) -> float:
+    z, counts = np.array(releases).T
+    return loss_distribution_epsilon(np.repeat(z, counts.astype(np.int64)), delta, rate)
