@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from topdp.plan import Plan
 from topdp.privacy.baselines import CALIBRATIONS, Adjacency, Batches
-from topdp.privacy.errors import PrivacyWarning, Refused
-from topdp.privacy.participation import Cyclic, EveryRound, Exposure, Participation, PoissonSampling
+from topdp.privacy.errors import PrivacyError, PrivacyWarning, Refused
+from topdp.privacy.participation import Cyclic, EveryRound, Exposure, Participation, PoissonSampling, check
 
 Floats = NDArray[np.float64]
 
@@ -31,6 +31,14 @@ class Analysis:
     batches: tuple[Batches, ...]
     clip: float
     adjacency: Adjacency = "add-remove"
+
+    def __post_init__(self) -> None:
+        if self.calibration not in CALIBRATIONS:
+            raise PrivacyError(
+                f"Expected calibration to be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}."
+            )
+        if not 0 < self.clip < float("inf"):
+            raise PrivacyError(f"Expected clip={self.clip} to be finite and > 0.")
 
     def exposure(self) -> Exposure:
         """The same facts as the other accountants want them."""
@@ -55,13 +63,21 @@ class Analysis:
 
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
     """[rounds, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
+    check(plan, exposure)
     if plan.protocol not in PROTOCOLS:
         raise Refused(f"No published analysis covers plans of protocol {plan.protocol!r}.")
+    if (plan.rate == 0).any():
+        raise Refused("No published analysis covers rounds with a step of 0.")
     full_scale = plan.std[0][: plan.agents, 0]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_round = np.where(plan.rate > 0, plan.scale / plan.rate, np.inf)
-        z: Floats = per_round[:, None] * (full_scale / exposure.sensitivity)[None, :]
+    z: Floats = _without_last_digits(plan.scale / plan.rate)[:, None] * (full_scale / exposure.sensitivity)
     return z
+
+
+def _without_last_digits(values: Floats) -> Floats:
+    """Values that differ by rounding only become the least of them: λγ/λ is not always γ, yet equal noise."""
+    distinct, where = np.unique(values, return_inverse=True)
+    first = np.diff(distinct, prepend=-1.0) > 1e-13 * distinct
+    return np.asarray(distinct[first][np.cumsum(first) - 1][where])
 
 
 def _participation(batches: Batches) -> Participation:
