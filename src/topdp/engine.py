@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from topdp.data.batches import Batches
+from topdp.data.batches import Selects
 from topdp.data.shards import Shards
 from topdp.gradients import ClippedGradients
 from topdp.mixing import RowByRow, Work
@@ -61,7 +61,7 @@ class Engine:
         plan: Plan,
         gradients: ClippedGradients,
         shards: Shards,
-        batches: Batches,
+        batches: Selects,
         seed: int,
         device: torch.device | str = "cpu",
     ) -> None:

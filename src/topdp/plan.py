@@ -96,7 +96,7 @@ class Plan:
     owner: Ints  # [m] who makes the row
     source: PerRound  # int [m, w]; a row whose sources are all NOBODY does not exist in that round
     weight: PerRound  # float [m, w]
-    carries: PerRound  # bool [m]
+    carries: PerRound  # bool [m]; in a stack of runs, each run's share of the rate
     rate: Floats  # [rounds] λ_t
     draw: PerRound  # int [m, v]
     std: PerRound  # float [m, v], per unit of scale; negative where a shared draw enters with the other sign
@@ -127,7 +127,7 @@ class Plan:
         return Round(
             source=source,
             weight=self.weight[round],
-            step=np.where(self.carries[round], -self.rate[round], 0.0),
+            step=-self.rate[round] * self.carries[round],
             draw=self.draw[round],
             std=self.std[round] * self.scale[round],
             readers=self.readers[round],

@@ -1,8 +1,8 @@
 """Many runs as one: their plans side by side, their agents in one tensor program.
 
 A stack of runs costs little more than one run where single runs do not fill the device. Runs of a stack share
-the model, the number of rounds, the step sizes and the kind of batches; graphs, methods, noise, seeds and
-data may differ. For figures and sweeps; a stacked run is not for accounting, each plan is.
+the model, the clip, the number of rounds and the kind of batches; graphs, methods, step sizes, noise, seeds
+and data may differ. For figures and sweeps; a stacked plan is not for accounting, each of its plans is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from topdp.data.batches import Batches, Full, Selection
+from topdp.data.batches import Batches, Device, Full, Selection
 from topdp.data.shards import Shards
 from topdp.plan import NOBODY, PerRound, Plan, prune
 
@@ -27,8 +27,6 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
     """One pruned plan whose agents, rows and draws are those of all `plans`, run after run."""
     if not plans or any(plan.rounds != plans[0].rounds for plan in plans):
         raise ValueError("Expected at least one plan, all of the same number of rounds.")
-    if any(not np.array_equal(plan.rate, plans[0].rate) for plan in plans):
-        raise ValueError("Expected plans with the same step sizes.")
     pruned = [plan if plan.pruned else prune(plan) for plan in plans]
     rounds = range(plans[0].rounds)
     agents = _offsets([plan.agents for plan in pruned])
@@ -59,6 +57,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
         for p, offset in zip(pruned, draws, strict=False)
     ]
     std = [every(p.std) * p.scale[:, None, None] for p in pruned]
+    steps = [every(p.carries) * p.rate[:, None] for p in pruned]
     known = np.concatenate([p.known_by[:, :1] + a for p, a in zip(pruned, agents, strict=False)])
     owner = np.concatenate([p.owner + a for p, a in zip(pruned, agents, strict=False)])[order]
     return Plan(
@@ -66,8 +65,8 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
         owner=owner,
         source=PerRound.each(rows(source, NOBODY).astype(np.int32)),
         weight=PerRound.each(rows([every(p.weight) for p in pruned], 0.0).astype(np.float32)),
-        carries=PerRound.each(np.concatenate([every(p.carries) for p in pruned], axis=1)[:, order]),
-        rate=plans[0].rate,
+        carries=PerRound.each(np.concatenate(steps, axis=1)[:, order].astype(np.float32)),
+        rate=np.ones(len(rounds)),
         draw=PerRound.each(rows(draw, NOBODY).astype(np.int32)),
         std=PerRound.each(rows(std, 0.0).astype(np.float32)),
         scale=np.ones(len(rounds)),
@@ -110,9 +109,7 @@ class StackedBatches:
     batches: Batches
     runs: tuple[tuple[tuple[int, ...], int], ...]  # (counts, seed) of each run
 
-    def select(
-        self, sizes: Sequence[int], seed: int, round: int, device: torch.device | None = None
-    ) -> Selection:
+    def select(self, sizes: Sequence[int], seed: int, round: int, device: Device = None) -> Selection:
         """`sizes` and `seed` of the stack do not matter."""
         if isinstance(self.batches, Full):
             return self.batches.select(sizes, seed, round, device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +128,12 @@ class Poisson:
 
 
 Batches = Full | Cycle | Poisson
+
+
+class Selects(Protocol):
+    """Whatever says which records a round uses."""
+
+    def select(self, sizes: Sequence[int], seed: int, round: int, device: Device = None) -> Selection: ...
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+import torch
+
+from builders import PROTOCOLS, blobs, constant_schedule, linear_model
+from topdp import topology
+from topdp.data.batches import Cycle, Full, Poisson
+from topdp.engine import Engine
+from topdp.gradients import ClippedGradients
+from topdp.privacy.errors import Refused
+from topdp.privacy.participation import exposure
+from topdp.privacy.worst_case import worst_case
+from topdp.stacking import StackedBatches, stack_plans, stack_shards
+
+
+def single(name, graph, seed, deviation=0.0, rate=0.5, iterations=6):
+    schedule = constant_schedule(iterations, rate=rate)
+    return PROTOCOLS[name](0.25).plan(graph, schedule, np.full(graph.agents, deviation), seed)
+
+
+@pytest.mark.parametrize("batches", [Full(), Cycle(7), Poisson(5)], ids=["full", "cycle", "poisson"])
+def test_every_run_of_a_stack_is_the_run_alone(batches):
+    """Without noise (draws have other names in a stack): four protocols, other graphs, rates and seeds."""
+    runs = [
+        (
+            single(name, graph, seed, rate=0.1 * (seed + 1)),
+            blobs(graph.agents, 20 + 10 * seed, seed=seed),
+            seed,
+        )
+        for seed, (name, graph) in enumerate(
+            zip(
+                PROTOCOLS,
+                [topology.ring(5), topology.random(7, 0.5, 0), topology.star(6), topology.ring(4)],
+                strict=True,
+            )
+        )
+    ]
+    gradients = ClippedGradients(linear_model(), 1.0)
+
+    def finish(plan, shards, batches, start):
+        engine = Engine(plan, gradients, shards, batches, 0)
+        state = engine.start(start)
+        while state.round < plan.rounds:
+            state = engine.advance(state)
+        return engine.estimates(state).clone()
+
+    starts = [gradients.flat.flatten() * (1 + seed) for *_, seed in runs]
+    alone = []
+    for (plan, shards, seed), start in zip(runs, starts, strict=True):
+        own = StackedBatches(batches, ((shards.counts, seed),))
+        alone.append(finish(plan, shards, own, start))
+    stacked = StackedBatches(batches, tuple((shards.counts, seed) for _, shards, seed in runs))
+    start = torch.cat([s.expand(shards.agents, -1) for s, (_, shards, _) in zip(starts, runs, strict=True)])
+    together = finish(
+        stack_plans([plan for plan, *_ in runs]), stack_shards([s for _, s, _ in runs]), stacked, start
+    )
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-6)
+
+
+def test_a_stack_keeps_each_runs_noise_and_is_not_accounted():
+    plans = [single("top-sync", topology.ring(5), 0, deviation=d, rate=0.5) for d in (0.1, 0.7)]
+    stack = stack_plans(plans)
+    assert stack.agents == 10 and stack.pruned
+    for r in range(stack.rounds):
+        expected = [plan[r].std[: plan.agents, 0] for plan in plans]
+        np.testing.assert_allclose(stack[r].std[:10, 0], np.concatenate(expected), rtol=1e-6)
+    with pytest.raises(Refused, match="pruned"):
+        worst_case(stack, exposure(10, 1.0))
+
+
+def test_plans_of_unequal_length_are_refused():
+    with pytest.raises(ValueError, match="rounds"):
+        stack_plans([single("plain-sync", topology.ring(4), 0, iterations=k) for k in (3, 4)])
