@@ -6,9 +6,14 @@ rounds, budgets or ledgers; whether a message may be sent or believed is for the
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+
+logger = logging.getLogger("topdp.agents")
 
 
 class Unreachable(ConnectionError):  # noqa: N818 - a state of the world, not a fault
@@ -24,6 +29,11 @@ class Message:
     digest: str
     body: bytes
 
+    @classmethod
+    def of(cls, kind: str, round: int, body: bytes = b"") -> Message:
+        """A message with the digest of its body."""
+        return cls(kind, round, hashlib.sha256(body).hexdigest(), body)
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -35,7 +45,12 @@ class Reply:
 
 
 Handler = Callable[[str, Message], Awaitable[Reply]]
-"""Called with the authenticated name of the peer."""
+"""Called with the authenticated name of the peer, and only with bodies that match their digest.
+
+It should answer well within the idle timeout: an exchange in which nothing moves for that long is given up.
+It is called again when the peer sends again, perhaps while the first call still runs. If it raises, the
+fault is logged here and the peer gets Unreachable.
+"""
 
 
 class Transport(ABC):
@@ -47,7 +62,10 @@ class Transport(ABC):
 
     @abstractmethod
     async def request(self, peer: str, message: Message) -> Reply:
-        """Sends and waits for the reply. Raises Unreachable after an idle timeout, never a total one."""
+        """Sends and waits for the reply. Raises Unreachable after an idle timeout, never a total one.
+
+        A caller may give up waiting (cancel); the request may still arrive.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -55,28 +73,59 @@ class Transport(ABC):
 
 
 class Memory:
-    """The wire of in-memory transports: who is connected to whom. For tests, and for a federation in one process."""
+    """The wire of in-memory transports: who is connected. For tests, and for a federation in one process."""
 
     def __init__(self) -> None:
-        self.handlers: dict[str, Handler] = {}
+        self.there: dict[str, InMemory] = {}
 
     def transport(self, name: str) -> InMemory:
         return InMemory(self, name)
 
 
 class InMemory(Transport):
-    """Delivers by calling the peer's handler."""
+    """Delivers by calling the peer's handler. A peer that is not there is unreachable at once."""
 
     def __init__(self, wire: Memory, name: str) -> None:
         self.wire, self.name = wire, name
+        self._handle: Handler | None = None
+        self._tasks: set[asyncio.Task[Reply]] = set()
 
     async def start(self, handle: Handler) -> None:
-        self.wire.handlers[self.name] = handle
+        self._handle = handle
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.wire.there[self.name] = self
 
     async def request(self, peer: str, message: Message) -> Reply:
-        if self.name not in self.wire.handlers or peer not in self.wire.handlers:
+        other = self.wire.there.get(peer)
+        if self.wire.there.get(self.name) is not self or other is None:
             raise Unreachable(f"{peer} is not there.")
-        return await self.wire.handlers[peer](self.name, message)
+        if hashlib.sha256(message.body).hexdigest() != message.digest:
+            return Reply(False, "the body does not match its digest")
+        task = other._work(self.name, message)
+        await asyncio.wait({task, self._gone, other._gone}, return_when=asyncio.FIRST_COMPLETED)
+        if self._gone.done() or not task.done() or task.cancelled():
+            raise Unreachable(f"The link between {self.name} and {peer} ended.")
+        return task.result()
 
     async def close(self) -> None:
-        self.wire.handlers.pop(self.name, None)
+        if self.wire.there.get(self.name) is self:
+            del self.wire.there[self.name]
+            self._gone.set_result(None)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _work(self, peer: str, message: Message) -> asyncio.Task[Reply]:
+        """The handler in a task of its own: a sender who leaves does not cancel it."""
+        task = asyncio.create_task(self._answer(peer, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _answer(self, peer: str, message: Message) -> Reply:
+        assert self._handle is not None
+        try:
+            return await self._handle(peer, message)
+        except Exception as error:
+            logger.exception("%s: %s from %s was not answered", self.name, message.kind, peer)
+            raise Unreachable(f"{self.name} could not answer; its log says why.") from error

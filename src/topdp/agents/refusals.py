@@ -1,0 +1,40 @@
+"""What is refused on a link, and how it is told: once per peer and kind, so that nobody can fill the log."""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger("topdp.agents")
+
+
+class Refused(Exception):  # noqa: N818 - a decision, not a fault
+    """This side ends the link. `kind` is one short word of ours; `words` may quote the peer."""
+
+    def __init__(self, kind: str, words: str) -> None:
+        super().__init__(f"{kind}: {words}")
+        self.kind, self.words = kind, words
+
+
+class Told:
+    """Remembers what has been logged. Peers are names of the manifest (or `someone`), so it stays small."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def tell(self, peer: str, kind: str, words: str, level: int = logging.WARNING) -> None:
+        count = self.counts[peer, kind] = self.counts.get((peer, kind), 0) + 1
+        logger.log(
+            level if count == 1 else logging.DEBUG,
+            "%s: %s: %s: %s",
+            self.name,
+            peer,
+            kind,
+            words,
+            extra={"agent": self.name, "peer": peer, "event": kind},
+        )
+
+
+def quoted(words: object, limit: int = 200) -> str:
+    """A peer's words on one line and not too long, whatever they are."""
+    return repr(words)[:limit]

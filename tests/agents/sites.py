@@ -1,0 +1,92 @@
+"""Small federations on loopback for tests: identities, a manifest, transports, and a handler that echoes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import socket
+
+from topdp.agents.grpc_transport import GrpcTransport
+from topdp.agents.identity import Card, Identity, make
+from topdp.agents.manifest import Manifest, Rules, create
+from topdp.agents.transport import Message, Reply, Unreachable
+from topdp.config import RunConfig
+
+NAMES = ("ant", "bee", "cat", "dog")
+MADE = {name: make(name) for name in NAMES}  # keys are made once; addresses differ from test to test
+LIMIT = 20.0
+"""Seconds until a test is given up; no test takes this long."""
+
+
+def run(coroutine):
+    """Every test ends, whatever happens."""
+
+    async def limited():
+        async with asyncio.timeout(LIMIT):
+            await coroutine
+
+    asyncio.run(limited())
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def at(identity: Identity, address: str) -> Identity:
+    return Identity(Card(identity.card.name, address, identity.card.certificate), identity.key)
+
+
+class Federation:
+    """Agents in a row, or all linked; `closed` names those that open no port."""
+
+    def __init__(self, names=("ant", "bee"), closed=(), links=None, identities=None, addresses=None, **rules):
+        known = {**MADE, **(identities or {})}
+        addresses = addresses or {}
+        self.identities = {
+            name: at(known[name], "" if name in closed else addresses.get(name) or free_address())
+            for name in names
+        }
+        links = links or list(itertools.pairwise(names))
+        settings = {"idle_timeout": 5.0, "largest_body": 4 * 2**20, **rules}
+        self.manifest: Manifest = create(
+            [identity.card for identity in self.identities.values()], links, RunConfig(), Rules(**settings)
+        )
+
+    def transport(self, name, **options) -> GrpcTransport:
+        return GrpcTransport(self.identities[name], self.manifest, **options)
+
+    @contextlib.asynccontextmanager
+    async def started(self, *names, **options):
+        """The transports of these agents (all of them when none is named), each with an `Echo`."""
+        transports = [self.transport(name, **options) for name in names or self.identities]
+        for transport in transports:
+            transport.echo = Echo(transport.name)
+        try:
+            for transport in transports:
+                await transport.start(transport.echo)
+            yield transports
+        finally:
+            await asyncio.gather(*(transport.close() for transport in transports))
+
+
+class Echo:
+    """Answers with the digest of what came, and remembers who sent it."""
+
+    def __init__(self, name):
+        self.name, self.seen = name, []
+
+    async def __call__(self, peer, message: Message) -> Reply:
+        self.seen.append((peer, message.kind, message.round))
+        return Reply(True, f"{self.name} heard {peer}", hashlib.sha256(message.body).digest())
+
+
+async def until_answered(transport, peer, message):
+    """As an agent does: sends the same bytes again until they are answered."""
+    while True:
+        with contextlib.suppress(Unreachable):
+            return await transport.request(peer, message)
+        await asyncio.sleep(0)
