@@ -7,6 +7,7 @@ functions that need it, so that graphs and plans can be built where it is not in
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,13 @@ from topdp.privacy.baselines import Batches
 from topdp.privacy.claims import Analysis
 from topdp.protocols import Protocol
 from topdp.schedules import Schedule
+from topdp.streams import stream
 from topdp.topology import Topology
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from topdp.data import Shards
+    from topdp.data import Dataset, Shards
     from topdp.data.batches import Batches as Selector
     from topdp.data.progress import Progress
 
@@ -110,7 +112,8 @@ def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
 
     c = config.data
     if c.partition == "iid" and c.name in CATALOGUE:
-        held = CATALOGUE[c.name].shapes["train_inputs"][0] // agents
+        records = CATALOGUE[c.name].shapes["train_inputs"][0]
+        held = (records - round((c.validation or 0.0) * records)) // agents
         return (min(held, c.records or held),) * agents
     return shards(config, agents).counts
 
@@ -133,6 +136,8 @@ def shards(config: RunConfig, agents: int, progress: Progress | None = None) -> 
 
     c = config.data
     dataset = data.load(c.name, progress=progress)
+    if c.validation is not None:
+        dataset = _held_out(dataset, c.validation, config.seed)
     options: dict[str, dict[str, Any]] = {
         "dirichlet": {"alpha": c.concentration},
         "label": {"labels_per_agent": c.labels_per_agent},
@@ -144,6 +149,20 @@ def shards(config: RunConfig, agents: int, progress: Progress | None = None) -> 
     if c.records is not None:
         parts = [part[: c.records] for part in parts]
     return data.Shards.from_dataset(dataset, parts)
+
+
+def _held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """A share of the training records becomes the test set: settings are chosen without the real one."""
+    order = stream(seed, "validation").permutation(len(dataset.train_labels))
+    first = round(share * len(order))
+    held, kept = order[:first], order[first:]
+    return replace(
+        dataset,
+        train_inputs=dataset.train_inputs[kept],
+        train_labels=dataset.train_labels[kept],
+        test_inputs=dataset.train_inputs[held],
+        test_labels=dataset.train_labels[held],
+    )
 
 
 def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -233,6 +233,38 @@ def calibrate(
         out.print(tables.calibrations(found))
 
 
+@app.command()
+def reproduce(
+    figure: Annotated[str, typer.Argument(help="1 to 8, frontier, several with commas, or all.")] = "all",
+    quick: Annotated[bool, typer.Option("--quick", help="Small runs: minutes on two cores.")] = False,
+    lens: Annotated[
+        str, typer.Option("--lens", help="printed, same, honest, or several with commas.")
+    ] = "printed,same,honest",
+    folder: Out = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """The paper's figures under three lenses, with a verdict on each claim. Continues where it was left."""
+    from topdp import run as runs
+    from topdp.reproduce import front, settings
+
+    names = front.chosen(figure)
+    lenses = [part.strip() for part in lens.split(",")]
+    for one in lenses:
+        if one not in settings.LENSES:
+            raise ConfigError(f"--lens: got {one!r}.{config.did_you_mean(one, list(settings.LENSES))}")
+    place = folder or Path("reproduction-quick" if quick else "reproduction")
+    scale = settings.QUICK if quick else settings.FULL
+    chosen = str(runs.choose_device(device))
+    seconds = front.reproduce(
+        names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False)
+    )
+    if as_json:
+        _print_json({"out": str(place), "seconds": seconds})
+    else:
+        out.print(f"Figures, numbers and verdicts are in {place}", highlight=False)
+
+
 @data_app.command("fetch")
 def data_fetch(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],

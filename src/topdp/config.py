@@ -96,6 +96,7 @@ class DataConfig(Section):
     sizes: list[Positive] | None = None
     batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
     records: Count | None = None
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share held out and tested on
 
 
 class ModelConfig(Section):

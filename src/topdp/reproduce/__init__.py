@@ -1,0 +1,1 @@
+"""The paper's figures, each under three lenses, with a verdict on each claim. One file per figure."""

@@ -1,0 +1,119 @@
+"""`topdp reproduce`: figures in; pictures, CSV files and verdicts out. Resumable: runs are kept by name."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from topdp import __version__
+from topdp.config import ConfigError, RunConfig, did_you_mean
+from topdp.reproduce import (
+    fig1_alpha,
+    fig2_budget,
+    fig3_connection,
+    fig4_agents,
+    fig5_decay,
+    fig6_topology,
+    fig7_strategies,
+    fig8_cifar,
+    frontier,
+)
+from topdp.reproduce.figure import Measured, PaperFigure, draw, write_csv
+from topdp.reproduce.runner import Runs, Say
+from topdp.reproduce.settings import LENSES, Scale
+
+FIGURES: dict[str, PaperFigure] = {
+    module.FIGURE.number: module.FIGURE
+    for module in (
+        fig1_alpha,
+        fig2_budget,
+        fig3_connection,
+        fig4_agents,
+        fig5_decay,
+        fig6_topology,
+        fig7_strategies,
+        fig8_cifar,
+    )
+}
+NAMES = [*FIGURES, "frontier"]
+
+
+def chosen(which: str) -> list[str]:
+    """`all`, or names separated by commas."""
+    names = NAMES if which == "all" else [part.strip() for part in which.split(",")]
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(f"Expected a figure, got {name!r}.{did_you_mean(name, [*NAMES, 'all'])}")
+    return names
+
+
+def reproduce(
+    names: Iterable[str], lenses: Iterable[str], scale: Scale, device: str, out: Path, say: Say
+) -> dict[str, float]:
+    """Makes the figures under `out`; returns the seconds that each took."""
+    runs = Runs(out / "runs", device, lambda config: _test_records(scale, config), say)
+    if runs.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # tf32 in matrix products: three times the speed
+    seconds: dict[str, float] = {}
+    for name in names:
+        started = time.perf_counter()
+        if name == "frontier":
+            frontier.make(scale, runs, out, say)
+        else:
+            _figure(FIGURES[name], lenses, scale, runs, out, say)
+        seconds[name] = round(time.perf_counter() - started, 1)
+        say(f"figure {name}: {seconds[name]} s")
+        _note(out, name, seconds[name], scale, runs)
+    return seconds
+
+
+def _figure(
+    figure: PaperFigure, lenses: Iterable[str], scale: Scale, runs: Runs, out: Path, say: Say
+) -> None:
+    measured = [Measured(lens, figure.panels(scale, lens), runs) for lens in lenses]
+    for one in measured:
+        say(f"figure {figure.number}, lens {one.lens}")
+        runs.make(config for panel in one.panels for config in panel.configs())
+        stem = out / f"figure{figure.number}-{one.lens}"
+        write_csv(one, stem.with_suffix(".csv"))
+        for ending in (".png", ".svg"):
+            draw(one, f"Figure {figure.number}: {figure.title}", scale.epochs, stem.with_suffix(ending))
+    (out / f"figure{figure.number}.md").write_text(_verdicts(figure, measured), encoding="utf-8")
+
+
+def _verdicts(figure: PaperFigure, measured: list[Measured]) -> str:
+    lines = [f"## Figure {figure.number}: {figure.title}", ""]
+    lines += [f"![{LENSES[one.lens]}](figure{figure.number}-{one.lens}.png)\n" for one in measured]
+    lines += ["| claim | lens | verdict | measured (%) |", "|---|---|---|---|"]
+    for claim in figure.claims:
+        for one in measured:
+            if one.lens in claim.lenses:
+                verdict, text = claim.verdict(one)
+                lines.append(f"| {claim.sentence} | {one.lens} | **{verdict}** | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _note(out: Path, name: str, seconds: float, scale: Scale, runs: Runs) -> None:
+    """What made the results: kept beside them."""
+    file = out / "made.json"
+    made = json.loads(file.read_text()) if file.exists() else {}
+    card = torch.cuda.get_device_name() if runs.device.type == "cuda" else platform.processor() or "cpu"
+    made[name] = {
+        "command": f"topdp reproduce {name}" + (" --quick" if scale.name == "quick" else ""),
+        "seconds": seconds,
+        "seeds": list(scale.seeds),
+        "device": card,
+        "topdp": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    file.write_text(json.dumps(made, indent=1) + "\n")
+
+
+def _test_records(scale: Scale, config: RunConfig) -> int:
+    return scale.of("cifar10" if config.model.name == "cnn" else "mnist").test_records

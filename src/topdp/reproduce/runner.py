@@ -1,0 +1,218 @@
+"""Executes the runs of figures: noise calibrated once, runs stacked into one program, results kept by name.
+
+A run's name is the digest of its configuration, so figures share runs, and what is done is never done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from topdp import build
+from topdp.config import RunConfig, parse
+from topdp.engine import Engine
+from topdp.gradients import ClippedGradients
+from topdp.models import FlatModel
+from topdp.planning import plan_and_account, plan_writer
+from topdp.privacy.gaussian import mu_of
+from topdp.stacking import StackedBatches, stack_plans, stack_shards
+
+Say = Callable[[str], None]
+Curve = list[dict[str, float]]
+"""One dictionary per evaluation: round, mean, min, max."""
+
+UNIT_RECORDS = 100
+LIMITS = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
+
+
+class Runs:
+    """The results of runs, in a folder of one JSON file each, and σ by calibration."""
+
+    def __init__(self, folder: Path, device: str, test_records: Callable[[RunConfig], int], say: Say) -> None:
+        self.folder = folder
+        self.device = torch.device(device)
+        self.test_records = test_records
+        self.say = say
+        self.seconds = 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __getitem__(self, config: RunConfig) -> Curve:
+        curve: Curve = json.loads(self._file(config).read_text())
+        return curve
+
+    def make(self, wanted: Iterable[RunConfig]) -> None:
+        """Runs whatever of `wanted` has no result yet."""
+        missing = [c for c in {name(c): c for c in wanted}.values() if not self._file(c).exists()]
+        started = time.perf_counter()
+        stacks = _stacks(self._calibrated(missing), LIMITS[self.device.type])
+        for number, stack in enumerate(stacks, 1):
+            one = stack[0][1]
+            what = f"{len(stack)} runs of {one.rounds} rounds on {one.data.name}"
+            self.say(f"stack {number} of {len(stacks)}: {what}")
+            for (config, _), curve in zip(stack, self._run([c for _, c in stack]), strict=True):
+                _write(self._file(config), json.dumps(curve))
+        self.seconds += time.perf_counter() - started
+
+    def _file(self, config: RunConfig) -> Path:
+        return self.folder / f"{name(config)}.json"
+
+    def _calibrated(self, configs: list[RunConfig]) -> list[tuple[RunConfig, RunConfig]]:
+        """(as asked, with σ): views in parallel, one per plan; other budgets follow by scaling."""
+        file = self.folder / "sigma.json"
+        known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+        open_ = {
+            name(unit): unit
+            for unit in map(_at_unit_budget, configs)
+            if unit is not None and name(unit) not in known
+        }
+        if open_:
+            workers = min(len(open_), os.cpu_count() or 1)
+            self.say(f"calibrating {len(open_)} plans on {workers} cores")
+            with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_one_thread) as pool:
+                tasks = {pool.submit(_sigma_of, unit): key for key, unit in open_.items()}
+                for done, task in enumerate(as_completed(tasks), 1):
+                    known[tasks[task]] = task.result()
+                    self.say(f"calibrated {done} of {len(tasks)} plans")
+            _write(file, json.dumps(known, indent=1, sort_keys=True))
+        return [(config, _with_sigma(config, known)) for config in configs]
+
+    def _run(self, configs: list[RunConfig]) -> list[Curve]:
+        """All runs as one plan; the curve of each."""
+        first = configs[0]
+        graphs = [build.graph(c) for c in configs]
+        dealt: dict[str, Any] = {}
+        shards = []
+        for config, graph in zip(configs, graphs, strict=True):
+            key = f"{config.seed} {graph.agents} {config.data}"
+            dealt[key] = dealt.get(key) or build.shards(config, graph.agents)
+            shards.append(dealt[key])
+        plans = []
+        for config, graph, held in zip(configs, graphs, shards, strict=True):
+            sigma = build.sigma(config, graph.agents)
+            assert sigma is not None
+            plans.append(plan_writer(config, graph, held.counts)(sigma * config.privacy.clip))
+        models = [build.model(c, tuple(shards[0].inputs.shape[2:]), shards[0].classes) for c in configs]
+        gradients = ClippedGradients(FlatModel(models[0]), first.privacy.clip)
+        joined = stack_shards(shards)
+        few = self.test_records(first)
+        assert joined.test_inputs is not None and joined.test_labels is not None
+        joined = replace(joined, test_inputs=joined.test_inputs[:few], test_labels=joined.test_labels[:few])
+        batches = StackedBatches(
+            build.batches(first), tuple((s.counts, c.seed) for s, c in zip(shards, configs, strict=True))
+        )
+        engine = Engine(stack_plans(plans), gradients, joined, batches, first.seed, self.device)
+        starts = [FlatModel(m).flatten().expand(g.agents, -1) for m, g in zip(models, graphs, strict=True)]
+        state = engine.start(torch.cat(starts))
+        curves: list[Curve] = [[] for _ in configs]
+        told = time.perf_counter()
+        while state.round < engine.plan.rounds:
+            state = engine.advance(state)
+            t = state.round - 1
+            if t % first.train.evaluate_every == 0 or t == first.rounds:
+                accuracy, at = engine.evaluate(state).accuracy, 0
+                for curve, graph in zip(curves, graphs, strict=True):
+                    own = accuracy[at : at + graph.agents]
+                    at += graph.agents
+                    point = {"mean": own.mean(), "min": own.min(), "max": own.max()}
+                    curve.append({"round": t, **{key: round(float(v), 5) for key, v in point.items()}})
+                if time.perf_counter() - told > 20:
+                    told = time.perf_counter()
+                    self.say(f"  round {t} of {first.rounds}")
+        return curves
+
+
+def name(config: RunConfig) -> str:
+    """A short digest of everything that decides a run."""
+    return hashlib.sha256(config.to_toml().encode()).hexdigest()[:16]
+
+
+def _stacks(
+    configs: list[tuple[RunConfig, RunConfig]], limit: float
+) -> list[list[tuple[RunConfig, RunConfig]]]:
+    """Groups runs that can go together, each group within the memory limit."""
+    groups: dict[str, list[tuple[RunConfig, RunConfig]]] = defaultdict(list)
+    for pair in configs:
+        c = pair[1]
+        key = (c.rounds, c.data, c.model, c.privacy.clip, c.train.evaluate_every)
+        groups[str(key)].append(pair)
+    stacks = []
+    for group in groups.values():
+        stack: list[tuple[RunConfig, RunConfig]] = []
+        used = 0.0
+        for pair in group:
+            size = _bytes(pair[1])
+            if stack and used + size > limit:
+                stacks.append(stack)
+                stack, used = [], 0.0
+            stack.append(pair)
+            used += size
+        stacks.append(stack)
+    return stacks
+
+
+def _bytes(config: RunConfig) -> float:
+    """Roughly: the records of the agents, and two buffers of rows with gradients."""
+    agents = config.topology.agents
+    image = 3072 if config.model.name == "cnn" else 784
+    records = config.data.records or 60_000 // agents
+    rows = agents * (4 if config.method.name.startswith("top") else 1)
+    return 4.0 * agents * records * image + 4.0 * 80_000 * (2 * rows + 2 * agents)
+
+
+def _at_unit_budget(config: RunConfig) -> RunConfig | None:
+    """The configuration at ε = 1, whose σ gives all others by scaling; None where σ is given or zero."""
+    if config.privacy.sigma is not None or not build.method(config).noisy:
+        return None
+    if config.data.batch != "full" or config.data.partition != "iid" or config.method.noise_on != "gradient":
+        raise ValueError("Expected full batches of equal shards with the noise inside the step.")
+    plain_sync = config.method.mode == "sync" and not build.method(config).reuses_noise
+    # What all others see of a plain synchronous agent is what each neighbour sees: no view is needed.
+    guarantee = "worst-case" if plain_sync else "view"
+    tree = config.model_dump(exclude_none=True)
+    # With the noise inside the step neither clip, step size, data nor model matters to σ; records scale it.
+    tree["privacy"] = {"delta": config.privacy.delta, "clip": 1.0, "guarantee": guarantee, "patient": True}
+    tree["data"] = {"name": "mnist", "records": UNIT_RECORDS}
+    tree["train"] = {"learning_rate": 1.0, "fading": config.train.fading}
+    tree["model"] = {"name": "mlp"}
+    return parse(tree, "unit budget")
+
+
+def _with_sigma(config: RunConfig, known: dict[str, float]) -> RunConfig:
+    unit = _at_unit_budget(config)
+    if unit is None:
+        return config
+    epsilon = config.privacy.epsilon
+    assert isinstance(epsilon, float)
+    # The loss scales as 1/noise: σ(ε) = σ(1) μ(1)/μ(ε); and the sensitivity as 1/records.
+    delta, records = config.privacy.delta, build.counts(config, config.topology.agents)[0]
+    sigma = known[name(unit)] * mu_of(1.0, delta) / mu_of(epsilon, delta) * UNIT_RECORDS / records
+    tree = config.model_dump(exclude_none=True)
+    tree["privacy"]["sigma"] = sigma
+    return parse(tree, "calibrated")
+
+
+def _sigma_of(config: RunConfig) -> float:
+    graph = build.graph(config)
+    plan, _ = plan_and_account(config, graph, build.counts(config, graph.agents))
+    return float(plan.std[0][0, 0] / config.privacy.clip)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _write(file: Path, text: str) -> None:
+    beside = file.with_suffix(".part")
+    beside.write_text(text)
+    os.replace(beside, file)
