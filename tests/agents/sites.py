@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import hashlib
 import itertools
@@ -20,14 +21,18 @@ LIMIT = 20.0
 """Seconds until a test is given up; no test takes this long."""
 
 
+RUNNER = asyncio.Runner()
+atexit.register(RUNNER.close)
+
+
 def run(coroutine):
-    """Every test ends, whatever happens."""
+    """Every test ends, whatever happens. All share one loop: gRPC has late events for loops that ended."""
 
     async def limited():
         async with asyncio.timeout(LIMIT):
-            await coroutine
+            return await coroutine
 
-    asyncio.run(limited())
+    return RUNNER.run(limited())
 
 
 def free_address() -> str:

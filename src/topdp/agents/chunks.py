@@ -31,6 +31,7 @@ class Incoming:
         if len(digest) != hashlib.sha256().digest_size:
             raise Refused("protocol", f"expected a SHA-256 digest, got {len(digest)} bytes")
         self.size, self.digest = size, digest
+        self.pieces = 0
         self._data = bytearray()
         self._hash = hashlib.sha256()
 
@@ -39,6 +40,7 @@ class Incoming:
         expected = min(PIECE, self.size - len(self._data))
         if len(piece) != expected:
             raise Refused("chunk", f"expected a piece of {expected} bytes, got {len(piece)}")
+        self.pieces += 1
         self._data += piece
         self._hash.update(piece)
         return len(self._data) == self.size

@@ -216,33 +216,38 @@ class GrpcTransport(Transport):
         return max(1, round(1000 * self.rules.idle_timeout))
 
     async def _accept(self, _: Any, context: Any) -> None:
-        """One stream that somebody opened to us."""
-        name, peer = "someone", None
+        """One stream that somebody opened to us, from its first frame to its end."""
+        name = "someone"
         try:
             seen = None if self.insecure else self._seen(context)
-            if seen is not None:
-                name, peer = seen.name, self._peers[seen.name]
-                if peer.greetings >= GREETINGS:
-                    raise Refused("flood", f"expected at most {GREETINGS} handshakes at a time")
-                peer.greetings += 1
+            name = seen.name if seen else name
             stream = _Accepted(context)
-            try:
-                async with asyncio.timeout(self.rules.idle_timeout):
-                    card = await handshake.listen(stream, self._party, self.dialers, seen)
-            except TimeoutError:
-                raise Refused("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
-            finally:
-                if peer is not None:
-                    peer.greetings -= 1
-            name = card.name
+            name = (await self._greet(stream, seen)).name
             ended = await self._serve(self._peers[name], stream)
-            if ended.kind != "lost":
-                raise ended
         except Refused as refused:
-            self._tell(name, refused)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused.words)
+            ended = refused
         except ConnectionError as error:
-            self._tell(name, Refused("lost", str(error)))
+            ended = Refused("lost", str(error))
+        except Exception as error:  # nothing that a peer sends may come here; if it does, it is told once
+            ended = Refused("failed", quoted(error))
+        self._tell(name, ended)
+        if ended.kind != "lost":
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, ended.words)
+
+    async def _greet(self, stream: Stream, seen: Card | None) -> Card:
+        peer = self._peers[seen.name] if seen else None
+        if peer is not None:
+            if peer.greetings >= GREETINGS:
+                raise Refused("flood", f"expected at most {GREETINGS} handshakes at a time")
+            peer.greetings += 1
+        try:
+            async with asyncio.timeout(self.rules.idle_timeout):
+                return await handshake.listen(stream, self._party, self.dialers, seen)
+        except TimeoutError:
+            raise Refused("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
+        finally:
+            if peer is not None:
+                peer.greetings -= 1
 
     def _seen(self, context: Any) -> Card:
         found = context.auth_context().get("x509_pem_cert") or []
@@ -304,7 +309,7 @@ class GrpcTransport(Transport):
         if name in self._peers and self._peers[name].link is None:
             self._peers[name].trouble = refused.words
         level = logging.INFO if refused.kind in ("lost", "replaced") else logging.WARNING
-        self._told.tell(name, refused.kind, refused.words, level)
+        self._told.tell(refused.culprit or name, refused.kind, refused.words, level)
 
     def _only_loopback(self) -> None:
         dialled = [self.neighbours[name].address for name in self.dials]

@@ -19,9 +19,11 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from topdp.agents import wire_pb2 as wire
 from topdp.agents.identity import Card, Identity, fingerprint
@@ -77,10 +79,21 @@ def transcript(
 
 def card_of_leaf(pem: bytes, cards: Mapping[str, Card]) -> Card:
     """The card whose certificate TLS saw; `cards` by fingerprint. The names in it are not looked at."""
-    card = cards.get(fingerprint(x509.load_pem_x509_certificate(pem)))
-    if card is None:
-        raise Refused("stranger", "its certificate is not that of a neighbour who dials us")
-    return card
+    try:
+        leaf = x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        raise Refused("stranger", "it showed a certificate that cannot be read") from None
+    card = cards.get(fingerprint(leaf))
+    if card is not None:
+        return card
+    for signer in cards.values():
+        with suppress(ValueError, TypeError, InvalidSignature):
+            leaf.verify_directly_issued_by(signer.x509)
+            subject = quoted(leaf.subject.rfc4514_string())
+            raise Refused(
+                "forged", f"{signer.name}'s key has signed a certificate for {subject}", signer.name
+            )
+    raise Refused("stranger", "its certificate is not that of a neighbour who dials us")
 
 
 def check_signature(card: Card, signature: bytes, words: bytes) -> None:

@@ -5,8 +5,9 @@ comes over it is still not trusted: whatever breaks the rules of `wire.proto` en
 
 **Guarantees.** Each end has at most `in_flight` requests under way and bodies of at most `largest_body`; a
 peer that goes beyond is cut. Patience is by progress: a link with no whole frame for `idle_timeout`, or an
-exchange in which nothing moved for that long, ends; something that moves is never ended for taking long. A
-handler that has begun is not cancelled when its link ends.
+exchange in which nothing moved for that long, ends; something that moves is never ended for taking long. What
+has moved is what the other end says it has received, not what has gone into a buffer here. A handler that has
+begun is not cancelled when its link ends.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 from topdp.agents import wire_pb2 as wire
-from topdp.agents.chunks import Incoming, pieces
+from topdp.agents.chunks import PIECE, Incoming, pieces
 from topdp.agents.handshake import Stream
 from topdp.agents.manifest import Rules
 from topdp.agents.refusals import Refused, Told, logger
@@ -27,7 +28,11 @@ from topdp.agents.transport import Handler, Message, Reply, Unreachable
 LONGEST_KIND, LONGEST_REASON = 64, 1000
 CHECKS = 4  # times per idle timeout: how often a link is looked at, and how often it says that it is there
 
+WINDOW = 4
+"""Pieces of larger bodies that may be on their way over one link."""
+
 Clock = Callable[[], float]
+Key = tuple[bool, int]  # whether the body is an answer, and the number of the request
 
 
 class Patience:
@@ -43,6 +48,9 @@ class Patience:
 
     def done(self, what: Hashable) -> None:
         self._last.pop(what, None)
+
+    def waiting(self) -> list[Hashable]:
+        return list(self._last)
 
     def lost(self) -> Hashable | None:
         """The first thing that has not moved for `limit`. To be asked `CHECKS` times per limit.
@@ -94,6 +102,13 @@ class _Asked:
         self.sent = True
 
 
+class _Outgoing:
+    """A body of several pieces on its way: how many were sent, and how many the peer has."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.sent, self.received = total, 0, 0
+
+
 class Link:
     """`run` serves the link until it ends; `request` may be called meanwhile."""
 
@@ -118,7 +133,11 @@ class Link:
         self._asked: dict[int, _Asked] = {}
         self._their_last_id = 0
         self._answering: set[int] = set()
-        self._incoming: dict[tuple[bool, int], tuple[Incoming, Any]] = {}
+        self._incoming: dict[Key, tuple[Incoming, Any]] = {}
+        self._window = asyncio.Semaphore(WINDOW)
+        self._outgoing: dict[Key, _Outgoing] = {}
+        self._to_confirm: dict[Key, int] = {}
+        self._confirming = False
 
     def cut(self, kind: str, words: str) -> None:
         """Ends the link; the first reason counts."""
@@ -131,7 +150,7 @@ class Link:
         self._spawn(self._read_all())
         self._spawn(self._watch())
         try:
-            return await self._end
+            return await asyncio.shield(self._end)  # cancelling us must not cancel what others look at
         finally:
             self.cut("lost", "the link was closed")
             for task in tuple(self._tasks):
@@ -152,26 +171,27 @@ class Link:
         if self._end.done():
             raise self._unreachable()
         # A task of its own: a caller who gives up must not leave half a body on the stream.
-        return await asyncio.shield(self._spawn(self._exchange(message)))
-
-    async def _exchange(self, message: Message) -> Reply:
+        task = self._spawn(self._exchange(message))
         try:
-            async with self._slots:
-                self._last_id += 1
-                number, asked = self._last_id, _Asked()
-                self._asked[number] = asked
-                try:
-                    head = wire.Request(
-                        kind=message.kind, round=message.round, digest=bytes.fromhex(message.digest)
-                    )
-                    await self._send(("asked", number), number, head, message.body, asked.last_piece)
-                    return await asked.reply
-                finally:
-                    self._patience.done(("asked", number))
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if self._end.done():
+            if task.cancelled():  # by the end of the link, and not the caller
                 raise self._unreachable() from None
             raise
+
+    async def _exchange(self, message: Message) -> Reply:
+        async with self._slots:
+            self._last_id += 1
+            number, asked = self._last_id, _Asked()
+            self._asked[number] = asked
+            try:
+                head = wire.Request(
+                    kind=message.kind, round=message.round, digest=bytes.fromhex(message.digest)
+                )
+                await self._send(("asked", number), number, head, message.body, asked.last_piece)
+                return await asked.reply
+            finally:
+                self._patience.done(("asked", number))
 
     async def _answer(self, number: int, head: wire.Request, body: Incoming) -> None:
         message = Message(head.kind, head.round, head.digest.hex(), body.body)
@@ -210,7 +230,14 @@ class Link:
         """The body in pieces. Pieces of other bodies may come between: the lock is per frame."""
         head.id, head.size = number, len(body)
         answer, left = isinstance(head, wire.Response), len(body)
+        several = _Outgoing(-(-len(body) // PIECE)) if len(body) > PIECE else None
+        if several is not None:
+            self._outgoing[answer, number] = several
+        self._patience.moved(what)
         for k, piece in enumerate(pieces(body)):
+            if several is not None:
+                await self._window.acquire()
+                several.sent += 1
             if k > 0:
                 frame = wire.Frame(chunk=wire.Chunk(id=number, answer=answer, data=piece))
             elif isinstance(head, wire.Response):
@@ -220,18 +247,19 @@ class Link:
                 head.data = piece
                 frame = wire.Frame(request=head)
             left -= len(piece)
-            self._patience.moved(what)
             await self._write(frame, last if left == 0 else lambda: None)
-        self._patience.moved(what)
 
     async def _write(self, frame: wire.Frame, before: Callable[[], None] = lambda: None) -> None:
         async with self._write_lock:
             before()
-            try:
-                await self.stream.write(frame)
-            except ConnectionError as error:
-                self.cut("lost", str(error))
-                raise self._unreachable() from error
+            await self._put(frame)
+
+    async def _put(self, frame: wire.Frame) -> None:
+        try:
+            await self.stream.write(frame)
+        except ConnectionError as error:
+            self.cut("lost", str(error))
+            raise self._unreachable() from error
 
     async def _read_all(self) -> None:
         try:
@@ -252,8 +280,10 @@ class Link:
             self._take_response(frame.response)
         elif kind == "chunk":
             self._take_piece(frame.chunk.answer, frame.chunk.id, frame.chunk.data)
+        elif kind == "received":
+            self._take_receipt(frame.received)
         elif kind != "ping":
-            raise Refused("protocol", f"expected a request, response, chunk or ping, got {kind}")
+            raise Refused("protocol", f"expected a request, response, chunk, receipt or ping, got {kind}")
 
     def _take_request(self, head: wire.Request) -> None:
         if head.id != self._their_last_id + 1:
@@ -287,7 +317,10 @@ class Link:
         body, head = self._incoming[answer, number]
         what = ("asked", number) if answer else ("body", number)
         self._patience.moved(what)
-        if not body.add(piece):
+        complete = body.add(piece)
+        if body.size > PIECE:
+            self._confirm((answer, number), body.pieces)
+        if not complete:
             return
         del self._incoming[answer, number]
         self._patience.done(what)
@@ -298,6 +331,36 @@ class Link:
         else:
             self.told.tell(self.peer, "digest", f"the body of {head.kind!r} does not match its digest")
             self._spawn(self._respond(number, Reply(False, "the body does not match its digest")))
+
+    def _confirm(self, key: Key, count: int) -> None:
+        """Tells the peer, soon; what is told later includes what was to be told before."""
+        self._to_confirm[key] = count
+        if not self._confirming:
+            self._confirming = True
+            self._spawn(self._confirm_all())
+
+    async def _confirm_all(self) -> None:
+        while self._to_confirm:
+            async with self._write_lock:
+                (answer, number), count = self._to_confirm.popitem()
+                frame = wire.Frame(received=wire.Received(id=number, answer=answer, pieces=count))
+                await self._put(frame)
+        self._confirming = False
+
+    def _take_receipt(self, receipt: wire.Received) -> None:
+        key = (receipt.answer, receipt.id)
+        body = self._outgoing.get(key)
+        if body is None or not body.received < receipt.pieces <= body.sent:
+            raise Refused("protocol", f"got a receipt for {receipt.pieces} pieces of body {receipt.id}")
+        for _ in range(receipt.pieces - body.received):
+            self._window.release()
+        body.received = receipt.pieces
+        if body.received == body.total:
+            del self._outgoing[key]
+        # Whatever waits to be sent, or lies in a buffer behind these pieces, is on its way.
+        for what in self._patience.waiting():
+            if isinstance(what, tuple) and what[0] != "body":
+                self._patience.moved(what)
 
     def _complete(self, number: int, head: wire.Response, body: Incoming) -> None:
         if not body.intact:

@@ -8,11 +8,14 @@ logger = logging.getLogger("topdp.agents")
 
 
 class Refused(Exception):  # noqa: N818 - a decision, not a fault
-    """This side ends the link. `kind` is one short word of ours; `words` may quote the peer."""
+    """This side ends the link. `kind` is one short word of ours; `words` may quote the peer.
 
-    def __init__(self, kind: str, words: str) -> None:
+    `culprit` names the agent behind it, where that is known and is not the one at the other end.
+    """
+
+    def __init__(self, kind: str, words: str, culprit: str = "") -> None:
         super().__init__(f"{kind}: {words}")
-        self.kind, self.words = kind, words
+        self.kind, self.words, self.culprit = kind, words, culprit
 
 
 class Told:

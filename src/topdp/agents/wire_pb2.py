@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nwire.proto\x12\x0ftopdp.agents.v1\"\x90\x02\n\x05\x46rame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.topdp.agents.v1.HelloH\x00\x12\'\n\x05proof\x18\x02 \x01(\x0b\x32\x16.topdp.agents.v1.ProofH\x00\x12+\n\x07request\x18\x03 \x01(\x0b\x32\x18.topdp.agents.v1.RequestH\x00\x12-\n\x08response\x18\x04 \x01(\x0b\x32\x19.topdp.agents.v1.ResponseH\x00\x12\'\n\x05\x63hunk\x18\x05 \x01(\x0b\x32\x16.topdp.agents.v1.ChunkH\x00\x12%\n\x04ping\x18\x06 \x01(\x0b\x32\x15.topdp.agents.v1.PingH\x00\x42\t\n\x07\x63ontent\"p\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\nfederation\x18\x02 \x01(\x0c\x12\x0e\n\x06sender\x18\x03 \x01(\t\x12\x10\n\x08receiver\x18\x04 \x01(\t\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"\x1a\n\x05Proof\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"^\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x12\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x0c\n\x04size\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"n\n\x08Response\x12\n\n\x02id\x18\x01 \x01(\x04\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x0c\n\x04size\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x08\"1\n\x05\x43hunk\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x06\n\x04Ping2B\n\x04Link\x12:\n\x04Open\x12\x16.topdp.agents.v1.Frame\x1a\x16.topdp.agents.v1.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nwire.proto\x12\x0ftopdp.agents.v1\"\xbf\x02\n\x05\x46rame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.topdp.agents.v1.HelloH\x00\x12\'\n\x05proof\x18\x02 \x01(\x0b\x32\x16.topdp.agents.v1.ProofH\x00\x12+\n\x07request\x18\x03 \x01(\x0b\x32\x18.topdp.agents.v1.RequestH\x00\x12-\n\x08response\x18\x04 \x01(\x0b\x32\x19.topdp.agents.v1.ResponseH\x00\x12\'\n\x05\x63hunk\x18\x05 \x01(\x0b\x32\x16.topdp.agents.v1.ChunkH\x00\x12%\n\x04ping\x18\x06 \x01(\x0b\x32\x15.topdp.agents.v1.PingH\x00\x12-\n\x08received\x18\x07 \x01(\x0b\x32\x19.topdp.agents.v1.ReceivedH\x00\x42\t\n\x07\x63ontent\"p\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\nfederation\x18\x02 \x01(\x0c\x12\x0e\n\x06sender\x18\x03 \x01(\t\x12\x10\n\x08receiver\x18\x04 \x01(\t\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"\x1a\n\x05Proof\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"^\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x12\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x0c\n\x04size\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"n\n\x08Response\x12\n\n\x02id\x18\x01 \x01(\x04\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x0c\n\x04size\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x08\"1\n\x05\x43hunk\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"6\n\x08Received\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x08\x12\x0e\n\x06pieces\x18\x03 \x01(\x04\"\x06\n\x04Ping2B\n\x04Link\x12:\n\x04Open\x12\x16.topdp.agents.v1.Frame\x1a\x16.topdp.agents.v1.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wire_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FRAME']._serialized_start=32
-  _globals['_FRAME']._serialized_end=304
-  _globals['_HELLO']._serialized_start=306
-  _globals['_HELLO']._serialized_end=418
-  _globals['_PROOF']._serialized_start=420
-  _globals['_PROOF']._serialized_end=446
-  _globals['_REQUEST']._serialized_start=448
-  _globals['_REQUEST']._serialized_end=542
-  _globals['_RESPONSE']._serialized_start=544
-  _globals['_RESPONSE']._serialized_end=654
-  _globals['_CHUNK']._serialized_start=656
-  _globals['_CHUNK']._serialized_end=705
-  _globals['_PING']._serialized_start=707
-  _globals['_PING']._serialized_end=713
-  _globals['_LINK']._serialized_start=715
-  _globals['_LINK']._serialized_end=781
+  _globals['_FRAME']._serialized_end=351
+  _globals['_HELLO']._serialized_start=353
+  _globals['_HELLO']._serialized_end=465
+  _globals['_PROOF']._serialized_start=467
+  _globals['_PROOF']._serialized_end=493
+  _globals['_REQUEST']._serialized_start=495
+  _globals['_REQUEST']._serialized_end=589
+  _globals['_RESPONSE']._serialized_start=591
+  _globals['_RESPONSE']._serialized_end=701
+  _globals['_CHUNK']._serialized_start=703
+  _globals['_CHUNK']._serialized_end=752
+  _globals['_RECEIVED']._serialized_start=754
+  _globals['_RECEIVED']._serialized_end=808
+  _globals['_PING']._serialized_start=810
+  _globals['_PING']._serialized_end=816
+  _globals['_LINK']._serialized_start=818
+  _globals['_LINK']._serialized_end=884
 # @@protoc_insertion_point(module_scope)

@@ -6,20 +6,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "proof", "request", "response", "chunk", "ping")
+    __slots__ = ("hello", "proof", "request", "response", "chunk", "ping", "received")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     proof: Proof
     request: Request
     response: Response
     chunk: Chunk
     ping: Ping
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., response: _Optional[_Union[Response, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    received: Received
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., response: _Optional[_Union[Response, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "federation", "sender", "receiver", "nonce", "signature")
@@ -86,6 +88,16 @@ class Chunk(_message.Message):
     answer: bool
     data: bytes
     def __init__(self, id: _Optional[int] = ..., answer: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Received(_message.Message):
+    __slots__ = ("id", "answer", "pieces")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    answer: bool
+    pieces: int
+    def __init__(self, id: _Optional[int] = ..., answer: _Optional[bool] = ..., pieces: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ()
