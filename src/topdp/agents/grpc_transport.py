@@ -228,6 +228,9 @@ class GrpcTransport(Transport):
             ended = refused
         except ConnectionError as error:
             ended = Refused("lost", str(error))
+        except asyncio.CancelledError:  # by gRPC: the stream is gone, or carried too large a message
+            self._tell(name, Refused("lost", "the stream broke off"))
+            raise
         except Exception as error:  # nothing that a peer sends may come here; if it does, it is told once
             ended = Refused("failed", quoted(error))
         self._tell(name, ended)
