@@ -33,6 +33,7 @@ Curve = list[dict[str, float]]
 """One dictionary per evaluation: round, mean, min, max."""
 
 UNIT_RECORDS = 100
+LITTLE_WORK = 1e10  # views that take less are not worth starting processes for
 LIMITS = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
 
 
@@ -76,7 +77,10 @@ class Runs:
             for unit in map(_at_unit_budget, configs)
             if unit is not None and name(unit) not in known
         }
-        if open_:
+        if open_ and sum(map(_work, open_.values())) < LITTLE_WORK:
+            known |= {key: _sigma_of(unit) for key, unit in open_.items()}
+            _write(file, json.dumps(known, indent=1, sort_keys=True))
+        elif open_:
             workers = min(len(open_), os.cpu_count() or 1)
             self.say(f"calibrating {len(open_)} plans on {workers} cores")
             with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_one_thread) as pool:
@@ -206,6 +210,11 @@ def _sigma_of(config: RunConfig) -> float:
     graph = build.graph(config)
     plan, _ = plan_and_account(config, graph, build.counts(config, graph.agents))
     return float(plan.std[0][0, 0] / config.privacy.clip)
+
+
+def _work(config: RunConfig) -> float:
+    """The operations of a view, more or less: rounds and agents are what counts."""
+    return 6.0 * config.topology.agents**2 * config.rounds**3
 
 
 def _one_thread() -> None:
