@@ -15,6 +15,7 @@ from typing import IO
 
 FILE = "ledger.sqlite"
 FORMAT = 1
+SYNCHRONOUS = "FULL"  # tests that only pretend to crash may turn it off
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -25,7 +26,8 @@ CREATE TABLE outbox (
 CREATE TABLE inbox (
     sender TEXT, round INTEGER, digest TEXT NOT NULL, body BLOB, applied INTEGER,
     PRIMARY KEY (sender, round));
-CREATE TABLE peers (name TEXT PRIMARY KEY, quarantined TEXT, stopped INTEGER) WITHOUT ROWID;
+CREATE TABLE peers (name TEXT PRIMARY KEY, quarantined TEXT, stopped INTEGER, finished INTEGER, told INTEGER)
+WITHOUT ROWID;
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE pairs (
     id TEXT PRIMARY KEY, partner TEXT NOT NULL, role TEXT NOT NULL, status TEXT NOT NULL,
@@ -132,7 +134,7 @@ def _connect(path: Path, writable: bool) -> sqlite3.Connection:
     if writable:
         os.chmod(path, 0o600)
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
     return db
 
 

@@ -205,6 +205,21 @@ class Ledger:
         round = self._peer(peer, "stopped")
         return None if round is None else int(round)
 
+    def note_finished(self, peer: str) -> None:
+        """`peer` has done all its rounds and needs nothing more."""
+        if not self.finished(peer):
+            self._note(peer, "finished", 1)
+
+    def finished(self, peer: str) -> bool:
+        return self._peer(peer, "finished") is not None
+
+    def note_told(self, peer: str) -> None:
+        """`peer` knows that this agent has done all its rounds."""
+        self._note(peer, "told", 1)
+
+    def told(self, peer: str) -> bool:
+        return self._peer(peer, "told") is not None
+
     def state(self) -> tuple[int, bytes] | None:
         """The last round done, and the state after it."""
         row = self.database.one("SELECT round, body FROM state")

@@ -1,0 +1,343 @@
+"""Federations in one process on virtual time, a wire that records everything, and the checker of histories."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from builders import blobs, linear_model
+from topdp import config as configurations
+from topdp import topology
+from topdp.agents import setup as setups
+from topdp.agents.agent import Agent
+from topdp.agents.audit import verify
+from topdp.agents.failpoints import Failpoints
+from topdp.agents.ledger import ANYBODY, Ledger
+from topdp.agents.transport import Handler, Message, Reply, Transport, Unreachable
+from topdp.data.batches import Full
+from topdp.engine import Engine
+from topdp.gradients import ClippedGradients
+
+NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
+
+
+class Crash(BaseException):
+    """The agent was killed here."""
+
+
+class _Selector(selectors.DefaultSelector):
+    """Waiting is not done: the clock of the loop is put forward instead."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout=None):
+        if timeout is None:
+            raise RuntimeError("Everybody waits for somebody: the federation is stuck.")
+        self.loop.now += max(timeout, 0)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self):
+        self.now = 0.0
+        selector = _Selector()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self):
+        return self.now
+
+
+def on_virtual_time(coroutine, limit=300.0):
+    """Runs to the end without sleeping; `limit` virtual seconds are a hang."""
+
+    async def limited():
+        async with asyncio.timeout(limit):
+            return await coroutine
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(limited())
+
+
+@dataclass
+class Event:
+    what: str  # sent, answered
+    sender: str
+    receiver: str
+    kind: str
+    round: int
+    digest: str
+    ok: bool | None = None
+
+
+@dataclass
+class Wire:
+    """In memory, with everything written down; whose handler crashes is gone until it starts again."""
+
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    crashed: list[str] = field(default_factory=list)
+    on_crash: dict[str, object] = field(default_factory=dict)
+    cut: set[frozenset[str]] = field(default_factory=set)  # links that are down
+    lose: object = None  # (sender, receiver, message) -> "request", "reply" or None
+
+    def transport(self, name):
+        return Recorded(self, name)
+
+
+class Recorded(Transport):
+    def __init__(self, wire, name):
+        self.wire, self.name = wire, name
+        self.open = False
+
+    async def start(self, handle):
+        self.wire.handlers[self.name] = handle
+        self.open = True
+
+    async def request(self, peer, message):
+        await asyncio.sleep(0)
+        lost = self.wire.lose(self.name, peer, message) if self.wire.lose else None
+        if not self.open or frozenset((self.name, peer)) in self.wire.cut or lost == "request":
+            raise Unreachable("no link")
+        handle = self.wire.handlers.get(peer)
+        if handle is None:
+            raise Unreachable(f"{peer} is not there")
+        # From here on the bytes have left, whatever becomes of them.
+        facts = (self.name, peer, message.kind, message.round, message.digest)
+        self.wire.events.append(Event("sent", *facts))
+        try:
+            reply = await handle(self.name, message)
+        except Crash as crash:
+            self.wire.handlers.pop(peer, None)
+            self.wire.on_crash[peer](crash)
+            raise Unreachable(f"{peer} is gone") from None
+        self.wire.events.append(Event("answered", *facts, reply.ok))
+        if lost == "reply" or not self.open:
+            raise Unreachable("the reply was lost")
+        return reply
+
+    async def close(self):
+        self.open = False
+        if self.wire.handlers.get(self.name) is not None:
+            self.wire.handlers.pop(self.name)
+
+
+@dataclass
+class Federation:
+    """A small job for n agents: the setup, the data, and the simulator's answer."""
+
+    setup: setups.Setup
+    shards: object
+    folder: Path
+
+    def work(self, agent, **options):
+        records = (
+            self.shards.inputs[agent, : self.shards.counts[agent]],
+            self.shards.labels[agent, : self.shards.counts[agent]],
+        )
+        options.setdefault("seeded", True)
+        return setups.work(self.setup, agent, records, self.shards.classes, **options)
+
+    def state(self, agent):
+        return self.folder / self.setup.names[agent]
+
+    def agent(self, number, transport, failpoints=None, **options):
+        return Agent(self.setup, self.work(number, **options), self.state(number), transport, failpoints)
+
+    def simulated(self):
+        """[agents, d]: the estimates that the simulator ends with."""
+        config = self.setup.config
+        model = self.setup.model(tuple(self.shards.inputs.shape[2:]), self.shards.classes)
+        engine = Engine(
+            self.setup.plan,
+            ClippedGradients(model, config.privacy.clip),
+            self.shards,
+            Full(),
+            config.seed,
+        )
+        state = engine.start(engine.gradients.flat.flatten())
+        for _ in range(self.setup.plan.rounds):
+            state = engine.advance(state)
+        return engine.estimates(state)
+
+    def estimates(self):
+        from safetensors.torch import load_file
+
+        return torch.stack(
+            [
+                load_file(self.state(i) / "estimate.safetensors")["estimate"]
+                for i in range(len(self.setup.names))
+            ]
+        )
+
+    def results(self):
+        return [json.loads((self.state(i) / "result.json").read_text()) for i in range(len(self.setup.names))]
+
+
+def model_of_blobs(shape, classes):
+    """Named in configurations as `history:model_of_blobs`."""
+    return linear_model(classes)
+
+
+def federation(
+    folder, *changes, graph=None, agents=6, rounds=6, goes_on=False, idle_timeout=4.0, counts=None
+) -> Federation:
+    graph = graph or topology.ring(agents)
+    n = graph.agents
+    shards = blobs(n, records=30)
+    basis = [
+        f"topology.agents={n}",
+        f"rounds={rounds}",
+        "privacy.clip=1.0",
+        "privacy.guarantee=worst-case",
+        "privacy.epsilon=50.0",
+        'model.name="history:model_of_blobs"',
+        "method.offline=0.2",
+    ]
+    config = configurations.read(changes=[*basis, *changes])
+    complete, _ = setups.completed(config, graph, shards.counts)
+    setup = setups.Setup.of(complete, graph, NAMES[:n], "the federation", goes_on, idle_timeout)
+    return Federation(setup, shards, Path(folder))
+
+
+@dataclass
+class Run:
+    """What became of a federation: outcomes by agent, the wire, and how often each was started."""
+
+    federation: Federation
+    wire: Wire
+    outcomes: dict[int, object]
+    starts: dict[int, int]
+
+
+async def live(
+    made: Federation, wire=None, failpoints=None, options=None, agents=None, restart_after=1.0
+) -> Run:
+    """Every agent until its end; one that is killed is started again on its state folder, without failpoints."""
+    wire = wire or Wire()
+    failpoints, options = dict(failpoints or {}), options or {}
+    run = Run(made, wire, {}, defaultdict(int))
+
+    async def life(number):
+        name = made.setup.names[number]
+        while number not in run.outcomes:
+            run.starts[number] += 1
+            choice = failpoints.pop(number, None)
+
+            def die(where):
+                raise Crash(where)
+
+            agent = made.agent(
+                number, wire.transport(name), Failpoints(choice, die), **options.get(number, {})
+            )
+            task = asyncio.create_task(agent.run())
+            dead = asyncio.Event()
+
+            def gone(crash, agent=agent, dead=dead):
+                agent.abandon()
+                wire.crashed.append(agent.name)
+                dead.set()
+
+            wire.on_crash[name] = gone
+            ended = asyncio.create_task(dead.wait())
+            await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if dead.is_set():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            else:
+                try:
+                    run.outcomes[number] = await task
+                    return
+                except Crash:
+                    wire.handlers.pop(name, None)
+                    wire.crashed.append(name)
+            await asyncio.sleep(restart_after)
+
+    numbers = range(len(made.setup.names)) if agents is None else agents
+    async with asyncio.TaskGroup() as group:
+        for number in numbers:
+            group.create_task(life(number))
+    return run
+
+
+def faults(run: Run) -> list[str]:
+    """Everything that is wrong with a history; empty when nothing is."""
+    found: list[str] = []
+    names = run.federation.setup.names
+    graph = run.federation.setup.graph
+    books = {}
+    for number, name in enumerate(names):
+        if not run.federation.state(number).exists():
+            continue
+        ledger = Ledger(run.federation.state(number), writable=False)
+        try:
+            verify(ledger)
+        except ValueError as error:
+            found.append(f"{name}: {error}")
+        entries = list(ledger.entries())
+        applied = ledger.database.rows("SELECT sender, round, applied FROM inbox WHERE applied IS NOT NULL")
+        pairs = ledger.database.rows("SELECT id, partner, status, applied FROM pairs")
+        books[name] = (entries, applied, pairs, ledger.meta.get("stopped"))
+        ledger.close()
+
+    seen = defaultdict(set)
+    for event in run.wire.events:
+        if event.what == "sent" and event.kind in ("row", "accept", "commit"):
+            seen[event.sender, event.receiver, event.round].add(event.digest)
+        i, j = (names.index(n) if n in names else None for n in (event.sender, event.receiver))
+        neighbours = i is not None and j is not None and graph.adjacency[i, j]
+        if event.what == "answered" and event.ok and not neighbours:
+            found.append(f"{event.receiver} accepted {event.kind} from the stranger {event.sender}")
+        stopped = books.get(event.sender, ((), (), (), None))[3]
+        if (
+            event.what == "sent"
+            and event.kind == "row"
+            and stopped is not None
+            and event.round >= int(stopped)
+        ):
+            found.append(f"{event.sender} sent round {event.round} after its budget stop")
+    for (sender, receiver, round), digests in seen.items():
+        if sender not in books:
+            continue
+        charged = {
+            digest
+            for entry in books[sender][0]
+            if entry.round == round and entry.kind == "release"
+            for to, digest in entry.digests.items()
+            if to in (receiver, ANYBODY)
+        }
+        if not digests <= charged:
+            found.append(
+                f"{sender} sent {len(digests)} bodies for round {round} to {receiver}, charged {len(charged)}"
+            )
+    for name, (entries, applied, _, _) in books.items():
+        rounds = [entry.round for entry in entries]
+        if len(set(rounds)) != len(rounds):
+            found.append(f"{name} did a round twice")
+        keys = [(sender, round) for sender, round, _ in applied]
+        if len(set(keys)) != len(keys):
+            found.append(f"{name} applied a row twice")
+        for entry in entries:
+            if not (np.isfinite(entry.charge) and entry.charge >= 0):
+                found.append(f"{name} booked {entry.charge}")
+    found += asymmetric({name: book[2] for name, book in books.items()})
+    return found
+
+
+def asymmetric(pairs) -> list[str]:
+    """Pairs that one side committed and the other did not."""
+    status = {(name, pair): state for name, rows in pairs.items() for pair, _, state, _ in rows}
+    found = []
+    for name, rows in pairs.items():
+        for pair, partner, state, _ in rows:
+            if state == "committed" and partner in pairs and status.get((partner, pair)) != "committed":
+                found.append(f"{name} committed {pair} with {partner}, who did not")
+    return found
