@@ -606,6 +606,70 @@ def test_a_bad_answer_is_no_answer(case, caplog):
     assert told(caplog) == [("ant", kind)]
 
 
+EMPTY = hashlib.sha256(b"").digest()
+TOO_EARLY = {
+    "answer before the end": [wire.Frame(response=wire.Response(id=1, ok=True, digest=EMPTY))],
+    "receipt for what was not sent": [wire.Frame(received=wire.Received(id=1, pieces=9))],
+    "receipt for nothing": [wire.Frame(received=wire.Received(id=1, pieces=0))],
+    "receipt twice": [wire.Frame(received=wire.Received(id=1, pieces=1))] * 2,
+}
+
+
+@pytest.mark.parametrize("case", TOO_EARLY)
+def test_a_peer_cannot_have_received_what_was_not_sent(case, caplog):
+    """bee sends ten pieces, of which no more than four are on their way."""
+
+    async def body():
+        fed = federation(largest_body=10 * PIECE)
+        async with Watch(fed) as watch, ant_in(fed) as call:
+            task = asyncio.create_task(watch.bee.request("ant", Message.of("row", 1, bytes(10 * PIECE))))
+            stream = _Dialled(call)
+            while (await stream.read()).WhichOneof("content") != "request":
+                pass
+            for frame in TOO_EARLY[case]:
+                await stream.write(frame)
+            with pytest.raises(Unreachable):
+                await task
+
+    run(body())
+    assert told(caplog) == [("ant", "protocol")]
+
+
+def test_an_answer_cannot_begin_twice(caplog):
+    async def body():
+        fed = federation()
+        async with Watch(fed) as watch, ant_in(fed) as call:
+            task = asyncio.create_task(watch.bee.request("ant", ROW))
+            stream = _Dialled(call)
+            while (await stream.read()).WhichOneof("content") != "request":
+                pass
+            half = wire.Response(id=1, ok=True, digest=bytes(32), size=2 * PIECE, data=bytes(PIECE))
+            await stream.write(wire.Frame(response=half))
+            await stream.write(wire.Frame(response=half))
+            with pytest.raises(Unreachable):
+                await task
+
+    run(body())
+    assert told(caplog) == [("ant", "protocol")]
+
+
+def test_a_second_link_takes_the_place_of_the_first(caplog):
+    """A peer that was restarted is heard at once; one that opens many has one."""
+
+    async def body():
+        fed = federation()
+        async with Watch(fed) as watch, ant_in(fed) as first:
+            link = watch.bee._peers["ant"].link
+            async with ant_in(fed) as second:
+                assert "new link" in str(await ended(first))
+                await until(lambda: watch.bee._peers["ant"].link not in (None, link))
+                await _Dialled(second).write(request(1, b"x"))
+                await until(lambda: watch.from_others)
+
+    run(body())
+    assert told(caplog) == []
+
+
 def test_a_body_with_another_digest_is_refused_and_told_once(caplog):
     async def body():
         fed = federation()

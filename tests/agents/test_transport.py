@@ -180,6 +180,7 @@ async def test_a_handler_that_fails_is_unreachable_once_and_logged(ground, caplo
     assert (await ant.request("bee", ROW)).ok
     (record,) = [record for record in caplog.records if record.exc_info]
     assert "disk full" in str(record.exc_info[1]) and "ant" in record.getMessage()
+    assert record.levelno == logging.ERROR
 
 
 def close_test(who):
@@ -204,6 +205,7 @@ def close_test(who):
         closed, other = (ant, "bee") if who == "ant" else (bee, "ant")
         with pytest.raises(Unreachable):
             await closed.request(other, ROW)
+        await closed.close()
 
     return contract(body)
 
@@ -443,6 +445,7 @@ def test_who_is_dialled_by_nobody_opens_no_port():
     async def body():
         async with Federation(closed=["ant"]).started() as (ant, bee):
             await ant.request("bee", ROW)
+            assert ant.links() == {"bee": "linked"} and bee.links() == {"ant": "linked"}
             assert ant._server is None and bee._server is not None and bee.dials == []
 
     run(body())

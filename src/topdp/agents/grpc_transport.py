@@ -33,7 +33,7 @@ from topdp.agents.handshake import Party, Stream
 from topdp.agents.identity import TLS_NAME, Card, Identity, IdentityError, check_address
 from topdp.agents.links import Clock, Link, Work
 from topdp.agents.manifest import Manifest
-from topdp.agents.refusals import Refused, Told, logger, quoted
+from topdp.agents.refusals import OUR_FAULT, Refused, Told, logger, quoted
 from topdp.agents.transport import Handler, Message, Reply, Transport, Unreachable
 
 SERVICE, METHOD = "topdp.agents.v1.Link", "Open"
@@ -150,6 +150,12 @@ class GrpcTransport(Transport):
         for peer in self._peers.values():
             await peer.work.cancel()
 
+    def links(self) -> dict[str, str]:
+        """Of every neighbour: `linked`, or why it is not."""
+        return {
+            name: "linked" if peer.link is not None else peer.trouble for name, peer in self._peers.items()
+        }
+
     async def _bind(self) -> None:
         options = [
             *self._options(),
@@ -158,7 +164,6 @@ class GrpcTransport(Transport):
             ("grpc.server_handshake_timeout_ms", self._milliseconds()),
             ("grpc.max_connection_idle_ms", 2 * self._milliseconds()),
             ("grpc.http2.min_ping_interval_without_data_ms", self._milliseconds() // 2),
-            ("grpc.http2.max_ping_strikes", 0),
         ]
         self._server = aio.server(options=options)
         handler = grpc.stream_stream_rpc_method_handler(self._accept)
@@ -231,8 +236,9 @@ class GrpcTransport(Transport):
         except asyncio.CancelledError:  # by gRPC: the stream is gone, or carried too large a message
             self._tell(name, Refused("lost", "the stream broke off"))
             raise
-        except Exception as error:  # nothing that a peer sends may come here; if it does, it is told once
-            ended = Refused("failed", quoted(error))
+        except Exception as error:  # nothing that a peer sends should come here; if it does, it is told once
+            self._told.tell(name, "failed", "the link, by our fault", logging.ERROR, error)
+            ended = Refused("failed", OUR_FAULT)
         self._tell(name, ended)
         if ended.kind != "lost":
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, ended.words)
@@ -268,8 +274,8 @@ class GrpcTransport(Transport):
                 self._tell(peer.card.name, refused)
             except ConnectionError as error:
                 self._tell(peer.card.name, Refused("lost", str(error)))
-            except Exception:
-                logger.exception("%s: dialing %s failed", self.name, peer.card.name)
+            except Exception as error:
+                self._told.tell(peer.card.name, "failed", "dialing, by our fault", logging.ERROR, error)
             await self._pause(backoff.next())
 
     async def _dial_once(self, peer: _Peer, backoff: Backoff) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
@@ -22,7 +23,7 @@ from topdp.agents import wire_pb2 as wire
 from topdp.agents.chunks import PIECE, Incoming, pieces
 from topdp.agents.handshake import Stream
 from topdp.agents.manifest import Rules
-from topdp.agents.refusals import Refused, Told, logger
+from topdp.agents.refusals import OUR_FAULT, Refused, Told
 from topdp.agents.transport import Handler, Message, Reply, Unreachable
 
 LONGEST_KIND, LONGEST_REASON = 64, 1000
@@ -202,8 +203,8 @@ class Link:
             reply = await self.handle(self.peer, message)
             if len(reply.body) > self.rules.largest_body:
                 raise ValueError(f"Expected a reply of at most {self.rules.largest_body} bytes.")
-        except Exception:
-            logger.exception("%s: %s from %s was not answered", self.told.name, message.kind, self.peer)
+        except Exception as error:
+            self.told.tell(self.peer, "unanswered", f"{message.kind!r}, by our fault", logging.ERROR, error)
             return None
         return reply
 
@@ -392,9 +393,9 @@ class Link:
         if task.cancelled():
             return
         error = task.exception()
-        if error is not None and not isinstance(error, ConnectionError | Refused):
-            logger.error("%s: the link with %s failed", self.told.name, self.peer, exc_info=error)
-            self.cut("failed", "a fault of ours; see the log")
+        if isinstance(error, Exception) and not isinstance(error, ConnectionError):
+            self.told.tell(self.peer, "failed", "the link, by our fault", logging.ERROR, error)
+            self.cut("failed", OUR_FAULT)
 
     def _fail(self, asked: _Asked, error: Unreachable | None = None) -> None:
         if not asked.reply.done():

@@ -41,7 +41,10 @@ class Rules(Section):
     """A neighbour from whom nothing comes for `idle_timeout`: wait for it, or mix what arrived."""
 
     idle_timeout: Annotated[float, Field(ge=0.05, le=3600, allow_inf_nan=False)] = 30.0
-    """Seconds without progress on a link, or in an exchange, until it is given up."""
+    """Seconds without progress on a link, or in an exchange, until it is given up.
+
+    A link must carry a few pieces of 256 KiB in this time: at 30 s, 100 kB/s are enough for full links.
+    """
 
     largest_body: Annotated[int, Field(ge=1024, le=2**31)] = 64 * 2**20
     """Bytes of one message."""

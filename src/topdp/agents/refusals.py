@@ -6,6 +6,8 @@ import logging
 
 logger = logging.getLogger("topdp.agents")
 
+OUR_FAULT = "a fault at this end; its log says more"
+
 
 class Refused(Exception):  # noqa: N818 - a decision, not a fault
     """This side ends the link. `kind` is one short word of ours; `words` may quote the peer.
@@ -25,7 +27,10 @@ class Told:
         self.name = name
         self.counts: dict[tuple[str, str], int] = {}
 
-    def tell(self, peer: str, kind: str, words: str, level: int = logging.WARNING) -> None:
+    def tell(
+        self, peer: str, kind: str, words: str, level: int = logging.WARNING, error: Exception | None = None
+    ) -> None:
+        """`error`: a fault of our own, shown with where it happened."""
         count = self.counts[peer, kind] = self.counts.get((peer, kind), 0) + 1
         logger.log(
             level if count == 1 else logging.DEBUG,
@@ -34,6 +39,7 @@ class Told:
             peer,
             kind,
             words,
+            exc_info=error,
             extra={"agent": self.name, "peer": peer, "event": kind},
         )
 
