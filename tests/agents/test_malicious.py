@@ -38,6 +38,10 @@ LISTENS = ("ant", "cat", "bee")  # bee has the highest number: it is dialled by 
 DIALS = ("bee", "ant", "cat")  # bee has the lowest: it dials both
 LARGEST = 2**20
 ROW = Message.of("row", 1, b"honest")
+REFUSED = (
+    Refused,
+    ConnectionError,
+)  # who writes while it is refused may not hear why: gRPC says INTERNAL then
 
 
 def federation(names=LISTENS, **settings):
@@ -247,7 +251,7 @@ def test_a_forged_leaf_of_a_neighbour_is_refused_by_the_listener(caplog, monkeyp
         forged = claiming(fed.manifest.card("cat"), leaf.key)
         async with Watch(fed) as watch:
             for _ in range(2):
-                with pytest.raises(Refused, match="signed a certificate for"):
+                with pytest.raises(REFUSED):
                     await tries(fed, forged, leaf=leaf)
             assert not watch.from_others
             assert told(caplog) == [("ant", "forged")]
@@ -489,9 +493,10 @@ def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
         async with Watch(fed, insecure=True) as watch:
             sent = await record(fed)
             for _ in range(2):
-                with pytest.raises(Refused, match="does not hold the key of ant"):
+                with pytest.raises(REFUSED):
                     await replay(fed, sent)
             assert not watch.from_others
+            await until(lambda: ("someone", "signature") in told(caplog))
             monkeypatch.setattr(handshake, "fresh_nonce", lambda: bytes(32))
             assert (await replay(fed, await record(fed))).reason == "bee heard ant"
 

@@ -40,7 +40,7 @@ BAD = {
     "extra tensor": (save({"row": good(), "more": np.zeros(1, np.float32)}), "one tensor"),
     "other name": (save({"rows": good()}), "one tensor"),
     "no tensor": (raw({}, b""), "one tensor"),
-    "metadata": (save({"row": good()}, {"note": "x"}), "metadata"),
+    "metadata": (save({"row": good()}, {"note": "x"}), "no metadata"),
     "short": (save({"row": good()[:-1]}), "shape"),
     "long": (save({"row": np.zeros(D + 1, np.float32)}), "shape"),
     "matrix": (save({"row": good().reshape(1, D)}), "shape"),

@@ -323,6 +323,40 @@ def test_dialing_waits_as_backoff_says_and_goes_on_for_ever():
     run(body())
 
 
+def test_after_a_link_the_next_attempt_comes_soon_again():
+    class Longest(random.Random):
+        def uniform(self, a, b):
+            return b
+
+    async def body():
+        waits, waiting, go = [], asyncio.Event(), asyncio.Event()
+
+        async def pause(seconds):
+            waits.append(seconds)
+            waiting.set()
+            await go.wait()
+            go.clear()
+
+        federation = Federation()
+        ant, bee = federation.transport("ant", chance=Longest(), pause=pause), federation.transport("bee")
+        try:
+            await ant.start(Echo("ant"))
+            for _ in range(3):
+                await waiting.wait()
+                waiting.clear()
+                if len(waits) == 3:
+                    await bee.start(Echo("bee"))
+                go.set()
+            await until_answered(ant, "bee", ROW)
+            await bee.close()
+            await waiting.wait()
+        finally:
+            await asyncio.gather(ant.close(), bee.close())
+        assert waits == pytest.approx([0.6, 1.8, 3.0, 0.6])
+
+    run(body())
+
+
 class FakeClock:
     now = 100.0
 

@@ -177,7 +177,6 @@ def init(folder: Path, name: str, address: str = "") -> Identity:
         # The mode is given at birth: there is no moment in which others could read the key.
         handle = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, 0o600)  # whatever the umask
             file.write(identity.key_pem())
             file.flush()
             os.fsync(handle)
