@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from topdp import __version__, build, config, topology
+from topdp.agents.commands import agent_app, federation_app
 from topdp.config import ConfigError, RunConfig
 from topdp.data.errors import DataError
 from topdp.data.progress import console_progress
@@ -40,6 +41,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: fetch, verify, list.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(agent_app, name="agent")
+app.add_typer(federation_app, name="federation")
 
 out = Console()
 err = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""Federations in one process on virtual time, a wire that records everything, and the checker of histories."""
+"""Federations in one process on virtual time, a wire that records everything, and a checker of histories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from topdp.agents.agent import Agent
 from topdp.agents.audit import verify
 from topdp.agents.failpoints import Failpoints
 from topdp.agents.ledger import ANYBODY, Ledger
-from topdp.agents.transport import Handler, Message, Reply, Transport, Unreachable
+from topdp.agents.transport import Handler, Transport, Unreachable
 from topdp.data.batches import Full
 from topdp.engine import Engine
 from topdp.gradients import ClippedGradients
@@ -86,6 +86,7 @@ class Wire:
     crashed: list[str] = field(default_factory=list)
     on_crash: dict[str, object] = field(default_factory=dict)
     cut: set[frozenset[str]] = field(default_factory=set)  # links that are down
+    delay: float = 0.0  # virtual seconds on the way
     lose: object = None  # (sender, receiver, message) -> "request", "reply" or None
 
     def transport(self, name):
@@ -102,7 +103,7 @@ class Recorded(Transport):
         self.open = True
 
     async def request(self, peer, message):
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.wire.delay)
         lost = self.wire.lose(self.name, peer, message) if self.wire.lose else None
         if not self.open or frozenset((self.name, peer)) in self.wire.cut or lost == "request":
             raise Unreachable("no link")
@@ -220,7 +221,7 @@ class Run:
 async def live(
     made: Federation, wire=None, failpoints=None, options=None, agents=None, restart_after=1.0
 ) -> Run:
-    """Every agent until its end; one that is killed is started again on its state folder, without failpoints."""
+    """Every agent until its end; one that is killed is started again on its folder, without failpoints."""
     wire = wire or Wire()
     failpoints, options = dict(failpoints or {}), options or {}
     run = Run(made, wire, {}, defaultdict(int))

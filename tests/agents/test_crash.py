@@ -4,16 +4,9 @@ import pytest
 import torch
 from history import faults, federation, live, on_virtual_time
 
-from topdp.agents import database, failpoints
+from topdp.agents import failpoints
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(database, "SYNCHRONOUS", "OFF")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -33,7 +26,7 @@ def test_under_real_noise_nobody_ever_sees_a_second_draw(tmp_path, place):
     run = on_virtual_time(
         live(
             made,
-            failpoints={i: f"{place}:2" for i in range(4)},
+            failpoints=dict.fromkeys(range(4), f"{place}:2"),
             options={i: {"seeded": False} for i in range(4)},
         )
     )

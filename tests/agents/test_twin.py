@@ -6,16 +6,8 @@ import torch
 from history import faults, federation, live, on_virtual_time
 
 from topdp import topology
-from topdp.agents import database
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(database, "SYNCHRONOUS", "OFF")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 GRAPHS = {"ring": topology.ring(6), "random": topology.random(6, 0.5, 1), "complete": topology.complete(4)}
@@ -40,6 +32,7 @@ def test_agents_in_memory_end_with_the_simulators_estimates(tmp_path, mode, meth
 @pytest.mark.parametrize("batch", ["{cycle=7}", "{poisson=10}"])
 def test_batches_are_the_simulators(tmp_path, batch, monkeypatch):
     import history
+
     from topdp import build
 
     made = federation(tmp_path, f"data.batch={batch}", "method.name=plain", agents=4, rounds=5)
@@ -84,3 +77,31 @@ def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
         Part(prune(plan), 0)
     with pytest.raises(PlanError, match="share no draws"):
         Part(replace(plan, known_by=np.array([[0, 1], [1, -1], [2, -1], [3, -1]])), 0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_agents_over_grpc_end_with_the_simulators_estimates(tmp_path, mode):
+    """The same agents as in memory; only what carries their bytes is another."""
+    import asyncio
+
+    import sites
+
+    from topdp.agents.agent import Agent
+    from topdp.agents.setup import Setup
+
+    made = federation(tmp_path, f"method.mode={mode}", graph=topology.ring(4), rounds=5)
+    here = sites.Federation(
+        sites.NAMES, links=[(sites.NAMES[i], sites.NAMES[j]) for i, j in made.setup.graph.edges]
+    )
+    made.setup = Setup.of(made.setup.config, made.setup.graph, sites.NAMES, here.manifest.hash)
+
+    async def all_of_them():
+        agents = []
+        for number, name in enumerate(sites.NAMES):
+            transport = sites.GrpcTransport(here.identities[name], here.manifest)
+            agents.append(Agent(made.setup, made.work(number), made.state(number), transport))
+        return await asyncio.gather(*(agent.run() for agent in agents))
+
+    outcomes = sites.run(all_of_them())
+    assert [outcome.code for outcome in outcomes] == [0] * 4
+    close(made)

@@ -64,7 +64,7 @@ class Agent:
             neighbours,
             Terms(setup.federation, setup.plan.digest(), digest_of(start.tobytes())),
             self.ledger,
-            Inbox(self.ledger, rounds),
+            Inbox(self.ledger, rounds, gaps=work.goes_on),
             transport,
             lambda body: void(payload.decode(body, len(start), dtype, largest_norm)),
             self.failpoints,

@@ -34,8 +34,14 @@ class Verdict(Enum):
 class Inbox:
     """Decides on rows, and keeps the accepted ones in the ledger before they are acknowledged."""
 
-    def __init__(self, ledger: Ledger, rounds: Mapping[str, Sequence[int]], window: int = 4) -> None:
-        """`rounds`: for each neighbour the rounds in which it sends to this agent, rising."""
+    def __init__(
+        self, ledger: Ledger, rounds: Mapping[str, Sequence[int]], window: int = 4, gaps: bool = False
+    ) -> None:
+        """`rounds`: for each neighbour the rounds in which it sends to this agent, rising.
+
+        `gaps`: a neighbour that was gone may leave rounds out. `window`: how many rounds it may be ahead.
+        """
+        self.gaps = gaps
         self.ledger = ledger
         self.window = window
         self._place = {sender: {r: p for p, r in enumerate(each)} for sender, each in rounds.items()}
@@ -54,7 +60,7 @@ class Inbox:
         known = self.ledger.digest_seen(sender, round)
         if known is not None:
             return Verdict.AGAIN if known == digest else Verdict.EQUIVOCATION
-        if round != self.expected(sender):
+        if round < self.ledger.seen(sender) or not (self.gaps or round == self.expected(sender)):
             return Verdict.GAP
         return Verdict.LATER if round > self.ledger.round + self.window else Verdict.NEW
 

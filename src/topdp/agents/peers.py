@@ -109,6 +109,7 @@ class Peers:
         }
         self._work = {peer: asyncio.Event() for peer in neighbours}
         self._told_stop: set[str] = set()
+        self._asked: set[str] = set()
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -122,6 +123,11 @@ class Peers:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.transport.close()
+
+    def ask(self, peer: str) -> None:
+        """Greets once more: who waits for somebody else has nothing to send, and is alive all the same."""
+        self._asked.add(peer)
+        self._work[peer].set()
 
     def wake(self) -> None:
         """There is something new to send."""
@@ -222,7 +228,7 @@ class Peers:
         if greeting.seen > self.ledger.charged:
             words = (
                 f"{peer} has seen round {greeting.seen} of this agent, whose ledger knows of "
-                f"{self.ledger.charged} only: it is an old copy, and what was spent since is missing. Restore "
+                f"{self.ledger.charged} only: it is an old copy, what was spent since is missing. Restore "
                 f"the newest {self.ledger.folder}; without it this agent must leave the federation."
             )
             self._fail(TrustError(words))
@@ -263,7 +269,8 @@ class Peers:
         while self.ledger.quarantined(peer) is None and peer not in self.refused_by:
             self._work[peer].clear()
             try:
-                if not greeted:
+                if not greeted or peer in self._asked:
+                    self._asked.discard(peer)
                     greeted = await self._greet(peer)
                 message = self._next(peer) if greeted else None
                 if greeted and message is None:
@@ -332,9 +339,10 @@ class Peers:
 
 
 def tick(peers: Peers) -> None:
-    """One more tick of silence from everybody."""
-    for peer in peers.silent:
+    """One more tick of silence from everybody; all are asked whether they are there."""
+    for peer in peers.neighbours:
         peers.silent[peer] += 1
+        peers.ask(peer)
 
 
 def described(peers: Peers) -> dict[str, Any]:

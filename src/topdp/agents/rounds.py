@@ -1,8 +1,8 @@
 """Planned rounds of one agent: gather, compute, charge, send; synchronous, or in pairs as the plan drew them.
 
 Round r closes when every live neighbour that sends to this agent in round r-1 has been heard. One that is
-quarantined, or has said that it stopped, is not waited for. One that is silent for the idle timeout is waited
-for or not, as the manifest's rule says; what it would have sent is replaced by this agent's own estimate, the
+quarantined, or has said that it stopped, is not waited for. One that answers nothing for the idle timeout is
+waited for or not, as the manifest's rule says (an agent that hears nobody at all waits in any case); what it would have sent is replaced by this agent's own estimate, the
 log says so, and what it sends later is acknowledged and not used. An agent that others went on without takes
 up the round where they are.
 
@@ -206,7 +206,8 @@ class Rounds:
             return True
         if not self.work.goes_on:
             return False
-        return self.peers.silent[peer] >= TICKS or self.ledger.digest_seen(peer, round) is not None
+        passed = self.ledger.seen(peer) >= round  # it came too late, or is left out: rows come in order
+        return passed or (self.peers.silent[peer] >= TICKS and min(self.peers.silent.values()) < TICKS)
 
     def _depart(self, round: int, peer: str) -> None:
         self.missed.append((round, peer))

@@ -57,8 +57,8 @@ class Setup:
         sigma = build.sigma(config, graph.agents)
         if sigma is None or len(counts) != graph.agents:
             raise ConfigError(
-                f"Expected privacy.sigma, and in data.sizes the records of each of {graph.agents} agents: make "
-                "the manifest with `topdp federation create --records N1,N2,...`."
+                f"Expected privacy.sigma, and in data.sizes the records of each of {graph.agents} agents: "
+                "make the manifest with `topdp federation create --records N1,N2,...`."
             )
         plan = plan_writer(config, graph, counts)(sigma * config.privacy.clip)
         return cls(federation, names, config, graph, counts, plan, goes_on, idle_timeout)

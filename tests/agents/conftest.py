@@ -1,0 +1,15 @@
+"""Agents of tests pretend to crash, so their books need no fsync; and one thread is enough for small rows."""
+
+import pytest
+import torch
+
+from topdp.agents import database
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(database, "SYNCHRONOUS", "OFF")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
