@@ -17,7 +17,7 @@ from sites import Echo, Federation, free_address, run, until_answered
 from topdp.agents.chunks import PIECE, Incoming, pieces
 from topdp.agents.grpc_transport import Backoff, GrpcTransport
 from topdp.agents.identity import IdentityError, make
-from topdp.agents.links import CHECKS, Patience
+from topdp.agents.patience import CHECKS, Patience
 from topdp.agents.refusals import Refused, Told
 from topdp.agents.transport import Memory, Message, Reply, Unreachable
 

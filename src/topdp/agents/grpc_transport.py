@@ -31,8 +31,9 @@ from topdp.agents import wire_pb2 as wire
 from topdp.agents.chunks import LARGEST_MESSAGE
 from topdp.agents.handshake import Party, Stream
 from topdp.agents.identity import TLS_NAME, Card, Identity, IdentityError, check_address
-from topdp.agents.links import Clock, Link, Work
+from topdp.agents.links import Link
 from topdp.agents.manifest import Manifest
+from topdp.agents.patience import Clock, Work
 from topdp.agents.refusals import OUR_FAULT, Refused, Told, logger, quoted
 from topdp.agents.transport import Handler, Message, Reply, Transport, Unreachable
 

@@ -23,72 +23,16 @@ from topdp.agents import wire_pb2 as wire
 from topdp.agents.chunks import PIECE, Incoming, pieces
 from topdp.agents.handshake import Stream
 from topdp.agents.manifest import Rules
+from topdp.agents.patience import CHECKS, Clock, Patience, Work
 from topdp.agents.refusals import OUR_FAULT, Refused, Told
 from topdp.agents.transport import Handler, Message, Reply, Unreachable
 
 LONGEST_KIND, LONGEST_REASON = 64, 1000
-CHECKS = 4  # times per idle timeout: how often a link is looked at, and how often it says that it is there
 
 WINDOW = 4
 """Pieces of larger bodies that may be on their way over one link."""
 
-Clock = Callable[[], float]
 Key = tuple[bool, int]  # whether the body is an answer, and the number of the request
-
-
-class Patience:
-    """When something last moved, for each thing that should move; says what has stood still for too long."""
-
-    def __init__(self, limit: float, clock: Clock) -> None:
-        self.limit, self.clock = limit, clock
-        self._last: dict[Hashable, float] = {}
-        self._looked = clock()
-
-    def moved(self, what: Hashable) -> None:
-        self._last[what] = self.clock()
-
-    def done(self, what: Hashable) -> None:
-        self._last.pop(what, None)
-
-    def waiting(self) -> list[Hashable]:
-        return list(self._last)
-
-    def lost(self) -> Hashable | None:
-        """The first thing that has not moved for `limit`. To be asked `CHECKS` times per limit.
-
-        Time in which we were not asked (a stopped process, a busy loop) is not held against the peer.
-        """
-        now = self.clock()
-        asleep = now - self._looked - 2 * self.limit / CHECKS
-        self._looked = now
-        if asleep > 0:
-            for what in self._last:
-                self._last[what] += asleep
-        return next((what for what, last in self._last.items() if now - last > self.limit), None)
-
-
-class Work:
-    """A peer's requests that our handler works on. Outlives links: reconnecting does not buy more memory."""
-
-    def __init__(self, limit: int) -> None:
-        self._slots = asyncio.Semaphore(limit)
-        self.running: set[asyncio.Task[Reply | None]] = set()
-
-    async def do(self, job: Callable[[], Coroutine[Any, Any, Reply | None]]) -> Reply | None:
-        await self._slots.acquire()
-        task = asyncio.create_task(job())
-        self.running.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
-
-    def _ended(self, task: asyncio.Task[Reply | None]) -> None:
-        self.running.discard(task)
-        self._slots.release()
-
-    async def cancel(self) -> None:
-        for task in tuple(self.running):
-            task.cancel()
-        await asyncio.gather(*self.running, return_exceptions=True)
 
 
 class _Asked:

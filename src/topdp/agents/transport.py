@@ -12,6 +12,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 logger = logging.getLogger("topdp.agents")
 
@@ -102,7 +103,8 @@ class InMemory(Transport):
         if hashlib.sha256(message.body).hexdigest() != message.digest:
             return Reply(False, "the body does not match its digest")
         task = other._work(self.name, message)
-        await asyncio.wait({task, self._gone, other._gone}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {task, self._gone, other._gone}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._gone.done() or not task.done() or task.cancelled():
             raise Unreachable(f"The link between {self.name} and {peer} ended.")
         return task.result()
