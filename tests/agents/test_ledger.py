@@ -169,13 +169,12 @@ def test_a_folder_that_cannot_be_one_is_said(tmp_path):
 def test_the_inbox_says_why(ledger):
     inbox = Inbox(ledger, {"bob": [0, 1, 3, 9], "eve": []}, window=4)
 
-    def judged(sender, round, body, digest=None):
-        verdict = inbox.judge(sender, round, digest or digest_of(body), body)
-        inbox.settle(verdict, sender, round, digest or digest_of(body), body)
+    def judged(sender, round, body):
+        verdict = inbox.judge(sender, round, digest_of(body))
+        inbox.settle(verdict, sender, round, digest_of(body), body)
         return verdict
 
     assert judged("mallory", 0, b"a") is Verdict.STRANGER
-    assert judged("bob", 0, b"a", "no digest") is Verdict.DAMAGED
     assert judged("bob", 1, b"b") is Verdict.GAP
     assert judged("bob", 0, b"a") is Verdict.NEW
     assert judged("bob", 0, b"a") is Verdict.AGAIN
@@ -233,7 +232,7 @@ class Books(RuleBasedStateMachine):
     def receive(self, round, other):
         body = b"other" if other else b"row"
         inbox = Inbox(self.ledger, {"bob": range(6)}, window=100)
-        verdict = inbox.judge("bob", round, digest_of(body), body)
+        verdict = inbox.judge("bob", round, digest_of(body))
         inbox.settle(verdict, "bob", round, digest_of(body), body)
         if verdict is Verdict.NEW:
             assert round not in self.arrived and all(r in self.arrived for r in range(round))

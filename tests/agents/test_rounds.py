@@ -140,8 +140,8 @@ def test_two_stories_under_one_name_are_quarantined_and_logged_once(tmp_path, ca
 def test_without_the_check_two_stories_would_pass(tmp_path, monkeypatch):
     original = inbox.Inbox.judge
 
-    def credulous(self, sender, round, digest, body):
-        verdict = original(self, sender, round, digest, body)
+    def credulous(self, sender, round, digest):
+        verdict = original(self, sender, round, digest)
         return Verdict.AGAIN if verdict is not Verdict.NEW else verdict
 
     monkeypatch.setattr(inbox.Inbox, "judge", credulous)

@@ -187,7 +187,7 @@ class Peers:
 
     async def _row(self, peer: str, message: Message) -> Reply:
         self.failpoints.reached("before_receive")
-        verdict = self.inbox.judge(peer, message.round, message.digest, message.body)
+        verdict = self.inbox.judge(peer, message.round, message.digest)
         if verdict is Verdict.NEW:
             try:
                 self._check(message.body)
