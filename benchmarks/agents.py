@@ -3,8 +3,8 @@
     python benchmarks/agents.py [--rows 200] [--numbers 20000] [--json]
 
 Two agents in two processes over gRPC and mutual TLS. For every round each books its charge with the bytes to
-be sent (WAL, synchronous=FULL), sends them from the outbox, and books what it receives before it acknowledges.
-One round and link is the time from the start of the booking until the neighbour's row is in and booked.
+be sent (WAL, synchronous=FULL), sends them from the outbox, and books what it receives before it answers. One
+round and link is the time from the start of the booking until the neighbour's row is in and booked.
 """
 
 from __future__ import annotations

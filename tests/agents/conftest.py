@@ -1,14 +1,19 @@
 """Agents of tests pretend to crash, so their books need no fsync; and one thread is enough for small rows."""
 
+import itertools
+import random
+
 import pytest
 import torch
 
-from topdp.agents import database
+from topdp.agents import database, meetings
 
 
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(database, "SYNCHRONOUS", "OFF")
+    seeds = itertools.count()
+    monkeypatch.setattr(meetings, "CHANCE", lambda: random.Random(next(seeds)))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

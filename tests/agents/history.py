@@ -19,7 +19,8 @@ from topdp.agents import setup as setups
 from topdp.agents.agent import Agent
 from topdp.agents.audit import verify
 from topdp.agents.failpoints import Failpoints
-from topdp.agents.ledger import ANYBODY, Ledger
+from topdp.agents.ledger import ANYBODY, Ledger, digest_of
+from topdp.agents.meetings import _unpack as unpack
 from topdp.agents.transport import Handler, Transport, Unreachable
 from topdp.data.batches import Full
 from topdp.engine import Engine
@@ -92,6 +93,11 @@ class Wire:
     def transport(self, name):
         return Recorded(self, name)
 
+    def handed(self, sender, receiver, packed):
+        """A row that went from one to the other inside a meeting."""
+        round, body = unpack(packed)
+        self.events.append(Event("sent", sender, receiver, "handed", round, digest_of(body)))
+
 
 class Recorded(Transport):
     def __init__(self, wire, name):
@@ -120,6 +126,10 @@ class Recorded(Transport):
             self.wire.on_crash[peer](crash)
             raise Unreachable(f"{peer} is gone") from None
         self.wire.events.append(Event("answered", *facts, reply.ok))
+        if message.kind == "commit":
+            self.wire.handed(self.name, peer, message.body)
+        if message.kind in ("propose", "resolve") and reply.body:
+            self.wire.handed(peer, self.name, reply.body)
         if lost == "reply" or not self.open:
             raise Unreachable("the reply was lost")
         return reply
@@ -150,7 +160,9 @@ class Federation:
         return self.folder / self.setup.names[agent]
 
     def agent(self, number, transport, failpoints=None, **options):
-        return Agent(self.setup, self.work(number, **options), self.state(number), transport, failpoints)
+        pairing = options.pop("live_pairing", False)
+        work = self.work(number, **options)
+        return Agent(self.setup, work, self.state(number), transport, failpoints, live_pairing=pairing)
 
     def simulated(self):
         """[agents, d]: the estimates that the simulator ends with."""
@@ -236,7 +248,7 @@ async def live(
                 raise Crash(where)
 
             agent = made.agent(
-                number, wire.transport(name), Failpoints(choice, die), **options.get(number, {})
+                number, wire.transport(name), Failpoints(choice, die), **dict(options.get(number, {}))
             )
             task = asyncio.create_task(agent.run())
             dead = asyncio.Event()
@@ -291,7 +303,7 @@ def faults(run: Run) -> list[str]:
 
     seen = defaultdict(set)
     for event in run.wire.events:
-        if event.what == "sent" and event.kind in ("row", "accept", "commit"):
+        if event.what == "sent" and event.kind in ("row", "handed"):
             seen[event.sender, event.receiver, event.round].add(event.digest)
         i, j = (names.index(n) if n in names else None for n in (event.sender, event.receiver))
         neighbours = i is not None and j is not None and graph.adjacency[i, j]
@@ -300,7 +312,7 @@ def faults(run: Run) -> list[str]:
         stopped = books.get(event.sender, ((), (), (), None))[3]
         if (
             event.what == "sent"
-            and event.kind == "row"
+            and event.kind in ("row", "handed")
             and stopped is not None
             and event.round >= int(stopped)
         ):

@@ -15,9 +15,11 @@ from typing import Any
 from safetensors.torch import save_file
 
 from topdp.agents import payload
+from topdp.agents.budget import BudgetError
 from topdp.agents.failpoints import Failpoints
 from topdp.agents.inbox import Inbox
 from topdp.agents.ledger import Ledger, digest_of
+from topdp.agents.meetings import Meetings
 from topdp.agents.peers import Peers, Terms
 from topdp.agents.refusals import Told
 from topdp.agents.rounds import Rounds, Work
@@ -50,9 +52,13 @@ class Agent:
         transport: Transport,
         failpoints: Failpoints | None = None,
         largest_norm: float = float("inf"),
+        live_pairing: bool = False,
     ) -> None:
+        """`live_pairing`: partners are found on the way, not taken from the plan; all agents or none."""
         self.setup, self.work, self.folder = setup, work, folder
         self.name = setup.names[work.part.agent]
+        if live_pairing and work.meter.sampling is not None:
+            raise BudgetError("Expected full or cyclic batches for live pairing, got Poisson batches.")
         self.ledger = Ledger(folder, setup.federation, self.name)
         self.failpoints = failpoints or Failpoints()
         neighbours = [setup.names[other] for other in setup.graph.neighbours[work.part.agent] if other >= 0]
@@ -62,7 +68,11 @@ class Agent:
         self.peers = Peers(
             self.name,
             neighbours,
-            Terms(setup.federation, setup.plan.digest(), digest_of(start.tobytes())),
+            Terms(
+                setup.federation,
+                "live pairing" if live_pairing else setup.plan.digest(),
+                digest_of(start.tobytes()),
+            ),
             self.ledger,
             Inbox(self.ledger, rounds, gaps=work.goes_on),
             transport,
@@ -70,7 +80,11 @@ class Agent:
             self.failpoints,
             Told(self.name),
         )
-        self.rounds = Rounds(work, self.ledger, self.peers, self.failpoints, self._leave)
+        self.rounds: Rounds | Meetings
+        if live_pairing:
+            self.rounds = Meetings(setup, work, self.ledger, self.peers, self.failpoints, self._leave)
+        else:
+            self.rounds = Rounds(work, self.ledger, self.peers, self.failpoints, self._leave)
 
     def stop(self) -> None:
         """Asks the agent to end; what was done is on disk, and the same command continues."""

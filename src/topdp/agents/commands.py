@@ -82,6 +82,9 @@ def start(
     metrics: Annotated[
         int | None, typer.Option("--metrics", metavar="PORT", help="Prometheus text on 127.0.0.1:PORT.")
     ] = None,
+    live_pairing: Annotated[
+        bool, typer.Option("--live-pairing", help="Async: find partners on the way; all agents or none.")
+    ] = False,
     json_log: Annotated[bool, typer.Option("--json-log", help="The log as JSON lines.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -91,7 +94,7 @@ def start(
     log.to_stderr(json_log)
     with _errors():
         outcome = process.run(
-            process.Options(manifest, folder, data, state, epsilon, seeded, listen, metrics)
+            process.Options(manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing)
         )
     if as_json:
         _print({**outcome.result, "code": outcome.code})

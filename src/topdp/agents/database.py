@@ -31,7 +31,7 @@ WITHOUT ROWID;
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE pairs (
     id TEXT PRIMARY KEY, partner TEXT NOT NULL, role TEXT NOT NULL, status TEXT NOT NULL,
-    partner_round INTEGER, told INTEGER NOT NULL DEFAULT 0, applied INTEGER);
+    own_round INTEGER NOT NULL, partner_round INTEGER, told INTEGER NOT NULL DEFAULT 0, applied INTEGER);
 """
 
 

@@ -93,7 +93,7 @@ class Peers:
         self.name, self.neighbours, self.terms = name, neighbours, terms
         self.ledger, self.inbox, self.transport = ledger, inbox, transport
         self.failpoints, self.told = failpoints, told
-        self._check = check
+        self.check = check
         self.changed = asyncio.Event()  # something came in, or somebody's standing changed
         self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
         self.rounds = dict.fromkeys(neighbours, -1)  # the last round each is known to have done
@@ -190,7 +190,7 @@ class Peers:
         verdict = self.inbox.judge(peer, message.round, message.digest)
         if verdict is Verdict.NEW:
             try:
-                self._check(message.body)
+                self.check(message.body)
             except ValueError as error:
                 self.told.tell(peer, "payload", str(error))
                 self.ledger.quarantine(peer, f"sent what is not a row: {error}")

@@ -22,6 +22,7 @@ from topdp.agents.failpoints import Failpoints
 from topdp.agents.grpc_transport import GrpcTransport
 from topdp.agents.peers import TrustError
 from topdp.agents.rounds import Work
+from topdp.config import ConfigError
 from topdp.data.errors import DataError
 
 logger = logging.getLogger("topdp.agents")
@@ -39,6 +40,7 @@ class Options:
     seeded: bool = False
     listen: str | None = None
     metrics_port: int | None = None
+    live_pairing: bool = False
 
 
 def run(options: Options) -> Outcome:
@@ -56,6 +58,8 @@ def run(options: Options) -> Outcome:
         goes_on=rules.dead_neighbour == "go-on",
         idle_timeout=rules.idle_timeout,
     )
+    if options.live_pairing and terms.config.method.mode != "async":
+        raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
     dataset = data.load(options.data)
     inputs, labels = dataset.train()
     if len(labels) != made.counts[number]:
@@ -77,7 +81,13 @@ async def _live(
 ) -> Outcome:
     transport = GrpcTransport(me, terms, listen=options.listen)
     agent = Agent(
-        made, work, options.state, transport, Failpoints.from_environment(), terms.rules.largest_norm
+        made,
+        work,
+        options.state,
+        transport,
+        Failpoints.from_environment(),
+        terms.rules.largest_norm,
+        options.live_pairing,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -2,9 +2,9 @@
 
 Round r closes when every live neighbour that sends to this agent in round r-1 has been heard. One that is
 quarantined, or has said that it stopped, is not waited for. One that answers nothing for the idle timeout is
-waited for or not, as the manifest's rule says (an agent that hears nobody at all waits in any case); what it would have sent is replaced by this agent's own estimate, the
-log says so, and what it sends later is acknowledged and not used. An agent that others went on without takes
-up the round where they are.
+waited for or not, as the manifest's rule says (an agent that hears nobody at all waits in any case); what it
+would have sent is replaced by this agent's own estimate, the log says so, and what it sends later is
+acknowledged and not used. An agent that others went on without takes up the round where they are.
 
 **Guarantees.** A charge is on disk before a byte leaves. From the round in which the next charge would pass
 the budget, nothing is sent and the agent's data enter no longer; it goes on to receive and mix. Time only
