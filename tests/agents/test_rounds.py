@@ -116,6 +116,23 @@ def test_replays_are_acknowledged_and_applied_once(tmp_path):
     assert faults(run) == []
 
 
+def test_without_the_check_a_replay_ends_at_the_books(tmp_path, monkeypatch):
+    """Replays are told from rows by the inbox; were they not, the ledger would still not take one twice."""
+    from topdp.agents.database import LedgerError
+
+    monkeypatch.setattr(inbox.Inbox, "judge", lambda self, *facts: Verdict.NEW)
+    made = federation(tmp_path, agents=3, rounds=4)
+
+    async def scene():
+        agent = made.agent(0, Wire().transport("ada"))
+        assert (await agent.peers.handle("bob", message(0, row(made)))).reason == ""
+        with pytest.raises(LedgerError):
+            await agent.peers.handle("bob", message(0, row(made)))
+        agent.ledger.close()
+
+    on_virtual_time(scene())
+
+
 def equivocated(tmp_path):
     made = federation(tmp_path, agents=3, rounds=4)
 
