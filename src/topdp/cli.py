@@ -238,7 +238,9 @@ def calibrate(
 
 @app.command()
 def reproduce(
-    figure: Annotated[str, typer.Argument(help="1 to 8, frontier, several with commas, or all.")] = "all",
+    figure: Annotated[
+        str, typer.Argument(help="1 to 8, frontier-mnist (or another data set), several with commas, or all.")
+    ] = "all",
     quick: Annotated[bool, typer.Option("--quick", help="Small runs: minutes on two cores.")] = False,
     lens: Annotated[
         str, typer.Option("--lens", help="printed, same, honest, or several with commas.")

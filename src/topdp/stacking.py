@@ -7,8 +7,9 @@ and data may differ. For figures and sweeps; a stacked plan is not for accountin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from topdp.data.batches import Batches, Device, Full, Selection
+from topdp.data.batches import Batches, Cycle, Device, Full, Selection
 from topdp.data.shards import Shards
 from topdp.plan import NOBODY, PerRound, Plan, prune
 
 Ints = NDArray[np.int64]
+
+KEPT_ROUNDS = 2000  # selections of a cycle that are kept
 
 
 def stack_plans(plans: Sequence[Plan]) -> Plan:
@@ -108,11 +111,29 @@ class StackedBatches:
 
     batches: Batches
     runs: tuple[tuple[tuple[int, ...], int], ...]  # (counts, seed) of each run
+    _kept: dict[int, Selection] = field(default_factory=dict, repr=False)
 
     def select(self, sizes: Sequence[int], seed: int, round: int, device: Device = None) -> Selection:
         """`sizes` and `seed` of the stack do not matter."""
         if isinstance(self.batches, Full):
             return self.batches.select(sizes, seed, round, device)
+        period = self._common_period()
+        if period is None:
+            return self._joined(round, device)
+        turn = round % period
+        if turn not in self._kept:
+            self._kept[turn] = self._joined(turn, device)
+        return self._kept[turn]
+
+    def _common_period(self) -> int | None:
+        """Fixed batches come back: what was joined once is kept, where that is not too much."""
+        if not isinstance(self.batches, Cycle):
+            return None
+        size = self.batches.size
+        period = math.lcm(*{-(-count // size) for counts, _ in self.runs for count in counts})
+        return period if period <= KEPT_ROUNDS else None
+
+    def _joined(self, round: int, device: Device) -> Selection:
         each = [self.batches.select(counts, own, round, device) for counts, own in self.runs]
         longest = max(chosen.indices.shape[1] for chosen in each if chosen.indices is not None)
         indices, weights = [], []
@@ -121,9 +142,8 @@ class StackedBatches:
             short = longest - chosen.indices.shape[1]
             indices.append(torch.nn.functional.pad(chosen.indices, (0, short)))
             weights.append(torch.nn.functional.pad(chosen.weights, (0, short)))
-        return Selection(
-            torch.cat(indices), torch.cat(weights), torch.cat([chosen.divisor for chosen in each])
-        )
+        divisor = torch.cat([chosen.divisor for chosen in each])
+        return Selection(torch.cat(indices), torch.cat(weights), divisor)
 
 
 def _offsets(counts: list[int]) -> Ints:

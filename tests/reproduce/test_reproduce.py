@@ -34,7 +34,7 @@ def scale(tmp_path_factory):
 @pytest.fixture(scope="module")
 def made(scale, tmp_path_factory):
     out = tmp_path_factory.mktemp("reproduction")
-    front.reproduce(["1", "frontier"], LENSES, scale, "cpu", out, lambda text: None)
+    front.reproduce(["1", "frontier-mnist"], LENSES, scale, "cpu", out, lambda text: None)
     front.reproduce(
         [name for name in front.FIGURES if name != "1"], ["same"], scale, "cpu", out, lambda text: None
     )
@@ -47,21 +47,21 @@ def lenses_of(number):
 
 def test_every_figure_leaves_pictures_numbers_and_verdicts(made, scale):
     for number, figure in front.FIGURES.items():
-        words = (made / f"figure{number}.md").read_text()
-        for claim in figure.claims:
-            assert claim.sentence in words
         for lens in lenses_of(number):
+            words = (made / f"figure{number}-{lens}.md").read_text()
+            for claim in figure.claims:
+                assert (claim.sentence in words) == (lens in claim.lenses)
             assert (made / f"figure{number}-{lens}.png").stat().st_size > 10_000
             with (made / f"figure{number}-{lens}.csv").open() as file:
                 rows = list(csv.DictReader(file))
             assert {row["panel"] for row in rows} == {panel.title for panel in figure.panels(scale, lens)}
-    assert set(json.loads((made / "made.json").read_text())) == set(front.NAMES)
-    assert "frontier.png" in (made / "frontier.md").read_text()
+    assert set(json.loads((made / "made.json").read_text())) == {*front.FIGURES, "frontier-mnist"}
+    assert "frontier-mnist.png" in (made / "frontier-mnist.md").read_text()
 
 
 def test_what_is_done_is_not_done_again(made, scale, monkeypatch):
     monkeypatch.setattr(runner.Runs, "_run", lambda self, configs: pytest.fail("ran again"))
-    front.reproduce(["1", "frontier"], LENSES, scale, "cpu", made, lambda text: None)
+    front.reproduce(["1", "frontier-mnist"], LENSES, scale, "cpu", made, lambda text: None)
 
 
 def test_runs_are_stacked_and_shared_between_figures(made, scale):
@@ -113,6 +113,6 @@ def test_verdicts_count_cases():
 
 
 def test_unknown_figures_are_refused():
-    with pytest.raises(ConfigError, match="frontier"):
+    with pytest.raises(ConfigError, match="frontier-mnist"):
         front.chosen("9")
     assert front.chosen("all") == front.NAMES

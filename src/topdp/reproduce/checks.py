@@ -27,14 +27,15 @@ def above_every_baseline(measured: Measured) -> list[tuple[bool, str]]:
 
 
 def gap_grows(groups: dict[str, list[str]]) -> Check:
-    """Along the panels of each group, in their order."""
+    """Along the panels of each group, in their order; an advantage below zero is none."""
 
     def check(measured: Measured) -> list[tuple[bool, str]]:
         cases = []
         for group, titles in groups.items():
             gaps = [gap(measured, measured[title]) for title in titles]
             text = ", ".join(f"{100 * value:+.1f}" for value in gaps)
-            cases.append((bool(np.all(np.diff(gaps) > 0)), f"{group}: {text} points"))
+            grows = bool(np.all(np.diff(gaps) > 0)) and min(gaps) > 0
+            cases.append((grows, f"{group}: {text} points"))
         return cases
 
     return check

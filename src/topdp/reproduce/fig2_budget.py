@@ -42,7 +42,8 @@ def advantage_grows(measured: Measured) -> list[tuple[bool, str]]:
     for panel in measured.panels:
         gaps = [gap(measured, panel, at) for at in range(len(BUDGETS))]
         text = " ".join(f"{100 * value:+.1f}" for value in gaps)
-        cases.append((bool(np.all(np.diff(gaps) < 0)), f"{panel.title}, from small to large ε: {text}"))
+        grows = bool(np.all(np.diff(gaps) < 0)) and min(gaps) > 0
+        cases.append((grows, f"{panel.title}, from small to large ε: {text}"))
     return cases
 
 

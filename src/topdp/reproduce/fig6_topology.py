@@ -32,7 +32,7 @@ def smaller_when_asynchronous(measured: Measured) -> list[tuple[bool, str]]:
     cases = []
     for kind in KINDS:
         sync, other = (gap(measured, measured[f"{mode}, {kind}"]) for mode in ("sync", "async"))
-        cases.append((sync > other, f"{kind}: {100 * sync:+.1f} sync, {100 * other:+.1f} async"))
+        cases.append((sync > max(other, 0.0), f"{kind}: {100 * sync:+.1f} sync, {100 * other:+.1f} async"))
     return cases
 
 

@@ -110,6 +110,7 @@ def draw(measured: Measured, title: str, epochs: int, path: Path) -> Path:
                 axis.plot(x, y.mean(0), label=label, markevery=max(1, len(x) // 6), **style)
             axis.set(title=panel.title, xlabel=panel.xlabel)
             axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes[0, 0].set_ylim(bottom=_floor(measured, epochs))
         for axis in axes.flat[count:]:
             axis.set_visible(False)
         for axis in axes[:, 0]:
@@ -118,6 +119,16 @@ def draw(measured: Measured, title: str, epochs: int, path: Path) -> Path:
         picture.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)))
         picture.suptitle(f"{title}\n{LENSES[measured.lens]}", x=0.01, ha="left", fontsize=10)
         return save(picture, path)
+
+
+def _floor(measured: Measured, epochs: int) -> float:
+    """Where the picture begins: below all that happens after a tenth of the run, which starts at chance."""
+    least = 1.0
+    for panel in measured.panels:
+        for label in panel.lines:
+            x, y = _line(measured, panel, label, epochs)
+            least = min(least, float(y[:, x >= x[0] + (x[-1] - x[0]) / 10].min()))
+    return max(0.0, least - 0.03)
 
 
 def _line(measured: Measured, panel: Panel, label: str, epochs: int) -> tuple[Floats, Floats]:

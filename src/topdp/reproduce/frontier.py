@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from topdp.config import RunConfig, parse
 from topdp.report.style import house_style, look, save
 from topdp.reproduce.runner import Runs, Say
 from topdp.reproduce.settings import Scale
+
+Point = tuple[int, float, float, float]
+"""rounds, rate, clip, alpha"""
 
 BUDGETS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -41,64 +45,70 @@ class Grid:
         pairs = sum(len(a) for a in self.alphas.values())
         return len(self.budgets) * pairs * len(self.rounds) * len(self.rates) * len(self.clips)
 
-    def points(self, method: str) -> Iterator[tuple[int, float, float, float]]:
+    def points(self, method: str) -> Iterator[Point]:
         return itertools.product(self.rounds, self.rates, self.clips, self.alphas[method])
 
 
 ALPHAS = {"plain": (0.5, 0.75), "top": (0.25, 0.125)}
 FULL = (
     # rates are per unit of clip: λ·C is what moves a clipped gradient
-    Grid("mnist", (300, 600), (2.0, 4.0, 8.0), (0.5, 2.0), ALPHAS),
-    Grid("fashion-mnist", (300, 600), (2.0, 4.0, 8.0), (0.5, 2.0), ALPHAS),
+    Grid("mnist", (200, 400), (2.0, 4.0, 8.0), (0.5, 2.0), ALPHAS),
+    Grid("fashion-mnist", (200, 400), (2.0, 4.0, 8.0), (0.5, 2.0), ALPHAS),
     Grid("cifar10", (150,), (2.0, 4.0), (1.0,), {"plain": (0.5,), "top": (0.25,)}, (1.0, 4.0, 8.0)),
 )
-QUICK = (Grid("mnist", (30,), (2.0, 4.0), (2.0,), {"plain": (0.5,), "top": (0.25,)}, (1.0, 4.0)),)
+QUICK = Grid("mnist", (30,), (2.0, 4.0), (2.0,), {"plain": (0.5,), "top": (0.25,)}, (1.0, 4.0))
 VALIDATION = 1 / 6  # of each agent's records
 
 
-def make(scale: Scale, runs: Runs, out: Path, say: Say) -> None:
-    """Tunes, runs, draws and writes the frontier of every data set."""
-    grids = QUICK if scale.name != "full" else FULL
-    lines: list[dict[str, Any]] = []
-    for grid in grids:
-        say(f"frontier of {grid.data}: {len(grid)} settings to choose from")
-        tried = {
-            (method, budget, point): _config(scale, grid, method, budget, point, 0, tuning=True)
-            for method in grid.alphas
-            for budget in grid.budgets
-            for point in grid.points(method)
-        }
-        runs.make(tried.values())
-        best = {
-            (method, budget): max(
-                grid.points(method), key=lambda p: runs[tried[method, budget, p]][-1]["mean"]
-            )
-            for method in grid.alphas
-            for budget in grid.budgets
-        }
-        final = {
-            (key, seed): _config(scale, grid, *key, point, seed, tuning=False)
-            for key, point in best.items()
-            for seed in scale.seeds
-        }
-        runs.make(final.values())
-        for (method, budget), point in best.items():
-            ends = [runs[final[(method, budget), seed]][-1]["mean"] for seed in scale.seeds]
-            rounds, rate, clip, alpha = point
-            lines.append(
-                {
-                    "data": grid.data, "method": method, "epsilon": budget,
-                    "accuracy": round(float(np.mean(ends)), 5), "spread": round(float(np.ptp(ends)), 5),
-                    "rounds": rounds, "learning_rate": rate / clip, "clip": clip, "alpha": alpha,
-                    "settings_tried": len(list(grid.points(method))),
-                }
-            )  # fmt: skip
-    with (out / "frontier.csv").open("w", newline="", encoding="utf-8") as file:
+NAMES = [f"frontier-{grid.data}" for grid in FULL]
+
+
+def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> None:
+    """Tunes, runs, draws and writes the frontier of one data set."""
+    grid = next(grid for grid in FULL if f"frontier-{grid.data}" == name)
+    if scale.name != "full":
+        grid = replace(QUICK, data=grid.data)
+    say(f"{name}: {len(grid)} settings to choose from")
+    tried = {
+        (method, budget, point): _config(scale, grid, method, budget, point, 0, tuning=True)
+        for method in grid.alphas
+        for budget in grid.budgets
+        for point in grid.points(method)
+    }
+    runs.make(tried.values())
+
+    def score(method: str, budget: float, point: Point) -> float:
+        return runs[tried[method, budget, point]][-1]["mean"]
+
+    best = {
+        (method, budget): max(grid.points(method), key=partial(score, method, budget))
+        for method in grid.alphas
+        for budget in grid.budgets
+    }
+    final = {
+        (key, seed): _config(scale, grid, *key, point, seed, tuning=False)
+        for key, point in best.items()
+        for seed in scale.seeds
+    }
+    runs.make(final.values())
+    lines = []
+    for (method, budget), point in best.items():
+        ends = [runs[final[(method, budget), seed]][-1]["mean"] for seed in scale.seeds]
+        rounds, rate, clip, alpha = point
+        lines.append(
+            {
+                "data": grid.data, "method": method, "epsilon": budget,
+                "accuracy": round(float(np.mean(ends)), 5), "spread": round(float(np.ptp(ends)), 5),
+                "rounds": rounds, "learning_rate": rate / clip, "clip": clip, "alpha": alpha,
+                "settings_tried": len(list(grid.points(method))),
+            }
+        )  # fmt: skip
+    with (out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, list(lines[0]))
         table.writeheader()
         table.writerows(lines)
-    _draw(lines, out)
-    (out / "frontier.md").write_text(_words(lines), encoding="utf-8")
+    _draw(name, lines, out)
+    (out / f"{name}.md").write_text(_words(name, lines), encoding="utf-8")
 
 
 def _config(
@@ -106,7 +116,7 @@ def _config(
     grid: Grid,
     method: str,
     epsilon: float,
-    point: tuple[int, float, float, float],
+    point: Point,
     seed: int,
     tuning: bool,
 ) -> RunConfig:
@@ -129,49 +139,52 @@ def _config(
     return parse(tree, "frontier")
 
 
-def _draw(lines: list[dict[str, Any]], out: Path) -> None:
-    sets = list(dict.fromkeys(line["data"] for line in lines))
+def _draw(name: str, lines: list[dict[str, Any]], out: Path) -> None:
     with house_style():
-        picture = Picture(figsize=(3.6 * len(sets) + 0.6, 3.6))
-        axes = picture.subplots(1, len(sets), squeeze=False)
-        for data, axis in zip(sets, axes[0], strict=True):
-            for method in ("plain", "top"):
-                points = sorted(
-                    (line["epsilon"], line["accuracy"])
-                    for line in lines
-                    if (line["data"], line["method"]) == (data, method)
+        picture = Picture()
+        axis = picture.subplots()
+        for method in ("plain", "top"):
+            points = sorted((line["epsilon"], line["accuracy"]) for line in lines if line["method"] == method)
+            axis.plot(*zip(*points, strict=True), label=method, **look(method))
+            for x, y in points:
+                shift = (0, 6) if method == "top" else (0, -13)
+                axis.annotate(
+                    f"{100 * y:.1f}", (x, y), shift, textcoords="offset points", ha="center", fontsize=8
                 )
-                axis.plot(*zip(*points, strict=True), label=method, **look(method))
-            axis.set(title=data, xlabel="true view ε (δ = 1e-5)", xscale="log")
-            ticks = sorted({line["epsilon"] for line in lines if line["data"] == data})
-            axis.xaxis.set_major_locator(FixedLocator(ticks))
-            axis.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
-            axis.xaxis.set_minor_locator(NullLocator())
-            axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes[0, 0].set_ylabel("mean test accuracy")
-        axes[0, 0].legend(loc="lower right")
-        picture.suptitle("What each method reaches at the same true privacy", x=0.01, ha="left", fontsize=11)
+        axis.set(xlabel="true view ε (δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
+        axis.set_title(
+            f"{lines[0]['data']}: the best each method reaches at the same true privacy", fontsize=10
+        )
+        ticks = sorted({line["epsilon"] for line in lines})
+        axis.xaxis.set_major_locator(FixedLocator(ticks))
+        axis.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axis.margins(y=0.12)
+        axis.legend(loc="lower right")
         for ending in (".png", ".svg"):
-            save(picture, out / f"frontier{ending}")
+            save(picture, out / f"{name}{ending}")
 
 
-def _words(lines: list[dict[str, Any]]) -> str:
-    rows = ["## The frontier: best honest setting of each method", "", "![frontier](frontier.png)", ""]
-    rows += [
-        "| data | ε (view) | plain | top | settings of top (rounds, λ, clip, α) |",
+def _words(name: str, lines: list[dict[str, Any]]) -> str:
+    tried = {line["method"]: line["settings_tried"] for line in lines}
+    rows = [
+        f"### {lines[0]['data']}: the best honest setting of each method",
+        "",
+        f"![{name}]({name}.png)",
+        "",
+        "Mean test accuracy (%) over three seeds. Settings tried per budget on the validation split: "
+        + ", ".join(f"{method} {count}" for method, count in tried.items())
+        + ".",
+        "",
+        "| ε (view) | plain | top | plain: rounds, λ, clip, α | top: rounds, λ, clip, α |",
         "|---|---|---|---|---|",
     ]
-    by = {(line["data"], line["epsilon"], line["method"]): line for line in lines}
-    for data, epsilon in dict.fromkeys((line["data"], line["epsilon"]) for line in lines):
-        plain, top = by[data, epsilon, "plain"], by[data, epsilon, "top"]
-        chosen = f"{top['rounds']}, {top['learning_rate']:g}, {top['clip']:g}, {top['alpha']:g}"
-        ends = " | ".join(f"{100 * line['accuracy']:.1f}" for line in (plain, top))
-        rows.append(f"| {data} | {epsilon:g} | {ends} | {chosen} |")
-    tried = {f"{line['data']} {line['method']}": line["settings_tried"] for line in lines}
-    rows += [
-        "",
-        "Settings tried per budget on the validation split: "
-        + ", ".join(f"{k} {v}" for k, v in tried.items())
-        + ".",
-    ]
+    by = {(line["epsilon"], line["method"]): line for line in lines}
+    for epsilon in dict.fromkeys(line["epsilon"] for line in lines):
+        two = [by[epsilon, method] for method in ("plain", "top")]
+        ends = " | ".join(f"{100 * line['accuracy']:.1f}" for line in two)
+        keys = ("rounds", "learning_rate", "clip", "alpha")
+        chosen = " | ".join(", ".join(f"{line[key]:g}" for key in keys) for line in two)
+        rows.append(f"| {epsilon:g} | {ends} | {chosen} |")
     return "\n".join(rows) + "\n"

@@ -10,8 +10,9 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -83,12 +84,12 @@ class Runs:
         elif open_:
             workers = min(len(open_), os.cpu_count() or 1)
             self.say(f"calibrating {len(open_)} plans on {workers} cores")
-            with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_one_thread) as pool:
+            with _one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn")) as pool:
                 tasks = {pool.submit(_sigma_of, unit): key for key, unit in open_.items()}
                 for done, task in enumerate(as_completed(tasks), 1):
                     known[tasks[task]] = task.result()
+                    _write(file, json.dumps(known, indent=1, sort_keys=True))
                     self.say(f"calibrated {done} of {len(tasks)} plans")
-            _write(file, json.dumps(known, indent=1, sort_keys=True))
         return [(config, _with_sigma(config, known)) for config in configs]
 
     def _run(self, configs: list[RunConfig]) -> list[Curve]:
@@ -217,8 +218,20 @@ def _work(config: RunConfig) -> float:
     return 6.0 * config.topology.agents**2 * config.rounds**3
 
 
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes started inside use one core each: linear algebra reads these variables when it is loaded."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _write(file: Path, text: str) -> None:

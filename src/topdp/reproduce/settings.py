@@ -51,7 +51,7 @@ class Scale:
 
 
 FULL = Scale(
-    "full", agents=30, epochs=60, epoch=100, honest_rounds=300, seeds=(0, 1, 2), batch=20,
+    "full", agents=30, epochs=60, epoch=100, honest_rounds=200, seeds=(0, 1, 2), batch=20,
     cifar={"honest_rounds": 150, "test_records": 2000},
 )  # fmt: skip
 QUICK = Scale(
@@ -82,6 +82,8 @@ def setting(
     # Under the honest lens an epoch is the same share of the run as in the paper's.
     epoch = scale.honest_rounds / scale.epochs if honest else scale.epoch
     period = max(1, round(decay[1] * epoch))
+    if not METHODS[method].noisy:
+        epsilon = 1.0  # one run serves all budgets
     tree: dict[str, Any] = {
         "seed": seed,
         "rounds": scale.honest_rounds if honest else scale.rounds,
