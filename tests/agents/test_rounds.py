@@ -3,6 +3,7 @@
 import asyncio
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -197,6 +198,8 @@ def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
         replies = [
             await agent.peers.handle("cleo", message(0, row(made))),  # no neighbour on the ring
             await agent.peers.handle("mallory", message(0, row(made))),
+            await agent.peers.handle("cleo", message(0, agent.peers.greeting("cleo").encode(), kind="hello")),
+            await agent.peers.handle("cleo", message(0, b"", kind="stop")),
             await agent.peers.handle("bob", message(0, b"", kind="shutdown")),
             await agent.peers.handle("bob", Message("row", 0, "0" * 64, row(made))),
             await agent.peers.handle("bob", message(0, b"[" * 5000, kind="hello")),
@@ -259,9 +262,51 @@ async def _rolled_back(made, tmp_path):
                 task.cancel()
 
 
-def test_another_manifest_is_refused_by_both(tmp_path):
-    from dataclasses import replace
+def told(made, **changes):
+    """What ada makes of a greeting of bob's, and whether she can go on."""
 
+    async def scene():
+        agent = made.agent(0, Wire().transport("ada"))
+        greeting = replace(agent.peers.greeting("bob"), **changes)
+        reply = await agent.peers.handle("bob", message(0, greeting.encode(), kind="hello"))
+        agent.ledger.close()
+        return reply, agent.peers.fault
+
+    return on_virtual_time(scene())
+
+
+def test_a_neighbour_that_has_seen_more_than_this_agent_knows_of_stops_it(tmp_path):
+    """Even where that neighbour itself would go on."""
+    made = federation(tmp_path, agents=3, rounds=4)
+    assert told(made)[1] is None
+    _, fault = told(made, seen=2)
+    assert isinstance(fault, TrustError) and "old copy" in str(fault)
+
+
+@pytest.mark.parametrize("key", ["federation", "plan", "start"])
+def test_other_terms_are_refused_by_whoever_is_greeted(tmp_path, key):
+    made = federation(tmp_path, agents=3, rounds=4)
+    same = made.agent(0, Wire().transport("ada"))
+    terms = replace(same.peers.terms, **{key: "another"})
+    same.ledger.close()
+    reply, fault = told(made, terms=terms)
+    assert not reply.ok and isinstance(fault, TrustError)
+
+
+def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
+    made = federation(tmp_path, graph=topology.complete(3), rounds=8, goes_on=True)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        await asyncio.sleep(200)
+        rounds = agent.ledger.round
+        await ended(agent, task)
+        return rounds
+
+    assert on_virtual_time(scene()) == 0
+
+
+def test_another_manifest_is_refused_by_both(tmp_path):
     made = federation(tmp_path / "one", agents=2, graph=topology.complete(2), rounds=2)
     other = federation(tmp_path / "two", agents=2, graph=topology.complete(2), rounds=2)
     other.setup = replace(other.setup, federation="another")
