@@ -14,10 +14,9 @@ from topdp.plan import Plan
 from topdp.privacy.account import Account, account
 from topdp.privacy.calibrate import Writer, calibrate
 from topdp.privacy.coalitions import Coalitions, coalitions
-from topdp.privacy.gaussian import epsilon_of
 from topdp.privacy.view import Progress
-from topdp.result import RunFolder
-from topdp.topology import Topology
+from topdp.result import RunFolder, RunFolderError
+from topdp.topology import Topology, read_edge_list
 
 COALITIONS = 500  # more than these are sampled
 
@@ -50,11 +49,33 @@ def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
     return write
 
 
+def expect_plan_of(
+    config: RunConfig, graph: Topology, counts: tuple[int, ...], plan: Plan, path: Path
+) -> None:
+    """Refuses a plan that its configuration would not write with that noise."""
+    deviation = plan.std[0][: plan.agents, 0]
+    given = plan.agents == graph.agents
+    if given and (sigma := build.sigma(config, graph.agents)) is not None:
+        given = np.array_equal(sigma * config.privacy.clip, deviation)
+    if not given or plan_writer(config, graph, counts)(deviation).digest() != plan.digest():
+        raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml; it is not.")
+
+
+def _graph_of_run(config: RunConfig, path: Path) -> Topology:
+    """A run started from Python keeps its graph beside it."""
+    beside = path / str(config.topology.path)
+    if config.topology.kind == "file" and beside.exists():
+        return read_edge_list(beside)
+    return build.graph(config)
+
+
 def account_of_run(path: Path, progress: Progress | None = None) -> tuple[RunConfig, Plan, Account]:
     """The account of the plan that a run executed, taken afresh from its plan.npz."""
     folder = RunFolder.open(path)
     config, plan = parse(tomllib.loads(folder.config), str(path / "config.toml")), folder.plan
-    analysis = build.analysis(config, tuple(folder.read_json("run.json")["records"]))
+    counts = tuple(folder.read_json("run.json")["records"])
+    expect_plan_of(config, _graph_of_run(config, path), counts, plan, path)
+    analysis = build.analysis(config, counts)
     patient = config.privacy.patient
     return config, plan, account(plan, analysis, config.privacy.delta, None, progress, patient)
 
@@ -76,11 +97,12 @@ def account_json(
     details = {"guarantee": config.privacy.guarantee, "releases": plan.rounds, **found.details()}
     details["sigma"] = (plan.std[0][: plan.agents, 0] / config.privacy.clip).tolist()
     if together is not None:
-        mu, members = together.worst()
+        epsilon, members = together.worst_epsilon(found.delta)
         details["coalition"] = {
             "size": together.size,
             "statement": together.statement,
-            "epsilon": [None if not np.isfinite(m) else float(epsilon_of(float(m), found.delta)) for m in mu],
+            "epsilon": [float(e) if np.isfinite(e) else None for e in epsilon],
             "members": [list(group) for group in members],
+            **({"reason": "null: infinite, not hidden by noise."} if np.isinf(epsilon).any() else {}),
         }
     return details

@@ -35,7 +35,7 @@ from topdp.engine import Engine, Evaluation, State
 from topdp.gradients import ClippedGradients
 from topdp.models import FlatModel
 from topdp.plan import Plan
-from topdp.planning import plan_and_account, plan_writer
+from topdp.planning import expect_plan_of, plan_and_account
 from topdp.report.curves import curves
 from topdp.result import Checkpoint, RunFolder, RunFolderError
 from topdp.topology import Topology
@@ -118,7 +118,8 @@ class Job:
             plan, account = plan_and_account(config, graph, shards.counts, progress)
             privacy = {"guarantee": config.privacy.guarantee, **account.details()}
         else:
-            plan, privacy = _taken_over(done, config, graph, shards.counts), done.read_json("privacy.json")
+            plan, privacy = done.plan, done.read_json("privacy.json")
+            expect_plan_of(config, graph, shards.counts, plan, done.path)
         return cls(config, plan, privacy, gradients, shards, build.batches(config), device)
 
 
@@ -181,19 +182,6 @@ def train(
         edges = "".join(f"{i} {j}\n" for i, j in topology.edges)
         (folder.path / GRAPH_FILE).write_text(edges, encoding="utf-8")
     return _execute(job, folder, watch)
-
-
-def _taken_over(folder: RunFolder, config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Plan:
-    """The plan in a folder, if it is the one its configuration writes with that noise."""
-    plan = folder.plan
-    deviation = plan.std[0][: plan.agents, 0]
-    sigma = build.sigma(config, graph.agents)
-    given = sigma is None or np.array_equal(sigma * config.privacy.clip, deviation)
-    if not given or plan_writer(config, graph, counts)(deviation).digest() != plan.digest():
-        raise RunFolderError(
-            f"Expected plan.npz in {folder.path} to be the plan of its config.toml; it is not."
-        )
-    return plan
 
 
 def _show_accounting(watch: Watcher, done: int, total: int) -> None:

@@ -58,6 +58,12 @@ class Coalitions:
         members = tuple(self.view.observers[b] if there else () for b, there in zip(best, found, strict=True))
         return np.where(found, ranked.max(axis=1), np.nan), members
 
+    def worst_epsilon(self, delta: float) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
+        """[agents] the largest sound ε found, Poisson samples included, and the coalition that has it."""
+        epsilon = self.view.epsilon(delta)
+        ranked = np.where(np.isnan(epsilon), -1.0, epsilon)
+        return ranked.max(axis=1), tuple(self.view.observers[b] for b in ranked.argmax(axis=1))
+
 
 def coalitions(
     plan: Plan,

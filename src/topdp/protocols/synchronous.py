@@ -75,8 +75,8 @@ class TopSynchronous(Protocol):
         source[0, n:] = NOBODY  # round 0 sends the estimate to everybody: no message rows yet
         served_by = np.zeros((R, messages), np.int32)
         for rounds in _chunks(R):
-            # Algorithm 1: j* is any neighbour; in the cover loop, walking the neighbours in random order, the k that
-            # serves j is the one with the smallest key in N_i^j, since j ∈ N_i^k exactly when k ∈ N_i^j.
+            # Algorithm 1: j* is any neighbour. The cover loop walks the neighbours in random order, so the k
+            # that serves j has the smallest key in N_i^j, since j ∈ N_i^k exactly when k ∈ N_i^j.
             slots = np.empty((len(rounds), m), np.int64)
             slots[:, :n] = _partner_slots(topology, rounds, seed)
             keys = stream(seed, "cover", rounds.start).random((len(rounds), n, topology.neighbours.shape[1]))

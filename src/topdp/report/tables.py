@@ -13,7 +13,6 @@ from topdp.config import RunConfig
 from topdp.plan import Plan
 from topdp.privacy.account import ASSUMPTIONS, Account
 from topdp.privacy.coalitions import Coalitions
-from topdp.privacy.gaussian import epsilon_of
 
 ANSWERS = ("claimed", "view", "worst_case")
 
@@ -103,10 +102,9 @@ def _sees_most(found: Account, agent: int) -> str:
 
 def _coalitions(found: Account, together: Coalitions) -> Table:
     table = Table("agent", "worst coalition", "ε", title=together.statement, title_justify="left")
-    mu, members = together.worst()
-    for agent, (value, group) in enumerate(zip(mu, members, strict=True)):
-        shown = "" if np.isnan(value) else f"{epsilon_of(float(value), found.delta):.4g}"
-        table.add_row(str(agent), " ".join(map(str, group)), shown)
+    epsilon, members = together.worst_epsilon(found.delta)
+    for agent, group in enumerate(members):
+        table.add_row(str(agent), " ".join(map(str, group)), _number(epsilon, agent))
     return table
 
 
