@@ -100,11 +100,9 @@ def test_under_the_view_a_neighbour_that_stops_makes_the_rest_charge_by_worst_ca
     )
     run = on_virtual_time(live(made, options={0: {"epsilon": 0.3}}))
     assert faults(run) == []
-    names = made.setup.names
-    neighbours = [j for j in range(6) if made.setup.graph.adjacency[0, j]]
-    for j in neighbours:
+    for j in range(1, 6):
         entries, meta = books(made, j)
-        assert names[0] in meta["departed"] and "stopped" in meta
+        assert "stopped" in meta and (made.setup.names[0] in meta["departed"]) == (j in (1, 5))
         assert entries[-1].total >= entries[-1].worst_case * (1 - 1e-12)
         assert run.outcomes[j].result["spent"]["charged_by"] == "worst-case"
     assert all(outcome.finished for outcome in run.outcomes.values())

@@ -70,9 +70,10 @@ def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path
         assert stat.S_IMODE(os.stat(state / "ledger.sqlite").st_mode) == 0o600
 
 
-def test_one_with_a_small_budget_ends_with_code_3_and_the_others_with_0(data, tmp_path):
-    found = demo.run(small(data), tmp_path / "demo", budgets={1: 10.0})
-    assert [each["code"] for each in found["agents"]] == [0, 3, 0]
+def test_one_with_a_small_budget_ends_with_code_3_and_the_other_with_0(data, tmp_path):
+    wanted = small(data, "topology.kind=complete", "topology.agents=2")
+    found = demo.run(wanted, tmp_path / "demo", budgets={1: 10.0})
+    assert [each["code"] for each in found["agents"]] == [0, 3]
     assert 0 < found["agents"][1]["stopped_at"] < 9
     assert not found["seeded"] and "warning" not in found["agents"][0]
 
