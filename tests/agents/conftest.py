@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from topdp.agents import database, meetings
+from topdp.gradients import ClippedGradients
 
 
 @pytest.fixture
@@ -14,6 +15,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(database, "SYNCHRONOUS", "OFF")
     seeds = itertools.count()
     monkeypatch.setattr(meetings, "CHANCE", lambda: random.Random(next(seeds)))
+    known = {}  # gradients of one small model: checked once, not once for each agent and restart
+
+    def shared(flat, clip):
+        return known.setdefault((flat.dimension, clip), ClippedGradients(flat, clip))
+
+    monkeypatch.setattr("topdp.gradients.ClippedGradients", shared)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
