@@ -112,6 +112,8 @@ def test_the_fix_builds_and_is_accepted():
         (nn.Linear(2, 2).requires_grad_(False), "at least one parameter"),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "one real floating type"),
         (nn.Linear(2, 2, dtype=torch.complex64), "one real floating type"),
+        (nn.Linear(2, 2, dtype=torch.float16), "float32 or float64"),
+        (nn.Linear(2, 2, dtype=torch.bfloat16), "float32 or float64"),
     ],
 )
 def test_modules_that_are_no_rows_are_refused(module, message):

@@ -18,6 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
+# In half precision, rounding a sum of clipped gradients changes it by more than one record may.
+PRECISE = {torch.float32, torch.float64}
+
 
 @final
 @dataclass(frozen=True)
@@ -68,9 +71,10 @@ class FlatModel:
                 start = stop
         if not slots:
             raise ValueError("Expected a module with at least one parameter to train, got none.")
-        if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+        if len(dtypes) > 1 or not dtypes <= PRECISE:
             raise ValueError(
-                f"Expected all parameters in one real floating type, got {sorted(map(str, dtypes))}. "
+                "Expected all parameters in one real floating type, float32 or float64, got "
+                f"{sorted(map(str, dtypes))}. "
                 "Convert the module, for example with module.float()."
             )
         self.module = copy.deepcopy(module)
