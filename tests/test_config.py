@@ -46,6 +46,8 @@ def test_a_file_is_read_and_changed(tmp_path):
         ("privacy.epsilon=0", "privacy.epsilon"),
         ("privacy.delta=1", "privacy.delta"),
         ("privacy.clip=0", "privacy.clip"),
+        ("data.sizes=[3, 0]", "data.sizes"),
+        (f"seed={2**63}", "seed"),
         ("nonsense", "key=value"),
         ("=3", "key=value"),
     ],

@@ -14,7 +14,7 @@ import torch
 
 import topdp
 from builders import blobs, linear_model
-from topdp import config, run, topology
+from topdp import build, config, planning, run, topology
 from topdp.config import ConfigError
 from topdp.data import DataError
 from topdp.result import RunFolder, RunFolderError
@@ -137,6 +137,75 @@ def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
     (tmp_path / "run" / "config.toml").write_text(text.replace("sigma = 0.05", "sigma = 0.5"))
     with pytest.raises(RunFolderError, match=r"plan\.npz"):
         run.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("clip = 1.0", "clip = 10.0", "clip, sensitivity"),
+        ("delta = 1e-05", "delta = 0.5", "delta"),
+        ('name = "mlp"', 'name = "mlp"', None),
+        ('partition = "iid"', 'partition = "iid"\nrecords = 5', "records, sensitivity"),
+        ('batch = "full"', "batch = { cycle = 2 }", "sensitivity, participation"),
+        ('adjacency = "add-remove"', 'adjacency = "replace-one"', "adjacency"),
+    ],
+)
+def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
+    small, tmp_path, before, after, says
+):
+    def stop(stage, done, total, metrics):
+        if stage == "training" and done == 5:
+            raise KeyboardInterrupt
+
+    wanted = small("method.name=plain", "method.decays=false").model_dump(exclude_none=True)
+    del wanted["privacy"]["sigma"]  # calibrated: the configuration does not hold the noise
+    with pytest.raises(run.Interrupted):
+        run.run(config.parse(wanted), tmp_path / "run", watch=stop)
+    file = tmp_path / "run" / "config.toml"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    if says is None:
+        run.resume(tmp_path / "run")
+        return
+    with pytest.raises(RunFolderError, match=says):
+        run.resume(tmp_path / "run")
+    if "records" not in says:  # an account takes the number of records from the run itself
+        with pytest.raises(RunFolderError, match=says):
+            planning.account_of_run(tmp_path / "run")
+
+
+def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
+    def stop(stage, done, total, metrics):
+        if stage == "training" and done == 5:
+            raise KeyboardInterrupt
+
+    def train(model, shards, **options):
+        place = tmp_path / "run"
+        return topdp.train(
+            model, shards, topology.ring(5), method="plain", clip=1.0, rounds=8, out=place,
+            checkpoint_every=2, **options,
+        )  # fmt: skip
+
+    with pytest.raises(run.Interrupted):
+        train(linear_model(), blobs(5), watch=stop)
+    with pytest.raises(RunFolderError, match="records, sensitivity"):
+        train(linear_model(), blobs(5, records=7), resume=True)
+    with pytest.raises(ValueError, match="rows of shape"):
+        train(torch.nn.Sequential(linear_model(), torch.nn.Linear(4, 4)), blobs(5), resume=True)
+    assert train(linear_model(), blobs(5), resume=True).folder == tmp_path / "run"
+
+
+def test_sizes_are_counts_or_fractions(small, tmp_path):
+    counts = small("data.partition=sizes", "data.sizes=[1, 2, 30, 40, 50, 60]")
+    assert build.shards(counts, 6).counts == (1, 2, 30, 40, 50, 60)
+    assert config.parse(tomllib.loads(counts.to_toml())) == counts
+    fractions = small("data.partition=sizes", "data.sizes=[0.1, 0.1, 0.1, 0.1, 0.1, 0.5]")
+    assert build.shards(fractions, 6).counts == (30, 30, 30, 30, 30, 150)
+
+
+def test_a_validation_share_that_leaves_nobody_is_refused(small):
+    with pytest.raises(ConfigError, match=r"data\.validation"):
+        build.shards(small("data.validation=0.001"), 6)
 
 
 def test_a_full_folder_is_not_written_over(small, tmp_path):

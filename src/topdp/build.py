@@ -155,6 +155,8 @@ def _held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
     """A share of the training records becomes the test set: settings are chosen without the real one."""
     order = stream(seed, "validation").permutation(len(dataset.train_labels))
     first = round(share * len(order))
+    if not 0 < first < len(order):
+        raise ConfigError(f"data.validation: {share:g} of {len(order)} records leaves nothing on one side.")
     held, kept = order[:first], order[first:]
     return replace(
         dataset,
@@ -184,6 +186,8 @@ def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.M
         raise ConfigError(
             f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, 'module:factory'])}"
         )
+    if not callable(factory):
+        raise ConfigError(f"model.name: expected {name!r} to be a function of (input shape, classes).")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
         made: nn.Module = factory(input_shape, classes)

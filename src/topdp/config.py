@@ -93,7 +93,7 @@ class DataConfig(Section):
     partition: Literal["iid", "dirichlet", "label", "sizes"] = "iid"
     concentration: Positive = 0.5
     labels_per_agent: Count = 2
-    sizes: list[Positive] | None = None
+    sizes: list[Count] | list[Positive] | None = None  # counts, or fractions of all
     batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
     records: Count | None = None
     validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share held out and tested on
@@ -114,7 +114,7 @@ class TrainConfig(Section):
 class RunConfig(Section):
     """Everything that decides a run. Two runs with one RunConfig draw the same numbers on the same device."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     rounds: Count = 150
     topology: TopologyConfig = TopologyConfig()
     method: MethodConfig = MethodConfig()
@@ -198,6 +198,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
 # Keys with more than one form, in words: pydantic complains once for each form.
 UNIONS = {
     "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
+    "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
     "privacy.epsilon": "a number > 0, or a list with one per agent",
     "privacy.sigma": "a finite number >= 0, or a list with one per agent",
 }

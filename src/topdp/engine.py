@@ -89,8 +89,9 @@ class Engine:
     def resume(self, round: int, rows: Tensor) -> State:
         """The state that an interrupted run had left behind."""
         expected = self.plan.agents if round == 0 else int(self.plan.exists[round - 1].sum())
-        if len(rows) != expected:
-            raise ValueError(f"Expected {expected} rows after round {round}, got {len(rows)}.")
+        shape = (expected, self.gradients.flat.dimension)
+        if rows.shape != shape:
+            raise ValueError(f"Expected rows of shape {shape} after round {round}, got {tuple(rows.shape)}.")
         return State(round, rows.to(self.device))
 
     def estimates(self, state: State) -> Tensor:

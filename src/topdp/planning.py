@@ -61,6 +61,24 @@ def expect_plan_of(
         raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml; it is not.")
 
 
+def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFolder) -> dict[str, Any]:
+    """privacy.json of a run; refused if it was written for other records, batches, clip, δ or adjacency.
+
+    A plan knows none of these, so the same plan under others would be less private than the file says.
+    """
+    privacy: dict[str, Any] = folder.read_json("privacy.json")
+    begun = {"records": folder.read_json("run.json").get("records"), **privacy}
+    analysis = build.analysis(config, counts)
+    now = {"records": list(counts), "delta": config.privacy.delta, **analysis.facts()}
+    others = [key for key, value in now.items() if begun.get(key) != value]
+    if others:
+        raise RunFolderError(
+            f"Expected the {', '.join(others)} with which the run in {folder.path} was begun, got others: "
+            "its privacy.json does not hold for them."
+        )
+    return privacy
+
+
 def _graph_of_run(config: RunConfig, path: Path) -> Topology:
     """A run started from Python keeps its graph beside it."""
     beside = path / str(config.topology.path)
@@ -75,6 +93,7 @@ def account_of_run(path: Path, progress: Progress | None = None) -> tuple[RunCon
     config, plan = parse(tomllib.loads(folder.config), str(path / "config.toml")), folder.plan
     counts = tuple(folder.read_json("run.json")["records"])
     expect_plan_of(config, _graph_of_run(config, path), counts, plan, path)
+    expect_account_of(config, counts, folder)
     analysis = build.analysis(config, counts)
     patient = config.privacy.patient
     return config, plan, account(plan, analysis, config.privacy.delta, None, progress, patient)

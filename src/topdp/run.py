@@ -35,7 +35,7 @@ from topdp.engine import Engine, Evaluation, State
 from topdp.gradients import ClippedGradients
 from topdp.models import FlatModel
 from topdp.plan import Plan
-from topdp.planning import expect_plan_of, plan_and_account
+from topdp.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.report.curves import curves
 from topdp.result import Checkpoint, RunFolder, RunFolderError
 from topdp.topology import Topology
@@ -118,8 +118,9 @@ class Job:
             plan, account = plan_and_account(config, graph, shards.counts, progress)
             privacy = {"guarantee": config.privacy.guarantee, **account.details()}
         else:
-            plan, privacy = done.plan, done.read_json("privacy.json")
+            plan = done.plan
             expect_plan_of(config, graph, shards.counts, plan, done.path)
+            privacy = expect_account_of(config, shards.counts, done)
         return cls(config, plan, privacy, gradients, shards, build.batches(config), device)
 
 

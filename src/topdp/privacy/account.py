@@ -76,13 +76,9 @@ class Account:
 
     def details(self) -> dict[str, Any]:
         """Everything, per agent and per observer: privacy.json and `topdp account --json`."""
-        exposure = self.analysis.exposure()
         return {
             **self.summary(),
-            "calibration": self.analysis.calibration,
-            "clip": self.analysis.clip,
-            "sensitivity": exposure.sensitivity.tolist(),
-            "participation": [str(how) for how in dict.fromkeys(exposure.participation)],
+            **self.analysis.facts(),
             "epsilon_per_agent": {name: answer.list() for name, answer in self.answers.items()},
             "mu_view": _matrix(self.seen.upper if self.seen else None),
             "mu_view_aligned": _matrix(self.seen.lower if self.seen else None),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,17 @@ class Analysis:
         """The same facts as the other accountants want them."""
         sensitivity = np.array([self.clip * batches.sensitivity(self.adjacency) for batches in self.batches])
         return Exposure(sensitivity, tuple(map(_participation, self.batches)), self.adjacency)
+
+    def facts(self) -> dict[str, Any]:
+        """What the account of a plan rests on beside the plan itself, as JSON holds it."""
+        exposure = self.exposure()
+        return {
+            "adjacency": self.adjacency,
+            "calibration": self.calibration,
+            "clip": self.clip,
+            "sensitivity": exposure.sensitivity.tolist(),
+            "participation": [str(how) for how in dict.fromkeys(exposure.participation)],
+        }
 
     def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:
         """([agents] the claimed ε, what the calibration itself warns of)."""
