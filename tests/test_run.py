@@ -343,9 +343,10 @@ class TestCommands:
         assert "Traceback" not in done.stderr
         assert not (tmp_path / "runs").exists()
 
-    def test_sigint_ends_with_the_way_to_continue(self, job, tmp_path):
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_ends_with_the_way_to_continue(self, job, tmp_path, number):
         process = subprocess.Popen(
-            [sys.executable, "-m", "topdp", "run", str(job), "--set", "rounds=100000", "--out", "run"],
+            [sys.executable, "-m", "topdp", "run", str(job), "--set", "rounds=20000", "--out", "run"],
             cwd=tmp_path,
             stderr=subprocess.PIPE,
             text=True,
@@ -353,7 +354,7 @@ class TestCommands:
         for line in process.stderr:
             if "round 0" in line:
                 break
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=60)
         assert process.returncode == 130
         assert "topdp run --resume run" in said.replace("\n", " ")

@@ -318,6 +318,10 @@ def main() -> None:
         _stop(error, 2)
     except DataError as error:
         _stop(error, 5)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("cryptography", "google", "grpc"):
+            raise
+        _stop("Real agents need more parts: pip install -c constraints.txt '.[agents]'", 2)
     except Exception as error:
         if type(error).__name__ == "Interrupted":  # named, not imported: its module brings torch along
             _stop(error, 130)

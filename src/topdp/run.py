@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import platform
+import signal
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -250,7 +252,7 @@ def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Resul
     config, flat = job.config, job.gradients.flat
     engine = Engine(job.plan, job.gradients, job.shards, job.batches, config.seed, job.device)
     state, metrics = _begin(engine, flat, folder)
-    with _leaving_it_loadable(folder, metrics) as keep:
+    with _leaving_it_loadable(folder, metrics) as keep, _stop_signals() as asked_to_stop:
         while state.round < job.plan.rounds:
             state = engine.advance(state)
             t = state.round - 1  # iterations done; round 0 is the release before the loop
@@ -260,6 +262,8 @@ def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Resul
             keep(state, t % config.train.checkpoint_every == 0)
             if watch is not None:
                 watch("training", t, config.rounds, metrics[-1] if metrics else None)
+            if asked_to_stop():
+                raise KeyboardInterrupt
     seconds = time.perf_counter() - started
     estimates = engine.estimates(state).detach().cpu().clone()
     place = folder.path if folder else None
@@ -275,6 +279,28 @@ def _begin(engine: Engine, flat: FlatModel, folder: RunFolder | None) -> tuple[S
         return engine.start(flat.flatten()), []
     metrics = [line for line in folder.metrics if line["round"] < checkpoint.round]
     return engine.resume(checkpoint.round, torch.from_numpy(checkpoint.rows)), metrics
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM are heard between rounds, where nothing is half done; a second one at once."""
+    asked = False
+
+    def ask(signum: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

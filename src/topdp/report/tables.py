@@ -21,19 +21,10 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """One line a run: accuracy, and the three epsilons beside it."""
     privacy = next(iter(summaries.values()))["privacy"]
     table = Table(
-        caption=f"ε at δ = {privacy['delta']:g}, largest over agents; budget on: {privacy['guarantee']}"
-    )
-    for column in (
-        "method",
-        "rounds",
-        "accuracy",
-        "worst-best",
-        "ε claimed",
-        "ε view",
-        "ε all others",
-        "time",
-    ):
-        table.add_column(column, overflow="fold")
+        "method", "rounds", "accuracy", "agents", "ε claimed", "ε view", "ε others", "time",
+        caption=f"agents: worst to best; ε at δ = {privacy['delta']:g}, largest over agents; "
+        f"budget on: {privacy['guarantee']}",
+    )  # fmt: skip
     for name, summary in summaries.items():
         accuracy = summary["accuracy"]
         table.add_row(
