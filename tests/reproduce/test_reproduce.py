@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from topdp.config import ConfigError
+from topdp.config import ConfigError, read
 from topdp.reproduce import front, runner, settings
 from topdp.reproduce.figure import Claim, Measured
 from topdp.reproduce.settings import LENSES, Scale, methods, setting
@@ -103,6 +103,22 @@ def test_the_honest_lens_meets_its_budget(scale, tmp_path):
         graph = build.graph(calibrated)
         _, account = plan_and_account(calibrated, graph, build.counts(calibrated, graph.agents))
         assert 1.999 < account.view.largest <= 2.0
+
+
+@pytest.mark.parametrize("change", ["privacy.adjacency=replace-one", "train.fading=sqrt-epoch"])
+def test_what_does_not_follow_from_the_unit_budget_by_scaling_is_refused(scale, tmp_path, change):
+    runs = runner.Runs(tmp_path, "cpu", lambda config: 100, print)
+    with pytest.raises(ValueError, match="add-remove"):
+        runs.make([read(changes=["method.name=top", "rounds=5", change])])
+
+
+def test_runs_that_hold_out_other_records_are_not_stacked():
+    def stacks(*changes):
+        configs = [read(changes=[f"seed={seed}", "privacy.sigma=1", *changes]) for seed in (0, 1)]
+        return len(runner._stacks([(c, c) for c in configs], limit=1e12))
+
+    assert stacks() == 1
+    assert stacks("data.validation=0.2") == 2
 
 
 def test_verdicts_count_cases():

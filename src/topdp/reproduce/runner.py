@@ -149,7 +149,9 @@ def _stacks(
     groups: dict[str, list[tuple[RunConfig, RunConfig]]] = defaultdict(list)
     for pair in configs:
         c = pair[1]
-        key = (c.rounds, c.data, c.model, c.privacy.clip, c.train.evaluate_every)
+        # A stack is tested on the records of its first run: what one seed holds out, another trains on.
+        held_out = c.data.validation and c.seed
+        key = (c.rounds, c.data, c.model, c.privacy.clip, c.train.evaluate_every, held_out)
         groups[str(key)].append(pair)
     stacks = []
     for group in groups.values():
@@ -181,6 +183,8 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
         return None
     if config.data.batch != "full" or config.data.partition != "iid" or config.method.noise_on != "gradient":
         raise ValueError("Expected full batches of equal shards with the noise inside the step.")
+    if config.privacy.adjacency != "add-remove" or config.train.fading == "sqrt-epoch":
+        raise ValueError("Expected add-remove adjacency, and steps that do not fall by epochs.")
     plain_sync = config.method.mode == "sync" and not build.method(config).reuses_noise
     # What all others see of a plain synchronous agent is what each neighbour sees: no view is needed.
     guarantee = "worst-case" if plain_sync else "view"
