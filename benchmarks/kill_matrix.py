@@ -214,8 +214,8 @@ class Federation:
     def events(self, history: Any) -> list[Any]:
         lines = [
             json.loads(line)
-            for name in self.names
-            for line in (self.folder / f"{name}.history").read_text(encoding="utf-8").splitlines()
+            for file in sorted(self.folder.glob("*.history"))
+            for line in file.read_text(encoding="utf-8").splitlines()
         ]
         return [history.Event(*line) for line in lines]
 
@@ -236,6 +236,8 @@ class Federation:
         )
         whole = 0
         for i, name in enumerate(self.names):
+            if not self.state(i).exists():
+                continue  # it ended before it had books
             ledger = Ledger(self.state(i), writable=False)
             try:
                 verify(ledger)
@@ -283,7 +285,7 @@ def configuration(mode: str, data: Path, agents: int, rounds: int) -> Any:
     changes = [f'data.name="{data}"', f"topology.agents={agents}", "topology.kind=ring", "privacy.clip=1.0"]
     changes += ["privacy.guarantee=worst-case", "privacy.epsilon=50.0", f"rounds={rounds}"]
     changes += [f"method.mode={'sync' if mode == 'sync' else 'async'}", "method.offline=0.2"]
-    changes += ["method.name=plain", "topology.kind=complete"] if mode == "live" else []
+    changes += ["method.name=plain"] if mode == "live" else []
     return config.read(changes=changes)
 
 
@@ -332,11 +334,11 @@ def main() -> None:
     parser.add_argument("--only", help="failpoints with commas; else all")
     parser.add_argument("--agents", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=6, help="of a planned federation")
-    parser.add_argument("--live-rounds", type=int, default=10, help="of one that finds its partners")
+    parser.add_argument("--live-rounds", type=int, default=8, help="of one that finds its partners")
     parser.add_argument("--stagger", type=int, default=2, help="agent i dies at pass 1 + i %% STAGGER")
     parser.add_argument("--seeded", action="store_true", help="compare with the simulator")
-    parser.add_argument("--idle", type=float, default=10.0, help="the federation's idle timeout, seconds")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one federation")
+    parser.add_argument("--idle", type=float, default=6.0, help="the federation's idle timeout, seconds")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds for one federation")
     parser.add_argument("--fresh", action="store_true", help="an interpreter for every start")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
