@@ -83,8 +83,10 @@ def test_a_run_resumed_from_any_round_ends_bit_equal(stop):
 
 def test_a_checkpoint_of_another_plan_is_refused():
     _, engine, state = make()
-    with pytest.raises(ValueError, match="rows after round"):
-        engine.resume(3, state.rows[:5])
+    with pytest.raises(ValueError, match=r"Expected rows of shape .* after round 3"):
+        engine.resume(3, state.rows[:5])  # another plan
+    with pytest.raises(ValueError, match=r"Expected rows of shape .* after round 0"):
+        engine.resume(0, state.rows[:, :-1])  # another model
 
 
 def test_shards_for_another_number_of_agents_are_refused():
