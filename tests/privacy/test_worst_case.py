@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -229,9 +228,9 @@ def test_fresh_releases():
     assert fresh_releases(make(TopSynchronous, graphs.star(6, hubs=1), 5)).sum() == 5
 
 
-def test_ten_thousand_rounds_take_well_under_a_second():
+def test_ten_thousand_rounds_are_the_sum_of_their_rounds():
+    """More rounds than one chunk holds."""
     plan = make(TopSynchronous, graphs.random(30, 0.2, seed=0), 10_000)
     assert plan.rows > 150
-    start = time.process_time()
-    worst_case(plan, exposure(30, 1.0))
-    assert time.process_time() - start < 1.0
+    found = worst_case(plan, exposure(30, 1.0)).mu
+    np.testing.assert_allclose(found**2, information(plan).sum(axis=0), rtol=1e-12)
