@@ -741,7 +741,7 @@ def test_leaving_in_the_middle_of_a_body_leaves_nothing_behind(caplog):
                     link = watch.bee._peers["ant"].link
                     await until(lambda link=link: link._incoming)
                 await until(lambda: watch.bee._peers["ant"].link is None)
-                assert not link._incoming and not link._tasks
+                await until(lambda link=link: not link._incoming and not link._tasks)
             assert not watch.from_others
 
     run(body())
