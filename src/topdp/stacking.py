@@ -49,29 +49,30 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
         ]
         return np.concatenate(padded, axis=1)[:, order]
 
-    def every(part: PerRound) -> NDArray[Any]:
-        return np.asarray(part.values[part.which])
+    def every(part: PerRound, dtype: type) -> NDArray[Any]:
+        return part.values.astype(dtype)[part.which]
 
     source = [
-        np.where((s := every(p.source)) < 0, NOBODY, at[s]) for p, at in zip(pruned, place, strict=True)
+        np.where((s := every(p.source, np.int32)) < 0, NOBODY, at[s].astype(np.int32))
+        for p, at in zip(pruned, place, strict=True)
     ]
     draw = [
-        np.where((k := every(p.draw)) < 0, NOBODY, k + offset)
+        np.where((k := every(p.draw, np.int32)) < 0, NOBODY, k + np.int32(offset))
         for p, offset in zip(pruned, draws, strict=False)
     ]
-    std = [every(p.std) * p.scale[:, None, None] for p in pruned]
-    steps = [every(p.carries) * p.rate[:, None] for p in pruned]
+    std = [every(p.std, np.float32) * p.scale[:, None, None].astype(np.float32) for p in pruned]
+    steps = [every(p.carries, np.float32) * p.rate[:, None].astype(np.float32) for p in pruned]
     known = np.concatenate([p.known_by[:, :1] + a for p, a in zip(pruned, agents, strict=False)])
     owner = np.concatenate([p.owner + a for p, a in zip(pruned, agents, strict=False)])[order]
     return Plan(
         agents=int(agents[-1]),
         owner=owner,
-        source=PerRound.each(rows(source, NOBODY).astype(np.int32)),
-        weight=PerRound.each(rows([every(p.weight) for p in pruned], 0.0).astype(np.float32)),
-        carries=PerRound.each(np.concatenate(steps, axis=1)[:, order].astype(np.float32)),
+        source=PerRound.each(rows(source, NOBODY)),
+        weight=PerRound.each(rows([every(p.weight, np.float32) for p in pruned], 0.0)),
+        carries=PerRound.each(np.concatenate(steps, axis=1)[:, order]),
         rate=np.ones(len(rounds)),
-        draw=PerRound.each(rows(draw, NOBODY).astype(np.int32)),
-        std=PerRound.each(rows(std, 0.0).astype(np.float32)),
+        draw=PerRound.each(rows(draw, NOBODY)),
+        std=PerRound.each(rows(std, 0.0)),
         scale=np.ones(len(rounds)),
         known_by=known,
         readers=PerRound.same(np.full((len(owner), 1), NOBODY), len(rounds)),
@@ -134,7 +135,8 @@ class StackedBatches:
         return period if period <= KEPT_ROUNDS else None
 
     def _joined(self, round: int, device: Device) -> Selection:
-        each = [self.batches.select(counts, own, round, device) for counts, own in self.runs]
+        drawn = {run: self.batches.select(*run, round, device) for run in set(self.runs)}
+        each = [drawn[run] for run in self.runs]
         longest = max(chosen.indices.shape[1] for chosen in each if chosen.indices is not None)
         indices, weights = [], []
         for chosen in each:

@@ -55,7 +55,10 @@ def test_every_figure_leaves_pictures_numbers_and_verdicts(made, scale):
             with (made / f"figure{number}-{lens}.csv").open() as file:
                 rows = list(csv.DictReader(file))
             assert {row["panel"] for row in rows} == {panel.title for panel in figure.panels(scale, lens)}
-    assert set(json.loads((made / "made.json").read_text())) == {*front.FIGURES, "frontier-mnist"}
+    stems = {f"figure{number}-{lens}" for number in front.FIGURES for lens in lenses_of(number)}
+    notes = json.loads((made / "made.json").read_text())
+    assert set(notes) == {*stems, "frontier-mnist"}
+    assert all(note["seconds"] > 0 and note["runs"] > 0 for note in notes.values())
     assert "frontier-mnist.png" in (made / "frontier-mnist.md").read_text()
 
 

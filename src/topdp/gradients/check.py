@@ -7,7 +7,8 @@ weights, outputs changed in place. Privacy rests on it, so it runs for every new
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -37,15 +38,16 @@ def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: 
     """Whether folded and plain gradients of random examples, shaped like these, are equal.
 
     **Guarantees.** Compared are the norms of single gradients and one clipped, weighted sum, in float64 where
-    the model can (to 1e-8; else to 1e-3 in its own type), with different parameters per agent. Layers are in
-    the mode in which they will run, but for dropout; a model that draws random numbers itself can only be
-    compared in evaluation mode. A model that vmap refuses may look at values to decide, so it fails too.
+    the model can (to 1e-8; else to 1e-3 in its own type; on a GPU, where other code may run for other types,
+    both), with different parameters per agent. Layers are in the mode in which they will run, but for
+    dropout; a model that draws random numbers itself can only be compared in evaluation mode. A model that
+    vmap refuses may look at values to decide, so it fails too.
     """
     generator = torch.Generator().manual_seed(0)
     x = _like(inputs, generator)
     y = _some(targets, generator)
     few = near_rows(flat, rows, generator)
-    with _undisturbed(rows.device):
+    with _undisturbed(rows.device), _exact_products():
         module = copy.deepcopy(flat.module)
         for layer in module.modules():
             if isinstance(layer, _DropoutNd):
@@ -72,6 +74,8 @@ def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: 
                 return Verdict(
                     "examples of a batch influence each other, or a layer is used in a way it misses"
                 )
+            if rows.is_cuda and dtype != rows.dtype:
+                continue
             return Verdict(None, folded.elements // (AGENTS * EXAMPLES))
     return Verdict(reason)
 
@@ -79,6 +83,18 @@ def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: 
 def _undisturbed(device: torch.device) -> AbstractContextManager[None]:
     """Whatever draws from torch's global generators inside leaves them as they were."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Products in full float32 inside, whatever the user has allowed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def near_rows(flat: FlatModel, like: Tensor, generator: torch.Generator | None = None) -> Tensor:

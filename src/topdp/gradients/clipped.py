@@ -99,8 +99,8 @@ class ClippedGradients:
         rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1; examples of weight 0 are
         padding and add exactly nothing, even where their activations overflow). `microbatch` bounds the
         examples, of all agents together, in memory at once; the default keeps activations near 64 MB on a
-        CPU and 1 GB on a GPU. Raises FloatingPointError, naming the agents, when a gradient is not finite;
-        what was already added to `out` stays there.
+        CPU and a thirty-second of a GPU's memory. Raises FloatingPointError, naming the agents, when a
+        gradient is not finite; what was already added to `out` stays there.
 
         **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
         norm, and no other row.
@@ -270,8 +270,10 @@ class ClippedGradients:
 
 
 def _budget(device: torch.device) -> int:
-    """Elements of activations in memory at once."""
-    return 1 << 28 if device.type == "cuda" else 1 << 24
+    """Elements of activations in memory at once: on a GPU, a thirty-second of its memory in float32."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory // 128)
+    return 1 << 24
 
 
 def _named_loss(loss: str | Loss) -> Loss:

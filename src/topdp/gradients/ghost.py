@@ -10,11 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import final
 
 import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
+
+TRITON = find_spec("triton") is not None
 
 
 def blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, slice]]:
@@ -170,6 +173,20 @@ class Geometry:
     dilation: tuple[int, int]
     groups: int
 
+    def output(self, height: int, width: int) -> tuple[int, int]:
+        """The size of what comes out of an input of this size."""
+        h, w = (
+            (size - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, dilation in zip(
+                (height, width), self.kernel, self.stride, self.dilation, strict=True
+            )
+        )
+        return h, w
+
+    def has_kernels(self, x: Tensor) -> bool:
+        """Whether `convolution_cuda` can do it."""
+        return x.is_cuda and x.dtype == torch.float32 and self.groups == 1 and TRITON
+
 
 @final
 class Convolution(Contribution):
@@ -190,9 +207,17 @@ class Convolution(Contribution):
         keep = groups * out * K <= 4 * activations
         direct = keep or out * K <= L * (out + K)
         largest = groups * (K * L + (out * K if direct else 2 * L * L))
+        norms = x.new_empty(n, b)
+        if direct and len(self.uses) == 1 and self.geometry.has_kernels(x):
+            from topdp.gradients.convolution_cuda import per_example_gradients
+
+            for i, j in blocks(n, b, n * b if keep else _capacity(out * K, x.device)):
+                gradients = per_example_gradients(x[i, j], delta[i, j], self.geometry)
+                norms[i, j] = _squared(gradients)
+                self._kept = gradients if keep else None
+            return norms
         if keep:
             self._kept = x.new_empty(n, b, groups * out * K)
-        norms = x.new_empty(n, b)
         for i, j in blocks(n, b, _capacity(largest, x.device)):
             columns = along(2, [self._columns(x[i, j]) for x, _ in self.uses])
             deltas = along(
@@ -213,7 +238,7 @@ class Convolution(Contribution):
         x = x.flatten(0, 1)
         (kh, kw), (sh, sw), (dh, dw) = self.geometry.kernel, self.geometry.stride, self.geometry.dilation
         m, C, H, W = x.shape
-        height, width = (H - dh * (kh - 1) - 1) // sh + 1, (W - dw * (kw - 1) - 1) // sw + 1
+        height, width = self.geometry.output(H, W)
         tm, tc, th, tw = x.stride()
         # A copy of runs along the image's rows: ten times faster than F.unfold on a CPU.
         patches = x.as_strided((m, C, kh, kw, height, width), (tm, tc, th * dh, tw * dw, th * sh, tw * sw))

@@ -301,7 +301,11 @@ class Conv2dTwin(Twin):
             biases = [None] * n if bias is None else list(bias)
             rest = (self.stride, 0, self.dilation, self.groups)
             return torch.cat([functional.conv2d(x[i], weight[i], biases[i], *rest) for i in range(n)])
-        # One launch: agents as groups of one convolution.
+        if self.geometry.has_kernels(x):
+            from topdp.gradients.convolution_cuda import convolve
+
+            return convolve(x, weight, bias, self.geometry)
+        # Agents as groups of one convolution.
         output = functional.conv2d(
             x.transpose(0, 1).reshape(b, -1, *x.shape[3:]),
             weight.flatten(0, 1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from topdp.reproduce import (
     fig7_strategies,
     fig8_cifar,
     frontier,
+    runner,
 )
 from topdp.reproduce.figure import Measured, PaperFigure, draw, write_csv
 from topdp.reproduce.runner import Runs, Say
@@ -55,28 +55,36 @@ def chosen(which: str) -> list[str]:
 def reproduce(
     names: Iterable[str], lenses: Iterable[str], scale: Scale, device: str, out: Path, say: Say
 ) -> dict[str, float]:
-    """Makes the figures under `out`; returns the seconds that each took."""
+    """Makes the figures under `out`; returns the seconds that the runs of each took on the device.
+
+    Figures share runs: "all" counts each once. Calibrations are the processor's, and not counted.
+    """
     runs = Runs(out / "runs", device, lambda config: _test_records(scale, config), say)
     if runs.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tf32 in matrix products: three times the speed
     seconds: dict[str, float] = {}
     names, lenses = list(names), list(lenses)
-    started = time.perf_counter()
     figures = [FIGURES[name] for name in names if name in FIGURES]
+    used: list[RunConfig] = []
     for lens in lenses:  # all at once: fuller stacks
-        panels = [panel for figure in figures for panel in figure.panels(scale, lens)]
-        runs.make(config for panel in panels for config in panel.configs())
-    seconds["runs"] = round(time.perf_counter() - started, 1)
+        runs.make(config for figure in figures for config in _configs(figure, lens, scale))
     for name in names:
-        started = time.perf_counter()
         if name in frontier.NAMES:
-            frontier.make(name, scale, runs, out, say)
+            made = {name: frontier.make(name, scale, runs, out, say)}
         else:
+            made = {f"figure{name}-{lens}": _configs(FIGURES[name], lens, scale) for lens in lenses}
             _figure(FIGURES[name], lenses, scale, runs, out)
-        seconds[name] = round(time.perf_counter() - started, 1)
-        say(f"figure {name}: {seconds[name]} s")
-        _note(out, name, seconds, scale, runs)
+        for stem, configs in made.items():
+            seconds[stem] = round(runs.seconds(configs), 1)
+            _note(out, stem, configs, scale, runs)
+            used += configs
+        say(f"{name}: {sum(seconds[stem] for stem in made):.1f} s of runs")
+    seconds["all"] = round(runs.seconds(used), 1)
     return seconds
+
+
+def _configs(figure: PaperFigure, lens: str, scale: Scale) -> list[RunConfig]:
+    return [config for panel in figure.panels(scale, lens) for config in panel.configs()]
 
 
 def _figure(figure: PaperFigure, lenses: list[str], scale: Scale, runs: Runs, out: Path) -> None:
@@ -105,22 +113,24 @@ def _verdicts(figure: PaperFigure, measured: Measured, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _note(out: Path, name: str, seconds: dict[str, float], scale: Scale, runs: Runs) -> None:
-    """What made the results: kept beside them."""
+def _note(out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: Runs) -> None:
+    """What made a result: kept beside it."""
     file = out / "made.json"
     made = json.loads(file.read_text()) if file.exists() else {}
     card = torch.cuda.get_device_name() if runs.device.type == "cuda" else platform.processor() or "cpu"
-    made[name] = {
-        "command": f"topdp reproduce {name}" + (" --quick" if scale.name == "quick" else ""),
-        "seconds": seconds[name],
-        "seconds_of_all_runs_of_the_command": seconds["runs"],
+    figure, _, lens = stem.removeprefix("figure").partition("-")
+    what = f"{figure} --lens {lens}" if figure in FIGURES else stem
+    made[stem] = {
+        "command": f"topdp reproduce {what}" + (" --quick" if scale.name == "quick" else ""),
+        "runs": len({runner.name(config) for config in configs}),
+        "seconds": round(runs.seconds(configs), 3),
         "seeds": list(scale.seeds),
         "device": card,
         "topdp": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    file.write_text(json.dumps(made, indent=1) + "\n")
+    file.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
 
 
 def _test_records(scale: Scale, config: RunConfig) -> int:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,17 @@ from topdp.reproduce.settings import Scale
 Point = tuple[int, float, float, float]
 """rounds, rate, clip, alpha"""
 
+Key = tuple[str, float]
+"""method, budget"""
+
 BUDGETS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is tried: every combination. `alpha` by method."""
+    """What is tried, in two stages: all rounds and rates with the first clip and α; then, with the best of
+    those, all clips and α. Rates are per unit of clip: λ·C is what moves a clipped gradient.
+    """
 
     data: str
     rounds: tuple[int, ...]
@@ -41,20 +45,19 @@ class Grid:
     alphas: Mapping[str, tuple[float, ...]]
     budgets: tuple[float, ...] = BUDGETS
 
-    def __len__(self) -> int:
-        pairs = sum(len(a) for a in self.alphas.values())
-        return len(self.budgets) * pairs * len(self.rounds) * len(self.rates) * len(self.clips)
+    def first(self, method: str) -> list[Point]:
+        return list(itertools.product(self.rounds, self.rates, self.clips[:1], self.alphas[method][:1]))
 
-    def points(self, method: str) -> Iterator[Point]:
-        return itertools.product(self.rounds, self.rates, self.clips, self.alphas[method])
+    def second(self, method: str, best: Point) -> list[Point]:
+        return list(itertools.product(best[:1], best[1:2], self.clips, self.alphas[method]))
 
 
 ALPHAS = {"plain": (0.5, 0.75), "top": (0.25, 0.125)}
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 FULL = (
-    # rates are per unit of clip: λ·C is what moves a clipped gradient
-    Grid("mnist", (200, 400), (2.0, 4.0, 8.0), (0.5, 2.0), ALPHAS),
-    Grid("fashion-mnist", (200, 400), (2.0, 4.0, 8.0), (0.5, 2.0), ALPHAS),
-    Grid("cifar10", (150,), (2.0, 4.0), (1.0,), {"plain": (0.5,), "top": (0.25,)}, (1.0, 4.0, 8.0)),
+    Grid("mnist", (200, 400, 800), RATES, (2.0, 0.5, 8.0), ALPHAS),
+    Grid("fashion-mnist", (200, 400, 800), RATES, (2.0, 0.5, 8.0), ALPHAS),
+    Grid("cifar10", (200,), (1.0, 2.0, 4.0, 8.0), (2.0, 0.5), {"plain": (0.5,), "top": (0.25,)}),
 )
 QUICK = Grid("mnist", (30,), (2.0, 4.0), (2.0,), {"plain": (0.5,), "top": (0.25,)}, (1.0, 4.0))
 VALIDATION = 1 / 6  # of each agent's records
@@ -63,28 +66,28 @@ VALIDATION = 1 / 6  # of each agent's records
 NAMES = [f"frontier-{grid.data}" for grid in FULL]
 
 
-def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> None:
-    """Tunes, runs, draws and writes the frontier of one data set."""
+def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> list[RunConfig]:
+    """Tunes, runs, draws and writes the frontier of one data set; returns all runs that it took."""
     grid = next(grid for grid in FULL if f"frontier-{grid.data}" == name)
     if scale.name != "full":
         grid = replace(QUICK, data=grid.data)
-    say(f"{name}: {len(grid)} settings to choose from")
-    tried = {
-        (method, budget, point): _config(scale, grid, method, budget, point, 0, tuning=True)
-        for method in grid.alphas
-        for budget in grid.budgets
-        for point in grid.points(method)
+    say(f"{name}: choosing settings on the validation split")
+    tried: dict[Key, dict[Point, RunConfig]] = {
+        (method, budget): {} for method in grid.alphas for budget in grid.budgets
     }
-    runs.make(tried.values())
 
-    def score(method: str, budget: float, point: Point) -> float:
-        return runs[tried[method, budget, point]][-1]["mean"]
+    def best_of(more: Callable[[Key], list[Point]]) -> dict[Key, Point]:
+        for key, configs in tried.items():
+            for point in more(key):
+                configs[point] = _config(scale, grid, *key, point, 0, tuning=True)
+        runs.make(config for configs in tried.values() for config in configs.values())
+        return {key: max(points, key=accuracy_of(key)) for key, points in tried.items()}
 
-    best = {
-        (method, budget): max(grid.points(method), key=partial(score, method, budget))
-        for method in grid.alphas
-        for budget in grid.budgets
-    }
+    def accuracy_of(key: Key) -> Callable[[Point], float]:
+        return lambda point: runs[tried[key][point]][-1]["mean"]
+
+    half_way = best_of(lambda key: grid.first(key[0]))
+    best = best_of(lambda key: grid.second(key[0], half_way[key]))
     final = {
         (key, seed): _config(scale, grid, *key, point, seed, tuning=False)
         for key, point in best.items()
@@ -100,7 +103,7 @@ def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> None:
                 "data": grid.data, "method": method, "epsilon": budget,
                 "accuracy": round(float(np.mean(ends)), 5), "spread": round(float(np.ptp(ends)), 5),
                 "rounds": rounds, "learning_rate": rate / clip, "clip": clip, "alpha": alpha,
-                "settings_tried": len(list(grid.points(method))),
+                "settings_tried": len(tried[method, budget]),
             }
         )  # fmt: skip
     with (out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
@@ -109,6 +112,7 @@ def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> None:
         table.writerows(lines)
     _draw(name, lines, out)
     (out / f"{name}.md").write_text(_words(name, lines), encoding="utf-8")
+    return [*(config for configs in tried.values() for config in configs.values()), *final.values()]
 
 
 def _config(

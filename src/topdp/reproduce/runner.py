@@ -18,16 +18,20 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from topdp import build
 from topdp.config import RunConfig, parse
+from topdp.data.shards import Shards
 from topdp.engine import Engine
 from topdp.gradients import ClippedGradients
 from topdp.models import FlatModel
+from topdp.plan import Plan, prune
 from topdp.planning import plan_and_account, plan_writer
 from topdp.privacy.gaussian import mu_of
 from topdp.stacking import StackedBatches, stack_plans, stack_shards
+from topdp.topology import Topology
 
 Say = Callable[[str], None]
 Curve = list[dict[str, float]]
@@ -46,25 +50,30 @@ class Runs:
         self.device = torch.device(device)
         self.test_records = test_records
         self.say = say
-        self.seconds = 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
     def __getitem__(self, config: RunConfig) -> Curve:
-        curve: Curve = json.loads(self._file(config).read_text())
+        curve: Curve = json.loads(self._file(config).read_text())["curve"]
         return curve
+
+    def seconds(self, configs: Iterable[RunConfig]) -> float:
+        """What these runs took: of the time of a stack, each of its runs has an equal share."""
+        distinct = {name(c): c for c in configs}.values()
+        return sum(float(json.loads(self._file(c).read_text())["seconds"]) for c in distinct)
 
     def make(self, wanted: Iterable[RunConfig]) -> None:
         """Runs whatever of `wanted` has no result yet."""
         missing = [c for c in {name(c): c for c in wanted}.values() if not self._file(c).exists()]
-        started = time.perf_counter()
         stacks = _stacks(self._calibrated(missing), LIMITS[self.device.type])
         for number, stack in enumerate(stacks, 1):
             one = stack[0][1]
             what = f"{len(stack)} runs of {one.rounds} rounds on {one.data.name}"
             self.say(f"stack {number} of {len(stacks)}: {what}")
-            for (config, _), curve in zip(stack, self._run([c for _, c in stack]), strict=True):
-                _write(self._file(config), json.dumps(curve))
-        self.seconds += time.perf_counter() - started
+            started = time.perf_counter()
+            curves = self._run([c for _, c in stack])
+            share = round((time.perf_counter() - started) / len(stack), 4)
+            for (config, _), curve in zip(stack, curves, strict=True):
+                _write(self._file(config), json.dumps({"seconds": share, "curve": curve}))
 
     def _file(self, config: RunConfig) -> Path:
         return self.folder / f"{name(config)}.json"
@@ -96,17 +105,14 @@ class Runs:
         """All runs as one plan; the curve of each."""
         first = configs[0]
         graphs = [build.graph(c) for c in configs]
-        dealt: dict[str, Any] = {}
+        dealt: dict[str, Shards] = {}
         shards = []
         for config, graph in zip(configs, graphs, strict=True):
             key = f"{config.seed} {graph.agents} {config.data}"
-            dealt[key] = dealt.get(key) or build.shards(config, graph.agents)
+            if key not in dealt:  # many runs share their records: they go to the device once
+                dealt[key] = build.shards(config, graph.agents).to(self.device)
             shards.append(dealt[key])
-        plans = []
-        for config, graph, held in zip(configs, graphs, shards, strict=True):
-            sigma = build.sigma(config, graph.agents)
-            assert sigma is not None
-            plans.append(plan_writer(config, graph, held.counts)(sigma * config.privacy.clip))
+        plans = _plans(configs, graphs, [held.counts for held in shards])
         models = [build.model(c, tuple(shards[0].inputs.shape[2:]), shards[0].classes) for c in configs]
         gradients = ClippedGradients(FlatModel(models[0]), first.privacy.clip)
         joined = stack_shards(shards)
@@ -135,6 +141,22 @@ class Runs:
                     told = time.perf_counter()
                     self.say(f"  round {t} of {first.rounds}")
         return curves
+
+
+def _plans(configs: list[RunConfig], graphs: list[Topology], counts: list[tuple[int, ...]]) -> list[Plan]:
+    """Pruned plans; runs that differ in nothing but their noise share one, scaled."""
+    written: dict[Any, Plan] = {}
+    plans = []
+    for config, graph, held in zip(configs, graphs, counts, strict=True):
+        sigma = build.sigma(config, graph.agents)
+        assert sigma is not None and np.ptp(sigma) == 0
+        schedule = build.schedule(config, min(held))
+        protocol = build.protocol(config)
+        key = (config.seed, str(config.topology), protocol, schedule.rate.tobytes(), schedule.noise.tobytes())
+        if key not in written:
+            written[key] = prune(plan_writer(config, graph, held)(np.ones(graph.agents)))
+        plans.append(written[key].noise_scaled(float(sigma[0]) * config.privacy.clip))
+    return plans
 
 
 def name(config: RunConfig) -> str:

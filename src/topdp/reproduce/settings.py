@@ -52,7 +52,7 @@ class Scale:
 
 FULL = Scale(
     "full", agents=30, epochs=60, epoch=100, honest_rounds=200, seeds=(0, 1, 2), batch=20,
-    cifar={"honest_rounds": 150, "test_records": 2000},
+    cifar={"test_records": 2000},
 )  # fmt: skip
 QUICK = Scale(
     "quick", agents=10, epochs=6, epoch=10, honest_rounds=40, seeds=(0,), batch=20, connection=0.5,
