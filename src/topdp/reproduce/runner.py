@@ -28,7 +28,8 @@ from topdp.engine import Engine
 from topdp.gradients import ClippedGradients
 from topdp.models import FlatModel
 from topdp.plan import Plan, prune
-from topdp.planning import plan_and_account, plan_writer
+from topdp.planning import plan_writer
+from topdp.privacy.calibrate import calibrate
 from topdp.privacy.gaussian import mu_of
 from topdp.stacking import StackedBatches, stack_plans, stack_shards
 from topdp.topology import Topology
@@ -235,8 +236,12 @@ def _with_sigma(config: RunConfig, known: dict[str, float]) -> RunConfig:
 
 def _sigma_of(config: RunConfig) -> float:
     graph = build.graph(config)
-    plan, _ = plan_and_account(config, graph, build.counts(config, graph.agents))
-    return float(plan.std[0][0, 0] / config.privacy.clip)
+    counts = build.counts(config, graph.agents)
+    write, privacy = plan_writer(config, graph, counts), config.privacy
+    epsilon = build.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
+    analysis = build.analysis(config, counts)
+    found = calibrate(write, analysis, privacy.guarantee, epsilon, privacy.delta, patient=privacy.patient)
+    return float(found.deviation[0] / privacy.clip)
 
 
 def _work(config: RunConfig) -> float:
