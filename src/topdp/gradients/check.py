@@ -47,7 +47,7 @@ def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: 
     x = _like(inputs, generator)
     y = _some(targets, generator)
     few = near_rows(flat, rows, generator)
-    with _undisturbed(rows.device), _exact_products():
+    with _undisturbed(rows.device), exact_products():
         module = copy.deepcopy(flat.module)
         for layer in module.modules():
             if isinstance(layer, _DropoutNd):
@@ -86,7 +86,7 @@ def _undisturbed(device: torch.device) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _exact_products() -> Iterator[None]:
+def exact_products() -> Iterator[None]:
     """Products in full float32 inside, whatever the user has allowed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

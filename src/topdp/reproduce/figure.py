@@ -122,12 +122,13 @@ def draw(measured: Measured, title: str, epochs: int, path: Path) -> Path:
 
 
 def _floor(measured: Measured, epochs: int) -> float:
-    """Where the picture begins: below all that happens after a tenth of the run, which starts at chance."""
+    """Where the picture begins: below all that it shows, but for the first tenth of runs, near chance."""
     least = 1.0
     for panel in measured.panels:
         for label in panel.lines:
             x, y = _line(measured, panel, label, epochs)
-            least = min(least, float(y[:, x >= x[0] + (x[-1] - x[0]) / 10].min()))
+            settled = x >= x[0] + (x[-1] - x[0]) / 10 if panel.x is None else slice(None)
+            least = min(least, float(y[:, settled].min()))
     return max(0.0, least - 0.03)
 
 
@@ -149,11 +150,11 @@ def write_csv(measured: Measured, path: Path) -> None:
                 for at, seeds in enumerate(points):
                     x = "" if panel.x is None else panel.x[at]
                     for config in seeds:
-                        sigma = config.privacy.sigma if config.privacy.sigma is not None else ""
+                        sigma = measured.runs.sigma(config)
                         curve = measured.runs[config]
                         for point in curve if panel.x is None else curve[-1:]:
                             values = [point[key] for key in ("round", "mean", "min", "max")]
-                            rows.writerow([panel.title, label, x, config.seed, sigma, *values])
+                            rows.writerow([panel.title, label, x, config.seed, f"{sigma:.6g}", *values])
 
 
 def percent(value: float) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from topdp import __version__
 from topdp.config import ConfigError, RunConfig, did_you_mean
 from topdp.reproduce import (
     fig1_alpha,
@@ -21,7 +19,6 @@ from topdp.reproduce import (
     fig7_strategies,
     fig8_cifar,
     frontier,
-    runner,
 )
 from topdp.reproduce.figure import Measured, PaperFigure, draw, write_csv
 from topdp.reproduce.runner import Runs, Say
@@ -75,11 +72,10 @@ def reproduce(
             made = {f"figure{name}-{lens}": _configs(FIGURES[name], lens, scale) for lens in lenses}
             _figure(FIGURES[name], lenses, scale, runs, out)
         for stem, configs in made.items():
-            seconds[stem] = round(runs.seconds(configs), 1)
-            _note(out, stem, configs, scale, runs)
+            seconds[stem] = _note(out, stem, configs, scale, runs)
             used += configs
         say(f"{name}: {sum(seconds[stem] for stem in made):.1f} s of runs")
-    seconds["all"] = round(runs.seconds(used), 1)
+    seconds["all"] = runs.made(used)["seconds"]
     return seconds
 
 
@@ -113,24 +109,16 @@ def _verdicts(figure: PaperFigure, measured: Measured, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _note(out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: Runs) -> None:
-    """What made a result: kept beside it."""
+def _note(out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: Runs) -> float:
+    """Keeps what made a result beside it; returns the seconds of its runs."""
     file = out / "made.json"
     made = json.loads(file.read_text()) if file.exists() else {}
-    card = torch.cuda.get_device_name() if runs.device.type == "cuda" else platform.processor() or "cpu"
     figure, _, lens = stem.removeprefix("figure").partition("-")
     what = f"{figure} --lens {lens}" if figure in FIGURES else stem
-    made[stem] = {
-        "command": f"topdp reproduce {what}" + (" --quick" if scale.name == "quick" else ""),
-        "runs": len({runner.name(config) for config in configs}),
-        "seconds": round(runs.seconds(configs), 3),
-        "seeds": list(scale.seeds),
-        "device": card,
-        "topdp": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    command = f"topdp reproduce {what}" + (" --quick" if scale.name == "quick" else "")
+    made[stem] = {"command": command, "seeds": list(scale.seeds), **runs.made(configs)}
     file.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+    return float(made[stem]["seconds"])
 
 
 def _test_records(scale: Scale, config: RunConfig) -> int:

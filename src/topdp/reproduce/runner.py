@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from topdp import build
+from topdp import __version__, build
 from topdp.config import RunConfig, parse
 from topdp.data.shards import Shards
 from topdp.engine import Engine
@@ -57,10 +58,18 @@ class Runs:
         curve: Curve = json.loads(self._file(config).read_text())["curve"]
         return curve
 
-    def seconds(self, configs: Iterable[RunConfig]) -> float:
-        """What these runs took: of the time of a stack, each of its runs has an equal share."""
+    def sigma(self, config: RunConfig) -> float:
+        """The full-scale σ with which it ran."""
+        sigma = _with_sigma(config, self._known()).privacy.sigma if build.method(config).noisy else 0.0
+        assert isinstance(sigma, float)
+        return sigma
+
+    def made(self, configs: Iterable[RunConfig]) -> dict[str, Any]:
+        """How many runs these are, on what they ran and how long: each has an equal share of its stack."""
         distinct = {name(c): c for c in configs}.values()
-        return sum(float(json.loads(self._file(c).read_text())["seconds"]) for c in distinct)
+        notes = [json.loads(self._file(c).read_text())["made"] for c in distinct]
+        others = {key: ", ".join(sorted({note[key] for note in notes})) for key in _here(self.device)}
+        return {"runs": len(notes), "seconds": round(sum(note["seconds"] for note in notes), 3), **others}
 
     def make(self, wanted: Iterable[RunConfig]) -> None:
         """Runs whatever of `wanted` has no result yet."""
@@ -73,16 +82,16 @@ class Runs:
             started = time.perf_counter()
             curves = self._run([c for _, c in stack])
             share = round((time.perf_counter() - started) / len(stack), 4)
+            made = {"seconds": share, **_here(self.device)}
             for (config, _), curve in zip(stack, curves, strict=True):
-                _write(self._file(config), json.dumps({"seconds": share, "curve": curve}))
+                _write(self._file(config), json.dumps({"made": made, "curve": curve}))
 
     def _file(self, config: RunConfig) -> Path:
         return self.folder / f"{name(config)}.json"
 
     def _calibrated(self, configs: list[RunConfig]) -> list[tuple[RunConfig, RunConfig]]:
         """(as asked, with σ): views in parallel, one per plan; other budgets follow by scaling."""
-        file = self.folder / "sigma.json"
-        known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+        file, known = self._calibrations, self._known()
         open_ = {
             name(unit): unit
             for unit in map(_at_unit_budget, configs)
@@ -101,6 +110,16 @@ class Runs:
                     _write(file, json.dumps(known, indent=1, sort_keys=True))
                     self.say(f"calibrated {done} of {len(tasks)} plans")
         return [(config, _with_sigma(config, known)) for config in configs]
+
+    @property
+    def _calibrations(self) -> Path:
+        return self.folder / "sigma.json"
+
+    def _known(self) -> dict[str, float]:
+        known: dict[str, float] = (
+            json.loads(self._calibrations.read_text()) if self._calibrations.exists() else {}
+        )
+        return known
 
     def _run(self, configs: list[RunConfig]) -> list[Curve]:
         """All runs as one plan; the curve of each."""
@@ -163,6 +182,16 @@ def _plans(configs: list[RunConfig], graphs: list[Topology], counts: list[tuple[
 def name(config: RunConfig) -> str:
     """A short digest of everything that decides a run."""
     return hashlib.sha256(config.to_toml().encode()).hexdigest()[:16]
+
+
+def _here(device: torch.device) -> dict[str, str]:
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+    return {
+        "device": card,
+        "topdp": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _stacks(
