@@ -8,7 +8,7 @@ and data may differ. For figures and sweeps; a stacked plan is not for accountin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,51 +31,56 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
     if not plans or any(plan.rounds != plans[0].rounds for plan in plans):
         raise ValueError("Expected at least one plan, all of the same number of rounds.")
     pruned = [plan if plan.pruned else prune(plan) for plan in plans]
-    rounds = range(plans[0].rounds)
+    R = plans[0].rounds
     agents = _offsets([plan.agents for plan in pruned])
     draws = _offsets([plan.draws for plan in pruned])
     messages = agents[-1] + _offsets([plan.rows - plan.agents for plan in pruned])
-    place = [
-        np.concatenate([a + np.arange(plan.agents), m + np.arange(plan.rows - plan.agents)])
+    total = int(messages[-1])
+    places = [
+        (slice(a, a + plan.agents), slice(m, m + plan.rows - plan.agents))
         for plan, a, m in zip(pruned, agents, messages, strict=False)
     ]
-    order = np.argsort(np.concatenate(place), kind="stable")
 
-    def rows(parts: list[NDArray[Any]], fill: int | float) -> NDArray[Any]:
-        """Joins [rounds, rows, width] parts, padding the width."""
-        width = max(part.shape[2] for part in parts)
-        padded = [
-            np.pad(part, ((0, 0), (0, 0), (0, width - part.shape[2])), constant_values=fill) for part in parts
-        ]
-        return np.concatenate(padded, axis=1)[:, order]
+    def joined(parts: Iterable[NDArray[Any]], shape: tuple[int, ...], fill: int | float, dtype: type) -> Any:
+        """One array [*, rows, width] of the parts [*, rows of a run, width of a run]."""
+        out: NDArray[Any] = np.full((*shape[:1], total, *shape[1:]), fill, dtype)
+        for part, plan, (estimates, others) in zip(parts, pruned, places, strict=True):
+            width = (slice(part.shape[2]),) if part.ndim == 3 else ()
+            out[(slice(None), estimates, *width)] = part[:, : plan.agents]
+            out[(slice(None), others, *width)] = part[:, plan.agents :]
+        return out
 
     def every(part: PerRound, dtype: type) -> NDArray[Any]:
         return part.values.astype(dtype)[part.which]
 
-    source = [
-        np.where((s := every(p.source, np.int32)) < 0, NOBODY, at[s].astype(np.int32))
-        for p, at in zip(pruned, place, strict=True)
-    ]
-    draw = [
-        np.where((k := every(p.draw, np.int32)) < 0, NOBODY, k + np.int32(offset))
-        for p, offset in zip(pruned, draws, strict=False)
-    ]
-    std = [every(p.std, np.float32) * p.scale[:, None, None].astype(np.float32) for p in pruned]
-    steps = [every(p.carries, np.float32) * p.rate[:, None].astype(np.float32) for p in pruned]
+    def sources() -> Iterator[NDArray[Any]]:
+        for plan, (estimates, others) in zip(pruned, places, strict=True):
+            place = np.r_[estimates, others, NOBODY].astype(np.int32)  # NOBODY is found at the end
+            yield place[every(plan.source, np.int32)]
+
+    def drawn() -> Iterator[NDArray[Any]]:
+        for plan, offset in zip(pruned, draws, strict=False):
+            yield np.r_[offset : offset + plan.draws, NOBODY].astype(np.int32)[every(plan.draw, np.int32)]
+
+    mixed = (R, max(plan.source.values.shape[2] for plan in pruned))
+    noisy = (R, max(plan.draw.values.shape[2] for plan in pruned))
+    std = (every(p.std, np.float32) * p.scale[:, None, None].astype(np.float32) for p in pruned)
+    steps = (every(p.carries, np.float32) * p.rate[:, None].astype(np.float32) for p in pruned)
+    weights = (every(p.weight, np.float32) for p in pruned)
     known = np.concatenate([p.known_by[:, :1] + a for p, a in zip(pruned, agents, strict=False)])
-    owner = np.concatenate([p.owner + a for p, a in zip(pruned, agents, strict=False)])[order]
+    owner = joined(((p.owner + a)[None] for p, a in zip(pruned, agents, strict=False)), (1,), 0, np.int64)[0]
     return Plan(
         agents=int(agents[-1]),
         owner=owner,
-        source=PerRound.each(rows(source, NOBODY)),
-        weight=PerRound.each(rows([every(p.weight, np.float32) for p in pruned], 0.0)),
-        carries=PerRound.each(np.concatenate(steps, axis=1)[:, order]),
-        rate=np.ones(len(rounds)),
-        draw=PerRound.each(rows(draw, NOBODY)),
-        std=PerRound.each(rows(std, 0.0)),
-        scale=np.ones(len(rounds)),
+        source=PerRound.each(joined(sources(), mixed, NOBODY, np.int32)),
+        weight=PerRound.each(joined(weights, mixed, 0.0, np.float32)),
+        carries=PerRound.each(joined(steps, (R,), 0.0, np.float32)),
+        rate=np.ones(R),
+        draw=PerRound.each(joined(drawn(), noisy, NOBODY, np.int32)),
+        std=PerRound.each(joined(std, noisy, 0.0, np.float32)),
+        scale=np.ones(R),
         known_by=known,
-        readers=PerRound.same(np.full((len(owner), 1), NOBODY), len(rounds)),
+        readers=PerRound.same(np.full((len(owner), 1), NOBODY), R),
         protocol="stack",
         pruned=True,
     )

@@ -6,8 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from topdp.config import ConfigError, read
-from topdp.reproduce import front, runner, settings
+from topdp.config import ConfigError, parse, read
+from topdp.reproduce import front, runner, settings, store
+from topdp.reproduce.calibrations import Calibrations
 from topdp.reproduce.figure import Claim, Measured
 from topdp.reproduce.settings import LENSES, Scale, methods, setting
 
@@ -75,7 +76,7 @@ def test_runs_are_stacked_and_shared_between_figures(made, scale):
         for panel in figure.panels(scale, lens)
         for config in panel.configs()
     ]
-    names = {runner.name(config) for config in asked}
+    names = {store.name(config) for config in asked}
     assert len(names) < len(asked)
     assert {file.stem for file in (made / "runs").glob("*.json")} >= names
 
@@ -99,10 +100,13 @@ def test_the_honest_lens_meets_its_budget(scale, tmp_path):
     from topdp import build
     from topdp.planning import plan_and_account
 
-    runs = runner.Runs(tmp_path, "cpu", lambda config: 10, lambda text: None)
+    calibrations = Calibrations(tmp_path / "sigma.json", print)
     for method, mode in (("top", "sync"), ("plain", "async")):
         config = setting(scale, "honest", method, 0, mode=mode, epsilon=2.0)
-        ((_, calibrated),) = runs._calibrated([config])
+        calibrations.make([config])
+        tree = config.model_dump(exclude_none=True)
+        tree["privacy"]["sigma"] = calibrations.sigma(config)
+        calibrated = parse(tree, "calibrated")
         graph = build.graph(calibrated)
         _, account = plan_and_account(calibrated, graph, build.counts(calibrated, graph.agents))
         assert 1.999 < account.view.largest <= 2.0
@@ -118,7 +122,7 @@ def test_what_does_not_follow_from_the_unit_budget_by_scaling_is_refused(scale, 
 def test_runs_that_hold_out_other_records_are_not_stacked():
     def stacks(*changes):
         configs = [read(changes=[f"seed={seed}", "privacy.sigma=1", *changes]) for seed in (0, 1)]
-        return len(runner._stacks([(c, c) for c in configs], limit=1e12))
+        return len(runner._stacks(configs, limit=1e12))
 
     assert stacks() == 1
     assert stacks("data.validation=0.2") == 2

@@ -150,7 +150,7 @@ def write_csv(measured: Measured, path: Path) -> None:
                 for at, seeds in enumerate(points):
                     x = "" if panel.x is None else panel.x[at]
                     for config in seeds:
-                        sigma = measured.runs.sigma(config)
+                        sigma = measured.runs.calibrations.sigma(config)
                         curve = measured.runs[config]
                         for point in curve if panel.x is None else curve[-1:]:
                             values = [point[key] for key in ("round", "mean", "min", "max")]

@@ -21,8 +21,9 @@ from topdp.reproduce import (
     frontier,
 )
 from topdp.reproduce.figure import Measured, PaperFigure, draw, write_csv
-from topdp.reproduce.runner import Runs, Say
+from topdp.reproduce.runner import Runs
 from topdp.reproduce.settings import LENSES, Scale
+from topdp.reproduce.store import Say
 
 FIGURES: dict[str, PaperFigure] = {
     module.FIGURE.number: module.FIGURE

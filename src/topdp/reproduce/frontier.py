@@ -20,8 +20,9 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, Percent
 
 from topdp.config import RunConfig, parse
 from topdp.report.style import house_style, look, save
-from topdp.reproduce.runner import Runs, Say
+from topdp.reproduce.runner import Runs
 from topdp.reproduce.settings import Scale
+from topdp.reproduce.store import Say
 
 Point = tuple[int, float, float, float]
 """rounds, rate, clip, alpha"""

@@ -1,0 +1,89 @@
+"""The noise of the honest lens: one view a plan at ε = 1, kept by name; all else follows by scaling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from topdp import build
+from topdp.config import RunConfig, parse
+from topdp.planning import plan_writer
+from topdp.privacy.calibrate import calibrate
+from topdp.privacy.gaussian import mu_of
+from topdp.reproduce.processes import in_processes
+from topdp.reproduce.store import Say, name, write
+
+UNIT_RECORDS = 100
+LITTLE_WORK = 1e10  # views that take less are not worth starting processes for
+
+
+class Calibrations:
+    """σ of configurations, in one JSON file."""
+
+    def __init__(self, file: Path, say: Say) -> None:
+        self.file = file
+        self.say = say
+        self.known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+
+    def make(self, configs: Iterable[RunConfig]) -> None:
+        """Calibrates whatever is not known yet."""
+        units = {name(unit): unit for unit in map(_at_unit_budget, configs) if unit is not None}
+        missing = [unit for key, unit in units.items() if key not in self.known]
+        worthwhile = sum(map(_work, missing)) > LITTLE_WORK
+        for done, (unit, sigma) in enumerate(in_processes(_sigma_of, missing, worthwhile), 1):
+            self.known[name(unit)] = sigma
+            if worthwhile or done == len(missing):
+                write(self.file, json.dumps(self.known, indent=1, sort_keys=True))
+            if worthwhile:
+                self.say(f"calibrated {done} of {len(missing)} plans")
+
+    def sigma(self, config: RunConfig) -> float:
+        """The full-scale σ: as given, zero, or calibrated."""
+        unit = _at_unit_budget(config)
+        if unit is None:
+            sigma = build.sigma(config, 1)
+            assert sigma is not None
+            return float(sigma[0])
+        epsilon = config.privacy.epsilon
+        assert isinstance(epsilon, float)
+        # The loss scales as 1/noise: σ(ε) = σ(1) μ(1)/μ(ε); and the sensitivity as 1/records.
+        delta, records = config.privacy.delta, build.counts(config, config.topology.agents)[0]
+        return self.known[name(unit)] * mu_of(1.0, delta) / mu_of(epsilon, delta) * UNIT_RECORDS / records
+
+
+def _at_unit_budget(config: RunConfig) -> RunConfig | None:
+    """The configuration at ε = 1, whose σ gives all others by scaling; None where σ is given or zero."""
+    if config.privacy.sigma is not None or not build.method(config).noisy:
+        return None
+    if config.data.batch != "full" or config.data.partition != "iid" or config.method.noise_on != "gradient":
+        raise ValueError("Expected full batches of equal shards with the noise inside the step.")
+    if config.privacy.adjacency != "add-remove" or config.train.fading == "sqrt-epoch":
+        raise ValueError("Expected add-remove adjacency, and steps that do not fall by epochs.")
+    plain_sync = config.method.mode == "sync" and not build.method(config).reuses_noise
+    # What all others see of a plain synchronous agent is what each neighbour sees: no view is needed.
+    guarantee = "worst-case" if plain_sync else "view"
+    tree = config.model_dump(exclude_none=True)
+    # With the noise inside the step neither clip, step size, data nor model matters to σ; records scale it.
+    tree["privacy"] = {"delta": config.privacy.delta, "clip": 1.0, "guarantee": guarantee, "patient": True}
+    tree["data"] = {"name": "mnist", "records": UNIT_RECORDS}
+    tree["train"] = {"learning_rate": 1.0, "fading": config.train.fading}
+    tree["model"] = {"name": "mlp"}
+    return parse(tree, "unit budget")
+
+
+def _sigma_of(config: RunConfig) -> float:
+    graph = build.graph(config)
+    counts = build.counts(config, graph.agents)
+    write_plan, privacy = plan_writer(config, graph, counts), config.privacy
+    epsilon = build.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
+    analysis = build.analysis(config, counts)
+    found = calibrate(
+        write_plan, analysis, privacy.guarantee, epsilon, privacy.delta, patient=privacy.patient
+    )
+    return float(found.deviation[0] / privacy.clip)
+
+
+def _work(config: RunConfig) -> float:
+    """The operations of a view, more or less: rounds and agents are what counts."""
+    return 6.0 * config.topology.agents**2 * config.rounds**3
