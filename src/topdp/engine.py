@@ -103,7 +103,7 @@ class Engine:
         r = state.round
         gradient = self._mean_gradients(state)
         made = int(self.plan.exists[r].sum())
-        out = self._buffer(r, state.rows)[:made]
+        out = self._buffer(r)[:made]
         self._mix(Work(r, state.rows, gradient, out))
         return State(r + 1, out)
 
@@ -132,8 +132,9 @@ class Engine:
             agent = torch.arange(len(inputs), device=self.device)[:, None]
             inputs, labels = inputs[agent, chosen.indices], labels[agent, chosen.indices]
         rows = self.estimates(state)
+        total = self._rows(torch.zeros, len(rows))
         with self._dropout_of(state.round):
-            total = self.gradients.clipped_sum(rows, inputs, labels, chosen.weights)
+            self.gradients.clipped_sum(rows, inputs, labels, chosen.weights, out=total)
         return total.div_(chosen.divisor.to(total)[:, None])
 
     def _dropout_of(self, round: int) -> AbstractContextManager[None]:
@@ -142,11 +143,17 @@ class Engine:
             return nullcontext()
         return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
 
-    def _buffer(self, round: int, like: Tensor) -> Tensor:
+    def _buffer(self, round: int) -> Tensor:
         if not self._buffers:
-            shape = (self._capacity, like.shape[1])
-            self._buffers = [torch.empty(shape, dtype=like.dtype, device=self.device) for _ in range(2)]
+            self._buffers = [self._rows(torch.empty, self._capacity) for _ in range(2)]
         return self._buffers[round % 2]
+
+    def _rows(self, make: Callable[..., Tensor], count: int) -> Tensor:
+        """[count, d]; on a GPU every row begins where its matrix units like to begin."""
+        flat = self.gradients.flat
+        align = 32 if self.device.type == "cuda" else 1
+        width = -(-flat.dimension // align) * align
+        return make(count, width, dtype=flat.dtype, device=self.device)[:, : flat.dimension]
 
 
 def _mixer(plan: Plan, seed: int, device: torch.device) -> Callable[[Work], None]:

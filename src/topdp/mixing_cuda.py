@@ -27,6 +27,7 @@ LANES = 256  # four columns a lane: one Philox call gives four normals
 
 @triton.jit
 def _round(out, before, gradient, slot, weight, owner, step, draw, std, first, round, d, seed,
+           out_row, before_row, gradient_row,
            W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
     row = first + tl.program_id(0)
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
@@ -36,10 +37,12 @@ def _round(out, before, gradient, slot, weight, owner, step, draw, std, first, r
     for w in tl.static_range(W):
         source = tl.load(slot + row * W + w).to(tl.int64)
         share = tl.load(weight + row * W + w)
-        total += share * tl.load(before + source * d + column, mask=inside & (share != 0), other=0.0)
+        if share != 0:
+            total += share * tl.load(before + source * before_row + column, mask=inside, other=0.0)
     rate = tl.load(step + row)
     agent = tl.load(owner + row).to(tl.int64)
-    total += rate * tl.load(gradient + agent * d + column, mask=inside & (rate != 0), other=0.0)
+    if rate != 0:
+        total += rate * tl.load(gradient + agent * gradient_row + column, mask=inside, other=0.0)
     for v in tl.static_range(V):
         deviation = tl.load(std + row * V + v)
         if deviation != 0:
@@ -50,7 +53,7 @@ def _round(out, before, gradient, slot, weight, owner, step, draw, std, first, r
             z2, z3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(e))
             z = tl.join(tl.join(z0, z1), tl.join(z2, z3))  # [lanes, 2, 2]
             total += deviation * tl.reshape(z, (LANES, 4))
-    tl.store(out + tl.program_id(0).to(tl.int64) * d + column, total, mask=inside)
+    tl.store(out + tl.program_id(0).to(tl.int64) * out_row + column, total, mask=inside)
 
 
 class Packed(NamedTuple):
@@ -82,6 +85,7 @@ class Fused:
         _round[grid](
             work.out, work.before, work.gradient, packed.slot, packed.weight, packed.owner, packed.step,
             packed.draw, packed.std, packed.starts[position], work.round, d, self.seed,
+            work.out.stride(0), work.before.stride(0), work.gradient.stride(0),
             W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
         )  # fmt: skip
 

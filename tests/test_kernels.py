@@ -1,0 +1,118 @@
+"""The GPU's kernels, executed by Triton's interpreter: their arithmetic on any machine. Where there is a GPU,
+the tests of gradients and of mixing run them for real."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from builders import PROTOCOLS, constant_schedule
+from topdp import topology
+from topdp.gradients.ghost import Geometry
+from topdp.mixing import RowByRow, Work
+from topdp.plan import prune
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("a GPU runs them itself", allow_module_level=True)
+
+from topdp.gradients import convolution_cuda
+from topdp.mixing_cuda import Fused
+
+AGENTS, EXAMPLES = 2, 3
+# channels, outputs, height, width, geometry
+LAYERS = {
+    "the paper's first": (3, 6, 12, 11, Geometry((5, 5), (1, 1), (1, 1), 1)),
+    "many outputs": (5, 20, 9, 9, Geometry((1, 3), (2, 2), (1, 2), 1)),
+    "strides and holes": (2, 3, 13, 16, Geometry((3, 2), (2, 3), (2, 1), 1)),
+    "more positions than one block": (6, 4, 16, 16, Geometry((2, 2), (1, 1), (1, 1), 1)),
+}
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_convolutions_and_their_gradients_are_torchs(layer, with_bias):
+    channels, outputs, height, width, geometry = LAYERS[layer]
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    # Weights lie in rows with other parameters before and after them.
+    size = outputs * channels * geometry.kernel[0] * geometry.kernel[1]
+    weight = normal(AGENTS, size + 7)[:, 4 : 4 + size].view(AGENTS, outputs, channels, *geometry.kernel)
+    bias = normal(AGENTS, outputs + 3)[:, 1 : 1 + outputs] if with_bias else None
+    x = normal(AGENTS, EXAMPLES, channels, height, width).requires_grad_()
+
+    out = convolution_cuda.convolve(x, weight, bias, geometry)
+    own = [None, None] if bias is None else bias
+    expected = [
+        functional.conv2d(x[i], weight[i], own[i], geometry.stride, 0, geometry.dilation)
+        for i in range(AGENTS)
+    ]
+    torch.testing.assert_close(out, torch.cat(expected), rtol=1e-4, atol=1e-4)
+
+    delta = normal(*out.shape)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y, x, delta)[0] for y in (out, torch.cat(expected))), rtol=1e-4, atol=1e-4
+    )
+
+    unfolded = delta.view(AGENTS, EXAMPLES, *delta.shape[1:])
+    found = convolution_cuda.per_example_gradients(x.detach(), unfolded, geometry)
+    for i in range(AGENTS):
+        for j in range(EXAMPLES):
+            kernel = weight[i].clone().requires_grad_()
+            y = functional.conv2d(
+                x[i, j : j + 1].detach(), kernel, None, geometry.stride, 0, geometry.dilation
+            )
+            (by_torch,) = torch.autograd.grad(y, kernel, unfolded[i, j : j + 1])
+            torch.testing.assert_close(found[i, j], by_torch.flatten(), rtol=1e-4, atol=1e-4)
+
+
+def test_one_batch_for_all_agents_is_not_copied():
+    channels, outputs, height, width, geometry = LAYERS["the paper's first"]
+    x = torch.randn(EXAMPLES, channels, height, width)
+    weight = torch.randn(AGENTS, outputs, channels, *geometry.kernel)
+    out = convolution_cuda.convolve(x.expand(AGENTS, *x.shape), weight, None, geometry)
+    torch.testing.assert_close(
+        out, torch.cat([functional.conv2d(x, own) for own in weight]), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_rows_without_noise_are_the_processors(name):
+    graph = topology.random(8, 0.4, 0)
+    plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(4, rate=0.5), np.zeros(8), 0))
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
+    before = torch.randn(8, 50, generator=generator)
+    mixers = RowByRow(plan, 0, torch.device("cpu")), Fused(plan, 0, torch.device("cpu"))
+    for r in range(plan.rounds):
+        gradient = torch.randn(8, 50, generator=generator)
+        made = int(plan.exists[r].sum())
+        outs = [wide[k, :made, :50] for k in range(2)]
+        for mixer, out in zip(mixers, outs, strict=True):
+            mixer(Work(r, before, gradient, out))
+        torch.testing.assert_close(*outs)
+        before = outs[0].clone()
+
+
+def test_noise_is_standard_normal_and_named_by_round_and_draw():
+    plan = PROTOCOLS["plain-sync"](1.0).plan(
+        topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
+    )
+    mixer = Fused(plan, 0, torch.device("cpu"))
+    zeros = torch.zeros(3, 20_000)
+    draws = []
+    for r in (0, 1, 1):
+        out = torch.empty_like(zeros)
+        mixer(Work(r, zeros, zeros, out))
+        draws.append(out)
+    assert torch.equal(draws[1], draws[2])
+    noise = torch.cat(draws[:2]).double()
+    assert noise.mean(1).abs().max() < 5 / 20_000**0.5
+    assert (noise.var(1) - 1).abs().max() < 5 * (2 / 20_000) ** 0.5
+    others = torch.corrcoef(noise) - torch.eye(6)
+    assert others.abs().max() < 5 / 20_000**0.5
