@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -44,6 +46,20 @@ def blobs(agents: int, records: int = 40, classes: int = 3, seed: int = 0) -> Sh
         return inputs, labels
 
     return Shards.from_arrays([draw(records) for _ in range(agents)], test=draw(200), classes=classes)
+
+
+def blobs_file(path: Path, records: int) -> Path:
+    """The same in the .npz form that users bring."""
+    shards = blobs(1, records)
+    assert shards.test_inputs is not None and shards.test_labels is not None
+    np.savez(
+        path,
+        train_inputs=shards.inputs[0].numpy(),
+        train_labels=shards.labels[0].numpy(),
+        test_inputs=shards.test_inputs.numpy(),
+        test_labels=shards.test_labels.numpy(),
+    )
+    return path
 
 
 def linear_model(classes: int = 3) -> torch.nn.Module:

@@ -43,6 +43,7 @@ def test_a_file_is_read_and_changed(tmp_path):
         ("data.batch=half", "{ cycle = 20 }"),
         ("privacy.sigma=-1", "privacy.sigma"),
         ("privacy.sigma=inf", "privacy.sigma"),
+        ("privacy.sigma=1e300", "privacy.sigma"),
         ("privacy.epsilon=0", "privacy.epsilon"),
         ("privacy.delta=1", "privacy.delta"),
         ("privacy.clip=0", "privacy.clip"),

@@ -28,6 +28,8 @@ def test_the_digest_sees_every_number(small):
     scaled = small.noise_scaled(1 + 1e-12)
     assert scaled.digest() != small.digest()
     assert replace(small, rate=small.rate).digest() == small.digest()
+    assert replace(small, protocol="another").digest() != small.digest()
+    assert replace(small, pruned=True).digest() != small.digest()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 half a zip"])

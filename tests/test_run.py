@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import topdp
-from builders import blobs, linear_model
+from builders import blobs, blobs_file, linear_model
 from topdp import build, config, planning, run, topology
 from topdp.config import ConfigError
 from topdp.data import DataError
@@ -23,16 +23,7 @@ from topdp.result import RunFolder, RunFolderError
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Separable images in the .npz form that users bring."""
-    shards = blobs(1, records=300)
-    path = tmp_path_factory.mktemp("data") / "blobs.npz"
-    np.savez(
-        path,
-        train_inputs=shards.inputs[0].numpy(),
-        train_labels=shards.labels[0].numpy(),
-        test_inputs=shards.test_inputs.numpy(),
-        test_labels=shards.test_labels.numpy(),
-    )
-    return path
+    return blobs_file(tmp_path_factory.mktemp("data") / "blobs.npz", 300)
 
 
 @pytest.fixture
@@ -191,8 +182,15 @@ def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
     with pytest.raises(RunFolderError, match="records, sensitivity"):
         train(linear_model(), blobs(5, records=7), resume=True)
     with pytest.raises(ValueError, match="rows of shape"):
-        train(torch.nn.Sequential(linear_model(), torch.nn.Linear(4, 4)), blobs(5), resume=True)
+        train(torch.nn.Sequential(linear_model(), torch.nn.Linear(3, 4)), blobs(5), resume=True)
     assert train(linear_model(), blobs(5), resume=True).folder == tmp_path / "run"
+    with pytest.raises(RunFolderError, match="Expected out"):
+        topdp.train(linear_model(), blobs(5), topology.ring(5), resume=True)
+
+
+def test_a_model_with_fewer_outputs_than_classes_is_refused():
+    with pytest.raises(ConfigError, match="each of the 3 classes"):
+        topdp.train(linear_model(2), blobs(5), topology.ring(5), sigma=1.0)
 
 
 def test_sizes_are_counts_or_fractions(small, tmp_path):
@@ -201,6 +199,8 @@ def test_sizes_are_counts_or_fractions(small, tmp_path):
     assert config.parse(tomllib.loads(counts.to_toml())) == counts
     fractions = small("data.partition=sizes", "data.sizes=[0.1, 0.1, 0.1, 0.1, 0.1, 0.5]")
     assert build.shards(fractions, 6).counts == (30, 30, 30, 30, 30, 150)
+    with pytest.raises(ConfigError, match=r"data\.sizes"):
+        build.shards(small("data.partition=sizes"), 6)
 
 
 def test_a_validation_share_that_leaves_nobody_is_refused(small):

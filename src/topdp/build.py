@@ -86,6 +86,11 @@ def sigma(config: RunConfig, agents: int) -> Floats | None:
     return per_agent("privacy.sigma", config.privacy.sigma, agents)
 
 
+def guarantee(config: RunConfig) -> str | None:
+    """The account that meets the budget; None where the noise was given."""
+    return config.privacy.guarantee if config.privacy.sigma is None else None
+
+
 def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
     """One number for all agents, or one for each."""
     values = np.atleast_1d(np.asarray(value, float))
@@ -135,6 +140,10 @@ def shards(config: RunConfig, agents: int, progress: Progress | None = None) -> 
     from topdp.data import partitions
 
     c = config.data
+    if c.partition == "sizes" and c.sizes is None:
+        raise ConfigError(
+            'data.sizes: partition = "sizes" needs them, one per agent: counts, or shares of all.'
+        )
     dataset = data.load(c.name, progress=progress)
     if c.validation is not None:
         dataset = _held_out(dataset, c.validation, config.seed)

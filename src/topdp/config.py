@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# What is larger overflows when it is multiplied by other numbers of a configuration.
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 

@@ -150,7 +150,7 @@ class Plan:
 
     def digest(self) -> str:
         """SHA-256 over everything in the plan: two plans with one digest are the same plan."""
-        sha = hashlib.sha256()
+        sha = hashlib.sha256(f"{self.agents} {self.protocol} {self.pruned}".encode())
         for name, array in sorted(_arrays(self).items()):
             canonical = np.ascontiguousarray(array)
             sha.update(f"{name} {canonical.dtype.str} {canonical.shape}".encode())

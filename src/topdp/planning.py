@@ -113,7 +113,7 @@ def account_json(
     config: RunConfig, plan: Plan, found: Account, together: Coalitions | None
 ) -> dict[str, Any]:
     """The JSON object of `topdp account`."""
-    details = {"guarantee": config.privacy.guarantee, "releases": plan.rounds, **found.details()}
+    details = {"guarantee": build.guarantee(config), "releases": plan.rounds, **found.details()}
     details["sigma"] = (plan.std[0][: plan.agents, 0] / config.privacy.clip).tolist()
     if together is not None:
         epsilon, members = together.worst_epsilon(found.delta)

@@ -115,10 +115,11 @@ class Job:
                 f"Expected shards for the {graph.agents} agents of the graph, got {shards.agents}."
             )
         gradients = ClippedGradients(FlatModel(model), config.privacy.clip)
+        _expect_an_output_for_each_class(gradients.flat, shards)
         if done is None:
             progress = partial(_show_accounting, watch) if watch else None
             plan, account = plan_and_account(config, graph, shards.counts, progress)
-            privacy = {"guarantee": config.privacy.guarantee, **account.details()}
+            privacy = {"guarantee": build.guarantee(config), **account.details()}
         else:
             plan = done.plan
             expect_plan_of(config, graph, shards.counts, plan, done.path)
@@ -175,6 +176,8 @@ def train(
     their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `learning_rate=0.2`, `batch={"cycle": 20}`.
     """
     config = _config_of(topology, rounds, seed, settings)
+    if resume and out is None:
+        raise RunFolderError("Expected out, the folder of the run to resume, got none.")
     begun = RunFolder.open(Path(out)) if resume and out is not None else None
     if begun is not None and parse(tomllib.loads(begun.config)) != config:
         raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
@@ -185,6 +188,18 @@ def train(
         edges = "".join(f"{i} {j}\n" for i, j in topology.edges)
         (folder.path / GRAPH_FILE).write_text(edges, encoding="utf-8")
     return _execute(job, folder, watch)
+
+
+def _expect_an_output_for_each_class(flat: FlatModel, shards: Shards) -> None:
+    one = shards.inputs[:1, 0].cpu()
+    module = flat.load(flat.flatten().cpu()).eval()
+    with torch.no_grad():
+        outputs = module(one.to(flat.dtype) if one.is_floating_point() else one)
+    if outputs.dim() < 2 or outputs.shape[1] < shards.classes:
+        raise ConfigError(
+            f"Expected a model with an output for each of the {shards.classes} classes, got outputs of shape "
+            f"{tuple(outputs.shape)} for one record."
+        )
 
 
 def _show_accounting(watch: Watcher, done: int, total: int) -> None:

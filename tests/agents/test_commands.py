@@ -13,7 +13,7 @@ import pytest
 from history import Wire, federation
 from typer.testing import CliRunner
 
-from builders import blobs
+from builders import blobs_file
 from topdp import config, run
 from topdp.agents import demo, manifest, metrics, setup
 from topdp.cli import app
@@ -22,16 +22,7 @@ from topdp.result import RunFolder
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    shards = blobs(1, records=240)
-    path = tmp_path_factory.mktemp("data") / "blobs.npz"
-    np.savez(
-        path,
-        train_inputs=shards.inputs[0].numpy(),
-        train_labels=shards.labels[0].numpy(),
-        test_inputs=shards.test_inputs.numpy(),
-        test_labels=shards.test_labels.numpy(),
-    )
-    return path
+    return blobs_file(tmp_path_factory.mktemp("data") / "blobs.npz", 240)
 
 
 def small(data, *changes):

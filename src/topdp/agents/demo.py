@@ -176,7 +176,7 @@ def _gathered(
             "loss_per_agent": [round(float(a), 6) for a in found.loss],
         }
     ]
-    privacy = {"guarantee": config.privacy.guarantee, **account.details()}
+    privacy = {"guarantee": build.guarantee(config), **account.details()}
     folder = _folder(out, config, setup, privacy)
     folder.save_metrics(metrics)
     folder.finish(

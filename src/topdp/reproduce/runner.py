@@ -45,19 +45,19 @@ class Runs:
         self.calibrations = Calibrations(folder / "sigma.json", say)
 
     def __getitem__(self, config: RunConfig) -> Curve:
-        curve: Curve = json.loads(self._file(config).read_text())["curve"]
+        curve: Curve = self._read(config)["curve"]
         return curve
 
     def made(self, configs: Iterable[RunConfig]) -> dict[str, Any]:
         """How many runs these are, on what they ran and how long: each has an equal share of its stack."""
         distinct = {name(c): c for c in configs}.values()
-        notes = [json.loads(self._file(c).read_text())["made"] for c in distinct]
+        notes = [self._read(c)["made"] for c in distinct]
         others = {key: ", ".join(sorted({note[key] for note in notes})) for key in _here(self.device)}
         return {"runs": len(notes), "seconds": round(sum(note["seconds"] for note in notes), 3), **others}
 
     def make(self, wanted: Iterable[RunConfig]) -> None:
         """Runs whatever of `wanted` has no result yet."""
-        missing = [c for c in {name(c): c for c in wanted}.values() if not self._file(c).exists()]
+        missing = [c for c in {name(c): c for c in wanted}.values() if not self._read(c)]
         self.calibrations.make(missing)
         stacks = _stacks(missing, LIMITS[self.device.type])
         for number, stack in enumerate(stacks, 1):
@@ -70,6 +70,14 @@ class Runs:
             made = {"seconds": share, **_here(self.device)}
             for config, curve in zip(stack, curves, strict=True):
                 write(self._file(config), json.dumps({"made": made, "curve": curve}))
+
+    def _read(self, config: RunConfig) -> dict[str, Any]:
+        """Empty where there is no result, or one that another version wrote."""
+        try:
+            found = json.loads(self._file(config).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) and found.keys() == {"made", "curve"} else {}
 
     def _file(self, config: RunConfig) -> Path:
         return self.folder / f"{name(config)}.json"
