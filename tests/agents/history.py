@@ -87,6 +87,7 @@ class Wire:
     crashed: list[str] = field(default_factory=list)
     on_crash: dict[str, object] = field(default_factory=dict)
     cut: set[frozenset[str]] = field(default_factory=set)  # links that are down
+    waited: list[tuple[str, str, str]] = field(default_factory=list)  # who waited for whom, to say what
     delay: float = 0.0  # virtual seconds on the way
     lose: object = None  # (sender, receiver, message) -> "request", "reply" or None
 
@@ -108,8 +109,13 @@ class Recorded(Transport):
         self.wire.handlers[self.name] = handle
         self.open = True
 
+    def reaches(self, peer):
+        return peer in self.wire.handlers and frozenset((self.name, peer)) not in self.wire.cut
+
     async def request(self, peer, message):
         await asyncio.sleep(self.wire.delay)
+        if not self.reaches(peer):
+            self.wire.waited.append((self.name, peer, message.kind))
         lost = self.wire.lose(self.name, peer, message) if self.wire.lose else None
         if not self.open or frozenset((self.name, peer)) in self.wire.cut or lost == "request":
             raise Unreachable("no link")

@@ -85,6 +85,8 @@ def test_who_is_cut_off_works_alone(tmp_path):
     made, run = met(tmp_path, wire=wire)
     assert run.outcomes[0].code == 0 and meetings(made)["ada"] == []
     assert any(meetings(made)["bob"]) and faults(run) == []
+    proposals = [(name, peer) for name, peer, kind in wire.waited if kind == "propose"]
+    assert len(proposals) == len(set(proposals)) > 0  # nobody is waited for twice
 
 
 def test_poisson_batches_are_refused(tmp_path):

@@ -136,6 +136,9 @@ class GrpcTransport(Transport):
             raise Unreachable(f"{self.name} was closed.")
         return await known.link.request(message)
 
+    def reaches(self, peer: str) -> bool:
+        return peer in self._peers and self._peers[peer].link is not None
+
     async def close(self) -> None:
         self._closed = True
         for task in self._dialing:

@@ -61,6 +61,7 @@ class Meetings:
         self.deviation = setup.plan.std[0][: setup.plan.agents, 0]
         self.history = [(e.round, e.information or 0.0) for e in ledger.entries() if e.kind == "release"]
         self._chance = CHANCE()
+        self._absent: set[str] = set()  # who was waited for in vain
         peers.answers |= {"propose": self._propose, "commit": self._commit, "resolve": self._resolve}
 
     departed = None
@@ -170,7 +171,7 @@ class Meetings:
                 return
             id, own = self.pairing.propose(), self.ledger.round
             try:
-                reply = await self.peers.transport.request(peer, _message("propose", own, id))
+                reply = await self._request(peer, _message("propose", own, id))
                 self.failpoints.reached("after_propose")
                 if not reply.ok:
                     continue
@@ -196,7 +197,7 @@ class Meetings:
         if pair is None:
             return
         try:
-            reply = await self.peers.transport.request(pair.partner, _message("resolve", 0, pair.id))
+            reply = await self._request(pair.partner, _message("resolve", 0, pair.id))
         except Unreachable:
             return
         if reply.ok and reply.reason == "aborted":
@@ -208,7 +209,7 @@ class Meetings:
         for pair in self.pairing.untold():
             body = _pack(pair.own_round, self.pairing.own_row(pair.own_round), pair.id)
             try:
-                reply = await self.peers.transport.request(
+                reply = await self._request(
                     pair.partner, Message("commit", pair.own_round, digest_of(body), body)
                 )
             except Unreachable:
@@ -216,6 +217,18 @@ class Meetings:
             if reply.ok:
                 self.pairing.told(pair.id)
                 self.failpoints.reached("after_told")
+
+    async def _request(self, peer: str, message: Message) -> Reply:
+        """Waits for an absent neighbour once, for as long as links are patient; then only once it is back."""
+        if peer in self._absent and not self.peers.transport.reaches(peer):
+            raise Unreachable(f"{peer} has not come back.")
+        try:
+            reply = await self.peers.transport.request(peer, message)
+        except Unreachable:
+            self._absent.add(peer)
+            raise
+        self._absent.discard(peer)
+        return reply
 
     # Being asked
 

@@ -69,6 +69,10 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def reaches(self, peer: str) -> bool:
+        """Whether there is a link to `peer` at this moment."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Ends all links; requests under way raise Unreachable."""
 
@@ -108,6 +112,9 @@ class InMemory(Transport):
         if self._gone.done() or not task.done() or task.cancelled():
             raise Unreachable(f"The link between {self.name} and {peer} ended.")
         return task.result()
+
+    def reaches(self, peer: str) -> bool:
+        return peer in self.wire.there
 
     async def close(self) -> None:
         if self.wire.there.get(self.name) is self:
