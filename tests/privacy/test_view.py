@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from topdp import schedules
 from topdp import topology as graphs
 from topdp.plan import NOBODY, PerRound, Plan, prune
-from topdp.privacy.bounds import _largest_eigenvalue, bracket
+from topdp.privacy.bounds import bracket, largest_eigenvalue
 from topdp.privacy.coalitions import coalitions
 from topdp.privacy.errors import PrivacyError, Refused
 from topdp.privacy.gram import grams
@@ -374,7 +374,7 @@ def test_large_eigenvalues_are_not_rounded_down():
     for rows in (300, 20):
         D = generator.normal(size=(rows, 300))
         exact = np.linalg.eigvalsh(D.T @ D)[-1]
-        assert exact * (1 - 1e-13) <= _largest_eigenvalue(D.T @ D) <= exact * (1 + 2e-9)
+        assert exact * (1 - 1e-13) <= largest_eigenvalue(D.T @ D) <= exact * (1 + 2e-9)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from topdp.plan import Plan
 from topdp.privacy.claims import Analysis
-from topdp.privacy.effort import expect_bearable
+from topdp.privacy.effort import WIDEST, expect_bearable
 from topdp.privacy.errors import Refused, expect_delta
 from topdp.privacy.view import Progress, View, view
 from topdp.privacy.worst_case import worst_case
@@ -125,7 +125,8 @@ def account(
         nonlocal seen
         if seen is None and not exposure.sampled:
             expect_bearable(plan, patient)
-        seen = seen or view(plan, exposure, owners="all", progress=progress)
+        widest = None if patient else WIDEST
+        seen = seen or view(plan, exposure, owners="all", progress=progress, widest=widest)
         return np.asarray(np.nanmax(seen.epsilon(delta), axis=1))
 
     claimed, viewed = _answer(claims), _answer(views)

@@ -52,11 +52,11 @@ def _bracket(M: Floats) -> tuple[float, float]:
             weights.append(row_sums)
         for d in weights:
             root = np.sqrt(d)
-            upper = min(upper, float(d.sum()) * _largest_eigenvalue(M / root[:, None] / root))
+            upper = min(upper, float(d.sum()) * largest_eigenvalue(M / root[:, None] / root))
     return largest * lower, largest * max(upper, lower) * (1 + 4 * len(M) * ULP)
 
 
-def _largest_eigenvalue(M: Floats) -> float:
+def largest_eigenvalue(M: Floats) -> float:
     """Not below the largest eigenvalue of a symmetric M; above it by at most about `MARGIN` of it."""
     size = len(M)
     if size > SMALL:

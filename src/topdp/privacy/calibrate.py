@@ -20,7 +20,7 @@ from topdp.privacy.account import GUARANTEES
 from topdp.privacy.baselines import CALIBRATIONS, Adjacency, Batches, Calibration
 from topdp.privacy.baselines.calibration import least_noise
 from topdp.privacy.claims import Analysis, noise_multipliers
-from topdp.privacy.effort import expect_bearable
+from topdp.privacy.effort import WIDEST, expect_bearable
 from topdp.privacy.errors import PrivacyError, PrivacyWarning, Refused, expect_delta, expect_epsilon
 from topdp.privacy.gaussian import mu_of
 from topdp.privacy.view import Progress, View, view
@@ -77,7 +77,9 @@ def calibrate(
         if guarantee == "worst-case":
             return worst_case(plan, exposure).mu / target
         expect_bearable(plan, patient)
-        seen[deviation.tobytes()] = found = view(plan, exposure, owners="all", progress=progress)
+        widest = None if patient else WIDEST
+        found = view(plan, exposure, owners="all", progress=progress, widest=widest)
+        seen[deviation.tobytes()] = found
         return found.worst() / target
 
     deviation, factor = _balanced(excess, exposure.sensitivity / target, guarantee)

@@ -59,6 +59,9 @@ class Sight:
     null: Ints  # [l] positions among the live rows
     null_weights: Floats  # [l, k] of the fresh rows in the null ones
     null_size: Floats  # [l] most that can have entered a null row, by which rounding is judged; 0: none
+    before: Floats  # [live, live] P of the live rows before J sees some of them
+    variance: Floats  # [live] V, what entered them by unseen ways
+    size: Floats  # [live] the same for shifts, per unit of gradient
 
 
 def sights(plan: Plan, coalition: Bools) -> Iterator[Sight]:
@@ -107,8 +110,7 @@ def _advance(
 
     white = whiten(P[kept:, kept:], variance[kept:])
     gain = white.inverse @ P[kept:, :kept][white.fresh]
-    P = P[:kept, :kept]
-    P -= gain.T @ gain
+    whole, P = P, P[:kept, :kept] - gain.T @ gain
     sight = Sight(
         mix=mix,
         owner=plan.owner[rows].astype(np.int64),
@@ -122,6 +124,9 @@ def _advance(
         null_weights=white.weights,
         # Without any unseen noise nothing was ever subtracted: then every shift is one.
         null_size=np.where(variance[kept:] > 0, size[kept:], 0.0)[white.null],
+        before=whole,
+        variance=variance,
+        size=size,
     )
     return sight, _Unknown(rows[:kept], P, variance[:kept], size[:kept])
 

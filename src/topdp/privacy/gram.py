@@ -38,7 +38,7 @@ def aligned(plan: Plan, coalition: Bools, owners: Ints, period: Ints) -> list[Fl
     S = np.zeros((0, columns))
     for r, sight in enumerate(sights(plan, coalition)):
         column = np.where(start[sight.owner] >= 0, start[sight.owner] + r % period[sight.owner], -1)
-        S, D, leaks = _look(sight, S, column)
+        S, D, leaks = look(sight, S, column)
         squares += np.einsum("kc,kc->c", D, D)
         squares[leaks] = np.inf
     return np.split(squares, np.cumsum(period[owners])[:-1])
@@ -64,7 +64,7 @@ def grams(plan: Plan, coalition: Bools, owners: Ints) -> Iterator[Floats]:
             grown[:, :, :r] = S.reshape(len(S), o, r)
             S = grown.reshape(len(S), o * width)
         column = np.where(place[sight.owner] >= 0, place[sight.owner] * width + r, -1)
-        S, D, leaks = _look(sight, S, column)
+        S, D, leaks = look(sight, S, column)
         waiting.append(D)
         leak[:, :width] |= leaks.reshape(o, width)
     _add(M, waiting, width)
@@ -74,7 +74,7 @@ def grams(plan: Plan, coalition: Bools, owners: Ints) -> Iterator[Floats]:
         yield M[owner]
 
 
-def _look(sight: Sight, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
+def look(sight: Sight, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
     """One round of shifts S [unknown rows, columns]: the next S, the whitened shift seen, columns that leak.
 
     `column` [live]: which column the gradient of this round enters in each row; -1 for none.

@@ -8,8 +8,9 @@ gradients, and all random choices of the protocol. Unknown to it: all other draw
 fixed inputs, that is, a changed record changes its owner's own gradients and nobody's later gradients react
 to that (exact for a linear loss). Adjacency and sensitivity are the exposure's. Then what J sees is Gaussian,
 O = A u + B z, and μ² = max uᵀMu with M = Aᵀ(BBᵀ)⁺A over the changes u that one record can make: `upper` is
-never below it, `lower` is what an aligned record reaches. Infinite when A leaves the range of B. Rounding is
-on the side of larger μ; see `filtering` for what counts as no noise.
+never below it, `lower` is what an aligned record reaches. Infinite when A leaves the range of B. Rounding,
+and what is left out of long plans (less than a millionth), is on the side of larger μ; see `filtering` for
+what counts as no noise.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topdp.plan import Plan
+from topdp.privacy.band_bounds import bracket_band
+from topdp.privacy.banded import bands
 from topdp.privacy.bounds import bracket
 from topdp.privacy.errors import PrivacyError, Refused
 from topdp.privacy.gaussian import epsilon_of
@@ -39,6 +42,9 @@ Progress = Callable[[int, int], None]
 
 GRAM_BYTES = 1 << 29
 """Memory for the matrices M of one observer; more owners than fit are taken in turns."""
+
+LONG = 512
+"""Of plans with more rounds, M is computed near its diagonal only, with a bound on the rest (`banded`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +99,15 @@ def view(
     owners: Literal["linked", "all"] | Sequence[int] = "linked",
     bound: Literal["upper", "aligned"] = "upper",
     progress: Progress | None = None,
+    widest: int | None = None,
 ) -> View:
     """The loss of each owner to each observer.
 
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
     are those some row of which the observer reads, `all` everybody else. `bound="aligned"` leaves the upper
     bound out: a lower value for all owners at once, many times faster. `progress(done, total)` is called
-    after each observer.
+    after each observer. `widest`: a plan of more than LONG rounds is refused if changes have to be followed
+    for more rounds than this.
     """
     check(plan, exposure)
     if bound not in ("upper", "aligned"):
@@ -122,16 +130,29 @@ def view(
             squares = aligned(plan, coalition, wanted, period)
             lower[wanted, o] = sensitivity * np.sqrt([classes.max() for classes in squares])
         else:
-            pairs = [
-                bracket(M, int(period[i]))
-                for part in _in_turns(wanted, plan.rounds)
-                for i, M in zip(part, grams(plan, coalition, part), strict=True)
-            ]
+            pairs = _brackets(plan, coalition, wanted, period, widest)
             low, high = np.sqrt(np.array(pairs).reshape(-1, 2)).T
             lower[wanted, o], upper[wanted, o] = sensitivity * low, sensitivity * high
         if progress is not None:
             progress(o + 1, len(members))
     return View(members, lower, upper if bound == "upper" else None, asked, samples)
+
+
+def _brackets(
+    plan: Plan, coalition: Bools, owners: Ints, period: Ints, widest: int | None
+) -> list[tuple[float, float]]:
+    """(lower, upper) of μ² at unit sensitivity, for each owner."""
+    if plan.rounds <= LONG:
+        return [
+            bracket(M, int(period[i]))
+            for part in _in_turns(owners, plan.rounds**2)
+            for i, M in zip(part, grams(plan, coalition, part), strict=True)
+        ]
+    return [
+        bracket_band(band, int(period[i]))
+        for part in _in_turns(owners, plan.rounds * LONG // 2)
+        for i, band in zip(part, bands(plan, coalition, part, widest), strict=True)
+    ]
 
 
 def _samples(plan: Plan, exposure: Exposure, owners: Ints) -> dict[int, Loss]:
@@ -183,6 +204,7 @@ def _owners(plan: Plan, coalition: Bools, owners: str | Sequence[int]) -> Bools:
     return chosen & ~coalition
 
 
-def _in_turns(owners: Ints, rounds: int) -> list[Ints]:
-    step = max(1, GRAM_BYTES // (8 * rounds * rounds))
+def _in_turns(owners: Ints, numbers: int) -> list[Ints]:
+    """As many owners at once as have room for so many numbers each."""
+    step = max(1, GRAM_BYTES // (8 * numbers))
     return [owners[start : start + step] for start in range(0, len(owners), step)]

@@ -1,0 +1,128 @@
+"""The view of long plans against the one that leaves nothing out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from builders import PROTOCOLS, constant_schedule
+from topdp import schedules
+from topdp import topology as graphs
+from topdp.privacy import banded, effort
+from topdp.privacy import view as views
+from topdp.privacy.band_bounds import bracket_band
+from topdp.privacy.banded import Band, bands
+from topdp.privacy.bounds import SMALL, bracket
+from topdp.privacy.errors import Refused
+from topdp.privacy.gram import grams
+from topdp.privacy.participation import Cyclic, EveryRound, exposure
+from topdp.privacy.view import view
+
+GRAPHS = {"random": graphs.random(8, 0.4, 1), "star": graphs.star(7), "complete": graphs.complete(5)}
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Old changes are let go as often as there is something to let go in a short plan."""
+    monkeypatch.setattr(banded, "CHUNK", 8)
+
+
+def plan_of(name, graph, iterations, alpha=0.25, fading="linear", decay=0.9):
+    rates = schedules.learning_rates(0.5, iterations, fading)
+    falling = schedules.schedule(rates, schedules.step_decay(decay, 20, iterations), "gradient")
+    return PROTOCOLS[name](alpha).plan(graph, falling, np.linspace(0.5, 1.5, graph.agents), 3)
+
+
+def both(plan, observer=0):
+    coalition = np.arange(plan.agents) == observer
+    owners = np.flatnonzero(~coalition)
+    return list(grams(plan, coalition, owners)), list(bands(plan, coalition, owners))
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.usefixtures("often")
+def test_a_band_brackets_what_the_whole_matrix_does(name, graph):
+    plan = plan_of(name, GRAPHS[graph], 240)
+    for M, band in zip(*both(plan), strict=True):
+        assert band.values.shape[1] < 200 and (band.rest > 0).sum() > 40  # something was let go
+        for period in (1, 7, 50):
+            whole, near = bracket(M, period), bracket_band(band, period)
+            assert 1 - 1e-6 < near[0] / whole[0] <= 1 + 1e-12
+            assert 1 - 2e-9 < near[1] / whole[1] < 1 + 1e-6
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.usefixtures("often")
+def test_what_is_left_out_stays_within_its_bound(name, monkeypatch):
+    """Let go far too early, so that the far parts are large: the bound must still hold, for any change."""
+    monkeypatch.setattr(banded, "REST", 0.6)
+    plan = plan_of(name, GRAPHS["random"], 120)
+    generator = np.random.default_rng(0)
+    changes = np.concatenate([np.eye(121), np.ones((1, 121)), generator.choice([-1, 1], (200, 121))])
+    missed = 0.0
+    for M, band in zip(*both(plan), strict=True):
+        near = np.zeros_like(M)
+        for k in range(band.values.shape[1]):
+            r = np.arange(len(M) - k)
+            near[r, r + k] = near[r + k, r] = band.values[r, k]
+        lengths = [np.sqrt(np.maximum(0.0, np.einsum("ur,rs,us->u", changes, X, changes))) for X in (M, near)]
+        # Half of the charge is for rounding: without rounding half of it must do.
+        assert (np.abs(lengths[0] - lengths[1]) <= np.abs(changes) @ band.rest / 2 + 1e-9).all()
+        missed = max(missed, float(np.abs(lengths[0] - lengths[1]).max() / lengths[0].max()))
+    assert missed > 1e-3
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_brackets_of_long_bands_are_those_of_the_matrix(period):
+    """Longer than what is done with all eigenvalues, with entries of both signs."""
+    generator = np.random.default_rng(1)
+    R, width = 3 * SMALL + 5, 9
+    D = np.zeros((R + width, R))
+    for r in range(R):
+        D[r : r + width, r] = generator.normal(0.1, 1, width)
+    M = D.T @ D
+    values = np.zeros((R, width))
+    for k in range(width):
+        values[: R - k, k] = M.diagonal(k)
+    band = Band(values, np.zeros(R), np.zeros(R, bool))
+    np.testing.assert_allclose(bracket_band(band, period), bracket(M, period), rtol=1e-8)
+    assert bracket_band(band, period)[1] >= bracket(M, period)[1] * (1 - 1e-9)
+    charged = Band(values, np.full(R, 0.01), np.zeros(R, bool))
+    low, high = np.sqrt(bracket_band(charged, period)) - np.sqrt(bracket_band(band, period))
+    used = len(range(0, R, period))
+    assert low == pytest.approx(-0.01 * used, rel=0.05) and high == pytest.approx(0.01 * used, rel=0.05)
+
+
+@pytest.mark.usefixtures("often")
+def test_what_is_seen_without_noise_is_infinite_at_any_length():
+    plan = PROTOCOLS["plain-sync"](0.5).plan(GRAPHS["random"], constant_schedule(60), np.zeros(8), 0)
+    for M, band in zip(*both(plan), strict=True):
+        assert bracket_band(band)[1] == bracket(M)[1]
+
+
+@pytest.mark.parametrize("participation", [EveryRound(), Cyclic(20)])
+def test_a_view_is_the_same_either_way(participation, monkeypatch):
+    plan = plan_of("top-sync", GRAPHS["random"], 150)
+    exposed = exposure(8, 0.1, participation)
+    whole = view(plan, exposed, owners="all")
+    monkeypatch.setattr(views, "LONG", 100)
+    near = view(plan, exposed, owners="all")
+    np.testing.assert_allclose(near.upper, whole.upper, rtol=1e-6)
+    assert (near.worst() >= whole.worst() * (1 - 1e-9)).all()
+
+
+def test_slow_information_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(views, "LONG", 100)
+    plan = plan_of("top-async", graphs.ring(9), 300)
+    with pytest.raises(Refused, match="patient"):
+        view(plan, exposure(9, 0.1), widest=64)
+
+
+def test_the_papers_length_is_bearable_and_a_large_federations_is_not():
+    paper = plan_of("top-sync", graphs.random(30, 0.2, 0), 6000)
+    effort.expect_bearable(paper, patient=False)
+    large = plan_of("plain-sync", graphs.ring(200), 1500)
+    with pytest.raises(Refused, match="at most about"):
+        effort.expect_bearable(large, patient=False)
+    effort.expect_bearable(large, patient=True)
