@@ -49,7 +49,7 @@ def jobs(quick: bool) -> list[Job]:
         *of("large", 300, 6, 200, 20),
         *(job for n in (25, 50, 100, 200) for job in of(f"n={n}", n, 6, 200, 4)),
         *(job for k in (4, 8, 16) for job in of(f"degree={k}", 60, k, 200, 4)),
-        *(job for T in (250, 500, 1000, 2000) for job in of(f"T={T}", 30, 5.8, T, 4)),
+        *(job for T in (250, 500, 1000, 2000, 6000) for job in of(f"T={T}", 30, 5.8, T, 4)),
     ]
 
 
