@@ -346,7 +346,7 @@ class TestCommands:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_ends_with_the_way_to_continue(self, job, tmp_path, number):
         process = subprocess.Popen(
-            [sys.executable, "-m", "topdp", "run", str(job), "--set", "rounds=20000", "--out", "run"],
+            [sys.executable, "-m", "topdp", "run", str(job), "--set", "rounds=60000", "--out", "run"],
             cwd=tmp_path,
             stderr=subprocess.PIPE,
             text=True,

@@ -8,8 +8,11 @@ from topdp.plan import Plan
 from topdp.privacy.errors import Refused
 from topdp.privacy.view import LONG
 
-LIMIT = 6e12
-"""Multiplications and additions: some minutes on one core. About 8,000 releases among 30 agents."""
+LIMIT = 1.5e12
+"""Multiplications and additions: two minutes on one core. About 1,800 releases among 30 agents."""
+
+A_ROUND = 5e6
+"""What a round of one observer takes however small it is, in the same unit."""
 
 USUAL, WIDEST = 256, 1024
 """Rounds for which a change has to be followed in a long plan: on the paper's graphs, and at most unasked."""
@@ -22,7 +25,7 @@ def view_work(plan: Plan) -> float:
     seen = max(1.0, float((last >= 0).sum()) / n)  # rows an observer reads in a round
     followed = R if R <= LONG else min(R, USUAL)
     shifts = plan.rows * (2 + seen) * R * followed
-    return n * (n - 1) * (shifts + 2 / 3 * seen * R * followed**2)
+    return n * (n - 1) * (shifts + 2 / 3 * seen * R * followed**2) + n * R * A_ROUND
 
 
 def expect_bearable(plan: Plan, patient: bool) -> None:
