@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 def bracket_band(band: Band, period: int = 1) -> tuple[float, float]:
     """As `bracket`, for a matrix that is known near its diagonal only."""
-    if band.leaks.any():
+    if band.leaks.any() or not (np.isfinite(band.values).all() and np.isfinite(band.rest).all()):
         return np.inf, np.inf
     R = len(band.values)
     # Row sums of a class hold every entry above the diagonal twice.
@@ -66,10 +66,9 @@ def _largest_eigenvalue_of_band(B: Floats) -> float:
     """Not below the largest eigenvalue; above it by about `MARGIN`, or as far as the largest row sum."""
     size, width = B.shape
     below = B.T.copy()  # [width, size]: entry (k, r) is M[r + k, r]
-    above = [np.concatenate([np.zeros(k), B[: size - k, k]]) for k in range(width)]
-    M = dia_array(
-        (np.concatenate([below, above[1:]]), [-k for k in range(width)] + list(range(1, width))), (size, size)
-    )
+    above = [np.concatenate([np.zeros(k), B[: size - k, k]]) for k in range(1, width)]
+    offsets = [-k for k in range(width)] + list(range(1, width))
+    M = dia_array((np.concatenate([below, *(line[None] for line in above)]), offsets), (size, size))
     try:
         value = float(
             eigsh(M, 1, which="LA", tol=MARGIN / 10, v0=np.ones(size), return_eigenvectors=False)[0]

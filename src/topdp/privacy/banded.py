@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from topdp.plan import Plan
 from topdp.privacy.errors import Refused
 from topdp.privacy.filtering import Sight, sights, whiten
-from topdp.privacy.gram import ROUNDING, look
+from topdp.privacy.gram import look
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,6 +31,9 @@ Bools = NDArray[np.bool_]
 CHUNK = 64  # rounds between additions to M, and between attempts to let old changes go
 REST = 1e-10
 """What the far part of a change may add to a length, per largest change seen; half of it is for rounding."""
+
+ALONE = 1e-13
+"""A shift of a row without noise of its own counts as none below this share of what entered the row."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ def _done(sight: Sight, S: Floats, largest: float) -> tuple[int, float]:
     over = np.einsum("kc,kc->c", left, left) > (charge / 2) ** 2
     # Rows without noise of their own say nothing new, unless a change shows in them alone.
     alone = np.abs(shifts[white.null] - white.weights @ shifts[white.fresh])
-    over |= (alone > ROUNDING * sight.size[white.null][:, None]).any(axis=0)
+    entered = np.where(sight.variance > 0, sight.size, 0.0)[white.null]  # without noise nothing was rounded
+    over |= (alone > ALONE * entered[:, None]).any(axis=0)
     over = over.reshape(S.shape[1:]).any(axis=0)
     return (int(over.argmax()) if over.any() else len(over)), charge

@@ -14,7 +14,7 @@ LIMIT = 1.5e12
 A_ROUND = 5e6
 """What a round of one observer takes however small it is, in the same unit."""
 
-USUAL, WIDEST = 256, 1024
+USUAL, WIDEST = 256, 2048
 """Rounds for which a change has to be followed in a long plan: on the paper's graphs, and at most unasked."""
 
 

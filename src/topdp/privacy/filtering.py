@@ -73,7 +73,8 @@ def sights(plan: Plan, coalition: Bools) -> Iterator[Sight]:
     for r in range(plan.rounds):
         keep = np.flatnonzero(live[r] & ~seen[r])
         rows, kept = np.concatenate([keep, np.flatnonzero(live[r] & seen[r])]), len(keep)
-        sight, before = _advance(plan, plan[r], rows, kept, unknown, distinct[plan.draw.which[r]], before)
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused by name
+            sight, before = _advance(plan, plan[r], rows, kept, unknown, distinct[plan.draw.which[r]], before)
         yield sight
 
 
@@ -108,6 +109,8 @@ def _advance(
     step = this.step[rows]
     size = _gather(share, at, before.size) + np.abs(step)
 
+    if not (np.isfinite(variance).all() and np.isfinite(size).all()):
+        raise PrivacyError("Expected noise and weights whose sums are numbers, got an overflow.")
     white = whiten(P[kept:, kept:], variance[kept:])
     gain = white.inverse @ P[kept:, :kept][white.fresh]
     whole, P = P, P[:kept, :kept] - gain.T @ gain

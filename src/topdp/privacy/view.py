@@ -9,8 +9,8 @@ fixed inputs, that is, a changed record changes its owner's own gradients and no
 to that (exact for a linear loss). Adjacency and sensitivity are the exposure's. Then what J sees is Gaussian,
 O = A u + B z, and μ² = max uᵀMu with M = Aᵀ(BBᵀ)⁺A over the changes u that one record can make: `upper` is
 never below it, `lower` is what an aligned record reaches. Infinite when A leaves the range of B. Rounding,
-and what is left out of long plans (less than a millionth), is on the side of larger μ; see `filtering` for
-what counts as no noise.
+and what is left out of long plans (less than a millionth of the largest μ of that observer), is on the side
+of larger μ; see `filtering` for what counts as no noise.
 """
 
 from __future__ import annotations
