@@ -9,6 +9,8 @@ from history import faults, federation, live, on_virtual_time
 from topdp import build, topology
 from topdp.agents.budget import BudgetError, allows, meter
 from topdp.agents.ledger import Cost, Ledger
+from topdp.privacy import banded
+from topdp.privacy import view as views
 from topdp.privacy.account import account
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -81,6 +83,18 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, guarantee
             totals.append(total)
         assert total == pytest.approx(said[agent], rel=1e-6)
         assert totals == sorted(totals) and totals[0] > 0
+
+
+@pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
+def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
+    made = federation(tmp_path, f"data.batch={batch}", graph=topology.random(6, 0.5, 1), rounds=60)
+    analysis = build.analysis(made.setup.config, made.setup.counts)
+    whole = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    monkeypatch.setattr(views, "LONG", 10)
+    monkeypatch.setattr(banded, "CHUNK", 8)
+    near = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    np.testing.assert_allclose(near, whole, rtol=1e-6)
+    assert (near >= whole * (1 - 1e-9)).all()
 
 
 def test_poisson_batches_are_charged_from_the_private_side(tmp_path):

@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 
 from topdp.agents.ledger import Cost
 from topdp.plan import Plan
+from topdp.privacy import view
+from topdp.privacy.band_bounds import bracket_band
+from topdp.privacy.banded import bands
 from topdp.privacy.baselines import CALIBRATIONS
 from topdp.privacy.bounds import bracket
 from topdp.privacy.claims import Analysis, noise_multipliers
@@ -138,9 +141,13 @@ def _view(plan: Plan, analysis: Analysis, agent: int, delta: float) -> Floats:
         if observer == agent:
             continue
         coalition = np.arange(plan.agents) == observer
-        (M,) = grams(plan, coalition, np.array([agent]))
         # u_r = 0 from the first round that the data do not enter: the leading block of M is all that counts.
-        upper = np.array([bracket(M[: s + 1, : s + 1], period)[1] for s in places])
+        if plan.rounds <= view.LONG:
+            (M,) = grams(plan, coalition, np.array([agent]))
+            upper = [bracket(M[: s + 1, : s + 1], period)[1] for s in places]
+        else:
+            (band,) = bands(plan, coalition, np.array([agent]))
+            upper = [bracket_band(band.leading(s + 1), period)[1] for s in places]
         mu = np.maximum(mu, np.sqrt(upper) * exposure.sensitivity[agent])
     return _spread(np.asarray(epsilon_of(mu, delta)), places, plan.rounds)
 

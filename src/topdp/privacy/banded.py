@@ -44,6 +44,12 @@ class Band:
     rest: Floats  # [rounds]
     leaks: Bools  # [rounds]: seen without noise
 
+    def leading(self, rounds: int) -> Band:
+        """Of the first rounds alone: what the owner's data tell if they do not enter later ones."""
+        values = self.values[:rounds].copy()
+        values[np.arange(rounds)[:, None] + np.arange(values.shape[1]) >= rounds] = 0.0
+        return Band(values, self.rest[:rounds], self.leaks[:rounds])
+
 
 def bands(plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None) -> Iterator[Band]:
     """The band of each owner, as the agents marked in `coalition` see it together.
