@@ -15,13 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topdp import topology as rooms
+from topdp import topology
 from topdp.topology import (
     FAMILIES,
     Topology,
     TopologyError,
     complete,
     describe,
+    edge_lists,
+    families,
     from_edges,
     grid,
     mesh,
@@ -33,6 +35,7 @@ from topdp.topology import (
     star,
     tree,
 )
+from topdp.topology import graph as graph_room
 
 ONE_OF_EACH = {
     "random": random(30, 0.2, seed=4),
@@ -62,12 +65,13 @@ def neighbours_of(graph: Topology) -> list[set[int]]:
 
 
 def test_examples_in_the_docstrings_run() -> None:
-    failed, tried = doctest.testmod(rooms)
-    assert tried > 20 and failed == 0
+    names = vars(topology)
+    found = [doctest.testmod(room, extraglobs=names) for room in (graph_room, families, edge_lists)]
+    assert sum(room.attempted for room in found) > 20 and sum(room.failed for room in found) == 0
     # doctest does not look inside cached properties
     for name, value in vars(Topology).items():
         if isinstance(value, cached_property):
-            for example in doctest.DocTestFinder().find(value.func, name, globs=vars(rooms).copy()):
+            for example in doctest.DocTestFinder().find(value.func, name, globs=vars(topology).copy()):
                 assert doctest.DocTestRunner().run(example).failed == 0
 
 
@@ -131,7 +135,7 @@ def test_regular_and_small_world_have_the_degree_asked_for() -> None:
 def test_unconnected_draws_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most 2-regular graphs of 60 agents are several circles."""
     assert [regular(60, 2, seed=seed).diameter() for seed in range(5)] == [30] * 5
-    monkeypatch.setattr(rooms, "TRIES", 1)
+    monkeypatch.setattr(families, "TRIES", 1)
     with pytest.raises(
         TopologyError, match="connected small-world graph, got none in 1 draws; raise the degree"
     ):
@@ -237,7 +241,7 @@ def test_coverage_of_known_graphs() -> None:
 def test_coverage_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = random(30, 0.3, seed=2)
     whole_arrays, whole_diameter = (whole.eligible, whole.covered), whole.diameter()
-    monkeypatch.setattr(rooms, "_CHUNK", 64)
+    monkeypatch.setattr(graph_room, "_CHUNK", 64)
     pieces = random(30, 0.3, seed=2)
     assert (pieces.eligible == whole_arrays[0]).all()
     assert (pieces.covered == whole_arrays[1]).all()
@@ -274,7 +278,7 @@ def test_spectral_gap_is_the_definition(graph: Topology, alpha: float) -> None:
 def test_iterative_spectral_gap_is_the_dense_one(graph: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     big = FAMILIES[graph.name](100)
     dense = big.spectral_gap(0.3)
-    monkeypatch.setattr(rooms, "DENSE_LIMIT", 10)
+    monkeypatch.setattr(graph_room, "DENSE_LIMIT", 10)
     assert big.spectral_gap(0.3) == pytest.approx(dense, rel=1e-8)
 
 

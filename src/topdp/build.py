@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,19 +38,9 @@ Floats = NDArray[np.float64]
 def graph(config: RunConfig) -> Topology:
     """The graph of the configuration; the options that its kind does not have are left alone."""
     c = config.topology
-    families = {
-        "random": lambda: topology.random(c.agents, c.connection, config.seed),
-        "ring": lambda: topology.ring(c.agents),
-        "star": lambda: topology.star(c.agents, c.hubs),
-        "tree": lambda: topology.tree(c.agents),
-        "mesh": lambda: topology.mesh(c.agents),
-        "complete": lambda: topology.complete(c.agents),
-        "grid": lambda: topology.grid(c.agents),
-        "small-world": lambda: topology.small_world(c.agents, c.degree, c.rewire, config.seed),
-        "regular": lambda: topology.regular(c.agents, c.degree, config.seed),
-        "file": lambda: topology.read_edge_list(str(c.path)),
-    }
-    return families[c.kind]()
+    family = topology.FAMILIES[c.kind]
+    options = {**dict(c), "seed": config.seed}
+    return family(**{name: options[name] for name in signature(family).parameters if name in options})
 
 
 def method(config: RunConfig) -> Method:

@@ -1,26 +1,17 @@
-"""Who is adjacent to whom: graph families, the sets N_i^j, which directed edges are covered, spectral gap.
+"""A connected undirected graph on the agents 0 .. n-1, and what can be read off it.
 
-A `Topology` is a connected undirected graph on the agents 0 .. n-1. It knows nothing of rounds, noise or
-data: protocols draw their choices over it, `topdp.report.graph` draws its picture.
-
-    N_i    the neighbours of agent i
-    N_i^j  = N_i \\ ({j} ∪ N_j), the neighbours of i that are neither j nor adjacent to j
-
-The directed edge i→j is *covered* when N_i^j is not empty: then i has a neighbour whose estimate j does not
-read, and whose noise may stand in for part of i's own in what i sends to j.
+Knows nothing of rounds, noise or data: protocols draw their choices over it, `topdp.report.graph` draws its
+picture. The sets N_i^j and coverage are explained at the head of this room.
 """
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
-import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
@@ -30,9 +21,6 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from topdp.streams import stream
 
 Scalar = TypeVar("Scalar", bound=np.generic)
-
-TRIES = 1000
-"""How often a random family is drawn again before it is given up as never connected."""
 
 DENSE_LIMIT = 1000
 """Up to this many agents the spectral gap is taken from all eigenvalues."""
@@ -186,157 +174,6 @@ class Topology:
         return max(0.0, 1.0 - abs(float(second[0])))
 
 
-def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
-    """Erdős–Rényi: each of the n(n-1)/2 links is there with probability `connection`; drawn until connected.
-
-    Gives up after `TRIES` draws.
-
-    >>> graph = random(30, 0.2, seed=1)
-    >>> graph.agents, bool((graph.adjacency == random(30, 0.2, seed=1).adjacency).all())
-    (30, True)
-    """
-    n = _count("agents", agents)
-    if not 0 < connection <= 1:
-        raise TopologyError(
-            f"Expected 0 < connection <= 1, got {connection}; it is the share of pairs that are linked."
-        )
-    # Drawn here, not by networkx, so that a seed names the same graph whatever networkx is installed.
-    starts = np.concatenate([[0], np.cumsum(np.arange(n - 1, 0, -1))])  # of row i among the pairs i < j
-    for attempt in range(TRIES):
-        draws = stream(seed, "topology.random", attempt)
-        size = draws.binomial(starts[-1], connection)
-        pairs = draws.choice(starts[-1], size, replace=False, shuffle=False)
-        rows = np.searchsorted(starts, pairs, side="right") - 1
-        edges = np.column_stack([rows, pairs - starts[rows] + rows + 1])
-        if size >= n - 1 and _components(edges, n)[0] == 1:
-            return from_edges(edges, n, name="random")
-    likely = math.log(n) / n
-    raise TopologyError(
-        f"Expected a connected random graph, got none in {TRIES} draws of {n} agents at connection rate "
-        f"{connection}; a connected graph becomes likely from ln(n)/n = {likely:.3g}: raise the rate to "
-        f"{min(1.0, 1.5 * likely):.2g} or more."
-    )
-
-
-def ring(agents: int) -> Topology:
-    """Agent i is linked to i-1 and i+1, counted round the circle.
-
-    >>> ring(4).edges.tolist()
-    [[0, 1], [0, 3], [1, 2], [2, 3]]
-    """
-    n = _count("agents", agents)
-    return from_edges([(i, (i + 1) % n) for i in range(n)], n, name="ring")
-
-
-def complete(agents: int) -> Topology:
-    """Every two agents are linked. No directed edge is covered.
-
-    >>> len(complete(5).edges)
-    10
-    """
-    n = _count("agents", agents)
-    return Topology("complete", ~np.eye(n, dtype=np.bool_))
-
-
-def star(agents: int, hubs: int = 2, attach: str = "one") -> Topology:
-    """Agents 0 .. hubs-1 are hubs, all linked to each other; the others are leaves.
-
-    With `attach="one"` leaf i hangs on hub i mod hubs, so that leaves are split evenly: our reading of the
-    paper's "star topology with two star agents". With `attach="all"` every leaf is linked to every hub.
-
-    >>> star(6).edges.tolist()
-    [[0, 1], [0, 2], [0, 4], [1, 3], [1, 5]]
-    """
-    n, hubs = _count("agents", agents), _count("hubs", hubs, least=1)
-    if hubs >= n:
-        raise TopologyError(f"Expected fewer hubs than agents, got {hubs} hubs for {n} agents.")
-    if attach not in ("one", "all"):
-        raise TopologyError(f"Expected attach to be 'one' or 'all', got {attach!r}.")
-    edges = [(a, b) for a in range(hubs) for b in range(a)]
-    for leaf in range(hubs, n):
-        edges += [(leaf, hub) for hub in ([leaf % hubs] if attach == "one" else range(hubs))]
-    return from_edges(edges, n, name="star")
-
-
-def tree(agents: int) -> Topology:
-    """The complete binary tree, filled level by level: the parent of agent i is (i-1) // 2.
-
-    >>> tree(5).edges.tolist()
-    [[0, 1], [0, 2], [1, 3], [1, 4]]
-    """
-    n = _count("agents", agents)
-    return from_edges([((i - 1) // 2, i) for i in range(1, n)], n, name="tree")
-
-
-def mesh(agents: int) -> Topology:
-    """A partial mesh: agent i is linked to i ± 1, i ± 2, i ± 4, ... up to n/2, counted round the circle.
-
-    The paper says "partial mesh" and no more. This one is regular, has near and far links, degree about
-    2 log2(n), and from six agents on lies strictly between the ring and the complete graph.
-
-    >>> mesh(30).neighbours[0].tolist()
-    [1, 2, 4, 8, 22, 26, 28, 29]
-    """
-    n = _count("agents", agents)
-    offsets = [1 << power for power in range((n // 2).bit_length())]
-    return from_edges([(i, (i + offset) % n) for i in range(n) for offset in offsets], n, name="mesh")
-
-
-def grid(agents: int) -> Topology:
-    """Rows of ⌈√n⌉ agents, each linked to the one beside and the one below; the last row may be shorter.
-
-    >>> grid(5).edges.tolist()
-    [[0, 1], [0, 3], [1, 2], [1, 4], [3, 4]]
-    """
-    n = _count("agents", agents)
-    columns = grid_columns(n)
-    beside = [(i, i + 1) for i in range(n - 1) if (i + 1) % columns]
-    below = [(i, i + columns) for i in range(n - columns)]
-    return from_edges(beside + below, n, name="grid")
-
-
-def grid_columns(agents: int) -> int:
-    """⌈√n⌉, the length of a full row of `grid(agents)`."""
-    return math.isqrt(agents - 1) + 1
-
-
-def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0) -> Topology:
-    """Watts–Strogatz: a circle where each agent is linked to its `degree` nearest, then each link's far end
-    is moved to a random agent with probability `rewire`; drawn until connected, at most `TRIES` times.
-
-    >>> len(small_world(20, degree=4, rewire=0.2, seed=3).edges)
-    40
-    """
-    n, degree = _count("agents", agents), _degree(agents, degree)
-    if degree % 2:
-        raise TopologyError(f"Expected an even degree, half on each side, got {degree}; use {degree + 1}.")
-    if not 0 <= rewire <= 1:
-        raise TopologyError(f"Expected 0 <= rewire <= 1, got {rewire}; it is the share of links moved.")
-    return _draw_until_connected(
-        "small-world", lambda s: nx.watts_strogatz_graph(n, degree, rewire, seed=s), seed, "raise the degree"
-    )
-
-
-def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
-    """A random graph in which every agent has `degree` neighbours; drawn until connected, at most `TRIES`
-    times.
-
-    >>> regular(20, degree=3, seed=3).degrees.tolist() == [3] * 20
-    True
-    """
-    n, degree = _count("agents", agents), _degree(agents, degree)
-    if n * degree % 2:
-        raise TopologyError(
-            f"Expected agents * degree to be even, got {n} * {degree}; change either by one: "
-            f"every link has two ends."
-        )
-    if degree == 1 and n > 2:
-        raise TopologyError(f"Expected degree >= 2, got 1: {n} agents in pairs are not connected.")
-    return _draw_until_connected(
-        "regular", lambda s: nx.random_regular_graph(degree, n, seed=s), seed, "raise the degree"
-    )
-
-
 def from_edges(
     edges: Iterable[Sequence[int]] | NDArray[np.int64],
     agents: int | None = None,
@@ -362,7 +199,7 @@ def from_edges(
             f"Expected edges as pairs of agent numbers, got an array of {pairs.dtype} with shape "
             f"{pairs.shape}; give for example [(0, 1), (1, 2)]."
         )
-    n = _count("agents", int(pairs.max()) + 1 if agents is None else agents)
+    n = whole_number("agents", int(pairs.max()) + 1 if agents is None else agents)
     outside = pairs[((pairs < 0) | (pairs >= n)).any(axis=1)]
     if len(outside):
         raise TopologyError(
@@ -372,76 +209,6 @@ def from_edges(
     adjacency = np.zeros((n, n), dtype=np.bool_)
     adjacency[pairs[:, 0], pairs[:, 1]] = True
     return Topology(name, adjacency | adjacency.T, labels)
-
-
-def read_edge_list(path: str | Path) -> Topology:
-    """The graph of a text file: one link a line, two names split by blanks or a comma; `#` begins a comment.
-
-    A link may be listed twice, or once each way. Names are whole numbers or text. Numbers 0 .. n-1 are the
-    agents themselves; other numbers become agents in ascending order, and text in order of first appearance:
-    then `labels` keeps the names. Refused, with the line: self loops, a line with `->` or a header such as
-    `source target` (a directed file), anything but two names. An unconnected graph is refused with its
-    components.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "hospitals.txt"
-    ...     _ = file.write_text("north, south  # by fibre\\nsouth, east\\n")
-    ...     graph = read_edge_list(file)
-    >>> graph.labels, graph.edges.tolist()
-    (('north', 'south', 'east'), [[0, 1], [1, 2]])
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise TopologyError(f"Expected an edge list at {path}, could not read it: {reason}.") from error
-    links = [
-        _link(line, f"{path}, line {number}")
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.split("#")[0].strip()
-    ]
-    if not links:
-        raise TopologyError(f"Expected at least one link in {path}, got none; write two names a line.")
-    names = list(dict.fromkeys(name for link in links for name in link))
-    numbered = all(name.isdecimal() for name in names)
-    if numbered:
-        links = [(str(int(a)), str(int(b))) for a, b in links]
-        names = sorted({name for link in links for name in link}, key=int)
-    agent = {name: index for index, name in enumerate(names)}
-    plain = numbered and names == [str(index) for index in range(len(names))]
-    return from_edges(
-        [(agent[a], agent[b]) for a, b in links],
-        len(names),
-        name="file",
-        labels=None if plain else tuple(names),
-    )
-
-
-def _link(line: str, where: str) -> tuple[str, str]:
-    """The two names on a line of an edge list."""
-    content = line.split("#")[0].strip()
-    if any(arrow in content for arrow in ("->", "<-", "=>", "→", "←")):
-        raise TopologyError(
-            f"{where}: expected an undirected link 'a b', got {content!r}; remove the arrows if every link "
-            f"works both ways: agents that send also receive."
-        )
-    names = content.replace(",", " ").split()
-    if len(names) != 2 or content.count(",") > 1:
-        raise TopologyError(
-            f"{where}: expected two names, got {content!r}; write one link a line, without weights, and no "
-            f"blanks inside a name."
-        )
-    if tuple(name.lower() for name in names) in {("source", "target"), ("from", "to"), ("src", "dst")}:
-        raise TopologyError(
-            f"{where}: expected a link, got the header {content!r}, which marks a directed graph; remove the "
-            f"line if every link works both ways."
-        )
-    if names[0] == names[1]:
-        raise TopologyError(
-            f"{where}: expected two different agents, got the self loop {content!r}; remove it."
-        )
-    return names[0], names[1]
 
 
 def describe(topology: Topology, alpha: float = 0.5) -> dict[str, Any]:
@@ -471,27 +238,12 @@ def describe(topology: Topology, alpha: float = 0.5) -> dict[str, Any]:
     return numbers
 
 
-FAMILIES: dict[str, Callable[..., Topology]] = {
-    "random": random,
-    "ring": ring,
-    "star": star,
-    "tree": tree,
-    "mesh": mesh,
-    "complete": complete,
-    "grid": grid,
-    "small-world": small_world,
-    "regular": regular,
-    "file": read_edge_list,
-}
-"""The names of `topology.kind` in a configuration."""
-
-
 def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> NDArray[np.bool_]:
     """A read-only boolean copy of `adjacency`, or the reason why it is not a graph of ours."""
     given = np.asarray(adjacency)
     if given.ndim != 2 or given.shape[0] != given.shape[1]:
         raise TopologyError(f"Expected a square adjacency matrix, got shape {given.shape}.")
-    n = _count("agents", len(given))
+    n = whole_number("agents", len(given))
     if labels is not None and len(set(labels)) != n:
         raise TopologyError(f"Expected {n} different labels, got {len(set(labels))}; name every agent once.")
     matrix = given.astype(np.bool_)
@@ -516,7 +268,7 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> NDArray[np
             f"Expected an undirected graph (a symmetric adjacency), got {name(i)}→{name(j)} without "
             f"{name(j)}→{name(i)} ({len(one_way)} such in all); add the other direction."
         )
-    count, member = _components(np.argwhere(matrix), n)
+    count, member = components(np.argwhere(matrix), n)
     if count > 1:
         groups = [np.flatnonzero(member == c) for c in range(min(count, 6))]
         shown = ", ".join(
@@ -530,7 +282,7 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> NDArray[np
     return _frozen(matrix)
 
 
-def _components(edges: NDArray[np.int64], n: int) -> tuple[int, NDArray[np.int32]]:
+def components(edges: NDArray[np.int64], n: int) -> tuple[int, NDArray[np.int32]]:
     """How many components there are, and to which each agent belongs."""
     count, member = connected_components(_sparse(edges, n), directed=False)
     return int(count), member
@@ -550,15 +302,7 @@ def _chunks(rows: int, width: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 
-def _draw_until_connected(kind: str, draw: Callable[[int], Any], seed: int, advice: str) -> Topology:
-    for attempt in range(TRIES):
-        graph = draw(int(stream(seed, f"topology.{kind}", attempt).integers(2**32)))
-        if nx.is_connected(graph):
-            return from_edges(list(graph.edges), len(graph), name=kind)
-    raise TopologyError(f"Expected a connected {kind} graph, got none in {TRIES} draws; {advice}.")
-
-
-def _count(what: str, value: int, least: int = 2) -> int:
+def whole_number(what: str, value: int, least: int = 2) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -566,16 +310,6 @@ def _count(what: str, value: int, least: int = 2) -> int:
     if number < least:
         raise TopologyError(f"Expected {what} >= {least}, got {number}.")
     return number
-
-
-def _degree(agents: int, degree: int) -> int:
-    degree = _count("degree", degree, least=1)
-    if degree >= agents:
-        raise TopologyError(
-            f"Expected degree < agents, got degree {degree} for {agents} agents; an agent has at most "
-            f"{agents - 1} neighbours."
-        )
-    return degree
 
 
 def _frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:

@@ -1,0 +1,77 @@
+"""Graphs from text files: one link a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from topdp.topology.graph import Topology, TopologyError, from_edges
+
+
+def read_edge_list(path: str | Path) -> Topology:
+    """The graph of a text file: one link a line, two names split by blanks or a comma; `#` begins a comment.
+
+    A link may be listed twice, or once each way. Names are whole numbers or text. Numbers 0 .. n-1 are the
+    agents themselves; other numbers become agents in ascending order, and text in order of first appearance:
+    then `labels` keeps the names. Refused, with the line: self loops, a line with `->` or a header such as
+    `source target` (a directed file), anything but two names. An unconnected graph is refused with its
+    components.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "hospitals.txt"
+    ...     _ = file.write_text("north, south  # by fibre\\nsouth, east\\n")
+    ...     graph = read_edge_list(file)
+    >>> graph.labels, graph.edges.tolist()
+    (('north', 'south', 'east'), [[0, 1], [1, 2]])
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise TopologyError(f"Expected an edge list at {path}, could not read it: {reason}.") from error
+    links = [
+        _link(line, f"{path}, line {number}")
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.split("#")[0].strip()
+    ]
+    if not links:
+        raise TopologyError(f"Expected at least one link in {path}, got none; write two names a line.")
+    names = list(dict.fromkeys(name for link in links for name in link))
+    numbered = all(name.isdecimal() for name in names)
+    if numbered:
+        links = [(str(int(a)), str(int(b))) for a, b in links]
+        names = sorted({name for link in links for name in link}, key=int)
+    agent = {name: index for index, name in enumerate(names)}
+    plain = numbered and names == [str(index) for index in range(len(names))]
+    return from_edges(
+        [(agent[a], agent[b]) for a, b in links],
+        len(names),
+        name="file",
+        labels=None if plain else tuple(names),
+    )
+
+
+def _link(line: str, where: str) -> tuple[str, str]:
+    """The two names on a line of an edge list."""
+    content = line.split("#")[0].strip()
+    if any(arrow in content for arrow in ("->", "<-", "=>", "→", "←")):
+        raise TopologyError(
+            f"{where}: expected an undirected link 'a b', got {content!r}; remove the arrows if every link "
+            f"works both ways: agents that send also receive."
+        )
+    names = content.replace(",", " ").split()
+    if len(names) != 2 or content.count(",") > 1:
+        raise TopologyError(
+            f"{where}: expected two names, got {content!r}; write one link a line, without weights, and no "
+            f"blanks inside a name."
+        )
+    if tuple(name.lower() for name in names) in {("source", "target"), ("from", "to"), ("src", "dst")}:
+        raise TopologyError(
+            f"{where}: expected a link, got the header {content!r}, which marks a directed graph; remove the "
+            f"line if every link works both ways."
+        )
+    if names[0] == names[1]:
+        raise TopologyError(
+            f"{where}: expected two different agents, got the self loop {content!r}; remove it."
+        )
+    return names[0], names[1]
