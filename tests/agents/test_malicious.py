@@ -584,6 +584,20 @@ def test_the_same_rules_hold_for_a_listener(caplog):
     assert told(caplog) == [("ant", "oversized")]
 
 
+async def cut_after(message, frames, **rules):
+    """bee asks ant, which answers with these frames: bee gets no reply."""
+    fed = federation(**rules)
+    async with Watch(fed) as watch, ant_in(fed) as call:
+        task = asyncio.create_task(watch.bee.request("ant", message))
+        stream = _Dialled(call)
+        while (await stream.read()).WhichOneof("content") != "request":
+            pass
+        for frame in frames:
+            await stream.write(frame)
+        with pytest.raises(Unreachable):
+            await task
+
+
 BAD_ANSWERS = {
     "other digest": (wire.Response(id=1, ok=True, digest=bytes(32), size=1, data=b"x"), "digest"),
     "oversized": (wire.Response(id=1, ok=True, digest=bytes(32), size=LARGEST + 1), "oversized"),
@@ -595,19 +609,7 @@ BAD_ANSWERS = {
 @pytest.mark.parametrize("case", BAD_ANSWERS)
 def test_a_bad_answer_is_no_answer(case, caplog):
     answer, kind = BAD_ANSWERS[case]
-
-    async def body():
-        fed = federation()
-        async with Watch(fed) as watch, ant_in(fed) as call:
-            task = asyncio.create_task(watch.bee.request("ant", ROW))
-            stream = _Dialled(call)
-            while (await stream.read()).WhichOneof("content") != "request":
-                pass
-            await stream.write(wire.Frame(response=answer))
-            with pytest.raises(Unreachable):
-                await task
-
-    run(body())
+    run(cut_after(ROW, [wire.Frame(response=answer)]))
     assert told(caplog) == [("ant", kind)]
 
 
@@ -623,38 +625,13 @@ TOO_EARLY = {
 @pytest.mark.parametrize("case", TOO_EARLY)
 def test_a_peer_cannot_have_received_what_was_not_sent(case, caplog):
     """bee sends ten pieces, of which no more than four are on their way."""
-
-    async def body():
-        fed = federation(largest_body=10 * PIECE)
-        async with Watch(fed) as watch, ant_in(fed) as call:
-            task = asyncio.create_task(watch.bee.request("ant", Message.of("row", 1, bytes(10 * PIECE))))
-            stream = _Dialled(call)
-            while (await stream.read()).WhichOneof("content") != "request":
-                pass
-            for frame in TOO_EARLY[case]:
-                await stream.write(frame)
-            with pytest.raises(Unreachable):
-                await task
-
-    run(body())
+    run(cut_after(Message.of("row", 1, bytes(10 * PIECE)), TOO_EARLY[case], largest_body=10 * PIECE))
     assert told(caplog) == [("ant", "protocol")]
 
 
 def test_an_answer_cannot_begin_twice(caplog):
-    async def body():
-        fed = federation()
-        async with Watch(fed) as watch, ant_in(fed) as call:
-            task = asyncio.create_task(watch.bee.request("ant", ROW))
-            stream = _Dialled(call)
-            while (await stream.read()).WhichOneof("content") != "request":
-                pass
-            half = wire.Response(id=1, ok=True, digest=bytes(32), size=2 * PIECE, data=bytes(PIECE))
-            await stream.write(wire.Frame(response=half))
-            await stream.write(wire.Frame(response=half))
-            with pytest.raises(Unreachable):
-                await task
-
-    run(body())
+    half = wire.Response(id=1, ok=True, digest=bytes(32), size=2 * PIECE, data=bytes(PIECE))
+    run(cut_after(ROW, [wire.Frame(response=half)] * 2))
     assert told(caplog) == [("ant", "protocol")]
 
 
