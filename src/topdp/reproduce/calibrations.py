@@ -15,7 +15,7 @@ from topdp.reproduce.processes import in_processes
 from topdp.reproduce.store import Say, name, write
 
 UNIT_RECORDS = 100
-LITTLE_WORK = 1e10  # views that take less are not worth starting processes for
+LITTLE_WORK = 2e4  # rounds times agents: views that take less are not worth starting processes for
 
 
 class Calibrations:
@@ -30,7 +30,7 @@ class Calibrations:
         """Calibrates whatever is not known yet."""
         units = {name(unit): unit for unit in map(_at_unit_budget, configs) if unit is not None}
         missing = [unit for key, unit in units.items() if key not in self.known]
-        worthwhile = sum(map(_work, missing)) > LITTLE_WORK
+        worthwhile = sum(unit.rounds * unit.topology.agents for unit in missing) > LITTLE_WORK
         for done, (unit, sigma) in enumerate(in_processes(_sigma_of, missing, worthwhile), 1):
             self.known[name(unit)] = sigma
             if worthwhile or done == len(missing):
@@ -82,8 +82,3 @@ def _sigma_of(config: RunConfig) -> float:
         write_plan, analysis, privacy.guarantee, epsilon, privacy.delta, patient=privacy.patient
     )
     return float(found.deviation[0] / privacy.clip)
-
-
-def _work(config: RunConfig) -> float:
-    """The operations of a view, more or less: rounds and agents are what counts."""
-    return 6.0 * config.topology.agents**2 * config.rounds**3
