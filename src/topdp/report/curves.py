@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
-from topdp.report.style import house_style, look, save
+from topdp.report.style import house_style, look, percent_axis, save
 
 
 def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, title: str) -> Path:
@@ -26,7 +25,7 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, ti
             )
             axes.plot(rounds, accuracy["mean"], label=label, markevery=max(1, len(rounds) // 8), **drawn)
         axes.set(xlabel="rounds", ylabel="test accuracy", title=title)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        percent_axis(axes)
         axes.margins(x=0.02)
         axes.legend(loc="lower right", title="mean over agents; band: worst to best")
         return save(figure, path)

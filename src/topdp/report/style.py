@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 from cycler import cycler
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 BLACK = "#000000"
@@ -114,6 +115,11 @@ def house_style() -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_RC)
         yield
+
+
+def percent_axis(axes: Axes) -> None:
+    """Shares along the vertical axis as percentages, none of them rounded to another."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
 
 
 def save(figure: Figure, path: str | Path) -> Path:

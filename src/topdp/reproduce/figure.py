@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
-from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from topdp.config import RunConfig
-from topdp.report.style import house_style, look, save
+from topdp.report.style import house_style, look, percent_axis, save
 from topdp.reproduce.runner import Runs
 from topdp.reproduce.settings import LENSES, Scale
 
@@ -109,7 +108,7 @@ def draw(measured: Measured, title: str, epochs: int, path: Path) -> Path:
                 axis.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.18, lw=0)
                 axis.plot(x, y.mean(0), label=label, markevery=max(1, len(x) // 6), **style)
             axis.set(title=panel.title, xlabel=panel.xlabel)
-            axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            percent_axis(axis)
         axes[0, 0].set_ylim(bottom=_floor(measured, epochs))
         for axis in axes.flat[count:]:
             axis.set_visible(False)

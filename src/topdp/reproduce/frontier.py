@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from topdp.config import RunConfig, parse
-from topdp.report.style import house_style, look, save
+from topdp.report.style import house_style, look, percent_axis, save
 from topdp.reproduce.runner import Runs
 from topdp.reproduce.settings import Scale
 from topdp.reproduce.store import Say
@@ -179,7 +179,7 @@ def _draw(name: str, lines: list[dict[str, Any]], out: Path) -> None:
         axis.xaxis.set_major_locator(FixedLocator(ticks))
         axis.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        percent_axis(axis)
         axis.margins(y=0.12)
         axis.legend(loc="lower right")
         for ending in (".png", ".svg"):
