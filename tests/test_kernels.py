@@ -12,7 +12,9 @@ from builders import PROTOCOLS, constant_schedule
 from topdp import topology
 from topdp.gradients.ghost import Geometry
 from topdp.mixing import RowByRow, Work
+from topdp.noise import Noise
 from topdp.plan import prune
+from topdp.stacking import StackedNoise, stack_plans
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -88,7 +90,8 @@ def test_rows_without_noise_are_the_processors(name):
     generator = torch.Generator().manual_seed(0)
     wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
     before = torch.randn(8, 50, generator=generator)
-    mixers = RowByRow(plan, 0, torch.device("cpu")), Fused(plan, 0, torch.device("cpu"))
+    noise = Noise(0, plan.draws, plan.rounds)
+    mixers = RowByRow(plan, noise, torch.device("cpu")), Fused(plan, noise, torch.device("cpu"))
     for r in range(plan.rounds):
         gradient = torch.randn(8, 50, generator=generator)
         made = int(plan.exists[r].sum())
@@ -103,7 +106,7 @@ def test_noise_is_standard_normal_and_named_by_round_and_draw():
     plan = PROTOCOLS["plain-sync"](1.0).plan(
         topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
     )
-    mixer = Fused(plan, 0, torch.device("cpu"))
+    mixer = Fused(plan, Noise(0, plan.draws, plan.rounds), torch.device("cpu"))
     zeros = torch.zeros(3, 20_000)
     draws = []
     for r in (0, 1, 1):
@@ -116,3 +119,27 @@ def test_noise_is_standard_normal_and_named_by_round_and_draw():
     assert (noise.var(1) - 1).abs().max() < 5 * (2 / 20_000) ** 0.5
     others = torch.corrcoef(noise) - torch.eye(6)
     assert others.abs().max() < 5 / 20_000**0.5
+
+
+def test_a_run_in_a_stack_draws_what_it_draws_alone():
+    """The second run is silent."""
+    deviations, seeds, ring = (1.0, 0.0, 2.0), (3, 4, 5), topology.ring(3)
+    schedule = constant_schedule(2, rate=0.0, noise_on="estimate")
+    plans = [
+        prune(PROTOCOLS[name](0.5).plan(ring, schedule, np.full(3, deviation), 0))
+        for name, deviation in zip(("top-sync", "plain-sync", "plain-sync"), deviations, strict=True)
+    ]
+
+    def first_round(plan, noise):
+        out = torch.empty(int(plan.exists[0].sum()), 40)
+        start = torch.zeros(plan.agents, 40)
+        Fused(plan, noise, torch.device("cpu"))(Work(0, start, start, out))
+        return out[: plan.agents]
+
+    alone = [
+        first_round(plan, Noise(seed, plan.draws, plan.rounds))
+        for plan, seed in zip(plans, seeds, strict=True)
+    ]
+    together = first_round(stack_plans(plans), StackedNoise(plans, seeds))
+    assert torch.equal(together, torch.cat(alone))
+    assert not together[3:6].any() and together[:3].all() and together[6:].all()

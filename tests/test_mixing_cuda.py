@@ -49,6 +49,7 @@ def test_pruned_resumed_and_whole_runs_are_bit_equal(name, monkeypatch):
 def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds():
     from topdp.mixing import Work
     from topdp.mixing_cuda import Fused
+    from topdp.noise import Noise
 
     n, d = 24, 100_003
     graph = topology.ring(n)
@@ -58,7 +59,7 @@ def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds()
     draws = []
     for r in range(plan.rounds):
         out = torch.empty(n, d, device="cuda")
-        Fused(plan, 0, torch.device("cuda"))(Work(r, zeros, zeros, out))
+        Fused(plan, Noise(0, n, plan.rounds), torch.device("cuda"))(Work(r, zeros, zeros, out))
         draws.append(out.double())
     z = torch.cat(draws)
     assert z.mean().abs() < 5 / z.numel() ** 0.5

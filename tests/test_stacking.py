@@ -10,7 +10,7 @@ from topdp.gradients import ClippedGradients
 from topdp.privacy.errors import Refused
 from topdp.privacy.participation import exposure
 from topdp.privacy.worst_case import worst_case
-from topdp.stacking import StackedBatches, stack_plans, stack_shards
+from topdp.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 
 
 def single(name, graph, seed, deviation=0.0, rate=0.5, iterations=6):
@@ -20,10 +20,10 @@ def single(name, graph, seed, deviation=0.0, rate=0.5, iterations=6):
 
 @pytest.mark.parametrize("batches", [Full(), Cycle(7), Poisson(5)], ids=["full", "cycle", "poisson"])
 def test_every_run_of_a_stack_is_the_run_alone(batches):
-    """Without noise (draws have other names in a stack): four protocols, other graphs, rates and seeds."""
+    """Four protocols, other graphs, rates, noise and seeds; one run without noise."""
     runs = [
         (
-            single(name, graph, seed, rate=0.1 * (seed + 1)),
+            single(name, graph, seed, deviation=0.2 * (seed % 3), rate=0.1 * (seed + 1)),
             blobs(graph.agents, 20 + 10 * seed, seed=seed),
             seed,
         )
@@ -37,8 +37,8 @@ def test_every_run_of_a_stack_is_the_run_alone(batches):
     ]
     gradients = ClippedGradients(linear_model(), 1.0)
 
-    def finish(plan, shards, batches, start):
-        engine = Engine(plan, gradients, shards, batches, 0)
+    def finish(plan, shards, batches, start, seed=0, noise=None):
+        engine = Engine(plan, gradients, shards, batches, seed, noise=noise)
         state = engine.start(start)
         while state.round < plan.rounds:
             state = engine.advance(state)
@@ -47,13 +47,12 @@ def test_every_run_of_a_stack_is_the_run_alone(batches):
     starts = [gradients.flat.flatten() * (1 + seed) for *_, seed in runs]
     alone = []
     for (plan, shards, seed), start in zip(runs, starts, strict=True):
-        own = StackedBatches(batches, ((shards.counts, seed),))
-        alone.append(finish(plan, shards, own, start))
+        alone.append(finish(plan, shards, batches, start, seed))
     stacked = StackedBatches(batches, tuple((shards.counts, seed) for _, shards, seed in runs))
     start = torch.cat([s.expand(shards.agents, -1) for s, (_, shards, _) in zip(starts, runs, strict=True)])
-    together = finish(
-        stack_plans([plan for plan, *_ in runs]), stack_shards([s for _, s, _ in runs]), stacked, start
-    )
+    plans = [plan for plan, *_ in runs]
+    noise = StackedNoise(plans, [seed for *_, seed in runs])
+    together = finish(stack_plans(plans), stack_shards([s for _, s, _ in runs]), stacked, start, noise=noise)
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-6)
 
 

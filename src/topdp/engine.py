@@ -23,6 +23,7 @@ from topdp.data.batches import Selects
 from topdp.data.shards import Shards
 from topdp.gradients import ClippedGradients
 from topdp.mixing import RowByRow, Work
+from topdp.noise import Draws, Noise
 from topdp.plan import Plan, prune
 from topdp.streams import stream
 
@@ -51,7 +52,8 @@ class Evaluation:
 
 
 class Engine:
-    """Runs `plan` on `shards`. The same seed on the same device gives the same bits.
+    """Runs `plan` on `shards`. The same seed on the same device gives the same bits; `noise`, where given, is
+    whose draws they are instead of the seed's.
 
     Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
     """
@@ -64,6 +66,7 @@ class Engine:
         batches: Selects,
         seed: int,
         device: torch.device | str = "cpu",
+        noise: Draws | None = None,
     ) -> None:
         if shards.agents != plan.agents:
             raise ValueError(f"Expected shards for {plan.agents} agents, got {shards.agents}.")
@@ -80,7 +83,7 @@ class Engine:
         self._random_layers = any(isinstance(m, _DropoutNd) for m in gradients.flat.module.modules())
         self._capacity = int(self.plan.exists.sum(axis=1).max())
         self._buffers: list[Tensor] = []
-        self._mix = _mixer(self.plan, seed, self.device)
+        self._mix = _mixer(self.plan, noise or Noise(seed, plan.draws, plan.rounds), self.device)
 
     def start(self, start: Tensor) -> State:
         """The state before round 0: the public start, one row [d] for all agents or [agents, d]."""
@@ -156,13 +159,13 @@ class Engine:
         return make(count, width, dtype=flat.dtype, device=self.device)[:, : flat.dimension]
 
 
-def _mixer(plan: Plan, seed: int, device: torch.device) -> Callable[[Work], None]:
+def _mixer(plan: Plan, noise: Draws, device: torch.device) -> Callable[[Work], None]:
     """The function that makes the rows of a round on `device`."""
     if device.type == "cuda" and find_spec("triton") is not None:
         from topdp.mixing_cuda import Fused
 
-        return Fused(plan, seed, device)
-    return RowByRow(plan, seed, device)
+        return Fused(plan, noise, device)
+    return RowByRow(plan, noise, device)
 
 
 def _in_the_models_type(shards: Shards, dtype: torch.dtype) -> Shards:

@@ -1,7 +1,7 @@
 """One round of rows: rows = mix·rows + step·gradient + noise, row by row. mixing_cuda.py is the GPU's.
 
 The arithmetic of engine.py, kept apart because each device wants it in another shape. Which rows are made of
-what is read from the plan; a draw is named by (seed, round, draw) alone.
+what is read from the plan; a draw does not depend on which other rows are made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from topdp.noise import Noise
+from topdp.noise import Draws
 from topdp.plan import Plan
 
 
@@ -37,10 +37,10 @@ def slots(plan: Plan, round: int) -> NDArray[np.int64]:
 class RowByRow:
     """A row at a time stays in the processor's cache; rows are independent, so threads share them."""
 
-    def __init__(self, plan: Plan, seed: int, device: torch.device) -> None:
+    def __init__(self, plan: Plan, noise: Draws, device: torch.device) -> None:
         self.plan = plan
         self.device = device
-        self.noise = Noise(seed, plan.draws, plan.rounds)
+        self.noise = noise
         self.workers = torch.get_num_threads() if device.type == "cpu" else 1
         self._pool: ThreadPoolExecutor | None = None
 

@@ -1,7 +1,8 @@
 """One round of rows on an NVIDIA GPU, as one kernel: each row is read once and written once.
 
-Noise comes from the Philox counter (seed; column, draw, round), so a draw is the same number whichever other
-rows are made. Needs Triton, which comes with PyTorch's CUDA builds; mixing.py comes here only with a GPU.
+Noise comes from the Philox counter (key of the run; column, draw, round), so a draw is the same number
+whichever other rows are made. Needs Triton, which comes with PyTorch's CUDA builds: the engine comes here
+only with a GPU.
 """
 
 # Triton compiles the kernel below from its source: annotations and untyped names are Triton's.
@@ -18,15 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 from topdp.mixing import Work, slots
+from topdp.noise import Draws
 from topdp.plan import Plan
-from topdp.streams import stream
 
 PACKED_ROUNDS = 256  # rounds whose indices are sent to the GPU at once
 LANES = 256  # four columns a lane: one Philox call gives four normals
 
 
 @triton.jit
-def _round(out, before, gradient, slot, weight, owner, step, draw, std, first, round, d, seed,
+def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, first, round, d,
            out_row, before_row, gradient_row,
            W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
     row = first + tl.program_id(0)
@@ -47,8 +48,9 @@ def _round(out, before, gradient, slot, weight, owner, step, draw, std, first, r
         deviation = tl.load(std + row * V + v)
         if deviation != 0:
             number = tl.load(draw + row * V + v)
+            run = tl.load(key + row * V + v)
             zero = lane * 0
-            a, b, c, e = tl.philox(seed, lane, zero + number, zero + round, zero)
+            a, b, c, e = tl.philox(run, lane, zero + number, zero + round, zero)
             z0, z1 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b))
             z2, z3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(e))
             z = tl.join(tl.join(z0, z1), tl.join(z2, z3))  # [lanes, 2, 2]
@@ -64,6 +66,7 @@ class Packed(NamedTuple):
     weight: Tensor
     owner: Tensor
     step: Tensor
+    key: Tensor
     draw: Tensor
     std: Tensor
 
@@ -71,10 +74,10 @@ class Packed(NamedTuple):
 class Fused:
     """All rows of a round in one launch."""
 
-    def __init__(self, plan: Plan, seed: int, device: torch.device) -> None:
+    def __init__(self, plan: Plan, noise: Draws, device: torch.device) -> None:
         self.plan = plan
+        self.noise = noise
         self.device = device
-        self.seed = int(stream(seed, "noise").integers(0, 2**31))
         self._packed: tuple[int, Packed] | None = None
 
     def __call__(self, work: Work) -> None:
@@ -84,7 +87,7 @@ class Fused:
         grid = (rows, triton.cdiv(d, 4 * LANES))
         _round[grid](
             work.out, work.before, work.gradient, packed.slot, packed.weight, packed.owner, packed.step,
-            packed.draw, packed.std, packed.starts[position], work.round, d, self.seed,
+            packed.key, packed.draw, packed.std, packed.starts[position], work.round, d,
             work.out.stride(0), work.before.stride(0), work.gradient.stride(0),
             W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
         )  # fmt: skip
@@ -96,20 +99,22 @@ class Fused:
         return self._packed[1]
 
     def _packed_rounds(self, rounds: range) -> Packed:
-        parts: list[list[np.ndarray]] = [[] for _ in range(6)]
+        parts: list[list[np.ndarray]] = [[] for _ in range(7)]
         starts, total = [], 0
         for r in rounds:
             this = self.plan[r]
             rows = np.flatnonzero(this.exists)
-            source, std = this.source[rows], this.std[rows]
-            absent = source < 0
+            source, draw = this.source[rows], this.draw[rows]
+            absent, silent = source < 0, draw < 0
+            key, number = self.noise.names(np.where(silent, 0, draw))
             columns = (
                 np.where(absent, 0, slots(self.plan, r)[source]).astype(np.int32),
                 np.where(absent, 0.0, this.weight[rows]).astype(np.float32),
                 self.plan.owner[rows].astype(np.int32),
                 this.step[rows].astype(np.float32),
-                this.draw[rows].astype(np.int32),
-                np.where(this.draw[rows] < 0, 0.0, std).astype(np.float32),
+                key.astype(np.int32),
+                number.astype(np.int32),
+                np.where(silent, 0.0, this.std[rows]).astype(np.float32),
             )
             for part, column in zip(parts, columns, strict=True):
                 part.append(column)

@@ -2,7 +2,7 @@
 
 A stack of runs costs little more than one run where single runs do not fill the device. Runs of a stack share
 the model, the clip, the number of rounds and the kind of batches; graphs, methods, step sizes, noise, seeds
-and data may differ. For figures and sweeps; a stacked plan is not for accounting, each of its plans is.
+and data may differ, and each run has the noise and batches that it has alone. For figures and sweeps; a stacked plan is not for accounting, each of its plans is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from topdp.data.batches import Batches, Cycle, Device, Full, Selection
 from topdp.data.shards import Shards
+from topdp.noise import Noise
 from topdp.plan import NOBODY, PerRound, Plan, prune
 
 Ints = NDArray[np.int64]
@@ -151,6 +152,26 @@ class StackedBatches:
             weights.append(torch.nn.functional.pad(chosen.weights, (0, short)))
         divisor = torch.cat([chosen.divisor for chosen in each])
         return Selection(torch.cat(indices), torch.cat(weights), divisor)
+
+
+class StackedNoise:
+    """The draws that each run would make alone, with its own seed."""
+
+    def __init__(self, plans: Sequence[Plan], seeds: Sequence[int]) -> None:
+        self._runs = [Noise(seed, p.draws, p.rounds) for p, seed in zip(plans, seeds, strict=True)]
+        self._first = _offsets([plan.draws for plan in plans])
+        self._keys = np.concatenate([noise.names(np.zeros(1, np.int64))[0] for noise in self._runs])
+
+    def fill(self, out: Tensor, round: int, draw: int, generator: torch.Generator) -> Tensor:
+        run = int(self._run_of(np.asarray(draw)))
+        return self._runs[run].fill(out, round, draw - int(self._first[run]), generator)
+
+    def names(self, draws: Ints) -> tuple[Ints, Ints]:
+        run = self._run_of(draws)
+        return self._keys[run], draws - self._first[run]
+
+    def _run_of(self, draws: Ints) -> Ints:
+        return np.searchsorted(self._first[1:-1], draws, side="right")
 
 
 def _offsets(counts: list[int]) -> Ints:

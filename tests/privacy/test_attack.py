@@ -120,7 +120,8 @@ def execute_by_the_engine(
 ) -> Recorded:
     """The same by what makes the rows of a real run, with its noise: every coordinate is a run of its own."""
     assert seed is not None
-    make, noise = RowByRow(plan, seed, torch.device("cpu")), Noise(seed, plan.draws, plan.rounds)
+    noise = Noise(seed, plan.draws, plan.rounds)
+    make = RowByRow(plan, noise, torch.device("cpu"))
     scratch = torch.Generator()
     rows = torch.zeros(plan.agents, runs)
     seen, known = [], []

@@ -11,6 +11,7 @@ from topdp.reproduce import front, runner, settings, store
 from topdp.reproduce.calibrations import Calibrations
 from topdp.reproduce.figure import Claim, Measured
 from topdp.reproduce.settings import LENSES, Scale, methods, setting
+from topdp.run import run
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,23 @@ def test_the_honest_lens_meets_its_budget(scale, tmp_path):
         graph = build.graph(calibrated)
         _, account = plan_and_account(calibrated, graph, build.counts(calibrated, graph.agents))
         assert 1.999 < account.view.largest <= 2.0
+
+
+def test_a_run_of_a_figure_is_that_run_alone(scale, tmp_path):
+    """Whatever it was stacked with: the same graph, start, batches and noise."""
+    configs = [
+        setting(scale, lens, method, seed, mode=mode)
+        for lens in ("same", "honest")
+        for method, mode in (("top-dp", "sync"), ("plain", "async"))
+        for seed in (0, 1)
+    ]
+    runs = runner.Runs(tmp_path / "runs", "cpu", lambda config: 100, print)
+    runs.make(configs)
+    for number, config in enumerate(configs):
+        metrics = run(config, tmp_path / str(number), "cpu").metrics
+        alone = {each["round"]: each["accuracy"]["mean"] for each in metrics}
+        stacked = {point["round"]: point["mean"] for point in runs[config]}
+        assert alone == pytest.approx(stacked, abs=0.01)  # rounding may move a record or two
 
 
 @pytest.mark.parametrize("change", ["privacy.adjacency=replace-one", "train.fading=sqrt-epoch"])

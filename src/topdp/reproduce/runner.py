@@ -25,7 +25,7 @@ from topdp.models import FlatModel
 from topdp.reproduce.calibrations import Calibrations
 from topdp.reproduce.plans import shared_plans
 from topdp.reproduce.store import Say, name, write
-from topdp.stacking import StackedBatches, stack_plans, stack_shards
+from topdp.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 
 Curve = list[dict[str, float]]
 """One dictionary per evaluation: round, mean, min, max."""
@@ -104,7 +104,8 @@ class Runs:
         batches = StackedBatches(
             build.batches(first), tuple((s.counts, c.seed) for s, c in zip(shards, configs, strict=True))
         )
-        engine = Engine(stack_plans(plans), gradients, joined, batches, first.seed, self.device)
+        noise = StackedNoise(plans, [c.seed for c in configs])
+        engine = Engine(stack_plans(plans), gradients, joined, batches, first.seed, self.device, noise)
         starts = [FlatModel(m).flatten().expand(g.agents, -1) for m, g in zip(models, graphs, strict=True)]
         state = engine.start(torch.cat(starts))
         curves: list[Curve] = [[] for _ in configs]
