@@ -2,7 +2,8 @@
 
 A stack of runs costs little more than one run where single runs do not fill the device. Runs of a stack share
 the model, the clip, the number of rounds and the kind of batches; graphs, methods, step sizes, noise, seeds
-and data may differ, and each run has the noise and batches that it has alone. For figures and sweeps; a stacked plan is not for accounting, each of its plans is.
+and data may differ, and each run has the noise and batches that it has alone. For figures and sweeps; a
+stacked plan is not for accounting, each of its plans is.
 """
 
 from __future__ import annotations
