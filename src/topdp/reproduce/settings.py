@@ -39,6 +39,7 @@ class Scale:
     connection: float | None = None  # None: what the figure asks for
     records: int | None = None
     test_records: int = 10_000
+    evaluations: int | None = None  # None: one an epoch, twenty under the honest lens
     cifar: dict[str, int] = field(default_factory=dict)  # what differs for CIFAR-10
     data: dict[str, str] = field(default_factory=dict)  # data sets by other names, for tests
 
@@ -52,7 +53,7 @@ class Scale:
 
 FULL = Scale(
     "full", agents=30, epochs=60, epoch=100, honest_rounds=200, seeds=(0, 1, 2), batch=20,
-    cifar={"test_records": 2000},
+    cifar={"evaluations": 12},
 )  # fmt: skip
 QUICK = Scale(
     "quick", agents=10, epochs=6, epoch=10, honest_rounds=40, seeds=(0,), batch=20, connection=0.5,
@@ -80,13 +81,15 @@ def setting(
     graph = {"connection": scale.connection or 0.2, **(topology or {})}
     honest = lens == "honest"
     # Under the honest lens an epoch is the same share of the run as in the paper's.
-    epoch = scale.honest_rounds / scale.epochs if honest else scale.epoch
+    rounds = scale.honest_rounds if honest else scale.rounds
+    epoch = rounds / scale.epochs
+    evaluations = scale.evaluations or (20 if honest else scale.epochs)
     period = max(1, round(decay[1] * epoch))
     if not METHODS[method].noisy:
         epsilon = 1.0  # one run serves all budgets
     tree: dict[str, Any] = {
         "seed": seed,
-        "rounds": scale.honest_rounds if honest else scale.rounds,
+        "rounds": rounds,
         "topology": {"agents": agents, **graph},
         "method": {
             "name": method,
@@ -105,7 +108,7 @@ def setting(
             "learning_rate": 0.5 if honest else 0.05,
             "fading": "linear" if honest else "sqrt-epoch",
             "rounds_per_epoch": scale.epoch,
-            "evaluate_every": max(1, (scale.honest_rounds // 20) if honest else scale.epoch),
+            "evaluate_every": max(1, rounds // evaluations),
         },
     }
     if not honest and METHODS[method].noisy:
