@@ -18,9 +18,13 @@ def single(name, graph, seed, deviation=0.0, rate=0.5, iterations=6):
     return PROTOCOLS[name](0.25).plan(graph, schedule, np.full(graph.agents, deviation), seed)
 
 
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("batches", [Full(), Cycle(7), Poisson(5)], ids=["full", "cycle", "poisson"])
-def test_every_run_of_a_stack_is_the_run_alone(batches):
-    """Four protocols, other graphs, rates, noise and seeds; one run without noise."""
+def test_every_run_of_a_stack_is_the_run_alone(batches, device):
+    """Four protocols, other graphs, rates, noise and seeds; two runs without noise."""
     runs = [
         (
             single(name, graph, seed, deviation=0.2 * (seed % 3), rate=0.1 * (seed + 1)),
@@ -38,7 +42,7 @@ def test_every_run_of_a_stack_is_the_run_alone(batches):
     gradients = ClippedGradients(linear_model(), 1.0)
 
     def finish(plan, shards, batches, start, seed=0, noise=None):
-        engine = Engine(plan, gradients, shards, batches, seed, noise=noise)
+        engine = Engine(plan, gradients, shards, batches, seed, device, noise)
         state = engine.start(start)
         while state.round < plan.rounds:
             state = engine.advance(state)
