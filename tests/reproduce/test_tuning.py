@@ -5,7 +5,7 @@ import pytest
 from topdp.reproduce.tuning import Key, Point, Search, Tuning
 
 SEARCH = Search(
-    (10, 20, 40), 1.0, (0.5, 2.0, 8.0), {"plain": (0.75, 0.5, 0.25)}, ("sync", "async"), (1.0, 4.0)
+    (10, 20, 40), 1.0, (0.5, 2.0, 8.0), (0.75, 0.5, 0.25), ("sync", "async"), (1.0, 4.0), ("plain",)
 )
 
 

@@ -41,26 +41,27 @@ class Search:
     rounds: tuple[int, ...]
     rate: float  # to start with at ε = 1, and in proportion to ε
     clips: tuple[float, ...]
-    alphas: Mapping[str, tuple[float, ...]]
+    alphas: tuple[float, ...]
     modes: tuple[str, ...]
     budgets: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    methods: tuple[str, ...] = ("plain", "top")
 
     def starts(self) -> dict[Key, Point]:
         """Few rounds, because they are cheap; the middle of all else."""
-        rounds, clip, mode = self.rounds[0], _middle(self.clips), _middle(self.modes)
+        middle = _middle(self.clips), _middle(self.alphas), _middle(self.modes)
         return {
-            Key(method, epsilon): Point(rounds, self.rate * epsilon, clip, _middle(alphas), mode)
-            for method, alphas in self.alphas.items()
+            Key(method, epsilon): Point(self.rounds[0], self.rate * epsilon, *middle)
+            for method in self.methods
             for epsilon in self.budgets
         }
 
-    def around(self, key: Key, point: Point) -> Iterator[Point]:
+    def around(self, point: Point) -> Iterator[Point]:
         """The settings one step away that take as many rounds."""
         for factor in (0.5, 2.0):
             yield point._replace(rate=factor * point.rate)
         for clip in _beside(self.clips, point.clip):
             yield point._replace(clip=clip)
-        for alpha in _beside(self.alphas[key.method], point.alpha):
+        for alpha in _beside(self.alphas, point.alpha):
             yield point._replace(alpha=alpha)
         for mode in _beside(self.modes, point.mode):
             yield point._replace(mode=mode)
@@ -82,16 +83,15 @@ class Tuning:
 
     def climb(self) -> None:
         """To the best neighbour, until no neighbour is better."""
-        self._improves({key: [start] for key, start in self.best.items()})
-        while self._improves({key: self.search.around(key, at) for key, at in self.best.items()}):
+        while self._improves({key: [at, *self.search.around(at)] for key, at in self.best.items()}):
             pass
 
     def lengthen(self) -> None:
         """To more rounds, as long as they are better."""
-        while self._improves({key: self.search.longer(at) for key, at in self.best.items()}):
+        while self._improves({key: [*self.search.longer(at)] for key, at in self.best.items()}):
             pass
 
-    def _improves(self, points: Mapping[Key, Iterator[Point] | list[Point]]) -> bool:
+    def _improves(self, points: Mapping[Key, list[Point]]) -> bool:
         """Tries what was not tried yet."""
         new = [(key, p) for key, several in points.items() for p in several if p not in self.tried[key]]
         for (key, point), accuracy in zip(new, self.measure(new), strict=True):
