@@ -111,6 +111,7 @@ def test_the_honest_lens_meets_its_budget(scale, tmp_path):
         graph = build.graph(calibrated)
         _, account = plan_and_account(calibrated, graph, build.counts(calibrated, graph.agents))
         assert 1.999 < account.view.largest <= 2.0
+        assert calibrations.against_all_others([config]) == [pytest.approx(account.worst_case.largest)]
 
 
 def test_a_run_of_a_figure_is_that_run_alone(scale, tmp_path):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from topdp import build
 from topdp.config import RunConfig, parse
 from topdp.planning import plan_writer
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.gaussian import mu_of
+from topdp.privacy.worst_case import worst_case
 from topdp.reproduce.processes import in_processes
 from topdp.reproduce.store import Say, name, write
 
@@ -51,6 +54,13 @@ class Calibrations:
         delta, records = config.privacy.delta, build.counts(config, config.topology.agents)[0]
         return self.known[name(unit)] * mu_of(1.0, delta) / mu_of(epsilon, delta) * UNIT_RECORDS / records
 
+    def against_all_others(self, configs: Sequence[RunConfig]) -> list[float]:
+        """ε of each run against all other agents together: its largest over the agents."""
+        noisy = [(config, self.sigma(config)) for config in configs]
+        worthwhile = sum(config.rounds * config.topology.agents for config in configs) > LITTLE_WORK
+        found = {name(config): e for (config, _), e in in_processes(_worst_case, noisy, worthwhile)}
+        return [found[name(config)] for config in configs]
+
 
 def _at_unit_budget(config: RunConfig) -> RunConfig | None:
     """The configuration at ε = 1, whose σ gives all others by scaling; None where σ is given or zero."""
@@ -70,6 +80,15 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
     tree["train"] = {"learning_rate": 1.0, "fading": config.train.fading}
     tree["model"] = {"name": "mlp"}
     return parse(tree, "unit budget")
+
+
+def _worst_case(noisy: tuple[RunConfig, float]) -> float:
+    config, sigma = noisy
+    graph = build.graph(config)
+    counts = build.counts(config, graph.agents)
+    plan = plan_writer(config, graph, counts)(np.full(graph.agents, sigma * config.privacy.clip))
+    exposure = build.analysis(config, counts).exposure()
+    return float(worst_case(plan, exposure).epsilon(config.privacy.delta).max())
 
 
 def _sigma_of(config: RunConfig) -> float:

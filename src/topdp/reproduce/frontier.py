@@ -26,7 +26,7 @@ DIGITS = Search(
     rounds=(200, 400, 800),
     rate=2.0,
     clips=(0.5, 2.0, 8.0),
-    alphas=(0.75, 0.5, 0.25, 0.125),
+    alphas=(0.5, 0.25, 0.125, 0.0625),
     modes=("sync", "async"),
 )
 FULL = {
@@ -60,15 +60,18 @@ def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> list[RunCo
     tuning.climb()
     tuning.lengthen()
     best, seeds = tuning.best, scale.seeds
-    tested = ends([_config(scale, data, *chosen, seed) for chosen in best.items() for seed in seeds])
+    final = [_config(scale, data, *chosen, seed) for chosen in best.items() for seed in seeds]
+    tested = np.reshape(ends(final), (-1, len(seeds)))
+    all_others = np.reshape(runs.calibrations.against_all_others(final), (-1, len(seeds)))
     lines = []
-    for (key, point), accuracy in zip(best.items(), np.reshape(tested, (-1, len(seeds))), strict=True):
+    for (key, point), accuracy, epsilon in zip(best.items(), tested, all_others, strict=True):
         rounds, rate, clip, alpha, mode = point
         lines.append(
             {
                 "data": data, "method": key.method, "epsilon": key.epsilon,
                 "accuracy": round(float(accuracy.mean()), 5), "spread": round(float(np.ptp(accuracy)), 5),
                 "rounds": rounds, "learning_rate": rate / clip, "clip": clip, "alpha": alpha, "mode": mode,
+                "epsilon_all_others": float(np.ceil(100 * epsilon.max()) / 100),
                 "settings_tried": len(tuning.tried[key]),
             }
         )  # fmt: skip
@@ -140,16 +143,19 @@ def _words(name: str, lines: list[dict[str, Any]], seeds: int) -> str:
         f"![{name}]({name}.png)",
         "",
         f"Mean test accuracy (%); seeds: {seeds}. Settings tried on the validation split: {min(tried)} to "
-        f"{max(tried)} for each method and budget.",
+        f"{max(tried)} for each method and budget. ε (view) is against every other agent alone; against all "
+        "others together the same runs have the ε beside it.",
         "",
-        "| ε (view) | plain | top | plain: rounds, λ, clip, α, mode | top: rounds, λ, clip, α, mode |",
-        "|---|---|---|---|---|",
+        "| ε (view) | plain | top | plain: ε of all others | top: ε of all others "
+        "| plain: rounds, λ, clip, α, mode | top: rounds, λ, clip, α, mode |",
+        "|---|---|---|---|---|---|---|",
     ]
     by = {(line["epsilon"], line["method"]): line for line in lines}
     for epsilon in dict.fromkeys(line["epsilon"] for line in lines):
         two = [by[epsilon, method] for method in ("plain", "top")]
         ends = " | ".join(f"{100 * line['accuracy']:.1f}" for line in two)
+        together = " | ".join(f"{line['epsilon_all_others']:.2f}" for line in two)
         keys = ("rounds", "learning_rate", "clip", "alpha")
         chosen = " | ".join(", ".join([*(f"{line[key]:g}" for key in keys), line["mode"]]) for line in two)
-        rows.append(f"| {epsilon:g} | {ends} | {chosen} |")
+        rows.append(f"| {epsilon:g} | {ends} | {together} | {chosen} |")
     return "\n".join(rows) + "\n"
