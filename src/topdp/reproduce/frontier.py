@@ -23,7 +23,7 @@ from topdp.reproduce.store import Say
 from topdp.reproduce.tuning import Key, Point, Search, Tuning
 
 DIGITS = Search(
-    rounds=(200, 400, 800),
+    rounds=(200, 400, 800, 1600),
     rate=2.0,
     clips=(0.5, 2.0, 8.0),
     alphas=(0.5, 0.25, 0.125, 0.0625),
