@@ -45,6 +45,7 @@ NAMES = [f"frontier-{data}" for data in FULL]
 def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> list[RunConfig]:
     """Tunes, runs, draws and writes the frontier of one data set; returns all runs that it took."""
     data = name.removeprefix("frontier-")
+    scale = scale.of(data)
     taken: list[RunConfig] = []
 
     def ends(configs: list[RunConfig]) -> list[float]:
