@@ -137,15 +137,15 @@ def _draw(name: str, lines: list[dict[str, Any]], out: Path) -> None:
 
 
 def _words(name: str, lines: list[dict[str, Any]], seeds: int) -> str:
-    tried = [line["settings_tried"] for line in lines]
+    fewest, most = (f(line["settings_tried"] for line in lines) for f in (min, max))
     rows = [
         f"### {lines[0]['data']}: the best honest setting of each method",
         "",
         f"![{name}]({name}.png)",
         "",
-        f"Mean test accuracy (%); seeds: {seeds}. Settings tried on the validation split: {min(tried)} to "
-        f"{max(tried)} for each method and budget. ε (view) is against every other agent alone; against all "
-        "others together the same runs have the ε beside it.",
+        f"Mean test accuracy (%); seeds: {seeds}. Settings tried on the validation split for each method and "
+        f"budget: at least {fewest}, at most {most}. ε (view) is against every other agent alone; the same "
+        "runs have the ε beside it against all others together.",
         "",
         "| ε (view) | plain | top | plain: ε of all others | top: ε of all others "
         "| plain: rounds, λ, clip, α, mode | top: rounds, λ, clip, α, mode |",
