@@ -39,8 +39,7 @@ DAMAGE = (
     zlib.error,
     zipfile.BadZipFile,
     tarfile.TarError,
-    NotImplementedError,  # a zip member packed in an unknown way
-    RuntimeError,  # a zip member with a password
+    RuntimeError,  # a zip member with a password, or packed in an unknown way
 )
 """What the readers of the standard library, numpy and Pillow raise on bytes they cannot make sense of."""
 
