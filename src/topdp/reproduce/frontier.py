@@ -89,7 +89,6 @@ def _config(
     scale: Scale, data: str, key: Key, point: Point, seed: int, validation: float | None = None
 ) -> RunConfig:
     rounds, rate, clip, alpha, mode = point
-    records = scale.records or {"cifar10": 50_000}.get(data, 60_000) // scale.agents
     tree: dict[str, Any] = {
         "seed": seed,
         "rounds": rounds,
@@ -98,7 +97,7 @@ def _config(
         "privacy": {"epsilon": key.epsilon, "clip": clip},
         "data": {
             "name": scale.data.get(data, data),
-            "records": records,
+            **({"records": scale.records} if scale.records else {}),
             **({"validation": validation} if validation else {}),
         },
         "model": {"name": "cnn" if data == "cifar10" else "mlp"},
