@@ -1,55 +1,74 @@
 import math
+from dataclasses import replace
 
 import pytest
 
-from topdp.reproduce.tuning import Key, Point, Search, Tuning
+from topdp.reproduce.tuning import Found, Key, Point, Search, tune
 
 SEARCH = Search(
-    (10, 20, 40), 1.0, (0.5, 2.0, 8.0), (0.75, 0.5, 0.25), ("sync", "async"), (1.0, 4.0), ("plain",)
+    (10, 20, 40),
+    1.0,
+    (0.5, 2.0, 8.0),
+    (0.75, 0.5, 0.25),
+    ("sync", "async"),
+    (7, 8, 9),
+    budgets=(1.0, 4.0),
+    methods=("plain",),
 )
 
 
 class Hill:
-    """An accuracy with its top at `top`, falling off in every direction; counts what it is asked."""
+    """An accuracy with its top at `top`, falling off in every direction; keeps what it is asked."""
 
-    def __init__(self, top):
-        self.top, self.asked = top, []
+    def __init__(self, mode, top):
+        self.mode, self.top, self.asked = mode, top, []
 
-    def __call__(self, settings):
-        self.asked += settings
-        return [self.height(point) for _, point in settings]
+    def __call__(self, settings, seeds):
+        self.asked += [(*setting, seeds) for setting in settings]
+        return [self.height(*setting) for setting in settings]
 
-    def height(self, point):
-        away = [abs(math.log2(a / b)) for a, b in zip(point[:4], self.top[:4], strict=True)]
-        return -sum(away) - (point.mode != self.top.mode)
+    def height(self, key, point):
+        away = [abs(math.log2(a / b)) for a, b in zip(point, self.top, strict=True)]
+        return -sum(away) - (key.mode != self.mode)
 
 
 @pytest.mark.parametrize(
-    "top",
+    ("mode", "top"),
     [
-        Point(40, 1 / 64, 0.5, 0.75, "sync"),
-        Point(20, 256.0, 8.0, 0.25, "async"),
-        Point(10, 1.0, 2.0, 0.5, "async"),
+        ("sync", Point(40, 1 / 64, 0.5, 0.75)),
+        ("async", Point(20, 256.0, 8.0, 0.25)),
+        ("async", Point(10, 1.0, 2.0, 0.5)),
     ],
 )
-def test_the_top_is_found_wherever_it_is_and_nothing_is_tried_twice(top):
-    hill = Hill(top)
-    tuning = Tuning(SEARCH, hill)
-    tuning.climb()
-    tuning.lengthen()
-    assert tuning.best == {Key("plain", 1.0): top, Key("plain", 4.0): top}
-    assert len(hill.asked) == len(set(hill.asked)) == sum(map(len, tuning.tried.values()))
+def test_the_top_is_found_wherever_it_is_and_nothing_is_measured_twice(mode, top):
+    hill = Hill(mode, top)
+    found = tune(SEARCH, hill)
+    assert [(f.key, f.point) for f in found] == [(Key("plain", e, mode), top) for e in (1.0, 4.0)]
+    assert len(hill.asked) == len(set(hill.asked))
+    assert sum(f.tried for f in found) == len({(key, point) for key, point, _ in hill.asked})
+
+
+def test_neighbours_are_compared_with_one_seed_and_rounds_with_all():
+    hill = Hill("sync", Point(20, 1.0, 2.0, 0.5))
+    tune(SEARCH, hill)
+    assert {(point.rounds, seeds) for _, point, seeds in hill.asked} == {
+        (10, (7,)), (10, (7, 8, 9)), (20, (7, 8, 9)), (40, (7, 8, 9))
+    }  # fmt: skip
 
 
 def test_longer_runs_are_tried_with_the_same_way_and_the_same_steps():
-    point = Point(10, 1.0, 2.0, 0.5, "sync")
+    point = Point(10, 1.0, 2.0, 0.5)
     assert list(SEARCH.longer(point)) == [point._replace(rounds=20, rate=0.5), point._replace(rounds=20)]
     assert not list(SEARCH.longer(point._replace(rounds=40)))
 
 
+def test_rates_start_in_proportion_to_a_power_of_the_budget():
+    starts = replace(SEARCH, power=0.5).starts()
+    assert {(key.epsilon, point.rate) for key, point in starts.items()} == {(1.0, 1.0), (4.0, 2.0)}
+
+
 def test_equal_neighbours_do_not_move_it():
-    tuning = Tuning(SEARCH, lambda settings: [0.5] * len(settings))
-    start = dict(tuning.best)
-    tuning.climb()
-    tuning.lengthen()
-    assert tuning.best == start
+    search = replace(SEARCH, modes=("sync",))
+    found = tune(search, lambda settings, seeds: [0.5] * len(settings))
+    assert [(f.key, f.point) for f in found] == list(search.starts().items())
+    assert found[0] == Found(Key("plain", 1.0, "sync"), Point(10, 1.0, 2.0, 0.5), 9)

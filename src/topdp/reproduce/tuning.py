@@ -1,12 +1,14 @@
-"""The search for the best setting of each method at each budget: from a start to the best neighbour, until no
-neighbour is better; then to more rounds, as long as these are better.
+"""The search for the best setting of each method at each budget: in each mode from a start to the best
+neighbour, until no neighbour is better; then to more rounds, as long as these are better.
 
-All methods and budgets take each step together, so that their runs can be stacked.
+Neighbours share the noise of one seed, so that one seed compares them well. Other rounds are other noise:
+they are compared by the mean over several seeds. All methods, budgets and modes take each step together, so
+that their runs can be stacked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -18,6 +20,7 @@ class Key(NamedTuple):
 
     method: str
     epsilon: float
+    mode: str
 
 
 class Point(NamedTuple):
@@ -27,11 +30,12 @@ class Point(NamedTuple):
     rate: float
     clip: float
     alpha: float
-    mode: str
 
 
-Measure = Callable[[list[tuple[Key, Point]]], list[float]]
-"""The validation accuracy of settings."""
+Seeds = tuple[int, ...]
+
+Measure = Callable[[list[tuple[Key, Point]], Seeds], list[float]]
+"""The validation accuracy of settings: the mean over seeds."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +43,23 @@ class Search:
     """Where settings are sought: rates without end, of all else these values, in this order."""
 
     rounds: tuple[int, ...]
-    rate: float  # to start with at ε = 1, and in proportion to ε
+    rate: float  # to start with at ε = 1
     clips: tuple[float, ...]
     alphas: tuple[float, ...]
     modes: tuple[str, ...]
+    seeds: Seeds
+    power: float = 1.0  # the rate to start with grows as ε to this power
     budgets: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     methods: tuple[str, ...] = ("plain", "top")
 
     def starts(self) -> dict[Key, Point]:
         """Few rounds, because they are cheap; the middle of all else."""
-        middle = _middle(self.clips), _middle(self.alphas), _middle(self.modes)
+        clip, alpha = _middle(self.clips), _middle(self.alphas)
         return {
-            Key(method, epsilon): Point(self.rounds[0], self.rate * epsilon, *middle)
+            Key(method, epsilon, mode): Point(self.rounds[0], self.rate * epsilon**self.power, clip, alpha)
             for method in self.methods
             for epsilon in self.budgets
+            for mode in self.modes
         }
 
     def around(self, point: Point) -> Iterator[Point]:
@@ -63,8 +70,6 @@ class Search:
             yield point._replace(clip=clip)
         for alpha in _beside(self.alphas, point.alpha):
             yield point._replace(alpha=alpha)
-        for mode in _beside(self.modes, point.mode):
-            yield point._replace(mode=mode)
 
     def longer(self, point: Point) -> Iterator[Point]:
         """The next more rounds: as long a way in all, or as long steps."""
@@ -73,32 +78,48 @@ class Search:
                 yield point._replace(rounds=rounds, rate=rate)
 
 
-class Tuning:
-    """What was tried, with its accuracy, and the best of it."""
+class Found(NamedTuple):
+    """The best setting of a method at a budget, and how many were tried for it."""
 
-    def __init__(self, search: Search, measure: Measure) -> None:
-        self.search, self.measure = search, measure
-        self.best = search.starts()
-        self.tried: dict[Key, dict[Point, float]] = {key: {} for key in self.best}
+    key: Key
+    point: Point
+    tried: int
 
-    def climb(self) -> None:
-        """To the best neighbour, until no neighbour is better."""
-        while self._improves({key: [at, *self.search.around(at)] for key, at in self.best.items()}):
-            pass
 
-    def lengthen(self) -> None:
-        """To more rounds, as long as they are better."""
-        while self._improves({key: [*self.search.longer(at)] for key, at in self.best.items()}):
-            pass
+def tune(search: Search, measure: Measure) -> list[Found]:
+    """The best setting of every method at every budget, of any mode."""
+    tuning = _Tuning(search.starts(), measure)
+    tuning.move(search.around, search.seeds[:1])
+    heights = tuning.move(search.longer, search.seeds)
+    found = []
+    for method in search.methods:
+        for epsilon in search.budgets:
+            keys = [Key(method, epsilon, mode) for mode in search.modes]
+            best = max(keys, key=heights.__getitem__)
+            found.append(Found(best, tuning.best[best], sum(len(tuning.tried[key]) for key in keys)))
+    return found
 
-    def _improves(self, points: Mapping[Key, list[Point]]) -> bool:
-        """Tries what was not tried yet."""
-        new = [(key, p) for key, several in points.items() for p in several if p not in self.tried[key]]
-        for (key, point), accuracy in zip(new, self.measure(new), strict=True):
-            self.tried[key][point] = accuracy
-        before = self.best
-        self.best = {key: max(tried, key=tried.__getitem__) for key, tried in self.tried.items()}
-        return self.best != before
+
+class _Tuning:
+    """What was tried so far, and the best of it."""
+
+    def __init__(self, starts: dict[Key, Point], measure: Measure) -> None:
+        self.best, self.measure = starts, measure
+        self.tried: dict[Key, set[Point]] = {key: set() for key in starts}
+
+    def move(self, onwards: Callable[[Point], Iterator[Point]], seeds: Seeds) -> dict[Key, float]:
+        """Onwards to the best, until nothing there is better; the accuracies that it ends with."""
+        known: dict[Key, dict[Point, float]] = {key: {} for key in self.best}
+        while True:
+            points = [(key, p) for key, at in self.best.items() for p in (at, *onwards(at))]
+            new = [(key, p) for key, p in points if p not in known[key]]
+            for (key, point), accuracy in zip(new, self.measure(new, seeds), strict=True):
+                known[key][point] = accuracy
+                self.tried[key].add(point)
+            best = {key: max(several, key=several.__getitem__) for key, several in known.items()}
+            if best == self.best:
+                return {key: known[key][point] for key, point in best.items()}
+            self.best = best
 
 
 def _middle(values: tuple[T, ...]) -> T:
