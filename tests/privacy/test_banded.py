@@ -13,9 +13,9 @@ from topdp import topology as graphs
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.privacy import banded, effort
 from topdp.privacy import view as views
-from topdp.privacy.band_bounds import bracket_band
+from topdp.privacy.band_bounds import SMALL, bracket_band
 from topdp.privacy.banded import Band, bands
-from topdp.privacy.bounds import SMALL, bracket
+from topdp.privacy.bounds import bracket
 from topdp.privacy.errors import PrivacyError, Refused
 from topdp.privacy.gram import grams
 from topdp.privacy.participation import Cyclic, EveryRound, exposure

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cholesky_banded
-from scipy.sparse import dia_array
-from scipy.sparse.linalg import ArpackError, eigsh
+from scipy.linalg.lapack import dpbtrf
+from scipy.sparse import csr_array, diags_array
 
 from topdp.privacy.banded import Band
-from topdp.privacy.bounds import MARGIN, SMALL, ULP, bracket
+from topdp.privacy.bounds import ULP, Certificate, best_bound, bracket
 
 Floats = NDArray[np.float64]
+
+SMALL = 160  # below this size the whole matrix is as fast
 
 
 def bracket_band(band: Band, period: int = 1) -> tuple[float, float]:
@@ -43,58 +44,34 @@ def _upper_of_band(B: Floats) -> float:
     """The best of the certificates of `_bracket`."""
     size, width = B.shape
     if size <= SMALL:
-        return float(bracket(_dense(B))[1])
-    active = B[:, 0] > 0
+        return float(bracket(_whole(B).toarray())[1])
     largest = float(B[:, 0].max())
     if largest == 0:
         return 0.0
     B = B / largest
-    sums = _times_ones(B)
-    upper = float(np.abs(B[:, 0]).sum() + 2 * np.abs(B[:, 1:]).sum())
-    weights = [np.ones(size), B[:, 0]]
-    if sums[active].min() > 0:
-        weights.append(sums)
-    for d in weights:
-        root = np.sqrt(np.where(active, d, 1.0))
+    M = _whole(B)
+
+    def scaled(d: Floats) -> Certificate:
+        root = np.sqrt(d)
         ahead = np.concatenate([root, np.ones(width)])
-        scaled = B / root[:, None] / ahead[np.arange(size)[:, None] + np.arange(width)]
-        upper = min(upper, float(d[active].sum()) * _largest_eigenvalue_of_band(scaled))
+        below = (B / root[:, None] / ahead[np.arange(size)[:, None] + np.arange(width)]).T
+
+        def holds(value: float) -> bool:
+            shifted = np.array(
+                -below, order="F"
+            )  # [width, size]: entry (k, r) is that of row r + k, column r
+            shifted[0] += value
+            _, failed = dpbtrf(shifted, lower=1, overwrite_ab=1)
+            return bool(failed == 0)
+
+        return holds
+
+    upper = best_bound(max(0.0, float(M.sum())), float(abs(M).sum()), B[:, 0], M.__matmul__, scaled)
     return float(largest * upper * (1 + 4 * size * ULP))
 
 
-def _largest_eigenvalue_of_band(B: Floats) -> float:
-    """Not below the largest eigenvalue; above it by about `MARGIN`, or as far as the largest row sum."""
+def _whole(B: Floats) -> csr_array:
     size, width = B.shape
-    below = B.T.copy()  # [width, size]: entry (k, r) is M[r + k, r]
-    above = [np.concatenate([np.zeros(k), B[: size - k, k]]) for k in range(1, width)]
-    offsets = [-k for k in range(width)] + list(range(1, width))
-    M = dia_array((np.concatenate([below, *(line[None] for line in above)]), offsets), (size, size))
-    try:
-        value = float(
-            eigsh(M, 1, which="LA", tol=MARGIN / 10, v0=np.ones(size), return_eigenvectors=False)[0]
-        )
-        value *= 1 + MARGIN / 2
-        shifted = -below
-        shifted[0] += value
-        cholesky_banded(shifted, lower=True)  # fails if an eigenvalue lies above
-    except (ArpackError, np.linalg.LinAlgError):
-        value = float(_times_ones(np.abs(B)).max())
-    return float(value * (1 + 4 * size * ULP))
-
-
-def _times_ones(B: Floats) -> Floats:
-    """M 1"""
-    size = len(B)
-    total = B.sum(axis=1)
-    for k in range(1, min(B.shape[1], size)):
-        total[k:] += B[: size - k, k]
-    return np.asarray(total)
-
-
-def _dense(B: Floats) -> Floats:
-    size = len(B)
-    M = np.zeros((size, size))
-    for k in range(min(B.shape[1], size)):
-        r = np.arange(size - k)
-        M[r, r + k] = M[r + k, r] = B[r, k]
-    return M
+    width = min(width, size)
+    lines = [B[: size - k, k] for k in range(width)]
+    return diags_array([*lines, *lines[1:]], offsets=[*range(width), *range(-1, -width, -1)], format="csr")

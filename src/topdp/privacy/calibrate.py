@@ -32,7 +32,7 @@ Writer = Callable[[Floats], Plan]
 
 SWEEPS = 12  # of the fixed point
 CLOSE = 1e-3  # relative distance from the budgets at which the fixed point is left
-MARGIN = 1 + 1e-12  # covers the rounding of the last product
+MARGIN = 1 + 1e-8  # covers the rounding of the last product, and of bounds found again at other noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +83,12 @@ def calibrate(
         return found.worst() / target
 
     deviation, factor = _balanced(excess, exposure.sensitivity / target, guarantee)
+    factor *= MARGIN
     kept = seen.get(deviation.tobytes())
     if kept is not None and kept.upper is not None:
         # Scaling all noise by s scales every μ by 1/s: no need to look again.
         kept = replace(kept, lower=kept.lower / factor, upper=kept.upper / factor)
-    return CalibratedNoise(deviation * (factor * MARGIN), kept)
+    return CalibratedNoise(deviation * factor, kept)
 
 
 def _balanced(
