@@ -75,14 +75,16 @@ def best_bound(
     rounding = 1 + size**2 * ULP
     close = rounding**4
     row_sums = times(np.ones((size, 1)))[:, 0]
-    if upper > lower * close and row_sums.min() >= 0:
+    guesses = [np.ones(size), diagonal]
+    if row_sums.min() >= 0:
+        guesses.insert(0, row_sums)
         d = _positive(row_sums)
-        if scaled(d)(rounding**3 * lower / float(d.sum())):
+        if upper > lower * close and scaled(d)(rounding**3 * lower / float(d.sum())):
             upper = lower * close  # aligned is best
     if upper > lower * close:
         d, reached = balanced(times, size)
-        # Where M is almost diagonal the others are better; most often one trial shows that they are not.
-        for weights in (d, np.ones(size), diagonal):
+        # The guesses are better where M is almost diagonal, or aligned almost best; else one trial shows it.
+        for weights in (d, *guesses):
             d = _positive(weights)
             total = float(d.sum())
             proved = bisected(scaled(d), max(lower, reached) / total, upper / total / rounding)
