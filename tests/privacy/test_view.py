@@ -378,6 +378,16 @@ def test_large_eigenvalues_are_not_rounded_down():
         assert exact * (1 - 1e-13) <= found <= exact * (1 + 2e-9)
 
 
+@pytest.mark.parametrize("T", [30, 600])
+def test_what_is_not_made_tight_is_never_an_owners_largest(T):
+    plan = make(TopAsynchronous, graphs.random(6, 0.4, seed=1), T)
+    found = view(plan, exposure(6, 1.0), owners="all")
+    alone = [view(plan, exposure(6, 1.0), [o], owners="all").upper[:, 0] for o in range(6)]
+    tight = np.nanmax(np.array(alone), axis=0)
+    assert found.worst() == pytest.approx(tight, rel=1e-12)
+    assert np.nanmax(found.upper / np.array(alone).T) > 1.001  # something was left
+
+
 @pytest.mark.parametrize("protocol", [TopSynchronous, PlainAsynchronous, TopAsynchronous])
 def test_the_bound_is_what_a_record_reaches_but_for_a_few_thousandths(protocol):
     """Not by aligned changes: M of these plans has negative entries, and others go further."""

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 SMALL = 160  # below this size the whole matrix is as fast
 
 
-def bracket_band(band: Band, period: int = 1) -> tuple[float, float]:
+def bracket_band(band: Band, period: int = 1, enough: float = 0.0) -> tuple[float, float]:
     """As `bracket`, for a matrix that is known near its diagonal only."""
     if band.leaks.any() or not (np.isfinite(band.values).all() and np.isfinite(band.rest).all()):
         return np.inf, np.inf
@@ -32,7 +32,8 @@ def bracket_band(band: Band, period: int = 1) -> tuple[float, float]:
     simple = np.sqrt(np.bincount(which, np.abs(twice).sum(axis=1))) + rest
     highest = 0.0
     for s in np.argsort(-simple):
-        if simple[s] <= highest:
+        if simple[s] <= max(highest, np.sqrt(enough)):
+            highest = max(highest, float(simple[s]))
             break
         length = np.sqrt(_upper_of_band(band.values[s::period, ::period]))
         highest = max(highest, min(float(simple[s]), float(length) + float(rest[s])))

@@ -21,23 +21,25 @@ from scipy.linalg.lapack import dpotrf
 Floats = NDArray[np.float64]
 
 PRECISE = 1 + 1e-9  # of the best bound
-STEPS = 60  # towards the best weights
+STEPS = 80  # towards the best weights
 ULP = float(np.finfo(np.float64).eps)
 
 
-def bracket(M: Floats, period: int = 1) -> tuple[float, float]:
+def bracket(M: Floats, period: int = 1, enough: float = 0.0) -> tuple[float, float]:
     """(lower, upper) of μ² at unit sensitivity: the worst residue class of rounds modulo `period`.
+
+    An upper value is not made better than `enough`.
 
     >>> bracket(np.array([[2.0, 1.0], [1.0, 2.0]]))[0]
     6.0
     >>> bracket(np.array([[2.0, 1.0], [1.0, 2.0]]), period=2)[0]
     2.0
     """
-    classes = [_bracket(M[s::period, s::period]) for s in range(min(period, len(M)))]
+    classes = [_bracket(M[s::period, s::period], enough) for s in range(min(period, len(M)))]
     return max(low for low, _ in classes), max(high for _, high in classes)
 
 
-def _bracket(M: Floats) -> tuple[float, float]:
+def _bracket(M: Floats, enough: float) -> tuple[float, float]:
     if not np.isfinite(M).all():
         return np.inf, np.inf
     largest = float(M.diagonal().max(initial=0.0))
@@ -51,7 +53,8 @@ def _bracket(M: Floats) -> tuple[float, float]:
         root = np.sqrt(d)
         return _certificate(M / root[:, None] / root)
 
-    upper = best_bound(lower, upper, M.diagonal(), M.__matmul__, scaled)
+    if upper > enough / largest:
+        upper = best_bound(lower, upper, M.diagonal(), M.__matmul__, scaled)
     return largest * lower, largest * max(upper, lower) * (1 + 4 * len(M) * ULP)
 
 
@@ -118,7 +121,7 @@ def balanced(times: Callable[[Floats], Floats], size: int) -> tuple[Floats, floa
     it faster. Nothing but tightness depends on how far it comes. It takes no decisions on the way, so that
     noise scaled by s gives a bound scaled by 1/s, but for rounding: calibration counts on that.
     """
-    u = before = _unit(1.0 + 0.3 * np.random.default_rng(0).standard_normal((size, 4)))
+    u = before = _unit(1.0 + 0.3 * np.random.default_rng(0).standard_normal((size, 6)))
     for _ in range(STEPS):
         before, u = u, _unit(times(u + 0.9 * (u - before)))
     moved = times(u)

@@ -31,6 +31,8 @@ def aligned(plan: Plan, coalition: Bools, owners: Ints, period: Ints) -> list[Fl
 
     Infinite where J sees the shift without noise.
     """
+    if not len(owners):
+        return []
     start = np.full(plan.agents, -1)
     start[owners] = np.cumsum(period[owners]) - period[owners]
     columns = int(period[owners].sum())

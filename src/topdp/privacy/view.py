@@ -51,9 +51,10 @@ LONG = 512
 class View:
     """μ[owner, observer]: nan for an observer's own data and for owners that were not asked for.
 
-    `upper` is sound; `lower` is the aligned record; they differ where M has negative entries. An `upper` of
-    None was not asked for. Owners with Poisson samples have no μ: their loss, an upper bound for every
-    observer, is in `samples`.
+    `upper` is sound; `lower` is the aligned record; they differ where M has negative entries. Upper values
+    that cannot be an owner's largest are not made as tight as they could be. An `upper` of None was not
+    asked for. Owners with Poisson samples have no μ: their loss, an upper bound for every observer, is in
+    `samples`.
     """
 
     observers: tuple[tuple[int, ...], ...]
@@ -123,33 +124,37 @@ def view(
     for o, coalition in enumerate(coalitions):
         asked[:, o] = _owners(plan, coalition, owners)
     samples = _samples(plan, exposure, np.flatnonzero(drawn & asked.any(axis=1)))
+    wanted = [np.flatnonzero(asked[:, o] & ~drawn) for o in range(len(members))]
+    reached = np.zeros(asked.shape)  # μ² at unit sensitivity of aligned records
     for o, coalition in enumerate(coalitions):
-        wanted = np.flatnonzero(asked[:, o] & ~drawn)
-        sensitivity = exposure.sensitivity[wanted]
-        if bound == "aligned":
-            squares = aligned(plan, coalition, wanted, period)
-            lower[wanted, o] = sensitivity * np.sqrt([classes.max() for classes in squares])
-        else:
-            pairs = _brackets(plan, coalition, wanted, period, widest)
-            low, high = np.sqrt(np.array(pairs).reshape(-1, 2)).T
-            lower[wanted, o], upper[wanted, o] = sensitivity * low, sensitivity * high
+        squares = aligned(plan, coalition, wanted[o], period)
+        reached[wanted[o], o] = [classes.max() for classes in squares]
+        lower[wanted[o], o] = exposure.sensitivity[wanted[o]] * np.sqrt(reached[wanted[o], o])
+        if progress is not None and bound == "aligned":
+            progress(o + 1, len(members))
+    most = reached.max(axis=1)
+    for o, coalition in enumerate(coalitions if bound == "upper" else []):
+        pairs = _brackets(plan, coalition, wanted[o], period, most, widest)
+        low, high = np.sqrt(np.array(pairs).reshape(-1, 2)).T
+        sensitivity = exposure.sensitivity[wanted[o]]
+        lower[wanted[o], o], upper[wanted[o], o] = sensitivity * low, sensitivity * high
         if progress is not None:
             progress(o + 1, len(members))
     return View(members, lower, upper if bound == "upper" else None, asked, samples)
 
 
 def _brackets(
-    plan: Plan, coalition: Bools, owners: Ints, period: Ints, widest: int | None
+    plan: Plan, coalition: Bools, owners: Ints, period: Ints, enough: Floats, widest: int | None
 ) -> list[tuple[float, float]]:
-    """(lower, upper) of μ² at unit sensitivity, for each owner."""
+    """(lower, upper) of μ² at unit sensitivity, for each owner; `enough` [agents]: see `bracket`."""
     if plan.rounds <= LONG:
         return [
-            bracket(M, int(period[i]))
+            bracket(M, int(period[i]), float(enough[i]))
             for part in _in_turns(owners, plan.rounds**2)
             for i, M in zip(part, grams(plan, coalition, part), strict=True)
         ]
     return [
-        bracket_band(band, int(period[i]))
+        bracket_band(band, int(period[i]), float(enough[i]))
         for part in _in_turns(owners, plan.rounds * LONG // 2)
         for i, band in zip(part, bands(plan, coalition, part, widest), strict=True)
     ]
