@@ -369,6 +369,19 @@ def test_the_bound_holds_where_a_record_of_mixed_signs_reaches_it():
     assert 16 <= upper <= 16 * (1 + 1e-9)
 
 
+def test_row_sums_that_vanish_prove_nothing():
+    lower, upper = bracket(np.array([[1.0, -1.0], [-1.0, 1.0]]))
+    assert lower == 0 and 4 <= upper <= 4 * (1 + 1e-9)
+    D = np.array([[1e-155, 1e-155, 0, 0], [0, 0, 1, -1]])  # a row sum is as small as no weight may be
+    assert 4 <= bracket(D.T @ D)[1] <= 4 * (1 + 1e-9)
+
+
+def test_what_is_not_a_number_proves_nothing():
+    M = np.eye(3)
+    M[2, 1] = M[1, 2] = np.nan
+    assert _certificate(np.eye(3))(1.1) and not _certificate(M)(1.1)
+
+
 def test_large_eigenvalues_are_not_rounded_down():
     generator = np.random.default_rng(0)
     for rows in (300, 20):

@@ -12,7 +12,7 @@ from scipy.linalg.lapack import dpbtrf
 from scipy.sparse import csr_array, diags_array
 
 from topdp.privacy.banded import Band
-from topdp.privacy.bounds import ULP, Certificate, best_bound, bracket
+from topdp.privacy.bounds import ULP, Certificate, best_bound, bracket, proves
 
 Floats = NDArray[np.float64]
 
@@ -62,8 +62,8 @@ def _upper_of_band(B: Floats) -> float:
                 -below, order="F"
             )  # [width, size]: entry (k, r) is that of row r + k, column r
             shifted[0] += value
-            _, failed = dpbtrf(shifted, lower=1, overwrite_ab=1)
-            return bool(failed == 0)
+            factor, failed = dpbtrf(shifted, lower=1, overwrite_ab=1)
+            return proves(failed, factor[0])
 
         return holds
 

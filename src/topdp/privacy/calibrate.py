@@ -32,7 +32,7 @@ Writer = Callable[[Floats], Plan]
 
 SWEEPS = 12  # of the fixed point
 CLOSE = 1e-3  # relative distance from the budgets at which the fixed point is left
-MARGIN = 1 + 1e-8  # covers the rounding of the last product, and of bounds found again at other noise
+MARGIN = 1 + 1e-7  # covers the rounding of the last product, and of bounds found again at other noise
 
 
 @dataclass(frozen=True, eq=False)
