@@ -58,9 +58,8 @@ def _upper_of_band(B: Floats) -> float:
         below = (B / root[:, None] / ahead[np.arange(size)[:, None] + np.arange(width)]).T
 
         def holds(value: float) -> bool:
-            shifted = np.array(
-                -below, order="F"
-            )  # [width, size]: entry (k, r) is that of row r + k, column r
+            # [width, size]: entry (k, r) is that of row r + k, column r
+            shifted = np.array(-below, order="F")
             shifted[0] += value
             factor, failed = dpbtrf(shifted, lower=1, overwrite_ab=1)
             return proves(failed, factor[0])
