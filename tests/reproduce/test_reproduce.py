@@ -69,6 +69,17 @@ def test_what_is_done_is_not_done_again(made, scale, monkeypatch):
     front.reproduce(["1", "frontier-mnist"], LENSES, scale, "cpu", made, lambda text: None)
 
 
+def test_a_long_stack_says_how_far_it_is_between_its_evaluations(scale, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "TELL", 0.0)
+    said = []
+    tree = setting(scale, "honest", "no-noise", 0).model_dump(exclude_none=True)
+    config = parse(tree | {"train": tree["train"] | {"evaluate_every": 4}}, "evaluated at the ends")
+    runner.Runs(tmp_path, "cpu", lambda config: 50, said.append).make([config])
+    assert [line.split(",")[0] for line in said[1:]] == [f"  round {t} of 4" for t in range(5)]
+    assert all(line.endswith("s left in this stack") for line in said[1:])
+    assert said[-1].endswith(" 0 s left in this stack")
+
+
 def test_runs_are_stacked_and_shared_between_figures(made, scale):
     asked = [
         config

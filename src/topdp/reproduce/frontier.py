@@ -8,6 +8,7 @@ the exact view.
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from topdp.reproduce.store import Say
 from topdp.reproduce.tuning import Key, Point, Search, Seeds, tune
 
 DIGITS = Search(
-    rounds=(200, 400, 800, 1600),
+    rounds=(200, 400, 800),
     rate=2.0,
     clips=(0.5, 2.0, 8.0),
     alphas=(0.75, 0.5, 0.25, 0.125, 0.0625),
@@ -37,7 +38,12 @@ FULL = {
     # where in figure 1 α hardly matters.
     "cifar10": Search((100, 200), 2.0, (0.5, 2.0), (0.25,), ("async",), (1000,), power=0.5),
 }
-QUICK = Search((30,), 4.0, (2.0,), (0.25,), ("sync", "async"), (1000,), budgets=(1.0, 4.0))
+SMALL = Search((30,), 4.0, (2.0,), (0.25,), ("sync", "async"), (1000,), budgets=(1.0, 4.0))
+QUICK = {
+    "mnist": SMALL,
+    "fashion-mnist": SMALL,
+    "cifar10": replace(SMALL, rounds=(10,), modes=("async",)),
+}
 VALIDATION = 1 / 6  # of each agent's records
 
 NAMES = [f"frontier-{data}" for data in FULL]
@@ -59,7 +65,7 @@ def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> list[RunCo
         return list(np.reshape(ends(configs), (-1, len(seeds))).mean(axis=1))
 
     say(f"{name}: choosing settings on the validation split")
-    best = tune(FULL[data] if scale.name == "full" else QUICK, on_validation_split)
+    best = tune((FULL if scale.name == "full" else QUICK)[data], on_validation_split)
     final = [_config(scale, data, f.key, f.point, seed) for f in best for seed in scale.seeds]
     tested, all_others = (
         np.reshape(values, (len(best), -1))

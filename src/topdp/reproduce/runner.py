@@ -31,6 +31,7 @@ Curve = list[dict[str, float]]
 """One dictionary per evaluation: round, mean, min, max."""
 
 LIMITS = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
+TELL = 20.0  # seconds between two words on a long stack
 
 
 class Runs:
@@ -109,7 +110,7 @@ class Runs:
         starts = [FlatModel(m).flatten().expand(g.agents, -1) for m, g in zip(models, graphs, strict=True)]
         state = engine.start(torch.cat(starts))
         curves: list[Curve] = [[] for _ in configs]
-        told = time.perf_counter()
+        began = told = time.perf_counter()
         while state.round < engine.plan.rounds:
             state = engine.advance(state)
             t = state.round - 1
@@ -120,9 +121,10 @@ class Runs:
                     at += graph.agents
                     point = {"mean": own.mean(), "min": own.min(), "max": own.max()}
                     curve.append({"round": t, **{key: round(float(v), 5) for key, v in point.items()}})
-                if time.perf_counter() - told > 20:
-                    told = time.perf_counter()
-                    self.say(f"  round {t} of {first.rounds}")
+            if time.perf_counter() - told > TELL:
+                told = time.perf_counter()
+                left = (told - began) / state.round * (engine.plan.rounds - state.round)
+                self.say(f"  round {t} of {first.rounds}, {left:.0f} s left in this stack")
         return curves
 
 
