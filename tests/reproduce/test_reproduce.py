@@ -69,6 +69,20 @@ def test_what_is_done_is_not_done_again(made, scale, monkeypatch):
     front.reproduce(["1", "frontier-mnist"], LENSES, scale, "cpu", made, lambda text: None)
 
 
+def test_a_run_with_other_noise_is_run_again(scale, tmp_path):
+    config = setting(scale, "honest", "plain", 0)
+    runs = runner.Runs(tmp_path, "cpu", lambda config: 50, lambda text: None)
+    runs.make([config])
+    before = runs[config]
+    (unit,) = runs.calibrations.known
+    runs.calibrations.known[unit] *= 100.0
+    runs.make([config])
+    assert runs[config] != before
+    runs.calibrations.known[unit] /= 100.0
+    runs.make([config])
+    assert runs[config] == before
+
+
 def test_a_long_stack_says_how_far_it_is_between_its_evaluations(scale, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "TELL", 0.0)
     said = []

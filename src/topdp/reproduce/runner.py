@@ -1,11 +1,13 @@
 """Executes the runs of figures: stacked into one program, results kept by name.
 
-A run's name is the digest of its configuration, so figures share runs, and what is done is never done again.
+A run's name is the digest of its configuration, so figures share runs, and what is done with the same noise
+is never done again.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import time
 from collections import defaultdict
@@ -58,8 +60,9 @@ class Runs:
 
     def make(self, wanted: Iterable[RunConfig]) -> None:
         """Runs whatever of `wanted` has no result yet."""
-        missing = [c for c in {name(c): c for c in wanted}.values() if not self._read(c)]
-        self.calibrations.make(missing)
+        distinct = {name(c): c for c in wanted}.values()
+        self.calibrations.make(distinct)
+        missing = [c for c in distinct if not self._read(c)]
         stacks = _stacks(missing, LIMITS[self.device.type])
         for number, stack in enumerate(stacks, 1):
             one = stack[0]
@@ -70,15 +73,19 @@ class Runs:
             share = round((time.perf_counter() - started) / len(stack), 4)
             made = {"seconds": share, **_here(self.device)}
             for config, curve in zip(stack, curves, strict=True):
-                write(self._file(config), json.dumps({"made": made, "curve": curve}))
+                sigma = self.calibrations.sigma(config)
+                write(self._file(config), json.dumps({"made": made, "sigma": sigma, "curve": curve}))
 
     def _read(self, config: RunConfig) -> dict[str, Any]:
-        """Empty where there is no result, or one that another version wrote."""
+        """Empty where there is no result, or one of another version or with other noise."""
         try:
             found = json.loads(self._file(config).read_text())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) and found.keys() == {"made", "curve"} else {}
+        if not isinstance(found, dict) or found.keys() != {"made", "sigma", "curve"}:
+            return {}
+        # A configuration does not name its noise where that is calibrated, which may be done anew.
+        return found if math.isclose(found["sigma"], self.calibrations.sigma(config)) else {}
 
     def _file(self, config: RunConfig) -> Path:
         return self.folder / f"{name(config)}.json"
