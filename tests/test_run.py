@@ -331,6 +331,8 @@ class TestCommands:
             (["compare", "--methods", "top,tip"], 2, "Did you mean 'top'?"),
             (["graph", "--set", "topology.connection=0.01"], 2, "connect"),
             (["graph", "--topology", "ring", "--out", "g.txt"], 2, ".png"),
+            (["graph", "--topology", "ring", "--out", f"{__file__}/g.png"], 2, "Could not use"),
+            (["reproduce", "1", "--quick", "--out", __file__], 2, "Could not use"),
             (["data", "fetch", "mnits"], 5, "mnist"),
         ],
     )

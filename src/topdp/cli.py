@@ -318,6 +318,10 @@ def main() -> None:
         _stop(error, 2)
     except DataError as error:
         _stop(error, 5)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _stop(f"Could not use {error.filename}: {error.strerror}.", 2)  # most often what --out names
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("cryptography", "google", "grpc"):
             raise
