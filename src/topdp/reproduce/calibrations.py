@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ class Calibrations:
         assert isinstance(epsilon, float)
         # The loss scales as 1/noise: σ(ε) = σ(1) μ(1)/μ(ε); and the sensitivity as 1/records.
         delta, records = config.privacy.delta, build.counts(config, config.topology.agents)[0]
-        return self.known[name(unit)] * mu_of(1.0, delta) / mu_of(epsilon, delta) * UNIT_RECORDS / records
+        return self.known[name(unit)] * _mu(1.0, delta) / _mu(epsilon, delta) * UNIT_RECORDS / records
 
     def against_all_others(self, configs: Sequence[RunConfig]) -> list[float]:
         """ε of each run against all other agents together: its largest over the agents."""
@@ -60,6 +61,12 @@ class Calibrations:
         worthwhile = sum(config.rounds * config.topology.agents for config in configs) > LITTLE_WORK
         found = {name(config): e for (config, _), e in in_processes(_worst_case, noisy, worthwhile)}
         return [found[name(config)] for config in configs]
+
+
+@cache
+def _mu(epsilon: float, delta: float) -> float:
+    """Kept, because every read of a run asks for its σ, and budgets are few."""
+    return float(mu_of(epsilon, delta))
 
 
 def _at_unit_budget(config: RunConfig) -> RunConfig | None:

@@ -106,7 +106,7 @@ def draw(measured: Measured, title: str, epochs: int, path: Path) -> Path:
                 }
                 x, y = _line(measured, panel, label, epochs)
                 axis.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.18, lw=0)
-                every = max(1, len(x) // 6)  # no marker on the start, which lies below the picture
+                every = max(1, len(x) // 6)  # on long lines none at the start, which the edge cuts
                 axis.plot(x, y.mean(0), label=label, markevery=(every - 1, every), **style)
             axis.set(title=panel.title, xlabel=panel.xlabel)
             percent_axis(axis)
