@@ -110,6 +110,20 @@ def wide_convolution() -> nn.Module:
     )
 
 
+def deep_convolutions() -> nn.Module:
+    """Many channels into many, and pools of all kinds."""
+    return nn.Sequential(
+        nn.Conv2d(2, 10, 3, padding=1),
+        nn.MaxPool2d((2, 3)),
+        nn.Conv2d(10, 18, 3, padding=1),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.MaxPool2d(2, 1),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.Flatten(),
+        nn.Linear(36, CLASSES),
+    )
+
+
 def reads(*shape: int) -> tuple[int, ...]:
     return shape
 
@@ -125,6 +139,7 @@ MODELS = {
     "group norm": (group_norm_cnn, reads(2, 10, 10)),
     "odd convolutions": (odd_convolutions, reads(2, 10, 8)),
     "wide convolution": (wide_convolution, reads(16, 3, 3)),
+    "deep convolutions": (deep_convolutions, reads(2, 17, 19)),
     "positions in batch": (PositionsInBatch, reads(3, 8)),
     "layer norm of two axes": (
         lambda: nn.Sequential(nn.LayerNorm((3, 4)), nn.Flatten(), nn.Linear(12, CLASSES)),

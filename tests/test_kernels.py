@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("a GPU runs them itself", allow_module_level=True)
 
-from topdp.gradients import convolution_cuda
+from topdp.gradients import convolution_cuda, pooling_cuda
 from topdp.mixing_cuda import Fused
 
 AGENTS, EXAMPLES = 2, 3
@@ -29,6 +29,7 @@ LAYERS = {
     "the paper's first": (3, 6, 12, 11, Geometry((5, 5), (1, 1), (1, 1), 1)),
     "many outputs": (5, 20, 9, 9, Geometry((1, 3), (2, 2), (1, 2), 1)),
     "strides and holes": (2, 3, 13, 16, Geometry((3, 2), (2, 3), (2, 1), 1)),
+    "many channels": (9, 20, 7, 8, Geometry((3, 2), (2, 1), (1, 2), 1)),
     "more positions than one block": (6, 4, 16, 16, Geometry((2, 2), (1, 1), (1, 1), 1)),
 }
 
@@ -81,6 +82,19 @@ def test_one_batch_for_all_agents_is_not_copied():
     torch.testing.assert_close(
         out, torch.cat([functional.conv2d(x, own) for own in weight]), rtol=1e-4, atol=1e-4
     )
+
+
+def test_elements_that_lie_too_far_apart_are_copied(monkeypatch):
+    """As those of a batch whose channels come first."""
+    channels, outputs, height, width, geometry = LAYERS["the paper's first"]
+    x = torch.randn(channels, AGENTS, EXAMPLES, height, width).permute(1, 2, 0, 3, 4)
+    weight = torch.randn(AGENTS, outputs, channels, *geometry.kernel)
+    expected = convolution_cuda.convolve(x, weight, None, geometry)
+    monkeypatch.setattr(convolution_cuda, "REACH", channels * height * width)
+    assert convolution_cuda._within_reach(x).is_contiguous()
+    near = x.contiguous()
+    assert convolution_cuda._within_reach(near) is near
+    assert torch.equal(convolution_cuda.convolve(x, weight, None, geometry), expected)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -143,3 +157,19 @@ def test_a_run_in_a_stack_draws_what_it_draws_alone():
     together = first_round(stack_plans(plans), StackedNoise(plans, seeds))
     assert torch.equal(together, torch.cat(alone))
     assert not together[3:6].any() and together[:3].all() and together[6:].all()
+
+
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 2), (1, 4)])
+def test_max_pooling_and_its_gradient_are_torchs(kernel):
+    """Equal values too, of which the first counts, and rows and columns that no window covers."""
+    x = torch.randint(4, (3, 2, 11, 13), generator=torch.Generator().manual_seed(0)).float().requires_grad_()
+    out, expected = pooling_cuda.max_pool(x, kernel), functional.max_pool2d(x, kernel)
+    assert torch.equal(out, expected)
+    delta = torch.randn_like(out)
+    assert torch.equal(*(torch.autograd.grad(y, x, delta)[0] for y in (out, expected)))
+
+
+def test_max_pooling_does_not_hide_what_is_not_a_number():
+    x = torch.zeros(1, 1, 4, 4)
+    x[0, 0, 1, 2] = torch.nan
+    assert pooling_cuda.max_pool(x, (2, 2)).isnan().flatten().tolist() == [False, True, False, False]

@@ -21,30 +21,41 @@ if TYPE_CHECKING:
     from topdp.gradients.ghost import Geometry
 
 BLOCK = 128  # positions, and kernel elements, at once
-DEPTH = 32  # summed over at once
+DEPTH = 32  # summed over at once by the matrix units
+FEW = 8  # channels that would leave the matrix units half empty: multiplied and added one by one
+REACH = 2**31  # elements: within one image, positions are added up in 32 bits, which is faster
 
 
 @triton.jit
 def _forward(out, x, weight, bias, b, x_n, x_b, x_c, x_h, x_w, w_n, b_n, L: tl.constexpr,
              OUT: tl.constexpr, K: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
              SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, WIDTH: tl.constexpr,
-             BIAS: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+             BIAS: tl.constexpr, MATRIX: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
              PRECISION: tl.constexpr):  # fmt: skip
     """out[m, o, spot] = bias[o] + Σ_k weight[o, k]·patch[m, k, spot]"""
     m = tl.program_id(0).to(tl.int64)
     agent, example = m // b, m % b
     o, spot = tl.arange(0, BO), tl.program_id(1) * BL + tl.arange(0, BL)
-    corner = x + agent * x_n + example * x_b + (spot // WIDTH) * SH * x_h + (spot % WIDTH) * SW * x_w
+    image, kernel = x + agent * x_n + example * x_b, weight + agent * w_n
+    corner = (spot // WIDTH) * SH * x_h + (spot % WIDTH) * SW * x_w
     total = tl.zeros((BO, BL), tl.float32)
-    for first in range(0, K, BK):
-        k = first + tl.arange(0, BK)
-        c, kh, kw = k // (KH * KW), (k // KW) % KH, k % KW
-        offset = c * x_c + kh * DH * x_h + kw * DW * x_w
-        inside = (k < K)[:, None] & (spot < L)[None, :]
-        patch = tl.load(corner[None, :] + offset[:, None], mask=inside, other=0.0)
-        own = tl.load(weight + agent * w_n + o[:, None] * K + k[None, :],
-                      mask=(o < OUT)[:, None] & (k < K)[None, :], other=0.0)  # fmt: skip
-        total = tl.dot(own, patch, total, input_precision=PRECISION)
+    if MATRIX:
+        for first in range(0, K, BK):
+            k = first + tl.arange(0, BK)
+            c, kh, kw = k // (KH * KW), (k // KW) % KH, k % KW
+            offset = c * x_c + kh * DH * x_h + kw * DW * x_w
+            inside = (k < K)[:, None] & (spot < L)[None, :]
+            patch = tl.load(image + (corner[None, :] + offset[:, None]), mask=inside, other=0.0)
+            own = tl.load(kernel + (o[:, None] * K + k[None, :]),
+                          mask=(o < OUT)[:, None] & (k < K)[None, :], other=0.0)  # fmt: skip
+            total = tl.dot(own, patch, total, input_precision=PRECISION)
+    else:
+        for k in tl.range(0, K, loop_unroll_factor=5):
+            c, kh, kw = k // (KH * KW), (k // KW) % KH, k % KW
+            offset = c * x_c + kh * DH * x_h + kw * DW * x_w
+            patch = tl.load(image + offset + corner, mask=spot < L, other=0.0)
+            own = tl.load(kernel + k + o * K, mask=o < OUT, other=0.0)
+            total += own[:, None] * patch[None, :]
     if BIAS:
         total += tl.load(bias + agent * b_n + o, mask=o < OUT, other=0.0)[:, None]
     tl.store(
@@ -57,25 +68,33 @@ def _backward(dx, delta, weight, b, H, W, w_n,
               OUT: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
               SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
               HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-              BC: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+              MATRIX: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, BL: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
     """dx[m, c, p] = Σ_{o, kh, kw} weight[o, c, kh, kw]·delta[m, o, where the kernel put p there]"""
     m = tl.program_id(0).to(tl.int64)
-    agent = m // b
     c, p = tl.arange(0, BC), tl.program_id(1) * BL + tl.arange(0, BL)
     y, z = p // W, p % W
+    above = delta + m * (OUT * HEIGHT * WIDTH)
+    kernel = weight + (m // b) * w_n
     total = tl.zeros((BC, BL), tl.float32)
-    for first in range(0, OUT * KH * KW, BK):
-        k = first + tl.arange(0, BK)
-        o, kh, kw = k // (KH * KW), (k // KW) % KH, k % KW
-        row, column = y[None, :] - kh[:, None] * DH, z[None, :] - kw[:, None] * DW
-        inside = (o < OUT)[:, None] & (p < H * W)[None, :] & (row >= 0) & (column >= 0)
-        inside = inside & (row % SH == 0) & (column % SW == 0) & (row < HEIGHT * SH) & (column < WIDTH * SW)
-        at = o[:, None] * (HEIGHT * WIDTH) + (row // SH) * WIDTH + column // SW
-        from_above = tl.load(delta + m * (OUT * HEIGHT * WIDTH) + at, mask=inside, other=0.0)
-        element = (o[None, :] * C + c[:, None]) * (KH * KW) + (kh * KW + kw)[None, :]
-        own = tl.load(weight + agent * w_n + element,
-                      mask=(c < C)[:, None] & (o < OUT)[None, :], other=0.0)  # fmt: skip
-        total = tl.dot(own, from_above, total, input_precision=PRECISION)
+    for tap in range(KH * KW):
+        row, column = y - tap // KW * DH, z - tap % KW * DW
+        inside = (p < H * W) & (row >= 0) & (column >= 0) & (row % SH == 0) & (column % SW == 0)
+        inside = inside & (row < HEIGHT * SH) & (column < WIDTH * SW)
+        at = (row // SH) * WIDTH + column // SW
+        if MATRIX:
+            for first in range(0, OUT, BO):
+                o = first + tl.arange(0, BO)
+                from_above = tl.load(above + (at[None, :] + o[:, None] * (HEIGHT * WIDTH)),
+                                     mask=(o < OUT)[:, None] & inside[None, :], other=0.0)  # fmt: skip
+                own = tl.load(kernel + ((o[None, :] * C + c[:, None]) * (KH * KW) + tap),
+                              mask=(c < C)[:, None] & (o < OUT)[None, :], other=0.0)  # fmt: skip
+                total = tl.dot(own, from_above, total, input_precision=PRECISION)
+        else:
+            for o in tl.range(0, OUT, loop_unroll_factor=16):
+                from_above = tl.load(above + o * (HEIGHT * WIDTH) + at, mask=inside, other=0.0)
+                own = tl.load(kernel + (o * (C * KH * KW) + tap) + c * (KH * KW), mask=c < C, other=0.0)
+                total += own[:, None] * from_above[None, :]
     where = (c < C)[:, None] & (p < H * W)[None, :]
     tl.store(dx + (m * C + c[:, None]) * (H * W) + p[None, :], total, mask=where)
 
@@ -90,19 +109,18 @@ def _per_example(out, x, delta, b, x_n, x_b, x_c, x_h, x_w, d_n, d_b, d_o, L: tl
     agent, example = m // b, m % b
     o, k = tl.arange(0, BO), tl.program_id(1) * BK + tl.arange(0, BK)
     c, kh, kw = k // (KH * KW), (k // KW) % KH, k % KW
-    corner = x + agent * x_n + example * x_b + c * x_c + kh * DH * x_h + kw * DW * x_w
-    above = delta + agent * d_n + example * d_b + o * d_o
+    image, above = x + agent * x_n + example * x_b, delta + agent * d_n + example * d_b
+    start = c * x_c + kh * DH * x_h + kw * DW * x_w
     total = tl.zeros((BO, BK), tl.float32)
     for first in range(0, L, BL):
         spot = first + tl.arange(0, BL)
         offset = (spot // WIDTH) * SH * x_h + (spot % WIDTH) * SW * x_w
-        patch = tl.load(
-            corner[None, :] + offset[:, None], mask=(spot < L)[:, None] & (k < K)[None, :], other=0.0
-        )
-        from_above = tl.load(
-            above[:, None] + spot[None, :], mask=(o < OUT)[:, None] & (spot < L)[None, :], other=0.0
-        )
-        total = tl.dot(from_above, patch, total, input_precision=PRECISION)
+        # Neighbouring threads read neighbouring positions.
+        patch = tl.load(image + (start[:, None] + offset[None, :]),
+                        mask=(k < K)[:, None] & (spot < L)[None, :], other=0.0)  # fmt: skip
+        from_above = tl.load(above + (o[:, None] * d_o + spot[None, :]),
+                             mask=(o < OUT)[:, None] & (spot < L)[None, :], other=0.0)  # fmt: skip
+        total = tl.dot(from_above, tl.trans(patch), total, input_precision=PRECISION)
     tl.store(out + (m * OUT + o[:, None]) * K + k[None, :], total, mask=(o < OUT)[:, None] & (k < K)[None, :])
 
 
@@ -111,15 +129,19 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        x = _within_reach(x)
         n, b, _, H, W = x.shape
         OUT, C, KH, KW = weight.shape[1:]
         height, width = geometry.output(H, W)
         out = x.new_empty(n * b, OUT, height, width)
-        grid = (n * b, triton.cdiv(height * width, BLOCK))
+        matrix = OUT > FEW
+        positions = BLOCK if matrix else 64
+        grid = (n * b, triton.cdiv(height * width, positions))
         _forward[grid](
             out, x, weight, bias, b, *x.stride(), weight.stride(0), 0 if bias is None else bias.stride(0),
             L=height * width, OUT=OUT, K=C * KH * KW, WIDTH=width, **_constants(geometry),
-            BIAS=bias is not None, BO=_power(OUT), BK=DEPTH, BL=BLOCK, PRECISION=_precision(),
+            BIAS=bias is not None, MATRIX=matrix, BO=_power(OUT) if matrix else FEW, BK=DEPTH, BL=positions,
+            PRECISION=_precision(), num_warps=4 if matrix else 1,
         )  # fmt: skip
         ctx.save_for_backward(weight)
         ctx.of = (x.shape, geometry)
@@ -134,11 +156,14 @@ class _Convolve(torch.autograd.Function):
         OUT = weight.shape[1]
         height, width = geometry.output(H, W)
         dx = weight.new_empty(n, b, C, H, W)
-        grid = (n * b, triton.cdiv(H * W, BLOCK))
+        matrix = C > FEW
+        positions = 64 if matrix else BLOCK
+        grid = (n * b, triton.cdiv(H * W, positions))
         _backward[grid](
             dx, deltas[0].contiguous(), weight, b, H, W, weight.stride(0),
             OUT=OUT, C=C, HEIGHT=height, WIDTH=width, **_constants(geometry),
-            BC=_power(C), BK=DEPTH, BL=BLOCK, PRECISION=_precision(),
+            MATRIX=matrix, BC=_power(C) if matrix else FEW, BO=16, BL=positions,
+            PRECISION=_precision(), num_warps=4 if matrix else 1, num_stages=1,
         )  # fmt: skip
         return dx, None, None, None
 
@@ -153,7 +178,7 @@ def per_example_gradients(x: Tensor, delta: Tensor, geometry: Geometry) -> Tenso
     """[n, b, O·K]: of the weight, from inputs [n, b, C, H, W] and output gradients [n, b, O, H', W']."""
     n, b, C = x.shape[:3]
     OUT, width = delta.shape[2], delta.shape[4]
-    delta = delta.flatten(3)
+    x, delta = _within_reach(x), _within_reach(delta.flatten(3))
     K = C * geometry.kernel[0] * geometry.kernel[1]
     if delta.stride(3) != 1:
         delta = delta.contiguous()
@@ -162,9 +187,16 @@ def per_example_gradients(x: Tensor, delta: Tensor, geometry: Geometry) -> Tenso
     _per_example[n * b, triton.cdiv(K, columns)](
         out, x, delta, b, *x.stride(), *delta.stride()[:3],
         L=delta.shape[3], OUT=OUT, K=K, WIDTH=width, **_constants(geometry),
-        BO=_power(OUT), BK=columns, BL=DEPTH, PRECISION=_precision(),
+        BO=_power(OUT), BK=columns, BL=16, PRECISION=_precision(),
+        num_warps=2 if OUT <= 16 else 4,
     )  # fmt: skip
     return out
+
+
+def _within_reach(x: Tensor) -> Tensor:
+    """x [n, b, ...], copied if one example's elements lie too far apart."""
+    sizes = zip(x.shape[2:], x.stride()[2:], strict=True)
+    return x if sum((size - 1) * stride for size, stride in sizes) < REACH else x.contiguous()
 
 
 def _constants(geometry: Geometry) -> dict[str, int]:

@@ -20,6 +20,11 @@ from torch.nn.grad import conv2d_weight
 TRITON = find_spec("triton") is not None
 
 
+def has_kernels(x: Tensor) -> bool:
+    """Whether the kernels of our own for a GPU can take x."""
+    return x.is_cuda and x.dtype == torch.float32 and TRITON
+
+
 def blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, slice]]:
     """Cut [agents, examples] into blocks of at most `capacity` examples, each contiguous in memory.
 
@@ -185,7 +190,7 @@ class Geometry:
 
     def has_kernels(self, x: Tensor) -> bool:
         """Whether `convolution_cuda` can do it."""
-        return x.is_cuda and x.dtype == torch.float32 and self.groups == 1 and TRITON
+        return self.groups == 1 and has_kernels(x)
 
 
 @final

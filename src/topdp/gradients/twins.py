@@ -322,6 +322,35 @@ class Conv2dTwin(Twin):
         return ghost.Convolution(uses, self.geometry)
 
 
+@final
+class MaxPool(nn.Module):
+    """Windows that do not overlap, where PyTorch's gradient is slow: on a GPU."""
+
+    largest = 64  # elements of a window, which the kernel unrolls
+
+    def __init__(self, kernel: tuple[int, int]) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        if ghost.has_kernels(x):
+            from topdp.gradients.pooling_cuda import max_pool
+
+            return max_pool(x, self.kernel)
+        return functional.max_pool2d(x, self.kernel)
+
+
+def _simple_pool(layer: nn.Module) -> tuple[int, int] | None:
+    """The window, if these are side by side and nothing else is asked for."""
+    if type(layer) is not nn.MaxPool2d or _altered(layer):
+        return None
+    kernel = _pair(layer.kernel_size)
+    plain = (kernel, (0, 0), (1, 1), False, False)
+    asked = (_pair(layer.stride), _pair(layer.padding), _pair(layer.dilation))
+    simple = (*asked, layer.return_indices, layer.ceil_mode) == plain
+    return kernel if simple and kernel[0] * kernel[1] <= MaxPool.largest else None
+
+
 def _pair(value: Any) -> tuple[int, int]:
     first, second = (value, value) if isinstance(value, int) else value
     return int(first), int(second)
@@ -353,6 +382,8 @@ def skeleton(flat: FlatModel, tape: Tape) -> nn.Module:
             twin = TWINS[type(layer)](layer, tape, *found)
             twin.path = f"{path or 'the module itself'} ({type(layer).__name__})"
             twins[id(layer)] = twin.train(layer.training)
+        elif (kernel := _simple_pool(layer)) is not None:
+            twins[id(layer)] = MaxPool(kernel)
     if id(module) in twins:
         return twins[id(module)]
     for path, layer in list(module.named_modules(remove_duplicate=False)):
@@ -360,6 +391,11 @@ def skeleton(flat: FlatModel, tape: Tape) -> nn.Module:
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, twins[id(layer)])
     return module
+
+
+def _altered(layer: nn.Module) -> bool:
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+    return bool(hooks) or "forward" in vars(layer)
 
 
 def _refuse_unsupported(path: str, layer: nn.Module) -> None:
@@ -372,7 +408,7 @@ def _refuse_unsupported(path: str, layer: nn.Module) -> None:
     extra = own.keys() - {"weight", "bias"}
     if extra or "weight" not in own or any(layer.children()) or dict(layer.named_buffers(recurse=False)):
         raise NotFoldedError(f"{name}: parameters, buffers or children beyond weight and bias")
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or "forward" in vars(layer):
+    if _altered(layer):
         raise NotFoldedError(f"{name}: hooks on the layer")
     if isinstance(layer, nn.Embedding) and (
         layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse

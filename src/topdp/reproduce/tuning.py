@@ -43,12 +43,11 @@ class Search:
     """Where settings are sought: rates without end, of all else these values, in this order."""
 
     rounds: tuple[int, ...]
-    rate: float  # to start with at ε = 1
+    rate: float  # to start with at ε = 1; at others it is ε times that
     clips: tuple[float, ...]
     alphas: tuple[float, ...]
     modes: tuple[str, ...]
     seeds: Seeds
-    power: float = 1.0  # the rate to start with grows as ε to this power
     budgets: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     methods: tuple[str, ...] = ("plain", "top")
 
@@ -56,7 +55,7 @@ class Search:
         """Few rounds, because they are cheap; the middle of all else."""
         clip, alpha = _middle(self.clips), _middle(self.alphas)
         return {
-            Key(method, epsilon, mode): Point(self.rounds[0], self.rate * epsilon**self.power, clip, alpha)
+            Key(method, epsilon, mode): Point(self.rounds[0], self.rate * epsilon, clip, alpha)
             for method in self.methods
             for epsilon in self.budgets
             for mode in self.modes

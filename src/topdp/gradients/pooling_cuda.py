@@ -1,0 +1,80 @@
+"""Max-pooling with windows that do not overlap, on an NVIDIA GPU, and its gradient.
+
+PyTorch's gradient adds up what overlapping windows send back, and takes longer than a convolution does here.
+Where windows do not overlap, every input asks its one window. Needs Triton, as `convolution_cuda` does.
+"""
+
+# Triton compiles the kernels below from their source: annotations and untyped names are Triton's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-unimported"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 512  # elements at once
+
+
+@triton.jit
+def _forward(out, winner, x, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr,
+             WIDTH: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, B: tl.constexpr):  # fmt: skip
+    """The largest of each window, and which it was: the first of equals, as PyTorch has it."""
+    i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    spot = (i % (HEIGHT * WIDTH)).to(tl.int32)
+    corner = x + i // (HEIGHT * WIDTH) * (H * W) + (spot // WIDTH) * (KH * W) + (spot % WIDTH) * KW
+    largest = tl.load(corner, mask=i < size, other=0.0)
+    which = tl.zeros((B,), tl.int32)
+    for tap in tl.static_range(1, KH * KW):
+        value = tl.load(corner + (tap // KW) * W + tap % KW, mask=i < size, other=0.0)
+        better = (value > largest) | (value != value)  # what is not a number stays
+        largest = tl.where(better, value, largest)
+        which = tl.where(better, tap, which)
+    tl.store(out + i, largest, mask=i < size)
+    tl.store(winner + i, which.to(tl.uint8), mask=i < size)
+
+
+@triton.jit
+def _backward(dx, delta, winner, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr,
+              WIDTH: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, B: tl.constexpr):  # fmt: skip
+    """dx[i] = delta of the window of i, if i was the largest there."""
+    i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    p = (i % (H * W)).to(tl.int32)
+    y, z = p // W, p % W
+    inside = (i < size) & (y < HEIGHT * KH) & (z < WIDTH * KW)
+    window = i // (H * W) * (HEIGHT * WIDTH) + (y // KH) * WIDTH + z // KW
+    won = tl.load(winner + window, mask=inside, other=0).to(tl.int32) == (y % KH) * KW + z % KW
+    from_above = tl.load(delta + window, mask=inside, other=0.0)
+    tl.store(dx + i, tl.where(won, from_above, 0.0), mask=i < size)
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: tuple[int, int]) -> Tensor:
+        x = x.contiguous()
+        H, W = x.shape[-2:]
+        height, width = H // kernel[0], W // kernel[1]
+        out = x.new_empty(*x.shape[:-2], height, width)
+        winner = torch.empty_like(out, dtype=torch.uint8)
+        ctx.sizes = {"H": H, "W": W, "HEIGHT": height, "WIDTH": width, "KH": kernel[0], "KW": kernel[1]}
+        ctx.shape = x.shape
+        _forward[(triton.cdiv(out.numel(), BLOCK),)](out, winner, x, out.numel(), **ctx.sizes, B=BLOCK)
+        ctx.save_for_backward(winner)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: Tensor) -> tuple[Tensor, None]:
+        (winner,) = ctx.saved_tensors
+        delta = deltas[0].contiguous()
+        dx = delta.new_empty(ctx.shape)
+        _backward[(triton.cdiv(dx.numel(), BLOCK),)](dx, delta, winner, dx.numel(), **ctx.sizes, B=BLOCK)
+        return dx, None
+
+
+def max_pool(x: Tensor, kernel: tuple[int, int]) -> Tensor:
+    """x [..., H, W] in windows of `kernel`, of 256 elements at most; what no window covers is dropped."""
+    out: Tensor = _MaxPool.apply(x, kernel)
+    return out
