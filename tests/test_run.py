@@ -216,6 +216,21 @@ def test_a_full_folder_is_not_written_over(small, tmp_path):
     assert os.listdir(tmp_path / "run") == ["precious.txt"]
 
 
+def test_a_folder_that_cannot_be_made_is_said_before_the_account(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "plan_and_account", lambda *_: pytest.fail("the account was made first"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="Could not make the run folder"):
+        run.run(small(), tmp_path / "file" / "run")
+
+
+def test_a_run_that_is_refused_leaves_no_folder_but_the_users_own(small, tmp_path):
+    (tmp_path / "own").mkdir()
+    for name in ("new", "own"):
+        with pytest.raises(ConfigError, match=r"data\.validation"):
+            run.run(small("data.validation=0.001"), tmp_path / name)
+    assert os.listdir(tmp_path) == ["own"]
+
+
 def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, monkeypatch):
     from topdp import result
 

@@ -52,9 +52,9 @@ class RunFolder:
 
     path: Path
 
-    @classmethod
-    def create(cls, path: Path, config: str, plan: Plan) -> RunFolder:
-        """A new folder; an existing one is refused unless it is empty."""
+    @staticmethod
+    def make_room(path: Path) -> None:
+        """A new folder for a run; an existing one is refused unless it is empty."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunFolderError(
                 f"Expected a new or empty folder, {path} exists: name another one with --out, "
@@ -64,6 +64,11 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(f"Could not make the run folder {path}: {error.strerror}.") from error
+
+    @classmethod
+    def create(cls, path: Path, config: str, plan: Plan) -> RunFolder:
+        """The folder of a run that is about to start."""
+        cls.make_room(path)
         folder = cls(path)
         folder._write("config.toml", lambda file: file.write_text(config, encoding="utf-8"))
         folder._write("plan.npz", lambda file: plans.save(plan, file))

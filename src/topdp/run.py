@@ -135,7 +135,8 @@ def run(
     progress: Progress | None = None,
 ) -> Result:
     """Executes a configuration and leaves a run folder in `out`."""
-    job = _job(config, device, watch, progress)
+    with _room_for(out):
+        job = _job(config, device, watch, progress)
     return _execute(job, _new_folder(out, job), watch)
 
 
@@ -181,10 +182,12 @@ def train(
     begun = RunFolder.open(Path(out)) if resume and out is not None else None
     if begun is not None and parse(tomllib.loads(begun.config)) != config:
         raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
-    job = Job.of(config, topology, model, shards, choose_device(device), watch, begun)
+    new = Path(out) if begun is None and out is not None else None
+    with _room_for(new):
+        job = Job.of(config, topology, model, shards, choose_device(device), watch, begun)
     folder = begun
-    if begun is None and out is not None:
-        folder = _new_folder(Path(out), job)
+    if new:
+        folder = _new_folder(new, job)
         edges = "".join(f"{i} {j}\n" for i, j in topology.edges)
         (folder.path / GRAPH_FILE).write_text(edges, encoding="utf-8")
     return _execute(job, folder, watch)
@@ -204,6 +207,20 @@ def _expect_an_output_for_each_class(flat: FlatModel, shards: Shards) -> None:
 
 def _show_accounting(watch: Watcher, done: int, total: int) -> None:
     watch("accounting", done, total, None)
+
+
+@contextmanager
+def _room_for(out: Path | None) -> Iterator[None]:
+    """A folder that cannot be made is said now, not after the account, which may take minutes."""
+    new = out is not None and not out.exists()
+    if out is not None:
+        RunFolder.make_room(out)
+    try:
+        yield
+    except BaseException:
+        if out is not None and new:
+            out.rmdir()
+        raise
 
 
 def _new_folder(path: Path, job: Job) -> RunFolder:
