@@ -62,9 +62,9 @@ def test_longer_runs_are_tried_with_the_same_way_and_the_same_steps():
     assert not list(SEARCH.longer(point._replace(rounds=40)))
 
 
-def test_rates_start_in_proportion_to_a_power_of_the_budget():
-    starts = replace(SEARCH, power=0.5).starts()
-    assert {(key.epsilon, point.rate) for key, point in starts.items()} == {(1.0, 1.0), (4.0, 2.0)}
+def test_rates_start_in_proportion_to_the_budget():
+    starts = SEARCH.starts()
+    assert {(key.epsilon, point.rate) for key, point in starts.items()} == {(1.0, 1.0), (4.0, 4.0)}
 
 
 def test_equal_neighbours_do_not_move_it():
