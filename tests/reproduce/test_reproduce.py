@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from topdp import build
 from topdp.config import ConfigError, parse, read
 from topdp.reproduce import front, runner, settings, store
 from topdp.reproduce.calibrations import Calibrations
@@ -92,6 +93,21 @@ def test_a_long_stack_says_how_far_it_is_between_its_evaluations(scale, tmp_path
     assert [line.split(",")[0] for line in said[1:]] == [f"  round {t} of 4" for t in range(5)]
     assert all(line.endswith("s left in this stack") for line in said[1:])
     assert said[-1].endswith(" 0 s left in this stack")
+
+
+def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, monkeypatch):
+    real, dealt = build.shards, []
+
+    def deal(config, agents):
+        dealt.append(config.seed)
+        return real(config, agents)
+
+    monkeypatch.setattr(build, "shards", deal)
+    monkeypatch.setattr(runner, "DEALT", 2)
+    runs = runner.Runs(tmp_path, "cpu", lambda config: 50, lambda text: None)
+    for seed, method in ((0, "plain"), (0, "no-noise"), (1, "plain"), (2, "plain"), (1, "top"), (0, "top")):
+        runs.make([setting(scale, "same", method, seed)])
+    assert dealt == [0, 1, 2, 0]
 
 
 def test_runs_are_stacked_and_shared_between_figures(made, scale):

@@ -33,6 +33,7 @@ Curve = list[dict[str, float]]
 """One dictionary per evaluation: round, mean, min, max."""
 
 LIMITS = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
+DEALT = 6  # partitions of a data set that stay on the device between stacks
 TELL = 20.0  # seconds between two words on a long stack
 
 
@@ -46,6 +47,7 @@ class Runs:
         self.say = say
         folder.mkdir(parents=True, exist_ok=True)
         self.calibrations = Calibrations(folder / "sigma.json", say)
+        self._dealt: dict[str, Shards] = {}
 
     def __getitem__(self, config: RunConfig) -> Curve:
         curve: Curve = self._read(config)["curve"]
@@ -90,17 +92,20 @@ class Runs:
     def _file(self, config: RunConfig) -> Path:
         return self.folder / f"{name(config)}.json"
 
+    def _shards(self, config: RunConfig, agents: int) -> Shards:
+        """Many runs share their records: they are dealt out, and go to the device, once."""
+        key = f"{config.seed} {agents} {config.data}"
+        if key not in self._dealt:
+            if len(self._dealt) == DEALT:
+                del self._dealt[next(iter(self._dealt))]
+            self._dealt[key] = build.shards(config, agents).to(self.device)
+        return self._dealt[key]
+
     def _run(self, configs: list[RunConfig]) -> list[Curve]:
         """All runs as one plan; the curve of each."""
         first = configs[0]
         graphs = [build.graph(c) for c in configs]
-        dealt: dict[str, Shards] = {}
-        shards = []
-        for config, graph in zip(configs, graphs, strict=True):
-            key = f"{config.seed} {graph.agents} {config.data}"
-            if key not in dealt:  # many runs share their records: they go to the device once
-                dealt[key] = build.shards(config, graph.agents).to(self.device)
-            shards.append(dealt[key])
+        shards = [self._shards(c, g.agents) for c, g in zip(configs, graphs, strict=True)]
         sigmas = [self.calibrations.sigma(c) for c in configs]
         plans = shared_plans(configs, graphs, [held.counts for held in shards], sigmas)
         models = [build.model(c, tuple(shards[0].inputs.shape[2:]), shards[0].classes) for c in configs]
