@@ -1,5 +1,5 @@
 """Clipped gradients of the paper's CIFAR-10 network on a GPU: kernels of our own, and agents as groups of one
-convolution.
+convolution. Max-pooling is ours in both.
 
     python benchmarks/convolutions.py [--agents 1440] [--examples 20] [--repeats 10]
 

@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from topdp.gradients import ClippedGradients
+from topdp.gradients.twins import MaxPool, Tape, skeleton
 from topdp.models import FlatModel, cnn, mlp
 
 CLASSES = 4
@@ -434,6 +436,51 @@ def test_dropout_does_not_hide_that_examples_are_mixed_in_training():
     rows = gradients.flat.flatten().repeat(2, 1)
     with pytest.warns(UserWarning, match="influence each other"):
         gradients.clipped_sum(rows, torch.randn(2, 4, 6), torch.zeros(2, 4, dtype=torch.long))
+
+
+class LooksAtItsPool(nn.Module):
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.pool, self.last = nn.Conv2d(1, 3, 3, padding=1), pool, nn.Linear(48, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = self.pool(self.conv(x)) if isinstance(self.pool, nn.MaxPool2d) else self.conv(x)
+        return self.last(pooled.flatten(1) * self.pool.kernel_size)
+
+
+def test_a_model_may_look_at_its_pool():
+    gradients = ClippedGradients(LooksAtItsPool(nn.MaxPool2d(2)), 1.0)
+    rows = gradients.flat.flatten().repeat(2, 1)
+    gradients.clipped_sum(rows, torch.rand(2, 3, 1, 8, 8), torch.zeros(2, 3, dtype=torch.long))
+    assert gradients.fast
+
+
+def hooked() -> nn.Module:
+    pool = nn.MaxPool2d(2)
+    pool.register_forward_hook(lambda *_: None)
+    return pool
+
+
+class OwnPool(nn.MaxPool2d):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("pool", "side_by_side"),
+    [
+        (nn.MaxPool2d(2), True), (nn.MaxPool2d((2, 3)), True), (nn.MaxPool2d(3, 3, 0, 1), True),
+        (nn.MaxPool2d(2, 1), False), (nn.MaxPool2d(2, padding=1), False),
+        (nn.MaxPool2d(2, dilation=2), False),
+        (nn.MaxPool2d(2, return_indices=True), False), (nn.MaxPool2d(2, ceil_mode=True), False),
+        (nn.MaxPool2d((2,)), False), (nn.MaxPool2d([2, 2]), False), (nn.MaxPool2d(2, stride=()), False),
+        (nn.MaxPool2d(np.int64(2)), False), (nn.MaxPool2d(9), False), (nn.AvgPool2d(2), False),
+        (hooked(), False), (OwnPool(2), False),
+    ],
+)  # fmt: skip
+def test_only_windows_side_by_side_are_pooled_by_ourselves(pool, side_by_side):
+    model = skeleton(FlatModel(nn.Sequential(nn.Conv2d(1, 3, 3), pool)), Tape())
+    assert (type(model[1]) is MaxPool) is side_by_side
+    assert type(pool) is not MaxPool  # the user's own stays as it is
 
 
 def test_a_new_shape_of_example_is_checked_again():

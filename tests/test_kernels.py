@@ -6,12 +6,16 @@ import os
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
+from torch.nn.grad import conv2d_weight
 
 from builders import PROTOCOLS, constant_schedule
 from topdp import topology
+from topdp.gradients import ClippedGradients, ghost
 from topdp.gradients.ghost import Geometry
 from topdp.mixing import RowByRow, Work
+from topdp.models import FlatModel
 from topdp.noise import Noise
 from topdp.plan import prune
 from topdp.stacking import StackedNoise, stack_plans
@@ -84,17 +88,62 @@ def test_one_batch_for_all_agents_is_not_copied():
     )
 
 
+def between_nan(x):
+    """As it is, but before and after it lies what is not a number."""
+    flat = torch.full((x.numel() + 4096,), torch.nan)
+    flat[2048:-2048] = x.flatten()
+    return flat[2048:-2048].view(x.shape)
+
+
+def among_nan(x):
+    """Every other element of a tensor; the others are not numbers."""
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1]), torch.nan)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+@pytest.mark.parametrize("lay", [between_nan, among_nan])
+@pytest.mark.parametrize(("channels", "outputs"), [(17, 33), (9, 9)])
+def test_convolutions_of_several_blocks_read_nothing_but_their_own(channels, outputs, lay):
+    generator = torch.Generator().manual_seed(0)
+    geometry = Geometry((3, 3), (1, 1), (1, 1), 1)
+    x = lay(torch.randn(1, 2, channels, 15, 13, generator=generator)).requires_grad_()
+    weight = torch.randn(1, outputs, channels, 3, 3, generator=generator)
+    out, expected = convolution_cuda.convolve(x, weight, None, geometry), functional.conv2d(x[0], weight[0])
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    delta = lay(torch.randn(expected.shape, generator=generator))
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y, x, delta)[0] for y in (out, expected)), rtol=1e-4, atol=1e-4
+    )
+    last = delta if lay is between_nan else delta.contiguous(memory_format=torch.channels_last)
+    found = convolution_cuda.per_example_gradients(x.detach(), last[None], geometry)
+    for j in range(2):
+        by_torch = conv2d_weight(x[0, j : j + 1].detach(), weight[0].shape, delta[j : j + 1])
+        torch.testing.assert_close(found[0, j], by_torch.flatten(), rtol=1e-3, atol=1e-3)
+
+
 def test_elements_that_lie_too_far_apart_are_copied(monkeypatch):
     """As those of a batch whose channels come first."""
     channels, outputs, height, width, geometry = LAYERS["the paper's first"]
     x = torch.randn(channels, AGENTS, EXAMPLES, height, width).permute(1, 2, 0, 3, 4)
     weight = torch.randn(AGENTS, outputs, channels, *geometry.kernel)
-    expected = convolution_cuda.convolve(x, weight, None, geometry)
-    monkeypatch.setattr(convolution_cuda, "REACH", channels * height * width)
-    assert convolution_cuda._within_reach(x).is_contiguous()
+    convolved = convolution_cuda.convolve(x, weight, None, geometry)
+    delta = torch.randn(outputs, AGENTS, EXAMPLES, *convolved.shape[2:]).permute(1, 2, 0, 3, 4)
+    gradients = convolution_cuda.per_example_gradients(x, delta, geometry)
+
+    largest = max(x[0, 0].numel(), delta[0, 0].numel())
+    monkeypatch.setattr(convolution_cuda, "REACH", largest + 1)
     near = x.contiguous()
     assert convolution_cuda._within_reach(near) is near
-    assert torch.equal(convolution_cuda.convolve(x, weight, None, geometry), expected)
+    copied = []
+    real = torch.Tensor.contiguous
+    monkeypatch.setattr(torch.Tensor, "contiguous", lambda self: copied.append(self.shape) or real(self))
+    assert torch.equal(convolution_cuda.convolve(x, weight, None, geometry), convolved)
+    assert torch.equal(convolution_cuda.per_example_gradients(x, delta, geometry), gradients)
+    assert copied == [x.shape, x.shape, delta.flatten(3).shape]
+    monkeypatch.setattr(convolution_cuda, "REACH", x[0, 0].numel())
+    with pytest.raises(ValueError, match="one example"):
+        convolution_cuda.convolve(x, weight, None, geometry)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -159,17 +208,41 @@ def test_a_run_in_a_stack_draws_what_it_draws_alone():
     assert not together[3:6].any() and together[:3].all() and together[6:].all()
 
 
-@pytest.mark.parametrize("kernel", [(2, 2), (3, 2), (1, 4)])
-def test_max_pooling_and_its_gradient_are_torchs(kernel):
-    """Equal values too, of which the first counts, and rows and columns that no window covers."""
-    x = torch.randint(4, (3, 2, 11, 13), generator=torch.Generator().manual_seed(0)).float().requires_grad_()
+@pytest.mark.parametrize("lay", [between_nan, among_nan])
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 2), (1, 4), (8, 8)])
+def test_max_pooling_and_its_gradient_are_torchs(kernel, lay):
+    """Also of equals, infinities and what is not a number, and where no window covers the ends."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-4, 1, (3, 20, 17, 19), generator=generator).float()
+    x[0, 0, 0, :2] = torch.nan
+    x[1] = -torch.inf
+    x = lay(x).requires_grad_()
     out, expected = pooling_cuda.max_pool(x, kernel), functional.max_pool2d(x, kernel)
-    assert torch.equal(out, expected)
-    delta = torch.randn_like(out)
+    assert torch.equal(out.nan_to_num(nan=5.0), expected.nan_to_num(nan=5.0))
+    assert out.isnan().any()
+    delta = lay(torch.randn(out.shape, generator=generator))
     assert torch.equal(*(torch.autograd.grad(y, x, delta)[0] for y in (out, expected)))
 
 
-def test_max_pooling_does_not_hide_what_is_not_a_number():
-    x = torch.zeros(1, 1, 4, 4)
-    x[0, 0, 1, 2] = torch.nan
-    assert pooling_cuda.max_pool(x, (2, 2)).isnan().flatten().tolist() == [False, True, False, False]
+def test_gradients_of_gradients_are_refused_not_wrong():
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad((pooling_cuda.max_pool(x, (2, 2)) ** 2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch):
+    """Convolutions of few and many channels, and windows that are not square."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d((2, 3)), nn.Conv2d(4, 10, 2), nn.MaxPool2d((3, 2)),
+        nn.Conv2d(10, 3, 1), nn.Flatten(), nn.Linear(3, 3),
+    )  # fmt: skip
+    rows = FlatModel(model).flatten() + 0.1 * torch.randn(2, FlatModel(model).dimension)
+    inputs, targets = torch.randn(2, 3, 2, 10, 11), torch.randint(3, (2, 3))
+    without = ClippedGradients(model, 0.5).clipped_sum(rows, inputs, targets)
+    asked = []
+    monkeypatch.setattr(ghost, "has_kernels", lambda x: asked.append(x.shape) or x.dtype == torch.float32)
+    gradients = ClippedGradients(model, 0.5)
+    torch.testing.assert_close(gradients.clipped_sum(rows, inputs, targets), without, rtol=1e-4, atol=1e-5)
+    assert gradients.fast and {len(shape) for shape in asked} == {4, 5}  # of pools, of convolutions

@@ -85,12 +85,13 @@ class Fused:
         position = work.round % PACKED_ROUNDS
         rows, d = work.out.shape
         grid = (rows, triton.cdiv(d, 4 * LANES))
-        _round[grid](
-            work.out, work.before, work.gradient, packed.slot, packed.weight, packed.owner, packed.step,
-            packed.key, packed.draw, packed.std, packed.starts[position], work.round, d,
-            work.out.stride(0), work.before.stride(0), work.gradient.stride(0),
-            W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
-        )  # fmt: skip
+        with torch.cuda.device_of(work.out):  # Triton launches on the current device
+            _round[grid](
+                work.out, work.before, work.gradient, packed.slot, packed.weight, packed.owner, packed.step,
+                packed.key, packed.draw, packed.std, packed.starts[position], work.round, d,
+                work.out.stride(0), work.before.stride(0), work.gradient.stride(0),
+                W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
+            )  # fmt: skip
 
     def _pack(self, chunk: int) -> Packed:
         if self._packed is None or self._packed[0] != chunk:

@@ -17,7 +17,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -186,7 +186,7 @@ def train(
     with _room_for(new):
         job = Job.of(config, topology, model, shards, choose_device(device), watch, begun)
     folder = begun
-    if new:
+    if new is not None:
         folder = _new_folder(new, job)
         edges = "".join(f"{i} {j}\n" for i, j in topology.edges)
         (folder.path / GRAPH_FILE).write_text(edges, encoding="utf-8")
@@ -212,14 +212,17 @@ def _show_accounting(watch: Watcher, done: int, total: int) -> None:
 @contextmanager
 def _room_for(out: Path | None) -> Iterator[None]:
     """A folder that cannot be made is said now, not after the account, which may take minutes."""
-    new = out is not None and not out.exists()
-    if out is not None:
-        RunFolder.make_room(out)
+    if out is None:
+        yield
+        return
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+    RunFolder.make_room(out)
     try:
         yield
     except BaseException:
-        if out is not None and new:
-            out.rmdir()
+        for folder in new:
+            with suppress(OSError):  # where something has come to lie in it
+                folder.rmdir()
         raise
 
 

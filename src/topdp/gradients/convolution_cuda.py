@@ -10,20 +10,25 @@ with PyTorch's CUDA builds; twins.py and ghost.py come here only with a GPU.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from topdp.gradients.ghost import Geometry
 
-BLOCK = 128  # positions, and kernel elements, at once
+# Sizes of blocks and numbers of warps are the fastest of those tried on an H200 with the paper's network.
+BLOCK = 128  # positions, or kernel elements, at once
+HALF_BLOCK = 64
 DEPTH = 32  # summed over at once by the matrix units
-FEW = 8  # channels that would leave the matrix units half empty: multiplied and added one by one
-REACH = 2**31  # elements: within one image, positions are added up in 32 bits, which is faster
+HALF_DEPTH = 16
+FEW = 8  # channels that would leave the matrix units half empty: multiplied and added in plain float32
+REACH = 2**31  # elements: within one example, offsets are added up in 32 bits, which is faster
 
 
 @triton.jit
@@ -135,36 +140,37 @@ class _Convolve(torch.autograd.Function):
         height, width = geometry.output(H, W)
         out = x.new_empty(n * b, OUT, height, width)
         matrix = OUT > FEW
-        positions = BLOCK if matrix else 64
+        positions = BLOCK if matrix else HALF_BLOCK
         grid = (n * b, triton.cdiv(height * width, positions))
-        _forward[grid](
-            out, x, weight, bias, b, *x.stride(), weight.stride(0), 0 if bias is None else bias.stride(0),
-            L=height * width, OUT=OUT, K=C * KH * KW, WIDTH=width, **_constants(geometry),
-            BIAS=bias is not None, MATRIX=matrix, BO=_power(OUT) if matrix else FEW, BK=DEPTH, BL=positions,
-            PRECISION=_precision(), num_warps=4 if matrix else 1,
-        )  # fmt: skip
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _forward[grid](
+                out, x, weight, bias, b, *x.stride(), weight.stride(0), 0 if bias is None else bias.stride(0),
+                L=height * width, OUT=OUT, K=C * KH * KW, WIDTH=width, **_constants(geometry),
+                BIAS=bias is not None, MATRIX=matrix, BO=_power(OUT) if matrix else FEW, BK=DEPTH,
+                BL=positions, PRECISION=_precision(), num_warps=4 if matrix else 1,
+            )  # fmt: skip
         ctx.save_for_backward(weight)
         ctx.of = (x.shape, geometry)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *deltas: Tensor) -> tuple[Tensor | None, None, None, None]:
-        if not ctx.needs_input_grad[0]:
-            return None, None, None, None
+    @once_differentiable
+    def backward(ctx: Any, *deltas: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
         (n, b, C, H, W), geometry = ctx.of
         OUT = weight.shape[1]
         height, width = geometry.output(H, W)
         dx = weight.new_empty(n, b, C, H, W)
         matrix = C > FEW
-        positions = 64 if matrix else BLOCK
+        positions = HALF_BLOCK if matrix else BLOCK
         grid = (n * b, triton.cdiv(H * W, positions))
-        _backward[grid](
-            dx, deltas[0].contiguous(), weight, b, H, W, weight.stride(0),
-            OUT=OUT, C=C, HEIGHT=height, WIDTH=width, **_constants(geometry),
-            MATRIX=matrix, BC=_power(C) if matrix else FEW, BO=16, BL=positions,
-            PRECISION=_precision(), num_warps=4 if matrix else 1, num_stages=1,
-        )  # fmt: skip
+        with torch.cuda.device_of(dx):
+            _backward[grid](
+                dx, deltas[0].contiguous(), weight, b, H, W, weight.stride(0),
+                OUT=OUT, C=C, HEIGHT=height, WIDTH=width, **_constants(geometry),
+                MATRIX=matrix, BC=_power(C) if matrix else FEW, BO=HALF_DEPTH, BL=positions,
+                PRECISION=_precision(), num_warps=4 if matrix else 1, num_stages=1,
+            )  # fmt: skip
         return dx, None, None, None
 
 
@@ -184,17 +190,20 @@ def per_example_gradients(x: Tensor, delta: Tensor, geometry: Geometry) -> Tenso
         delta = delta.contiguous()
     out = x.new_empty(n, b, OUT * K)
     columns = min(BLOCK, _power(K))
-    _per_example[n * b, triton.cdiv(K, columns)](
-        out, x, delta, b, *x.stride(), *delta.stride()[:3],
-        L=delta.shape[3], OUT=OUT, K=K, WIDTH=width, **_constants(geometry),
-        BO=_power(OUT), BK=columns, BL=16, PRECISION=_precision(),
-        num_warps=2 if OUT <= 16 else 4,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        _per_example[n * b, triton.cdiv(K, columns)](
+            out, x, delta, b, *x.stride(), *delta.stride()[:3],
+            L=delta.shape[3], OUT=OUT, K=K, WIDTH=width, **_constants(geometry),
+            BO=_power(OUT), BK=columns, BL=HALF_DEPTH, PRECISION=_precision(),
+            num_warps=2 if OUT <= 16 else 4,
+        )  # fmt: skip
     return out
 
 
 def _within_reach(x: Tensor) -> Tensor:
     """x [n, b, ...], copied if one example's elements lie too far apart."""
+    if math.prod(x.shape[2:]) >= REACH:
+        raise ValueError(f"Expected fewer than {REACH} numbers for one example, got {tuple(x.shape[2:])}.")
     sizes = zip(x.shape[2:], x.stride()[2:], strict=True)
     return x if sum((size - 1) * stride for size, stride in sizes) < REACH else x.contiguous()
 
@@ -210,5 +219,5 @@ def _power(size: int) -> int:
 
 
 def _precision() -> str:
-    """As torch is set for its own matrix products."""
+    """As torch is set for its own matrix products; few channels are multiplied in float32 whatever is set."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 BLOCK = 512  # elements at once
 
@@ -52,6 +53,8 @@ def _backward(dx, delta, winner, size, H: tl.constexpr, W: tl.constexpr, HEIGHT:
 
 
 class _MaxPool(torch.autograd.Function):
+    """Of equals the first counts, of several that are not numbers the last: as in PyTorch."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: tuple[int, int]) -> Tensor:
         x = x.contiguous()
@@ -61,20 +64,23 @@ class _MaxPool(torch.autograd.Function):
         winner = torch.empty_like(out, dtype=torch.uint8)
         ctx.sizes = {"H": H, "W": W, "HEIGHT": height, "WIDTH": width, "KH": kernel[0], "KW": kernel[1]}
         ctx.shape = x.shape
-        _forward[(triton.cdiv(out.numel(), BLOCK),)](out, winner, x, out.numel(), **ctx.sizes, B=BLOCK)
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _forward[(triton.cdiv(out.numel(), BLOCK),)](out, winner, x, out.numel(), **ctx.sizes, B=BLOCK)
         ctx.save_for_backward(winner)
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *deltas: Tensor) -> tuple[Tensor, None]:
         (winner,) = ctx.saved_tensors
         delta = deltas[0].contiguous()
         dx = delta.new_empty(ctx.shape)
-        _backward[(triton.cdiv(dx.numel(), BLOCK),)](dx, delta, winner, dx.numel(), **ctx.sizes, B=BLOCK)
+        with torch.cuda.device_of(delta):
+            _backward[(triton.cdiv(dx.numel(), BLOCK),)](dx, delta, winner, dx.numel(), **ctx.sizes, B=BLOCK)
         return dx, None
 
 
 def max_pool(x: Tensor, kernel: tuple[int, int]) -> Tensor:
-    """x [..., H, W] in windows of `kernel`, of 256 elements at most; what no window covers is dropped."""
+    """x [..., H, W] in small windows, which are unrolled; what no window covers is dropped."""
     out: Tensor = _MaxPool.apply(x, kernel)
     return out

@@ -297,14 +297,14 @@ class Conv2dTwin(Twin):
         weight = self.tape.weights(self._slot)
         bias = None if self._bias is None else self.tape.weights(self._bias)
         n, b = x.shape[:2]
-        if x.device.type == "cpu":
-            biases = [None] * n if bias is None else list(bias)
-            rest = (self.stride, 0, self.dilation, self.groups)
-            return torch.cat([functional.conv2d(x[i], weight[i], biases[i], *rest) for i in range(n)])
         if self.geometry.has_kernels(x):
             from topdp.gradients.convolution_cuda import convolve
 
             return convolve(x, weight, bias, self.geometry)
+        if x.device.type == "cpu":
+            biases = [None] * n if bias is None else list(bias)
+            rest = (self.stride, 0, self.dilation, self.groups)
+            return torch.cat([functional.conv2d(x[i], weight[i], biases[i], *rest) for i in range(n)])
         # Agents as groups of one convolution.
         output = functional.conv2d(
             x.transpose(0, 1).reshape(b, -1, *x.shape[3:]),
@@ -323,32 +323,31 @@ class Conv2dTwin(Twin):
 
 
 @final
-class MaxPool(nn.Module):
-    """Windows that do not overlap, where PyTorch's gradient is slow: on a GPU."""
+class MaxPool(nn.MaxPool2d):
+    """Windows that do not overlap: on a GPU by a kernel of our own, for PyTorch's gradient is slow there."""
 
     largest = 64  # elements of a window, which the kernel unrolls
 
-    def __init__(self, kernel: tuple[int, int]) -> None:
-        super().__init__()
-        self.kernel = kernel
-
     def forward(self, x: Tensor) -> Tensor:
-        if ghost.has_kernels(x):
+        kernel = _pair(self.kernel_size)
+        if x.dim() == 4 and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and ghost.has_kernels(x):
             from topdp.gradients.pooling_cuda import max_pool
 
-            return max_pool(x, self.kernel)
-        return functional.max_pool2d(x, self.kernel)
+            return max_pool(x, kernel)
+        pooled: Tensor = super().forward(x)
+        return pooled
 
 
-def _simple_pool(layer: nn.Module) -> tuple[int, int] | None:
-    """The window, if these are side by side and nothing else is asked for."""
-    if type(layer) is not nn.MaxPool2d or _altered(layer):
-        return None
-    kernel = _pair(layer.kernel_size)
-    plain = (kernel, (0, 0), (1, 1), False, False)
-    asked = (_pair(layer.stride), _pair(layer.padding), _pair(layer.dilation))
-    simple = (*asked, layer.return_indices, layer.ceil_mode) == plain
-    return kernel if simple and kernel[0] * kernel[1] <= MaxPool.largest else None
+def _has_windows_side_by_side(layer: nn.Module) -> bool:
+    """Whether it is a max-pooling of nothing but windows that do not overlap."""
+    if type(layer) is not nn.MaxPool2d or _altered(layer) or layer.return_indices or layer.ceil_mode:
+        return False
+    values = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    # torch takes other forms too; they stay torch's.
+    if not all(type(v) is int or (type(v) is tuple and list(map(type, v)) == [int, int]) for v in values):
+        return False
+    kernel, *rest = map(_pair, values)
+    return rest == [kernel, (0, 0), (1, 1)] and kernel[0] * kernel[1] <= MaxPool.largest
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -382,8 +381,8 @@ def skeleton(flat: FlatModel, tape: Tape) -> nn.Module:
             twin = TWINS[type(layer)](layer, tape, *found)
             twin.path = f"{path or 'the module itself'} ({type(layer).__name__})"
             twins[id(layer)] = twin.train(layer.training)
-        elif (kernel := _simple_pool(layer)) is not None:
-            twins[id(layer)] = MaxPool(kernel)
+        elif _has_windows_side_by_side(layer):
+            layer.__class__ = MaxPool  # with all that a model may read of it
     if id(module) in twins:
         return twins[id(module)]
     for path, layer in list(module.named_modules(remove_duplicate=False)):
@@ -394,8 +393,10 @@ def skeleton(flat: FlatModel, tape: Tape) -> nn.Module:
 
 
 def _altered(layer: nn.Module) -> bool:
-    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-    return bool(hooks) or "forward" in vars(layer)
+    hooks = (
+        layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    )  # fmt: skip
+    return any(hooks) or "forward" in vars(layer)
 
 
 def _refuse_unsupported(path: str, layer: nn.Module) -> None:
