@@ -249,7 +249,10 @@ def reproduce(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """The paper's figures under three lenses, with a verdict on each claim. Continues where it was left."""
+    """The paper's figures under three lenses, with a verdict on each claim. Continues where it was left.
+
+    Results go to --out, else to reproduction/, or reproduction-quick/ with --quick.
+    """
     from topdp import run as runs
     from topdp.reproduce import front, settings
 
@@ -261,12 +264,14 @@ def reproduce(
     place = folder or Path("reproduction-quick" if quick else "reproduction")
     scale = settings.QUICK if quick else settings.FULL
     chosen = str(runs.choose_device(device))
-    seconds = front.reproduce(
-        names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False)
-    )
+    made = front.reproduce(names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False))
     if as_json:
-        _print_json({"out": str(place), "seconds": seconds})
+        _print_json({"out": str(place), **made.to_json()})
     else:
+        if made.verdicts:
+            out.print(tables.verdicts(made.to_json()["verdicts"]))
+        if quick:
+            out.print("Small runs: these verdicts are about them, not about the paper.", highlight=False)
         out.print(f"Figures, numbers and verdicts are in {place}", highlight=False)
 
 

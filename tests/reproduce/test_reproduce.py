@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,6 +69,34 @@ def test_every_figure_leaves_pictures_numbers_and_verdicts(made, scale):
 def test_what_is_done_is_not_done_again(made, scale, monkeypatch):
     monkeypatch.setattr(runner.Runs, "_run", lambda self, configs: pytest.fail("ran again"))
     front.reproduce(["1", "frontier-mnist"], LENSES, scale, "cpu", made, lambda text: None)
+
+
+def test_verdicts_are_handed_out_too(made, scale):
+    again = front.reproduce(["1"], LENSES, scale, "cpu", made, lambda text: None)
+    claims = front.FIGURES["1"].claims
+    assert {(v.lens, v.claim) for v in again.verdicts} == {(x, c.sentence) for c in claims for x in c.lenses}
+    written = (made / "figure1-same.md").read_text()
+    assert all(f"| {v.claim} | **{v.verdict}** |" in written for v in again.verdicts if v.lens == "same")
+
+
+def test_a_folder_of_other_things_or_of_another_scale_is_refused(made, scale, tmp_path):
+    (tmp_path / "mine.txt").write_text("")
+    with pytest.raises(ConfigError, match="new or empty"):
+        front.reproduce(["1"], ["same"], scale, "cpu", tmp_path, lambda text: None)
+    with pytest.raises(ConfigError, match="full runs"):
+        front.reproduce(["1"], ["same"], replace(scale, name="quick"), "cpu", made, lambda text: None)
+
+
+def test_a_quick_figure_says_so_and_its_noise_decays(scale, tmp_path):
+    quick = replace(scale, name="quick")
+    front.reproduce(["7"], ["same"], quick, "cpu", tmp_path, lambda text: None)
+    assert "Small runs" in (tmp_path / "figure7-same.md").read_text()
+    assert "Small runs" not in front._words(front.FIGURES["7"], "same", [], "figure7-same", scale)
+    for lens in LENSES:
+        decaying = setting(settings.QUICK, lens, "top-dp", 0)
+        assert decaying.method.decay.period < decaying.rounds / 3
+        full = setting(settings.FULL, lens, "top-dp", 0)
+        assert full.method.decay.period == {"honest": 33}.get(lens, 1000)
 
 
 def test_a_run_with_other_noise_is_run_again(scale, tmp_path):

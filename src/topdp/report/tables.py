@@ -127,3 +127,15 @@ def calibrations(found: Mapping[str, Any]) -> Table:
             found.get("remarks", {}).get(name, ""),
         )
     return table
+
+
+def verdicts(found: list[dict[str, str]]) -> Table:
+    """One line a claim, with what became of it under each lens."""
+    lenses = list(dict.fromkeys(one["lens"] for one in found))
+    table = Table("figure", "claim", *lenses)
+    by_claim: dict[tuple[str, str], dict[str, str]] = {}
+    for one in found:
+        by_claim.setdefault((one["figure"], one["claim"]), {})[one["lens"]] = one["verdict"]
+    for (figure, claim), words in by_claim.items():
+        table.add_row(figure, claim, *(words.get(lens, "") for lens in lenses))
+    return table

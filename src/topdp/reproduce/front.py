@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,6 +41,33 @@ FIGURES: dict[str, PaperFigure] = {
     )
 }
 NAMES = [*FIGURES, *frontier.NAMES]
+QUICK = " --quick"  # at the end of a command
+SMALL = " (quick: small runs, one seed)"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one claim under one lens."""
+
+    figure: str
+    lens: str
+    claim: str
+    verdict: str
+    measured: str
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """The seconds that the runs of each figure took on the device ("all": each run once), and the verdicts.
+
+    Calibrations are the processor's, and not counted.
+    """
+
+    seconds: dict[str, float]
+    verdicts: list[Verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def chosen(which: str) -> list[str]:
@@ -52,11 +81,9 @@ def chosen(which: str) -> list[str]:
 
 def reproduce(
     names: Iterable[str], lenses: Iterable[str], scale: Scale, device: str, out: Path, say: Say
-) -> dict[str, float]:
-    """Makes the figures under `out`; returns the seconds that the runs of each took on the device.
-
-    Figures share runs: "all" counts each once. Calibrations are the processor's, and not counted.
-    """
+) -> Reproduced:
+    """Makes the figures under `out`."""
+    _expect_own_folder(out, scale)
     runs = Runs(out / "runs", device, lambda config: _test_records(scale, config), say)
     if runs.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tf32 in matrix products: three times the speed
@@ -64,6 +91,7 @@ def reproduce(
     names, lenses = list(names), list(lenses)
     figures = [FIGURES[name] for name in names if name in FIGURES]
     used: list[RunConfig] = []
+    verdicts: list[Verdict] = []
     for lens in lenses:  # all at once: fuller stacks
         runs.make(config for figure in figures for config in _configs(figure, lens, scale))
     for name in names:
@@ -71,42 +99,65 @@ def reproduce(
             made = {name: frontier.make(name, scale, runs, out, say)}
         else:
             made = {f"figure{name}-{lens}": _configs(FIGURES[name], lens, scale) for lens in lenses}
-            _figure(FIGURES[name], lenses, scale, runs, out)
+            verdicts += _figure(FIGURES[name], lenses, scale, runs, out)
         for stem, configs in made.items():
             seconds[stem] = _note(out, stem, configs, scale, runs)
             used += configs
         say(f"{name}: {sum(seconds[stem] for stem in made):.1f} s of runs")
     seconds["all"] = runs.made(used)["seconds"]
-    return seconds
+    return Reproduced(seconds, verdicts)
+
+
+def _expect_own_folder(out: Path, scale: Scale) -> None:
+    """Not one with other things in it, nor with results of other scale under the same names."""
+    made = out / "made.json"
+    if out.is_dir() and any(out.iterdir()) and not (out / "runs").is_dir():
+        raise ConfigError(f"--out: expected a new or empty folder, or one of topdp reproduce, got {out}.")
+    others = json.loads(made.read_text()).values() if made.exists() else ()
+    if any(_is_quick(note["command"]) != (scale.name == "quick") for note in others):
+        held = "full runs" if scale.name == "quick" else "quick runs"
+        raise ConfigError(f"--out: {out} holds results of {held}, which would be overwritten: name another.")
+
+
+def _is_quick(command: str) -> bool:
+    return command.endswith(QUICK)
 
 
 def _configs(figure: PaperFigure, lens: str, scale: Scale) -> list[RunConfig]:
     return [config for panel in figure.panels(scale, lens) for config in panel.configs()]
 
 
-def _figure(figure: PaperFigure, lenses: list[str], scale: Scale, runs: Runs, out: Path) -> None:
+def _figure(figure: PaperFigure, lenses: list[str], scale: Scale, runs: Runs, out: Path) -> list[Verdict]:
+    verdicts = []
     for lens in lenses:
         measured = Measured(lens, figure.panels(scale, lens), runs)
         stem = out / f"figure{figure.number}-{lens}"
         write_csv(measured, stem.with_suffix(".csv"))
         for ending in (".png", ".svg"):
-            draw(measured, f"Figure {figure.number}: {figure.title}", scale.epochs, stem.with_suffix(ending))
-        stem.with_suffix(".md").write_text(_verdicts(figure, measured, stem.name), encoding="utf-8")
+            title = f"Figure {figure.number}: {figure.title}{SMALL if scale.name == 'quick' else ''}"
+            draw(measured, title, scale.epochs, stem.with_suffix(ending))
+        found = [
+            Verdict(figure.number, lens, claim.sentence, *claim.verdict(measured))
+            for claim in figure.claims
+            if lens in claim.lenses
+        ]
+        stem.with_suffix(".md").write_text(_words(figure, lens, found, stem.name, scale), encoding="utf-8")
+        verdicts += found
+    return verdicts
 
 
-def _verdicts(figure: PaperFigure, measured: Measured, name: str) -> str:
+def _words(figure: PaperFigure, lens: str, verdicts: list[Verdict], name: str, scale: Scale) -> str:
+    small = ["Small runs: these verdicts are about them, not about the paper.", ""]
     lines = [
-        f"### Figure {figure.number}, {LENSES[measured.lens]}",
+        f"### Figure {figure.number}, {LENSES[lens]}",
         "",
         f"![Figure {figure.number}: {figure.title}]({name}.png)",
         "",
+        *(small if scale.name == "quick" else []),
         "| claim | verdict | measured (%) |",
         "|---|---|---|",
     ]
-    for claim in figure.claims:
-        if measured.lens in claim.lenses:
-            verdict, text = claim.verdict(measured)
-            lines.append(f"| {claim.sentence} | **{verdict}** | {text} |")
+    lines += [f"| {found.claim} | **{found.verdict}** | {found.measured} |" for found in verdicts]
     return "\n".join(lines) + "\n"
 
 
@@ -116,7 +167,7 @@ def _note(out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: Ru
     made = json.loads(file.read_text()) if file.exists() else {}
     figure, _, lens = stem.removeprefix("figure").partition("-")
     what = f"{figure} --lens {lens}" if figure in FIGURES else stem
-    command = f"topdp reproduce {what}" + (" --quick" if scale.name == "quick" else "")
+    command = f"topdp reproduce {what}" + (QUICK if scale.name == "quick" else "")
     made[stem] = {"command": command, "seeds": list(scale.seeds), **runs.made(configs)}
     file.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
     return float(made[stem]["seconds"])

@@ -87,7 +87,7 @@ def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> list[RunCo
         table = csv.DictWriter(file, list(lines[0]))
         table.writeheader()
         table.writerows(lines)
-    _draw(name, lines, out)
+    _draw(name, lines, out, small=scale.name == "quick")
     (out / f"{name}.md").write_text(_words(name, lines, len(scale.seeds)), encoding="utf-8")
     return taken
 
@@ -113,7 +113,7 @@ def _config(
     return parse(tree, "frontier")
 
 
-def _draw(name: str, lines: list[dict[str, Any]], out: Path) -> None:
+def _draw(name: str, lines: list[dict[str, Any]], out: Path, small: bool) -> None:
     with house_style():
         picture = Picture()
         axis = picture.subplots()
@@ -130,7 +130,8 @@ def _draw(name: str, lines: list[dict[str, Any]], out: Path) -> None:
                     f"{100 * y:.1f}", (x, y), shift, textcoords="offset points", ha="center", fontsize=8
                 )
         axis.set(xlabel="true view ε (δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
-        axis.set_title(f"{lines[0]['data']}: the best of each method", fontsize=10)
+        title = f"{lines[0]['data']}: the best of each method"
+        axis.set_title(title + (" (quick: small runs)" if small else ""), fontsize=10)
         ticks = sorted({line["epsilon"] for line in lines})
         axis.xaxis.set_major_locator(FixedLocator(ticks))
         axis.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))

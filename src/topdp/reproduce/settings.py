@@ -21,6 +21,7 @@ LENSES = {
     "same": "the same full-scale noise for every method",
     "honest": "equal true privacy: every method calibrated to the same view ε, full batches",
 }
+EPOCHS = 60  # of the paper's runs
 BASELINES = ("li18", "li18-ma", "udp", "optimal")
 PROPOSED = "top-dp"
 
@@ -52,7 +53,7 @@ class Scale:
 
 
 FULL = Scale(
-    "full", agents=30, epochs=60, epoch=100, honest_rounds=200, seeds=(0, 1, 2), batch=20,
+    "full", agents=30, epochs=EPOCHS, epoch=100, honest_rounds=200, seeds=(0, 1, 2), batch=20,
     cifar={"evaluations": 12},
 )  # fmt: skip
 QUICK = Scale(
@@ -80,11 +81,10 @@ def setting(
     agents = scale.agents if agents is None else round(agents * scale.agents / 30)
     graph = {"connection": scale.connection or 0.2, **(topology or {})}
     honest = lens == "honest"
-    # Under the honest lens an epoch is the same share of the run as in the paper's.
     rounds = scale.honest_rounds if honest else scale.rounds
-    epoch = rounds / scale.epochs
     evaluations = scale.evaluations or (20 if honest else scale.epochs)
-    period = max(1, round(decay[1] * epoch))
+    # However long a run is, the noise decays after the same share of it as in the paper's.
+    period = max(1, round(decay[1] * rounds / EPOCHS))
     if not METHODS[method].noisy:
         epsilon = 1.0  # one run serves all budgets
     tree: dict[str, Any] = {
