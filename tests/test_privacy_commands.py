@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from builders import blobs
-from topdp import cli, config, plan, run, schedules, topology
+from topdp import build, cli, config, plan, run, schedules, topology
 from topdp.privacy.gaussian import epsilon_of
 from topdp.protocols import PlainSynchronous
 
@@ -31,6 +31,15 @@ def topdp(monkeypatch, capsys):
         return SimpleNamespace(code=ended.value.code, out=out, err=err)
 
     return call
+
+
+def test_too_large_a_plan_is_one_line(topdp, monkeypatch):
+    def too_large(config):
+        raise MemoryError("Unable to allocate 8 TiB")
+
+    monkeypatch.setattr(build, "graph", too_large)
+    done = topdp("account", *SMALL)
+    assert done.code == 2 and "Not enough memory: Unable to allocate 8 TiB." in done.err
 
 
 def the_json(done):

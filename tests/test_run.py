@@ -208,6 +208,14 @@ def test_a_validation_share_that_leaves_nobody_is_refused(small):
         build.shards(small("data.validation=0.001"), 6)
 
 
+@pytest.mark.parametrize(("place", "wrong"), [(0, lambda x: x), (1, [1, 2]), (2, "ring")])
+def test_what_is_no_model_no_shards_or_no_graph_is_said(place, wrong):
+    given = [linear_model(), blobs(5), topology.ring(5)]
+    given[place] = wrong
+    with pytest.raises(ConfigError, match=f"to be a .*, got a {type(wrong).__name__}"):
+        topdp.train(*given)
+
+
 def test_a_full_folder_is_not_written_over(small, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious.txt").write_text("mine")
@@ -258,6 +266,7 @@ def test_nothing_is_written_when_the_configuration_cannot_be_run(small, tmp_path
         (["data.name=nowhere.npz"], DataError),
         (["model.name=mpl"], ConfigError),
         (["model.name=builders:nothing"], ConfigError),
+        (["model.name=operator:eq"], ConfigError),
         (["privacy.sigma=[0.1, 0.2]"], ConfigError),
         (["method.name=li18", "method.calibration=tight"], ConfigError),
         (["data.batch={cycle=1000}"], ValueError),

@@ -181,7 +181,9 @@ def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.M
         try:
             factory = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise ConfigError(f"model.name: could not import {name!r}: {error}.") from error
+            raise ConfigError(
+                f"model.name: could not import {name!r}: {error}. Your own modules are sought in PYTHONPATH."
+            ) from error
     else:
         raise ConfigError(
             f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, 'module:factory'])}"
@@ -190,7 +192,9 @@ def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.M
         raise ConfigError(f"model.name: expected {name!r} to be a function of (input shape, classes).")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
-        made: nn.Module = factory(input_shape, classes)
+        made = factory(input_shape, classes)
+    if not isinstance(made, torch.nn.Module):
+        raise ConfigError(f"model.name: expected {name!r} to make a torch module, got {made!r:.80}.")
     return made
 
 

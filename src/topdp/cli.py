@@ -323,6 +323,8 @@ def main() -> None:
         _stop(error, 2)
     except DataError as error:
         _stop(error, 5)
+    except MemoryError as error:
+        _stop(f"Not enough memory: {error}.", 2)
     except OSError as error:
         if error.filename is None:
             raise

@@ -176,6 +176,11 @@ def train(
     `settings` are the keys of the configuration's sections method, privacy, data (batch only) and train by
     their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `learning_rate=0.2`, `batch={"cycle": 20}`.
     """
+    for what, value, wanted in (
+        ("model", model, nn.Module), ("shards", shards, Shards), ("topology", topology, Topology)
+    ):  # fmt: skip
+        if not isinstance(value, wanted):
+            raise ConfigError(f"Expected {what} to be a {wanted.__name__}, got a {type(value).__name__}.")
     config = _config_of(topology, rounds, seed, settings)
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
