@@ -271,7 +271,7 @@ def reproduce(
         if made.verdicts:
             out.print(tables.verdicts(made.to_json()["verdicts"]))
         if quick:
-            out.print("Small runs: these verdicts are about them, not about the paper.", highlight=False)
+            out.print(front.NOT_THE_PAPER, highlight=False)
         out.print(f"Figures, numbers and verdicts are in {place}", highlight=False)
 
 

@@ -83,6 +83,9 @@ def test_a_folder_of_other_things_or_of_another_scale_is_refused(made, scale, tm
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(ConfigError, match="new or empty"):
         front.reproduce(["1"], ["same"], scale, "cpu", tmp_path, lambda text: None)
+    (tmp_path / "runs" / "a run of topdp run").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="new or empty"):
+        front.reproduce(["1"], ["same"], scale, "cpu", tmp_path, lambda text: None)
     with pytest.raises(ConfigError, match="full runs"):
         front.reproduce(["1"], ["same"], replace(scale, name="quick"), "cpu", made, lambda text: None)
 

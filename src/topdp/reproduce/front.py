@@ -43,6 +43,7 @@ FIGURES: dict[str, PaperFigure] = {
 NAMES = [*FIGURES, *frontier.NAMES]
 QUICK = " --quick"  # at the end of a command
 SMALL = " (quick: small runs, one seed)"
+NOT_THE_PAPER = "Small runs: these verdicts are about them, not about the paper."
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,15 @@ def reproduce(
 
 def _expect_own_folder(out: Path, scale: Scale) -> None:
     """Not one with other things in it, nor with results of other scale under the same names."""
-    made = out / "made.json"
-    if out.is_dir() and any(out.iterdir()) and not (out / "runs").is_dir():
+    made, runs = out / "made.json", out / "runs"
+    # Runs of ours are files; `topdp run` makes a folder of the same name, with a folder for each run.
+    own = runs.is_dir() and all(file.suffix in (".json", ".part") for file in runs.iterdir())
+    if out.is_dir() and any(out.iterdir()) and not own:
         raise ConfigError(f"--out: expected a new or empty folder, or one of topdp reproduce, got {out}.")
     others = json.loads(made.read_text()).values() if made.exists() else ()
-    if any(_is_quick(note["command"]) != (scale.name == "quick") for note in others):
-        held = "full runs" if scale.name == "quick" else "quick runs"
+    if any(note["command"].endswith(QUICK) != scale.quick for note in others):
+        held = "full runs" if scale.quick else "quick runs"
         raise ConfigError(f"--out: {out} holds results of {held}, which would be overwritten: name another.")
-
-
-def _is_quick(command: str) -> bool:
-    return command.endswith(QUICK)
 
 
 def _configs(figure: PaperFigure, lens: str, scale: Scale) -> list[RunConfig]:
@@ -134,7 +133,7 @@ def _figure(figure: PaperFigure, lenses: list[str], scale: Scale, runs: Runs, ou
         stem = out / f"figure{figure.number}-{lens}"
         write_csv(measured, stem.with_suffix(".csv"))
         for ending in (".png", ".svg"):
-            title = f"Figure {figure.number}: {figure.title}{SMALL if scale.name == 'quick' else ''}"
+            title = f"Figure {figure.number}: {figure.title}{SMALL if scale.quick else ''}"
             draw(measured, title, scale.epochs, stem.with_suffix(ending))
         found = [
             Verdict(figure.number, lens, claim.sentence, *claim.verdict(measured))
@@ -147,13 +146,12 @@ def _figure(figure: PaperFigure, lenses: list[str], scale: Scale, runs: Runs, ou
 
 
 def _words(figure: PaperFigure, lens: str, verdicts: list[Verdict], name: str, scale: Scale) -> str:
-    small = ["Small runs: these verdicts are about them, not about the paper.", ""]
     lines = [
         f"### Figure {figure.number}, {LENSES[lens]}",
         "",
         f"![Figure {figure.number}: {figure.title}]({name}.png)",
         "",
-        *(small if scale.name == "quick" else []),
+        *([NOT_THE_PAPER, ""] if scale.quick else []),
         "| claim | verdict | measured (%) |",
         "|---|---|---|",
     ]
@@ -167,7 +165,7 @@ def _note(out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: Ru
     made = json.loads(file.read_text()) if file.exists() else {}
     figure, _, lens = stem.removeprefix("figure").partition("-")
     what = f"{figure} --lens {lens}" if figure in FIGURES else stem
-    command = f"topdp reproduce {what}" + (QUICK if scale.name == "quick" else "")
+    command = f"topdp reproduce {what}" + (QUICK if scale.quick else "")
     made[stem] = {"command": command, "seeds": list(scale.seeds), **runs.made(configs)}
     file.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
     return float(made[stem]["seconds"])

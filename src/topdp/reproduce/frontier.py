@@ -87,8 +87,8 @@ def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> list[RunCo
         table = csv.DictWriter(file, list(lines[0]))
         table.writeheader()
         table.writerows(lines)
-    _draw(name, lines, out, small=scale.name == "quick")
-    (out / f"{name}.md").write_text(_words(name, lines, len(scale.seeds)), encoding="utf-8")
+    _draw(name, lines, out, small=scale.quick)
+    (out / f"{name}.md").write_text(_words(name, lines, scale), encoding="utf-8")
     return taken
 
 
@@ -143,16 +143,17 @@ def _draw(name: str, lines: list[dict[str, Any]], out: Path, small: bool) -> Non
             save(picture, out / f"{name}{ending}")
 
 
-def _words(name: str, lines: list[dict[str, Any]], seeds: int) -> str:
+def _words(name: str, lines: list[dict[str, Any]], scale: Scale) -> str:
     fewest, most = (f(line["settings_tried"] for line in lines) for f in (min, max))
     rows = [
         f"### {lines[0]['data']}: the best honest setting of each method",
         "",
         f"![{name}]({name}.png)",
         "",
-        f"Mean test accuracy (%); seeds: {seeds}. Settings tried on the validation split for each method and "
-        f"budget: at least {fewest}, at most {most}. ε (view) is against every other agent alone; the same "
-        "runs have the ε beside it against all others together.",
+        f"{'Small runs. ' if scale.quick else ''}Mean test accuracy (%); seeds: {len(scale.seeds)}. Settings "
+        f"tried on the validation split for each method and budget: at least {fewest}, at most {most}. ε "
+        "(view) is against every other agent alone; the same runs have the ε beside it against all others "
+        "together.",
         "",
         "| ε (view) | plain | top | plain: ε of all others | top: ε of all others "
         "| plain: rounds, λ, clip, α, mode | top: rounds, λ, clip, α, mode |",

@@ -48,6 +48,10 @@ class Scale:
     def rounds(self) -> int:
         return self.epochs * self.epoch
 
+    @property
+    def quick(self) -> bool:
+        return self.name == "quick"
+
     def of(self, data: str) -> Scale:
         return replace(self, **self.cifar) if data == "cifar10" else self  # type: ignore[arg-type]
 
