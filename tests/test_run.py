@@ -50,6 +50,21 @@ def command(*arguments, **options):
     )
 
 
+def stopped(number, at, *arguments, cwd):
+    """(exit code, what was said on one line) of a command that gets a signal when it has said `at`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "topdp", *map(str, arguments)], cwd=cwd, stderr=subprocess.PIPE, text=True
+    )
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if at in line:
+            break
+    process.send_signal(number)
+    lines.append(process.communicate(timeout=60)[1])
+    return process.returncode, "".join(lines).replace("\n", " ")
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("method", ["no-noise", "plain", "top", "top-dp"])
 def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, mode):
@@ -115,6 +130,32 @@ def test_a_done_run_and_a_foreign_folder_are_not_resumed(small, tmp_path):
         run.resume(tmp_path / "foreign")
     with pytest.raises(RunFolderError, match="nowhere"):
         run.resume(tmp_path / "nowhere")
+
+
+def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(small, tmp_path, monkeypatch):
+    def interrupt(stage, done, total, metrics):
+        if stage == "training" and done == 7:
+            raise KeyboardInterrupt
+
+    whole = run.run_or_continue(small(), tmp_path / "whole")
+    with pytest.raises(run.Interrupted):
+        run.run_or_continue(small(), tmp_path / "run", watch=interrupt)
+    with pytest.raises(RunFolderError, match="got others"):
+        run.run_or_continue(small("seed=9"), tmp_path / "run")
+    assert torch.equal(run.run_or_continue(small(), tmp_path / "run").estimates, whole.estimates)
+    monkeypatch.setattr(run, "_execute", lambda *_: pytest.fail("ran again"))
+    read = run.run_or_continue(small(), tmp_path / "run")
+    assert torch.equal(read.estimates, whole.estimates) and read.plan.digest() == whole.plan.digest()
+    ends = [run.summary(one) for one in (read, whole)]
+    assert all(ends[0][key] == ends[1][key] for key in ("rounds", "accuracy", "privacy"))
+
+
+def test_a_run_that_diverged_says_so_and_is_not_resumed(small, tmp_path):
+    with pytest.raises(FloatingPointError):
+        run.run(small("train.learning_rate=1e25"), tmp_path / "run")
+    assert RunFolder.open(tmp_path / "run").state == "diverged"
+    with pytest.raises(RunFolderError, match="diverged"):
+        run.resume(tmp_path / "run")
 
 
 def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
@@ -184,6 +225,8 @@ def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
     with pytest.raises(ValueError, match="rows of shape"):
         train(torch.nn.Sequential(linear_model(), torch.nn.Linear(3, 4)), blobs(5), resume=True)
     assert train(linear_model(), blobs(5), resume=True).folder == tmp_path / "run"
+    with pytest.raises(RunFolderError, match="nothing to resume"):
+        train(linear_model(), blobs(5), resume=True)
     with pytest.raises(RunFolderError, match="Expected out"):
         topdp.train(linear_model(), blobs(5), topology.ring(5), resume=True)
 
@@ -334,13 +377,31 @@ class TestCommands:
         plans = [RunFolder.open(tmp_path / "all" / name).plan for name in ("no-noise", "plain")]
         np.testing.assert_array_equal(plans[0].source.values, plans[1].source.values)
 
+    def test_a_comparison_goes_on_where_it_was_broken_off(self, job, tmp_path):
+        long = ("compare", job, "--set", "rounds=60000", "--methods", "plain,top", "--out", "all")
+        code, said = stopped(signal.SIGINT, "round 0", *long, cwd=tmp_path)
+        assert code == 130 and "the same command and --out all" in said
+        begun = RunFolder.open(tmp_path / "all" / "plain").checkpoint.round
+        code, said = stopped(signal.SIGINT, "training", *long, cwd=tmp_path)
+        assert code == 130 and "accounting" not in said
+        assert RunFolder.open(tmp_path / "all" / "plain").checkpoint.round > begun > 0
+        other = command(*long, "--set", "seed=1", cwd=tmp_path)
+        assert other.returncode == 2 and "got others" in " ".join(other.stderr.split())
+
+    def test_a_comparison_reads_what_is_done_and_names_what_is_one_run(self, job, tmp_path):
+        assert command("compare", job, "--methods", "plain", "--out", "all", cwd=tmp_path).returncode == 0
+        done = command("compare", job, "--methods", "plain,li18,top", "--out", "all", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "li18: training" in done.stderr and "plain: training" not in done.stderr
+        assert "plain, li18: one plan, so one run" in done.stdout
+
     def test_graph_prints_and_draws(self, tmp_path):
         done = command("graph", "--topology", "ring", "--agents", 6, "--out", tmp_path / "g.png", "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert (found["agents"], found["edges"], found["covered_share"]) == (6, 6, 1.0)
         assert (tmp_path / "g.png").exists()
-        assert "N_0^1 = [5]" in command("graph", "--topology", "ring", "--agents", 6, cwd=tmp_path).stdout
+        assert "N_0^1 = {5}" in command("graph", "--topology", "ring", "--agents", 6, cwd=tmp_path).stdout
 
     @pytest.mark.parametrize(
         ("arguments", "code", "says"),
@@ -358,6 +419,7 @@ class TestCommands:
             (["graph", "--topology", "ring", "--out", f"{__file__}/g.png"], 2, "Could not use"),
             (["reproduce", "1", "--quick", "--out", __file__], 2, "Could not use"),
             (["data", "fetch", "mnits"], 5, "mnist"),
+            (["run", "--set", "privacy.epsilon=1e300"], 2, "at most 1e30"),
         ],
     )
     def test_wrong_input_gets_one_clear_message(self, arguments, code, says, tmp_path):
@@ -369,19 +431,29 @@ class TestCommands:
         assert "Traceback" not in done.stderr
         assert not (tmp_path / "runs").exists()
 
+    def test_the_version(self):
+        assert command("--version").stdout == command("version").stdout == f"topdp {topdp.__version__}\n"
+
+    def test_ctrl_c_while_accounting_is_said(self, tmp_path):
+        long = ("account", "--set", "rounds=1500", "--set", "topology.kind=ring", "--set", "privacy.sigma=1")
+        code, said = stopped(signal.SIGINT, "observer 1", *long, cwd=tmp_path)
+        assert code == 130 and said.endswith("Interrupted. ")
+
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+    def test_a_full_disk_under_the_output_is_one_line(self):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "topdp", "data", "list"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        assert done.returncode == 2
+        assert done.stderr == "topdp: Could not write the output: No space left on device.\n"
+
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_ends_with_the_way_to_continue(self, job, tmp_path, number):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "topdp", "run", str(job), "--set", "rounds=60000", "--out", "run"],
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for line in process.stderr:
-            if "round 0" in line:
-                break
-        process.send_signal(number)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 130
-        assert "topdp run --resume run" in said.replace("\n", " ")
+        long = ("run", job, "--set", "rounds=60000", "--out", "run")
+        code, said = stopped(number, "round 0", *long, cwd=tmp_path)
+        assert code == 130 and "topdp run --resume run" in said
         assert RunFolder.open(tmp_path / "run").state == "interrupted"

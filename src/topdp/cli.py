@@ -6,6 +6,7 @@ Tables and `--json` go to stdout; progress and errors go to stderr.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -64,6 +65,21 @@ Json = Annotated[
 ]
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def topdp(
+    asked: Annotated[
+        bool, typer.Option("--version", help="The version of topdp.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Private learning without a server: agents on a graph train one model together."""
+
+
 @app.command()
 def run(
     file: ConfigFile = None,
@@ -108,7 +124,10 @@ def compare(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Several methods on the same graph, data and seed: one table, one figure."""
+    """Several methods on the same graph, data and seed: one table, one figure.
+
+    Broken off, the same command with the --out of before reads what is done and continues.
+    """
     from topdp import run as runs
     from topdp.report.curves import curves
 
@@ -122,7 +141,10 @@ def compare(
     results: dict[str, Result] = {}
     for name, one in wanted.items():
         with console_progress() as fetching, run_progress(err, name) as watch:
-            results[name] = runs.run(one, place / name, device, watch, fetching)
+            try:
+                results[name] = runs.run_or_continue(one, place / name, device, watch, fetching)
+            except (runs.Interrupted, KeyboardInterrupt):
+                raise runs.Interrupted(place, f"the same command and --out {place}") from None
     first = next(iter(wanted.values()))
     title = f"{first.data.name}, {first.topology.agents} agents, {first.method.mode}"
     picture = curves({name: result.metrics for name, result in results.items()}, place / "compare.png", title)
@@ -130,7 +152,20 @@ def compare(
         _print_json({"out": str(place), "methods": {name: runs.summary(r) for name, r in results.items()}})
     else:
         out.print(tables.runs({name: runs.summary(r) for name, r in results.items()}))
+        for names in _of_one_plan(results):
+            out.print(
+                f"{', '.join(names)}: one plan, so one run. They differ in the noise that each claims to "
+                "need; --set privacy.guarantee=claimed gives it to them.",
+                highlight=False,
+            )
         out.print(f"The figure is {picture}", highlight=False)
+
+
+def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, result in results.items():
+        groups.setdefault(result.plan.digest(), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
 
 
 @app.command()
@@ -158,16 +193,11 @@ def graph(
     if as_json:
         _print_json({**facts, "picture": str(picture)})
         return
-    table = Table(title=f"{made.name}, {made.agents} agents", show_header=False, title_justify="left")
-    for key, value in facts.items():
-        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
-    out.print(table)
+    out.print(tables.graph(f"{made.name}, {made.agents} agents", facts))
     if made.agents <= 12:
-        for i, j in made.directed:
-            out.print(
-                f"N_{i}^{j} = {sorted(made.cover_set(int(i), int(j))) or 'empty: full noise'}",
-                highlight=False,
-            )
+        for i, j in made.directed.tolist():
+            cover = ", ".join(map(str, sorted(made.cover_set(i, j))))
+            out.print(f"N_{i}^{j} = {f'{{{cover}}}' if cover else 'empty: full noise'}", highlight=False)
     out.print(f"The picture is {picture}", highlight=False)
 
 
@@ -209,8 +239,10 @@ def account(
 @app.command()
 def calibrate(
     epsilon: Annotated[float, typer.Option("--epsilon", help="The budget.")],
-    rounds: Annotated[int, typer.Option("--rounds", help="Releases, the one before the loop included.")],
-    records: Annotated[int, typer.Option("--records", help="Records of one agent.")],
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="Releases, the one before the loop included.")
+    ],
+    records: Annotated[int, typer.Option("--records", min=1, help="Records of one agent.")],
     delta: Annotated[float, typer.Option("--delta")] = 1e-5,
     clip: Annotated[float, typer.Option("--clip", help="Scales the noise; sigma is per unit of clip.")] = 1.0,
     adjacency: Annotated[str, typer.Option("--adjacency", help="add-remove or replace-one.")] = "add-remove",
@@ -307,6 +339,8 @@ def data_list(as_json: Json = False) -> None:
     for row in rows:
         table.add_row(row.name, "yes" if row.cached else "no", f"{row.bytes / 1e6:.0f} MB", row.description)
     out.print(table)
+    if os.environ.get("TOPDP_DATA"):
+        out.print("TOPDP_DATA names a folder, which is looked into first.", highlight=False)
 
 
 @app.command()
@@ -326,13 +360,21 @@ def main() -> None:
     except MemoryError as error:
         _stop(f"Not enough memory: {error}.", 2)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            _stop(f"Could not use {error.filename}: {error.strerror}.", 2)  # most often what --out names
+        if error.errno != errno.ENOSPC:
             raise
-        _stop(f"Could not use {error.filename}: {error.strerror}.", 2)  # most often what --out names
+        # Where the output goes is full: Python is not to try again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _stop(f"Could not write the output: {error.strerror}.", 2)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("cryptography", "google", "grpc"):
             raise
         _stop("Real agents need more parts: pip install -c constraints.txt '.[agents]'", 2)
+    except RuntimeError as error:
+        if "memory" not in str(error):  # torch has no error of its own for the processor's
+            raise
+        _stop(f"Not enough memory: {str(error).splitlines()[0]}", 2)
     except Exception as error:
         if type(error).__name__ == "Interrupted":  # named, not imported: its module brings torch along
             _stop(error, 130)
@@ -340,6 +382,8 @@ def main() -> None:
             error.show()
             sys.exit(int(error.exit_code))
         raise
+    if code == 130:  # Ctrl-C before there was anything to resume
+        _stop("Interrupted.", 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 

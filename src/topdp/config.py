@@ -200,7 +200,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
 UNIONS = {
     "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
     "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
-    "privacy.epsilon": "a number > 0, or a list with one per agent",
+    "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
     "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",
 }
 

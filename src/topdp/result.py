@@ -86,7 +86,7 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """running, interrupted or done"""
+        """running, interrupted, diverged or done"""
         return str(self.read_json("run.json")["state"])
 
     @property

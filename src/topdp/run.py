@@ -55,10 +55,9 @@ GRAPH_FILE = "graph.txt"
 class Interrupted(Exception):  # noqa: N818 - a state, not a fault
     """A run that was stopped by Ctrl-C; with a `folder` it can be resumed from there."""
 
-    def __init__(self, folder: Path | None) -> None:
-        super().__init__(
-            f"Interrupted. Continue with: topdp run --resume {folder}" if folder else "Interrupted."
-        )
+    def __init__(self, folder: Path | None, how: str | None = None) -> None:
+        how = how or f"topdp run --resume {folder}"
+        super().__init__(f"Interrupted. Continue with: {how}" if folder else "Interrupted.")
         self.folder = folder
 
 
@@ -144,9 +143,7 @@ def resume(
     path: Path, device: str = "auto", watch: Watcher | None = None, progress: Progress | None = None
 ) -> Result:
     """Continues an unfinished run where its last checkpoint stands; ends as if it had not been broken off."""
-    folder = RunFolder.open(path)
-    if folder.state == "done":
-        raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
+    folder = _unfinished(path)
     config = parse(tomllib.loads(folder.config), f"{path / 'config.toml'}")
     if config.data.name == GIVEN:
         raise RunFolderError(
@@ -154,6 +151,37 @@ def resume(
             f"topdp.train(..., out={str(path)!r}, resume=True)."
         )
     return _execute(_job(config, device, watch, progress, folder), folder, watch)
+
+
+def run_or_continue(
+    config: RunConfig,
+    out: Path,
+    device: str = "auto",
+    watch: Watcher | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """The run of a configuration in `out`: read where it is done, continued where it was broken off."""
+    if not (out / "run.json").exists():
+        return run(config, out, device, watch, progress)
+    folder = RunFolder.open(out)
+    if parse(tomllib.loads(folder.config)) != config:
+        raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
+    if folder.state != "done":
+        return resume(out, device, watch, progress)
+    estimates, seconds = torch.from_numpy(folder.estimates), folder.read_json("run.json")["seconds"]
+    privacy = folder.read_json("privacy.json")
+    return Result(config, folder.plan, privacy, folder.metrics, estimates, seconds, out)
+
+
+def _unfinished(path: Path) -> RunFolder:
+    folder = RunFolder.open(path)
+    if folder.state == "done":
+        raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
+    if folder.state == "diverged":
+        raise RunFolderError(
+            f"The run in {path} diverged, and would again: start another with smaller steps."
+        )
+    return folder
 
 
 def train(
@@ -184,7 +212,7 @@ def train(
     config = _config_of(topology, rounds, seed, settings)
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
-    begun = RunFolder.open(Path(out)) if resume and out is not None else None
+    begun = _unfinished(Path(out)) if resume and out is not None else None
     if begun is not None and parse(tomllib.loads(begun.config)) != config:
         raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
     new = Path(out) if begun is None and out is not None else None
@@ -368,6 +396,10 @@ def _leaving_it_loadable(
                 save(last[0])
             folder.mark("interrupted")
         raise Interrupted(folder.path if folder else None) from None
+    except FloatingPointError:
+        if folder is not None:
+            folder.mark("diverged")
+        raise
 
 
 def _metrics(iteration: int, evaluation: Evaluation) -> Metrics:

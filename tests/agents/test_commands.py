@@ -80,19 +80,24 @@ def test_from_nothing_to_a_manifest(data, tmp_path):
     assert again.exit_code == 4 and "Expected no identity" in again.output
 
     place = tmp_path / "manifest.toml"
-    common = ("federation", "create", *cards, "--links", "ada-bob,bob-cleo", "--out", place, "--json")
+    common = ("federation", "create", *cards, "--links", "ada-bob,bob-cleo", "--json")
     common += ("--set", "rounds=5", "--set", "topology.kind=ring")
-    made = command(*common, "--records", "100,80,60")
+    made = command(*common, "--records", "100,80,60", "--out", place)
     assert made.exit_code == 0, made.output
     terms = manifest.read(place)
     assert terms.hash == json.loads(made.stdout)["hash"] and terms.links == ((0, 1), (1, 2))
     assert terms.config.data.sizes == [100, 80, 60] and len(terms.config.privacy.sigma) == 3
     assert setup.Setup.of(terms.config, terms.topology, terms.names, terms.hash).counts == (100, 80, 60)
 
-    warned = command(*common, "--records", "100", "--dead-neighbour", "go-on")
+    agreed = place.read_bytes()
+    over = command(*common, "--records", "100", "--out", place)
+    assert over.exit_code == 2 and "exists" in over.output and place.read_bytes() == agreed
+
+    other = tmp_path / "other.toml"
+    assert command(*common, "--records", "100,80", "--out", other).exit_code == 2
+    assert command(*common, "--records", "many", "--out", other).exit_code == 2
+    warned = command(*common, "--records", "100", "--dead-neighbour", "go-on", "--out", other)
     assert warned.exit_code == 0 and "charge by worst case" in warned.output
-    assert command(*common, "--records", "100,80").exit_code == 4
-    assert command(*common, "--records", "many").exit_code == 4
 
     short = ("--data", data, "--state", tmp_path / "state", "--identity", tmp_path / "ada")
     started = command("agent", "start", "--manifest", place, *short)

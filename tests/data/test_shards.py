@@ -234,7 +234,7 @@ def test_own_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"broken\.npz: cannot be read"):
         load(tmp_path / "broken.npz")
     np.save(tmp_path / "single.npy", np.zeros(3))
-    with pytest.raises(DataError, match="got a single array"):
+    with pytest.raises(DataError, match="got another kind of file"):
         load(tmp_path / "single.npy")
     with pytest.raises(DataError, match=r"absent\.npz, which is not there"):
         load(tmp_path / "absent.npz")

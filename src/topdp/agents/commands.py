@@ -204,6 +204,8 @@ def create(
     with _errors():
         wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
         rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout}
+        if place.exists():
+            raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
         made, account, warnings = federation.create(cards, records, wanted, links, rules)
         made.write(place)
     for warning in warnings:

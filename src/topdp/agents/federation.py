@@ -8,9 +8,9 @@ from typing import Any
 from topdp import build
 from topdp.agents import identity, manifest
 from topdp.agents.identity import Card
-from topdp.agents.manifest import Manifest, ManifestError, Rules
+from topdp.agents.manifest import Manifest, Rules
 from topdp.agents.setup import completed
-from topdp.config import RunConfig
+from topdp.config import ConfigError, RunConfig
 from topdp.privacy.account import Account
 from topdp.topology import Topology, from_edges
 
@@ -50,7 +50,7 @@ def counts_of(records: str, agents: int) -> tuple[int, ...]:
     if len(counts) == 1:
         counts *= agents
     if len(counts) != agents or min(counts) < 1:
-        raise ManifestError(
+        raise ConfigError(
             f"--records: expected one whole number >= 1, or {agents} with commas, got {records!r}."
         )
     return counts
@@ -63,6 +63,6 @@ def _graph(links: str, names: tuple[str, ...]) -> Topology:
         cuts = [(link[:k], link[k + 1 :]) for k, letter in enumerate(link) if letter == "-"]
         fits = [(a.strip(), b.strip()) for a, b in cuts if a.strip() in names and b.strip() in names]
         if len(fits) != 1:
-            raise ManifestError(f"--links: expected two names of cards with a dash between, got {link!r}.")
+            raise ConfigError(f"--links: expected two names of cards with a dash between, got {link!r}.")
         edges.append((names.index(fits[0][0]), names.index(fits[0][1])))
     return from_edges(edges, len(names), name="federation", labels=names)

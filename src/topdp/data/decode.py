@@ -151,10 +151,10 @@ def cifar_sheets(folder: Path) -> Arrays | None:
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     """All arrays of an `.npz`, without pickle; one of `DAMAGE` where it is none."""
     with path.open("rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("expected an .npz archive of named arrays, got a single array")
-        with archive:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("expected an archive of named arrays, got another kind of file")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 
 

@@ -47,14 +47,14 @@ def console_progress() -> Iterator[Progress]:
         TimeElapsedColumn(),
     )
     with Bars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", total=None)
 
         def show(message: str, done: int = 0, total: int | None = None) -> None:
-            nonlocal shown, task
+            nonlocal shown
             if message != shown:
-                bars.remove_task(task)  # a task cannot forget its total
-                task = bars.add_task(message, total=total)
+                for task in bars.task_ids:  # a task cannot forget its total
+                    bars.remove_task(task)
+                bars.add_task(message, total=total)
                 shown = message
-            bars.update(task, completed=done, total=total)
+            bars.update(bars.task_ids[-1], completed=done, total=total)
 
         yield show

@@ -28,6 +28,9 @@ ADJACENCIES = ("add-remove", "replace-one")
 class EveryRound:
     """Full batches: every record is used in every round."""
 
+    def __str__(self) -> str:
+        return "in every round"
+
 
 @dataclass(frozen=True)
 class Cyclic:
@@ -42,6 +45,9 @@ class Cyclic:
     def __post_init__(self) -> None:
         expect_count("period", self.period)
 
+    def __str__(self) -> str:
+        return f"once in {self.period} rounds"
+
 
 @dataclass(frozen=True)
 class PoissonSampling:
@@ -52,6 +58,9 @@ class PoissonSampling:
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise PrivacyError(f"Expected 0 < sampling rate={self.rate} <= 1.")
+
+    def __str__(self) -> str:
+        return f"in each round with probability {self.rate:.4g}"
 
 
 Participation: TypeAlias = EveryRound | Cyclic | PoissonSampling

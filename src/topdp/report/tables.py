@@ -22,9 +22,9 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     privacy = next(iter(summaries.values()))["privacy"]
     met = privacy["guarantee"]
     table = Table(
-        "method", "rounds", "accuracy", "agents", "ε claimed", "ε view", "ε others", "time",
-        caption=f"agents: worst to best; ε at δ = {privacy['delta']:g}, largest over agents; "
-        + (f"budget on: {met}" if met else "noise as given"),
+        "method", "rounds", "accuracy", "agents", "ε claimed", "ε view", "ε worst case", "time",
+        caption=f"agents: worst to best; ε at δ = {privacy['delta']:g}, largest over agents; worst case: all "
+        "others together; " + (f"budget on: {met}" if met else "noise as given"),
     )  # fmt: skip
     for name, summary in summaries.items():
         accuracy = summary["accuracy"]
@@ -53,8 +53,9 @@ def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions 
     facts = Table(show_header=False, title="How private", title_justify="left")
     facts.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
     facts.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.rounds} releases")
-    spread = sorted({f"{value:.4g}" for value in exposure.sensitivity})
-    facts.add_row("sensitivity", " to ".join(dict.fromkeys([spread[0], spread[-1]])))
+    facts.add_row("sensitivity", _spread(exposure.sensitivity))
+    noise = plan.std[0][: plan.agents, 0] / config.privacy.clip
+    facts.add_row("σ, noise per unit of clip", _spread(noise))
     facts.add_row("a record is used", ", ".join(str(how) for how in dict.fromkeys(exposure.participation)))
     for key in ANSWERS:
         reason = privacy.get("reasons", {}).get(key)
@@ -68,10 +69,14 @@ def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions 
     return parts
 
 
+def _spread(values: np.ndarray) -> str:
+    return " to ".join(dict.fromkeys(f"{value:.4g}" for value in (values.min(), values.max())))
+
+
 def _per_agent(config: RunConfig, found: Account) -> Table:
     budget = np.broadcast_to(np.asarray(config.privacy.epsilon, float), len(found.analysis.batches))
     chosen = found.answers[config.privacy.guarantee.replace("-", "_")].epsilon
-    table = Table("agent", "ε claimed", "ε view", "who sees most", "ε all others", "share of the budget")
+    table = Table("agent", "ε claimed", "ε view", "who sees most", "ε worst case", "share of the budget")
     for agent, limit in enumerate(budget):
         each = [_number(answer.epsilon, agent) for answer in found.answers.values()]
         table.add_row(
@@ -104,6 +109,22 @@ def _number(values: np.ndarray | None, agent: int) -> str:
     if values is None:
         return "refused"
     return f"{values[agent]:.4g}" if np.isfinite(values[agent]) else "infinite"
+
+
+def graph(name: str, facts: Mapping[str, Any]) -> Table:
+    """What `topology.describe` says, in words."""
+    table = Table(title=name, show_header=False, title_justify="left")
+    for key, value in facts.items():
+        table.add_row(key.replace("_", " "), _words(value))
+    return table
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def calibrations(found: Mapping[str, Any]) -> Table:
