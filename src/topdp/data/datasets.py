@@ -90,6 +90,8 @@ def load(
     stored = from_folder(entry, data_dir)
     if stored is None:
         stored = fetch(name, data_dir=data_dir, download=download, progress=progress).arrays
+        if progress is not None:
+            progress("")
     return Dataset(
         name=name,
         train_inputs=stored["train_inputs"],

@@ -12,7 +12,10 @@ from rich.progress import Progress as Bars
 
 
 class Progress(Protocol):
-    """Called often: what is being done, the bytes done so far, and the bytes in all where they are known."""
+    """Called often: what is being done, the bytes done so far, and the bytes in all where they are known.
+
+    An empty message says that all is done.
+    """
 
     def __call__(self, message: str, done: int = 0, total: int | None = None) -> None: ...
 
@@ -32,7 +35,7 @@ def console_progress() -> Iterator[Progress]:
 
     def say(message: str, done: int = 0, total: int | None = None) -> None:
         nonlocal shown
-        if message != shown:
+        if message not in ("", shown):
             console.print(message, markup=False, highlight=False, soft_wrap=True)
             shown = message
 
@@ -53,8 +56,10 @@ def console_progress() -> Iterator[Progress]:
             if message != shown:
                 for task in bars.task_ids:  # a task cannot forget its total
                     bars.remove_task(task)
-                bars.add_task(message, total=total)
+                if message:
+                    bars.add_task(message, total=total)
                 shown = message
-            bars.update(bars.task_ids[-1], completed=done, total=total)
+            for task in bars.task_ids:
+                bars.update(task, completed=done, total=total)
 
         yield show
