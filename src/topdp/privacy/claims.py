@@ -54,7 +54,7 @@ class Analysis:
             "calibration": self.calibration,
             "clip": self.clip,
             "sensitivity": exposure.sensitivity.tolist(),
-            "participation": [str(how) for how in dict.fromkeys(exposure.participation)],
+            "participation": [repr(how) for how in dict.fromkeys(exposure.participation)],
         }
 
     def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:

@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from topdp.plan import Plan
 from topdp.privacy.band_bounds import bracket_band
@@ -126,20 +127,22 @@ def view(
     samples = _samples(plan, exposure, np.flatnonzero(drawn & asked.any(axis=1)))
     wanted = [np.flatnonzero(asked[:, o] & ~drawn) for o in range(len(members))]
     reached = np.zeros(asked.shape)  # μ² at unit sensitivity of aligned records
-    for o, coalition in enumerate(coalitions):
-        squares = aligned(plan, coalition, wanted[o], period)
-        reached[wanted[o], o] = [classes.max() for classes in squares]
-        lower[wanted[o], o] = exposure.sensitivity[wanted[o]] * np.sqrt(reached[wanted[o], o])
-        if progress is not None and bound == "aligned":
-            progress(o + 1, len(members))
-    most = reached.max(axis=1)
-    for o, coalition in enumerate(coalitions if bound == "upper" else []):
-        pairs = _brackets(plan, coalition, wanted[o], period, most, widest)
-        low, high = np.sqrt(np.array(pairs).reshape(-1, 2)).T
-        sensitivity = exposure.sensitivity[wanted[o]]
-        lower[wanted[o], o], upper[wanted[o], o] = sensitivity * low, sensitivity * high
-        if progress is not None:
-            progress(o + 1, len(members))
+    # One thread: the matrices are small, and threads that wait for each other spin where others work.
+    with threadpool_limits(1, "blas"):
+        for o, coalition in enumerate(coalitions):
+            squares = aligned(plan, coalition, wanted[o], period)
+            reached[wanted[o], o] = [classes.max() for classes in squares]
+            lower[wanted[o], o] = exposure.sensitivity[wanted[o]] * np.sqrt(reached[wanted[o], o])
+            if progress is not None and bound == "aligned":
+                progress(o + 1, len(members))
+        most = reached.max(axis=1)
+        for o, coalition in enumerate(coalitions if bound == "upper" else []):
+            pairs = _brackets(plan, coalition, wanted[o], period, most, widest)
+            low, high = np.sqrt(np.array(pairs).reshape(-1, 2)).T
+            sensitivity = exposure.sensitivity[wanted[o]]
+            lower[wanted[o], o], upper[wanted[o], o] = sensitivity * low, sensitivity * high
+            if progress is not None:
+                progress(o + 1, len(members))
     return View(members, lower, upper if bound == "upper" else None, asked, samples)
 
 
