@@ -431,6 +431,16 @@ class TestCommands:
         assert "Traceback" not in done.stderr
         assert not (tmp_path / "runs").exists()
 
+    def test_a_model_that_does_not_fit_into_memory_is_one_line(self, tmp_path):
+        inputs, labels = np.zeros((60, 4), np.float32), np.zeros(60, np.int64)
+        np.savez(
+            tmp_path / "wide.npz", train_inputs=inputs, train_labels=labels, test_inputs=inputs,
+            test_labels=labels, classes=10**12,
+        )  # fmt: skip
+        few = ("--set", "topology.kind=ring", "--set", "topology.agents=3", "--set", "privacy.sigma=1")
+        done = command("run", "--set", "data.name=./wide.npz", *few, cwd=tmp_path)
+        assert done.returncode == 2 and "Not enough memory" in done.stderr and "Traceback" not in done.stderr
+
     def test_the_version(self):
         assert command("--version").stdout == command("version").stdout == f"topdp {topdp.__version__}\n"
 

@@ -372,7 +372,8 @@ def main() -> None:
             raise
         _stop("Real agents need more parts: pip install -c constraints.txt '.[agents]'", 2)
     except RuntimeError as error:
-        if "memory" not in str(error):  # torch has no error of its own for the processor's
+        # torch has an error of its own for the memory of a GPU only, a child of this one.
+        if not any(words in str(error) for words in ("can't allocate memory", "out of memory")):
             raise
         _stop(f"Not enough memory: {str(error).splitlines()[0]}", 2)
     except Exception as error:
