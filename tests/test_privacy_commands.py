@@ -5,32 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from builders import blobs
-from topdp import build, cli, config, plan, run, schedules, topology
+from topdp import build, config, plan, planning, run, schedules, topology
 from topdp.privacy.gaussian import epsilon_of
 from topdp.protocols import PlainSynchronous
 
 NAMES = ["claimed", "view", "worst_case"]
 SMALL = ["--set", "topology.agents=5", "--set", "topology.kind=ring", "--set", "rounds=6"]
-
-
-@pytest.fixture
-def topdp(monkeypatch, capsys):
-    """The command line in this process: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["topdp", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=ended.value.code, out=out, err=err)
-
-    return call
 
 
 def test_too_large_a_plan_is_one_line(topdp, monkeypatch):
@@ -40,6 +25,15 @@ def test_too_large_a_plan_is_one_line(topdp, monkeypatch):
     monkeypatch.setattr(build, "graph", too_large)
     done = topdp("account", *SMALL)
     assert done.code == 2 and "Not enough memory: Unable to allocate 8 TiB." in done.err
+
+
+def test_ctrl_c_while_accounting_is_said(topdp, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "plan_and_account", interrupted)
+    done = topdp("account", *SMALL)
+    assert done.code == 130 and done.err.endswith("topdp: Interrupted.\n")
 
 
 def the_json(done):

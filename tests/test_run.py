@@ -50,21 +50,6 @@ def command(*arguments, **options):
     )
 
 
-def stopped(number, at, *arguments, cwd):
-    """(exit code, what was said on one line) of a command that gets a signal when it has said `at`."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "topdp", *map(str, arguments)], cwd=cwd, stderr=subprocess.PIPE, text=True
-    )
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if at in line:
-            break
-    process.send_signal(number)
-    lines.append(process.communicate(timeout=60)[1])
-    return process.returncode, "".join(lines).replace("\n", " ")
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("method", ["no-noise", "plain", "top", "top-dp"])
 def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, mode):
@@ -363,45 +348,47 @@ class TestCommands:
         )
         assert (tmp_path / "run" / "accuracy.png").stat().st_size > 10_000
 
-    def test_json_is_the_only_thing_on_stdout(self, job, tmp_path):
-        done = command("run", job, "--out", tmp_path / "run", "--json")
-        found = json.loads(done.stdout)
+    def test_json_is_the_only_thing_on_stdout(self, topdp, job, tmp_path):
+        found = json.loads(topdp("run", job, "--out", tmp_path / "run", "--json").out)
         assert found["run"] == str(tmp_path / "run") and found["rounds"] == 12
         assert set(found["accuracy"]) == {"mean", "min", "max"}
 
-    def test_compare_runs_all_methods_on_the_same_ground(self, job, tmp_path):
-        done = command("compare", job, "--methods", "no-noise,plain,top", "--out", tmp_path / "all", "--json")
-        assert done.returncode == 0, done.stderr
-        assert list(json.loads(done.stdout)["methods"]) == ["no-noise", "plain", "top"]
+    def test_compare_runs_all_methods_on_the_same_ground(self, topdp, job, tmp_path):
+        done = topdp("compare", job, "--methods", "no-noise,plain,top", "--out", tmp_path / "all", "--json")
+        assert done.code == 0, done.err
+        assert list(json.loads(done.out)["methods"]) == ["no-noise", "plain", "top"]
         assert (tmp_path / "all" / "compare.png").exists()
         plans = [RunFolder.open(tmp_path / "all" / name).plan for name in ("no-noise", "plain")]
         np.testing.assert_array_equal(plans[0].source.values, plans[1].source.values)
 
-    def test_a_comparison_goes_on_where_it_was_broken_off(self, job, tmp_path):
-        long = ("compare", job, "--set", "rounds=60000", "--methods", "plain,top", "--out", "all")
-        code, said = stopped(signal.SIGINT, "round 0", *long, cwd=tmp_path)
-        assert code == 130 and "the same command and --out all" in said
-        begun = RunFolder.open(tmp_path / "all" / "plain").checkpoint.round
-        code, said = stopped(signal.SIGINT, "training", *long, cwd=tmp_path)
-        assert code == 130 and "accounting" not in said
-        assert RunFolder.open(tmp_path / "all" / "plain").checkpoint.round > begun > 0
-        other = command(*long, "--set", "seed=1", cwd=tmp_path)
-        assert other.returncode == 2 and "got others" in " ".join(other.stderr.split())
+    def test_a_comparison_goes_on_where_it_was_broken_off(self, topdp, job, tmp_path, monkeypatch):
+        real = run._execute
 
-    def test_a_comparison_reads_what_is_done_and_names_what_is_one_run(self, job, tmp_path):
-        assert command("compare", job, "--methods", "plain", "--out", "all", cwd=tmp_path).returncode == 0
-        done = command("compare", job, "--methods", "plain,li18,top", "--out", "all", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "li18: training" in done.stderr and "plain: training" not in done.stderr
-        assert "plain, li18: one plan, so one run" in done.stdout
+        def interrupted_at_li18(job, folder, watch):
+            if job.config.method.name == "li18":
+                raise run.Interrupted(folder.path)
+            return real(job, folder, watch)
 
-    def test_graph_prints_and_draws(self, tmp_path):
-        done = command("graph", "--topology", "ring", "--agents", 6, "--out", tmp_path / "g.png", "--json")
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+        three = ("compare", job, "--methods", "plain,li18,top", "--out", tmp_path / "all")
+        with monkeypatch.context() as patched:
+            patched.setattr(run, "_execute", interrupted_at_li18)
+            stopped = topdp(*three)
+        words = " ".join(stopped.err.split())
+        assert stopped.code == 130 and "Continue with: the same command and --out" in words
+        assert sorted(os.listdir(tmp_path / "all")) == ["li18", "plain"]
+        other = topdp(*three, "--set", "seed=1")
+        assert other.code == 2 and "got others" in " ".join(other.err.split())
+        done = topdp(*three)
+        assert done.code == 0, done.err
+        assert "li18: training" in done.err and "plain: training" not in done.err
+        assert "li18: accounting" not in done.err and "plain, li18: one plan, so one run" in done.out
+
+    def test_graph_prints_and_draws(self, topdp, tmp_path):
+        ring = ("graph", "--topology", "ring", "--agents", 6, "--out", tmp_path / "g.png")
+        found = json.loads(topdp(*ring, "--json").out)
         assert (found["agents"], found["edges"], found["covered_share"]) == (6, 6, 1.0)
         assert (tmp_path / "g.png").exists()
-        assert "N_0^1 = {5}" in command("graph", "--topology", "ring", "--agents", 6, cwd=tmp_path).stdout
+        assert "N_0^1 = {5}" in topdp(*ring).out
 
     @pytest.mark.parametrize(
         ("arguments", "code", "says"),
@@ -422,32 +409,28 @@ class TestCommands:
             (["run", "--set", "privacy.epsilon=1e300"], 2, "at most 1e30"),
         ],
     )
-    def test_wrong_input_gets_one_clear_message(self, arguments, code, says, tmp_path):
+    def test_wrong_input_gets_one_clear_message(self, topdp, arguments, code, says, tmp_path, monkeypatch):
         if "cuda" in arguments and torch.cuda.is_available():
             pytest.skip("this machine has a GPU")
-        done = command(*arguments, cwd=tmp_path)
-        assert done.returncode == code, done.stderr
-        assert says in done.stderr.replace("\n", " ")
-        assert "Traceback" not in done.stderr
+        monkeypatch.chdir(tmp_path)
+        done = topdp(*arguments)
+        assert done.code == code, done.err
+        assert says in done.err.replace("\n", " ")
+        assert "Traceback" not in done.err
         assert not (tmp_path / "runs").exists()
 
-    def test_a_model_that_does_not_fit_into_memory_is_one_line(self, tmp_path):
+    def test_a_model_that_does_not_fit_into_memory_is_one_line(self, topdp, tmp_path):
         inputs, labels = np.zeros((60, 4), np.float32), np.zeros(60, np.int64)
         np.savez(
             tmp_path / "wide.npz", train_inputs=inputs, train_labels=labels, test_inputs=inputs,
             test_labels=labels, classes=10**12,
         )  # fmt: skip
         few = ("--set", "topology.kind=ring", "--set", "topology.agents=3", "--set", "privacy.sigma=1")
-        done = command("run", "--set", "data.name=./wide.npz", *few, cwd=tmp_path)
-        assert done.returncode == 2 and "Not enough memory" in done.stderr and "Traceback" not in done.stderr
+        done = topdp("run", "--set", f'data.name="{tmp_path / "wide.npz"}"', *few, "--out", tmp_path / "run")
+        assert done.code == 2 and "Not enough memory" in done.err and not (tmp_path / "run").exists()
 
     def test_the_version(self):
         assert command("--version").stdout == command("version").stdout == f"topdp {topdp.__version__}\n"
-
-    def test_ctrl_c_while_accounting_is_said(self, tmp_path):
-        long = ("account", "--set", "rounds=1500", "--set", "topology.kind=ring", "--set", "privacy.sigma=1")
-        code, said = stopped(signal.SIGINT, "observer 1", *long, cwd=tmp_path)
-        assert code == 130 and said.endswith("Interrupted. ")
 
     @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
     def test_a_full_disk_under_the_output_is_one_line(self):
@@ -463,7 +446,17 @@ class TestCommands:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_ends_with_the_way_to_continue(self, job, tmp_path, number):
-        long = ("run", job, "--set", "rounds=60000", "--out", "run")
-        code, said = stopped(number, "round 0", *long, cwd=tmp_path)
-        assert code == 130 and "topdp run --resume run" in said
+        process = subprocess.Popen(
+            [sys.executable, "-m", "topdp", "run", str(job), "--set", "rounds=60000", "--out", "run"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line in process.stderr:
+            if "round 0" in line:
+                break
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "topdp run --resume run" in said.replace("\n", " ")
         assert RunFolder.open(tmp_path / "run").state == "interrupted"
