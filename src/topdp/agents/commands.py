@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from topdp import config
+from topdp.report.tables import uncut
 
 agent_app = typer.Typer(
     help="One agent on its own machine: key, start, status, ledger.",
@@ -152,7 +153,7 @@ def ledger_show(state: State, as_json: Json = False) -> None:
     if as_json:
         _print({"charges": [asdict(entry) for entry in entries]})
         return
-    table = Table("round", "kind", "charge", "spent", "worst case", "sent to")
+    table = uncut("round", "kind", "charge", "spent", "worst case", "sent to")
     for entry in entries:
         worst = "infinite" if entry.worst_case is None else f"{entry.worst_case:.4g}"
         table.add_row(
@@ -242,7 +243,7 @@ def demo(
     if as_json:
         _print(found)
         return
-    table = Table("agent", "exit", "epsilon spent", "budget", "compute", "ledger", "network")
+    table = uncut("agent", "exit", "epsilon spent", "budget", "compute", "ledger", "network")
     for each in found["agents"]:
         parts = [
             f"{each['milliseconds_per_round'][part]:.1f} ms" for part in ("compute", "ledger", "network")

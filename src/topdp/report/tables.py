@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from topdp.config import RunConfig
@@ -19,24 +19,29 @@ ANSWERS = ("claimed", "view", "worst_case")
 
 def runs(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """One line a run: accuracy, and the three epsilons beside it."""
-    privacy = next(iter(summaries.values()))["privacy"]
-    met = privacy["guarantee"]
-    table = Table(
-        "method", "rounds", "accuracy", "agents", "ε claimed", "ε view", "ε worst case", "time",
-        caption=f"agents: worst to best; ε at δ = {privacy['delta']:g}, largest over agents; worst case: all "
-        "others together; " + (f"budget on: {met}" if met else "noise as given"),
+    first = next(iter(summaries.values()))
+    privacy, met = first["privacy"], first["privacy"]["guarantee"]
+    meaning = f"ε at δ = {privacy['delta']:g}, largest over agents; worst case: all others together"
+    table = uncut(
+        "method", "accuracy", "agents", "ε claimed", "ε view", "ε worst case", "time",
+        caption=f"{first['rounds']} rounds; agents: worst to best; {meaning}; "
+        + (f"budget on: {met}" if met else "noise as given"),
     )  # fmt: skip
     for name, summary in summaries.items():
         accuracy = summary["accuracy"]
         table.add_row(
             name,
-            str(summary["rounds"]),
             f"{accuracy['mean']:.2%}" if accuracy else "no test set",
             f"{100 * accuracy['min']:.1f}-{100 * accuracy['max']:.1f}" if accuracy else "",
             *(epsilon(summary["privacy"], key) for key in ANSWERS),
             f"{summary['seconds']:.0f} s",
         )
     return table
+
+
+def uncut(*headers: str, **options: Any) -> Table:
+    """A table which, on a narrow terminal, goes on in the next line: of a number nothing is left out."""
+    return Table(*(Column(header, overflow="fold") for header in headers), **options)
 
 
 def epsilon(privacy: Mapping[str, Any], key: str) -> str:
@@ -76,7 +81,7 @@ def _spread(values: np.ndarray) -> str:
 def _per_agent(config: RunConfig, found: Account) -> Table:
     budget = np.broadcast_to(np.asarray(config.privacy.epsilon, float), len(found.analysis.batches))
     chosen = found.answers[config.privacy.guarantee.replace("-", "_")].epsilon
-    table = Table("agent", "ε claimed", "ε view", "who sees most", "ε worst case", "share of the budget")
+    table = uncut("agent", "ε claimed", "ε view", "who sees most", "ε worst case", "share of the budget")
     for agent, limit in enumerate(budget):
         each = [_number(answer.epsilon, agent) for answer in found.answers.values()]
         table.add_row(
@@ -98,7 +103,7 @@ def _sees_most(found: Account, agent: int) -> str:
 
 
 def _coalitions(found: Account, together: Coalitions) -> Table:
-    table = Table("agent", "worst coalition", "ε", title=together.statement, title_justify="left")
+    table = uncut("agent", "worst coalition", "ε", title=together.statement, title_justify="left")
     epsilon, members = together.worst_epsilon(found.delta)
     for agent, group in enumerate(members):
         table.add_row(str(agent), " ".join(map(str, group)), _number(epsilon, agent))
@@ -129,7 +134,7 @@ def _words(value: object) -> str:
 
 def calibrations(found: Mapping[str, Any]) -> Table:
     """σ by every calibration, relative to the least, with what the same noise exactly is."""
-    table = Table(
+    table = uncut(
         "calibration", "σ", "noise std", "over tight", "exactly ε", "remark",
         title=f"ε = {found['epsilon']:g}, δ = {found['delta']:g}, {found['rounds']} releases, "
         f"{found['records']} records ({found['batches']['kind']} batches of {found['batches']['size']})",
@@ -153,7 +158,7 @@ def calibrations(found: Mapping[str, Any]) -> Table:
 def verdicts(found: list[dict[str, str]]) -> Table:
     """One line a claim, with what became of it under each lens."""
     lenses = list(dict.fromkeys(one["lens"] for one in found))
-    table = Table("figure", "claim", *lenses)
+    table = uncut("figure", "claim", *lenses)
     by_claim: dict[tuple[str, str], dict[str, str]] = {}
     for one in found:
         by_claim.setdefault((one["figure"], one["claim"]), {})[one["lens"]] = one["verdict"]
