@@ -77,6 +77,7 @@ def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> list[RunCo
             {
                 "data": data, "method": key.method, "epsilon": key.epsilon,
                 "accuracy": round(float(accuracy.mean()), 5), "spread": round(float(np.ptp(accuracy)), 5),
+                "by_seed": " ".join(f"{value:.5f}" for value in accuracy),
                 "rounds": point.rounds, "learning_rate": point.rate / point.clip, "clip": point.clip,
                 "alpha": point.alpha, "mode": key.mode,
                 "epsilon_all_others": float(np.ceil(100 * epsilon.max()) / 100),
