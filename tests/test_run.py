@@ -407,6 +407,7 @@ class TestCommands:
             (["reproduce", "1", "--quick", "--out", __file__], 2, "Could not use"),
             (["data", "fetch", "mnits"], 5, "mnist"),
             (["run", "--set", "privacy.epsilon=1e300"], 2, "at most 1e30"),
+            (["run", "--set", "rounds=10000000"], 2, "less than or equal to 1000000"),
         ],
     )
     def test_wrong_input_gets_one_clear_message(self, topdp, arguments, code, says, tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+# A plan is written before anything is refused: a million rounds take half a minute and gigabytes.
+Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ConfigError(ValueError):
@@ -116,7 +118,7 @@ class RunConfig(Section):
     """Everything that decides a run. Two runs with one RunConfig draw the same numbers on the same device."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    rounds: Count = 150
+    rounds: Rounds = 150
     topology: TopologyConfig = TopologyConfig()
     method: MethodConfig = MethodConfig()
     privacy: PrivacyConfig = PrivacyConfig()
