@@ -133,6 +133,17 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
     assert torch.equal(read.estimates, whole.estimates) and read.plan.digest() == whole.plan.digest()
     ends = [run.summary(one) for one in (read, whole)]
     assert all(ends[0][key] == ends[1][key] for key in ("rounds", "accuracy", "privacy"))
+    first = run.build.shards(small(), 6)
+    assert torch.equal(read.model(2)(first.test_inputs), whole.model(2)(first.test_inputs))
+
+
+def test_a_run_on_other_data_is_not_read(small, tmp_path):
+    own = blobs_file(tmp_path / "own.npz", 300)
+    wanted = small(f'data.name="{own}"')
+    run.run_or_continue(wanted, tmp_path / "run")
+    blobs_file(tmp_path / "own.npz", 240)
+    with pytest.raises(RunFolderError, match="records, sensitivity"):
+        run.run_or_continue(wanted, tmp_path / "run")
 
 
 def test_a_run_that_diverged_says_so_and_is_not_resumed(small, tmp_path):

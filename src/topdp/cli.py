@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="topdp",
-    help="Private learning without a server: agents on a graph train one model together.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -193,7 +192,7 @@ def graph(
     if as_json:
         _print_json({**facts, "picture": str(picture)})
         return
-    out.print(tables.graph(f"{made.name}, {made.agents} agents", facts))
+    out.print(tables.facts(f"{made.name}, {made.agents} agents", facts))
     if made.agents <= 12:
         for i, j in made.directed.tolist():
             cover = ", ".join(map(str, sorted(made.cover_set(i, j))))

@@ -160,7 +160,10 @@ def run_or_continue(
     watch: Watcher | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """The run of a configuration in `out`: read where it is done, continued where it was broken off."""
+    """The run of a configuration in `out`: read where it is done, continued where it was broken off.
+
+    One that is read is checked as one that is continued: its plan and account hold for the data of today.
+    """
     if not (out / "run.json").exists():
         return run(config, out, device, watch, progress)
     folder = RunFolder.open(out)
@@ -168,9 +171,10 @@ def run_or_continue(
         raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
     if folder.state != "done":
         return resume(out, device, watch, progress)
+    job = _job(config, device, watch, progress, folder)
     estimates, seconds = torch.from_numpy(folder.estimates), folder.read_json("run.json")["seconds"]
-    privacy = folder.read_json("privacy.json")
-    return Result(config, folder.plan, privacy, folder.metrics, estimates, seconds, out)
+    flat = job.gradients.flat
+    return Result(config, job.plan, job.privacy, folder.metrics, estimates, seconds, out, flat)
 
 
 def _unfinished(path: Path) -> RunFolder:

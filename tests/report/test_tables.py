@@ -34,3 +34,17 @@ def test_a_run_has_one_line_on_eighty_columns():
 @pytest.mark.parametrize("width", [30, 60])
 def test_what_does_not_fit_goes_on_in_the_next_line(width):
     assert "…" not in printed(tables.runs({"no-noise": summary(None)}), width)
+    assert "…" not in printed(tables.facts("agent1", {"federation": 64 * "a"}), width)
+
+
+def test_facts_are_in_words():
+    found = {
+        "stopped": None,
+        "seen": {"ada": 5, "bob": 4},
+        "quarantined": {},
+        "alone": [0, 2],
+        "gap": 0.21974,
+    }
+    text = printed(tables.facts("agent1", found), 80)
+    for words in ("no ", "ada 5, bob 4", "none", "0 2", "0.2197 "):
+        assert words in text, words

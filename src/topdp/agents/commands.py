@@ -13,10 +13,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from topdp import config
-from topdp.report.tables import uncut
+from topdp.report import tables
 
 agent_app = typer.Typer(
     help="One agent on its own machine: key, start, status, ledger.",
@@ -135,10 +134,7 @@ def status(state: State, as_json: Json = False) -> None:
     if as_json:
         _print(facts)
         return
-    table = Table(title=f"{facts['agent']}", show_header=False, title_justify="left")
-    for key, value in facts.items():
-        table.add_row(key, str(value))
-    out.print(table)
+    out.print(tables.facts(str(facts["agent"]), facts))
 
 
 @ledger_app.command("show")
@@ -153,7 +149,7 @@ def ledger_show(state: State, as_json: Json = False) -> None:
     if as_json:
         _print({"charges": [asdict(entry) for entry in entries]})
         return
-    table = uncut("round", "kind", "charge", "spent", "worst case", "sent to")
+    table = tables.uncut("round", "kind", "charge", "spent", "worst case", "sent to")
     for entry in entries:
         worst = "infinite" if entry.worst_case is None else f"{entry.worst_case:.4g}"
         table.add_row(
@@ -243,7 +239,7 @@ def demo(
     if as_json:
         _print(found)
         return
-    table = uncut("agent", "exit", "epsilon spent", "budget", "compute", "ledger", "network")
+    table = tables.uncut("agent", "exit", "epsilon spent", "budget", "compute", "ledger", "network")
     for each in found["agents"]:
         parts = [
             f"{each['milliseconds_per_round'][part]:.1f} ms" for part in ("compute", "ledger", "network")

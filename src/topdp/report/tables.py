@@ -55,19 +55,19 @@ def epsilon(privacy: Mapping[str, Any], key: str) -> str:
 def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions | None) -> list[Table | Text]:
     """The three answers, who sees most of whom, and the assumptions in words."""
     exposure, privacy = found.analysis.exposure(), found.summary()
-    facts = Table(show_header=False, title="How private", title_justify="left")
-    facts.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
-    facts.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.rounds} releases")
-    facts.add_row("sensitivity", _spread(exposure.sensitivity))
+    rows = uncut("", "", show_header=False, title="How private", title_justify="left")
+    rows.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
+    rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.rounds} releases")
+    rows.add_row("sensitivity", _spread(exposure.sensitivity))
     noise = plan.std[0][: plan.agents, 0] / config.privacy.clip
-    facts.add_row("σ, noise per unit of clip", _spread(noise))
-    facts.add_row("a record is used", ", ".join(str(how) for how in dict.fromkeys(exposure.participation)))
+    rows.add_row("σ, noise per unit of clip", _spread(noise))
+    rows.add_row("a record is used", ", ".join(str(how) for how in dict.fromkeys(exposure.participation)))
     for key in ANSWERS:
         reason = privacy.get("reasons", {}).get(key)
-        facts.add_row(f"ε {key.replace('_', ' ')}", epsilon(privacy, key) + (f": {reason}" if reason else ""))
+        rows.add_row(f"ε {key.replace('_', ' ')}", epsilon(privacy, key) + (f": {reason}" if reason else ""))
     for warning in found.warnings:
-        facts.add_row("warning", warning)
-    parts: list[Table | Text] = [facts, _per_agent(config, found)]
+        rows.add_row("warning", warning)
+    parts: list[Table | Text] = [rows, _per_agent(config, found)]
     if together is not None:
         parts.append(_coalitions(found, together))
     parts.extend(Text(f"{key.replace('_', ' ')}: {text}") for key, text in ASSUMPTIONS.items())
@@ -116,17 +116,19 @@ def _number(values: np.ndarray | None, agent: int) -> str:
     return f"{values[agent]:.4g}" if np.isfinite(values[agent]) else "infinite"
 
 
-def graph(name: str, facts: Mapping[str, Any]) -> Table:
-    """What `topology.describe` says, in words."""
-    table = Table(title=name, show_header=False, title_justify="left")
-    for key, value in facts.items():
+def facts(title: str, found: Mapping[str, Any]) -> Table:
+    """What `--json` prints, in words: one line a key."""
+    table = uncut("", "", show_header=False, title=title, title_justify="left")
+    for key, value in found.items():
         table.add_row(key.replace("_", " "), _words(value))
     return table
 
 
 def _words(value: object) -> str:
+    if value is None:
+        return "no"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_words(one)}" for key, one in value.items())
+        return ", ".join(f"{key} {_words(one)}" for key, one in value.items()) or "none"
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -42,7 +42,6 @@ FIGURES: dict[str, PaperFigure] = {
 }
 NAMES = [*FIGURES, *frontier.NAMES]
 QUICK = " --quick"  # at the end of a command
-SMALL = " (quick: small runs, one seed)"
 NOT_THE_PAPER = "Small runs: these verdicts are about them, not about the paper."
 
 
@@ -133,8 +132,8 @@ def _figure(figure: PaperFigure, lenses: list[str], scale: Scale, runs: Runs, ou
         stem = out / f"figure{figure.number}-{lens}"
         write_csv(measured, stem.with_suffix(".csv"))
         for ending in (".png", ".svg"):
-            title = f"Figure {figure.number}: {figure.title}{SMALL if scale.quick else ''}"
-            draw(measured, title, scale.epochs, stem.with_suffix(ending))
+            title = f"Figure {figure.number}: {figure.title}"
+            draw(measured, title + scale.remark, scale.epochs, stem.with_suffix(ending))
         found = [
             Verdict(figure.number, lens, claim.sentence, *claim.verdict(measured))
             for claim in figure.claims

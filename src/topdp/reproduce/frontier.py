@@ -88,7 +88,7 @@ def make(name: str, scale: Scale, runs: Runs, out: Path, say: Say) -> list[RunCo
         table = csv.DictWriter(file, list(lines[0]))
         table.writeheader()
         table.writerows(lines)
-    _draw(name, lines, out, small=scale.quick)
+    _draw(name, lines, scale, out)
     (out / f"{name}.md").write_text(_words(name, lines, scale), encoding="utf-8")
     return taken
 
@@ -114,7 +114,7 @@ def _config(
     return parse(tree, "frontier")
 
 
-def _draw(name: str, lines: list[dict[str, Any]], out: Path, small: bool) -> None:
+def _draw(name: str, lines: list[dict[str, Any]], scale: Scale, out: Path) -> None:
     with house_style():
         picture = Picture()
         axis = picture.subplots()
@@ -131,8 +131,7 @@ def _draw(name: str, lines: list[dict[str, Any]], out: Path, small: bool) -> Non
                     f"{100 * y:.1f}", (x, y), shift, textcoords="offset points", ha="center", fontsize=8
                 )
         axis.set(xlabel="true view ε (δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
-        title = f"{lines[0]['data']}: the best of each method"
-        axis.set_title(title + (" (quick: small runs)" if small else ""), fontsize=10)
+        axis.set_title(f"{lines[0]['data']}: the best of each method{scale.remark}", fontsize=10)
         ticks = sorted({line["epsilon"] for line in lines})
         axis.xaxis.set_major_locator(FixedLocator(ticks))
         axis.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))

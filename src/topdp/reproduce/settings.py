@@ -52,6 +52,11 @@ class Scale:
     def quick(self) -> bool:
         return self.name == "quick"
 
+    @property
+    def remark(self) -> str:
+        """For the titles of pictures."""
+        return " (quick: small runs, one seed)" if self.quick else ""
+
     def of(self, data: str) -> Scale:
         return replace(self, **self.cifar) if data == "cifar10" else self  # type: ignore[arg-type]
 
