@@ -24,8 +24,8 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, ti
                 rounds, accuracy["min"], accuracy["max"], color=drawn["color"], alpha=0.15, lw=0
             )
             axes.plot(rounds, accuracy["mean"], label=label, markevery=max(1, len(rounds) // 8), **drawn)
-        axes.set(xlabel="rounds", ylabel="test accuracy", title=title)
+        axes.set(xlabel="rounds", ylabel="test accuracy (mean, worst to best agent)", title=title)
         percent_axis(axes)
         axes.margins(x=0.02)
-        axes.legend(loc="lower right", title="mean over agents; band: worst to best")
+        axes.legend(loc="best")
         return save(figure, path)
