@@ -22,15 +22,16 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.agents import identity, manifest, payload
-from topdp.agents.agent import void
-from topdp.agents.failpoints import Failpoints
-from topdp.agents.grpc_transport import GrpcTransport
-from topdp.agents.inbox import Inbox
-from topdp.agents.ledger import Cost, Ledger
-from topdp.agents.peers import Peers, Terms
-from topdp.agents.refusals import Told
-from topdp.config import RunConfig
+from topdp.agents.books.inbox import Inbox
+from topdp.agents.books.ledger import Cost, Ledger
+from topdp.agents.life.agent import void
+from topdp.agents.life.failpoints import Failpoints
+from topdp.agents.life.peers import Peers, Terms
+from topdp.agents.terms import identity, manifest
+from topdp.agents.wire import payload
+from topdp.agents.wire.grpc_transport import GrpcTransport
+from topdp.agents.wire.refusals import Told
+from topdp.settings.config import RunConfig
 
 NAMES = ("ada", "bob")
 WARM_UP = 10

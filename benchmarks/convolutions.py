@@ -15,9 +15,9 @@ from unittest import mock
 
 import torch
 
-from topdp.gradients import ClippedGradients
-from topdp.gradients.ghost import Geometry
-from topdp.models import cnn
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients.ghost import Geometry
+from topdp.learning.models import cnn
 
 
 def main() -> None:

@@ -31,10 +31,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 from matplotlib.figure import Figure
 
-from topdp import schedules, topology
-from topdp.plan import Plan
-from topdp.privacy.participation import exposure
-from topdp.privacy.view import view
+from topdp import topology
+from topdp.plan import Plan, schedules
+from topdp.privacy.basics.exposure import exposure
+from topdp.privacy.observers.view import view
 from topdp.protocols import PlainSynchronous, TopSynchronous
 from topdp.report.style import BLUE, GREY, INK, house_style, save
 

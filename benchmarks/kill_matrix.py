@@ -42,7 +42,14 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
-PRELOADED = ["scipy.optimize", "networkx", "topdp.cli", "topdp.run", "topdp.planning", "topdp.gradients"]
+PRELOADED = [
+    "scipy.optimize",
+    "networkx",
+    "topdp.cli",
+    "topdp.runs.run",
+    "topdp.runs.planning",
+    "topdp.learning.gradients",
+]
 RECORDED = "recorded"  # first argument of an agent's process
 
 
@@ -55,9 +62,9 @@ def recorded(log: str, failpoint: str, history: str, together: str, *arguments: 
     os.dup2(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY), 2)
 
     from topdp import cli
-    from topdp.agents.grpc_transport import GrpcTransport
-    from topdp.agents.ledger import digest_of
-    from topdp.agents.meetings import _unpack as unpack
+    from topdp.agents.books.ledger import digest_of
+    from topdp.agents.life.meetings import _unpack as unpack
+    from topdp.agents.wire.grpc_transport import GrpcTransport
 
     file = os.open(history, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     start, request = GrpcTransport.start, GrpcTransport.request
@@ -147,9 +154,10 @@ class Federation:
     def __init__(
         self, folder: Path, config: Any, seeded: bool, live_pairing: bool, idle: float, fresh: bool
     ) -> None:
-        from topdp import build
-        from topdp.agents import demo, federation, identity
-        from topdp.agents.manifest import Rules
+        from topdp.agents.site import demo
+        from topdp.agents.terms import federation, identity
+        from topdp.agents.terms.manifest import Rules
+        from topdp.settings import build
 
         self.folder, self.seeded, self.live_pairing, self.fresh = folder, seeded, live_pairing, fresh
         self.graph = build.graph(config)
@@ -221,8 +229,8 @@ class Federation:
 
     def faults(self) -> tuple[int, list[str], int]:
         """(ledgers that verify, what the checker and the books say, bodies of rows on the wire)."""
-        from topdp.agents.audit import verify
-        from topdp.agents.ledger import Ledger
+        from topdp.agents.books.audit import verify
+        from topdp.agents.books.ledger import Ledger
 
         sys.path[:0] = [path for path in (str(TESTS), str(TESTS / "agents")) if path not in sys.path]
         import history
@@ -280,7 +288,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def configuration(mode: str, data: Path, agents: int, rounds: int) -> Any:
-    from topdp import config
+    from topdp.settings import config
 
     changes = [f'data.name="{data}"', f"topology.agents={agents}", "topology.kind=ring", "privacy.clip=1.0"]
     changes += ["privacy.guarantee=worst-case", "privacy.epsilon=50.0", f"rounds={rounds}"]
@@ -347,8 +355,8 @@ def main() -> None:
     multiprocessing.set_start_method("forkserver")
     multiprocessing.set_forkserver_preload(PRELOADED)
 
-    from topdp import run
-    from topdp.agents import failpoints
+    from topdp.agents.life import failpoints
+    from topdp.runs import run
 
     modes = ("sync", "async", "live") if options.mode == "both" else (options.mode,)
     if options.mode == "async":

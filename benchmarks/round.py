@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from topdp.gradients import ClippedGradients
-from topdp.models import FlatModel, initial_row, mlp
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.models import FlatModel, initial_row, mlp
 
 
 @dataclass(frozen=True)

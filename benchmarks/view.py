@@ -57,10 +57,11 @@ def measure(job: Job) -> dict[str, float]:
     """Runs one job in this process."""
     import numpy as np
 
-    from topdp import schedules, topology
-    from topdp.privacy.filtering import sights
-    from topdp.privacy.participation import exposure
-    from topdp.privacy.view import view
+    from topdp import topology
+    from topdp.plan import schedules
+    from topdp.privacy.basics.exposure import exposure
+    from topdp.privacy.observers.filtering import sights
+    from topdp.privacy.observers.view import view
     from topdp.protocols import TopSynchronous
 
     graph = topology.random(job.agents, job.degree / (job.agents - 1), seed=0)

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from topdp import schedules, topology
+from topdp import topology
 from topdp.data import Shards
+from topdp.plan import schedules
+from topdp.plan.schedules import Schedule
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
-from topdp.schedules import Schedule
 from topdp.topology import Topology
 
 PROTOCOLS: dict[str, type[Protocol]] = {

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import typer
 
-from topdp import config
 from topdp.cli import app
+from topdp.settings import config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

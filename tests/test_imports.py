@@ -13,49 +13,61 @@ SOURCE = ROOT / "src" / "topdp"
 
 WITHOUT_TORCH = [
     "topdp",
+    "topdp.errors",
     "topdp.privacy",
     "topdp.report",
     "topdp.plan",
     "topdp.topology",
     "topdp.protocols",
-    "topdp.config",
-    "topdp.result",
-    "topdp.build",
-    "topdp.planning",
+    "topdp.settings",
+    "topdp.runs.folder",
+    "topdp.runs.planning",
     "topdp.cli",
 ]
 
+PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 
-def listed() -> tuple[list[list[str]], list[str]]:
-    """The rooms in order, each with its files or its folder, and the paths of the files inside folders."""
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```\nsrc/topdp/\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    rooms: list[list[str]] = []
-    inner = []
+
+def listed() -> list[str]:
+    """Every module in the order of the list in docs/design.md; a folder's front door after its files."""
+    (block,) = re.findall(r"^```\nsrc/topdp/\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    order: list[str] = []
+    inside: list[str] = ["topdp"]
+
+    def leave(depth: int) -> None:
+        while len(inside) > depth:
+            order.append(".".join(inside))
+            inside.pop()
+
     for line in block.splitlines():
-        names = re.match(r"( +)([\w.]+/?(?:, [\w.]+/?)*)", line)
-        assert names, f"Expected a room in the list of docs/design.md, got {line!r}."
-        if len(names[1]) == 2:
-            rooms.append(names[2].split(", "))
+        found = re.match(r"( +)([\w.]+/?)", line)
+        assert found, f"Expected a file or folder in the list of docs/design.md, got {line!r}."
+        leave(len(found[1]) // 2)
+        name = found[2]
+        if name.endswith("/"):
+            inside.append(name[:-1])
         else:
-            inner.append(rooms[-1][0] + names[2])
-    return rooms, inner
+            order.append(".".join([*inside, name.removesuffix(".py")]))
+    leave(0)
+    return order
 
 
-ROOMS, INNER = listed()
-PLACE = {
-    name.removesuffix("/").removesuffix(".py"): place for place, room in enumerate(ROOMS) for name in room
-}
+ORDER = listed()
+PLACE = {module: place for place, module in enumerate(ORDER)}
 
 
-def room_of(module: str) -> str:
-    """`topdp.data.shards` -> `data`; names that the package itself defines belong to `__init__`."""
-    first = module.split(".")[1] if "." in module else "__init__"
-    return first if (SOURCE / first).is_dir() or (SOURCE / f"{first}.py").exists() else "__init__"
+def module_of(file: Path) -> str:
+    parts = ["topdp", *file.relative_to(SOURCE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(name: str) -> bool:
+    path = SOURCE.joinpath(*name.split(".")[1:])
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
 def imports(tree: ast.AST, package: str) -> set[str]:
-    """Dotted names under topdp that the code imports, at the top or inside functions."""
+    """The modules of topdp that the code imports, at the top or inside functions."""
     found: set[str] = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -68,7 +80,8 @@ def imports(tree: ast.AST, package: str) -> set[str]:
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([base] if base else [])])
-            found |= {f"{base}.{alias.name}" for alias in node.names} if base == "topdp" else {base}
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            found |= {name if is_module(name) else base for name in names}
         else:
             found |= imports(node, package)
     return {name for name in found if name.split(".")[0] == "topdp"}
@@ -79,61 +92,54 @@ def imports_of(file: Path) -> set[str]:
     return imports(ast.parse(file.read_text(encoding="utf-8")), package)
 
 
-def test_every_room_is_listed_and_every_listed_room_is_there():
-    there = {f"{path.name}/" for path in SOURCE.iterdir() if any(path.glob("*.py"))}
-    there |= {path.name for path in SOURCE.glob("*.py")}
-    assert {name for room in ROOMS for name in room} == there
+FILES = {module_of(file): file for file in SOURCE.rglob("*.py")}
 
 
-@pytest.mark.parametrize("path", INNER)
-def test_listed_files_are_there(path):
-    assert (SOURCE / path).exists()
+def test_every_file_is_listed_and_every_listed_file_is_there():
+    assert len(ORDER) == len(PLACE), "a file stands twice in docs/design.md"
+    assert set(ORDER) == set(FILES)
 
 
-@pytest.mark.parametrize("room", sorted(PLACE.keys() - {"__init__"}))
-def test_a_room_imports_only_rooms_above_it(room):
-    files = sorted((SOURCE / room).rglob("*.py")) if (SOURCE / room).is_dir() else [SOURCE / f"{room}.py"]
+def test_the_first_page_shows_the_rooms_in_the_same_order():
+    (block,) = re.findall(r"^## The rooms\n\n```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    shown = [line.split()[0].removesuffix("/").removesuffix(".py") for line in block.splitlines()]
+    rooms = dict.fromkeys(module.split(".")[1] for module in ORDER if "." in module)
+    assert shown == [room for room in rooms if room != "__main__"]
+
+
+# The package's own front door hands out what is asked for by name, and may look anywhere.
+@pytest.mark.parametrize("module", sorted(FILES.keys() - {"topdp"}))
+def test_a_file_imports_only_files_above_it(module):
     wrong = [
-        f"{file.relative_to(SOURCE)} imports {module}"
-        for file in files
-        for module in sorted(imports_of(file))
-        if PLACE.get(room_of(module), len(ROOMS)) > PLACE[room]
+        name
+        for name in imports_of(FILES[module])
+        if name != "topdp" and PLACE.get(name, len(ORDER)) >= PLACE[module]
     ]
-    assert not wrong, f"docs/design.md lists these below {room}: " + "; ".join(wrong)
+    assert not wrong, f"docs/design.md lists these below {module}: {', '.join(wrong)}"
 
 
 def test_the_reader_of_imports_sees_what_it_should():
     code = """
 from typing import TYPE_CHECKING
-import topdp.plan
-from topdp import __version__, run
+import topdp.plan.plan
+from topdp import __version__, runs
 from . import shards
-from ..streams import stream
+from ..plan.streams import stream
 if TYPE_CHECKING:
     from topdp.cli import main
 else:
-    from topdp import engine
+    from topdp.simulator import engine
 def late():
     from topdp.report.curves import curves
 """
-    found = imports(ast.parse(code), "topdp.data")
-    assert found == {
-        "topdp.plan",
-        "topdp.__version__",
-        "topdp.run",
-        "topdp.data",
-        "topdp.streams",
-        "topdp.engine",
+    assert imports(ast.parse(code), "topdp.data") == {
+        "topdp",
+        "topdp.plan.plan",
+        "topdp.runs",
+        "topdp.data.shards",
+        "topdp.plan.streams",
+        "topdp.simulator.engine",
         "topdp.report.curves",
-    }
-    assert {room_of(name) for name in found} == {
-        "plan",
-        "__init__",
-        "run",
-        "data",
-        "streams",
-        "engine",
-        "report",
     }
 
 

@@ -5,17 +5,32 @@ reports work without it.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from topdp import data, plan, privacy, protocols, topology
+    from topdp.data import Shards
+    from topdp.runs import Result, train
 
 __version__ = "0.1.0"
-__all__ = ["Shards", "__version__", "run", "topology", "train"]
+__all__ = [
+    "Result",
+    "Shards",
+    "__version__",
+    "data",
+    "plan",
+    "privacy",
+    "protocols",
+    "topology",
+    "train",
+]
 
-_LAZY = {"train": "topdp.run", "Shards": "topdp.data"}
+_LAZY = {"train": "topdp.runs", "Result": "topdp.runs", "Shards": "topdp.data"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name in ("topology", "run", "privacy", "plan", "config"):
+    if name in __all__:
         return import_module(f"topdp.{name}")
     raise AttributeError(f"module 'topdp' has no attribute {name!r}")

@@ -21,16 +21,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from topdp import __version__, build, config, topology
-from topdp.agents.commands import agent_app, federation_app
-from topdp.config import ConfigError, RunConfig
+from topdp import __version__, topology
+from topdp.agents.site.commands import agent_app, federation_app
 from topdp.data.errors import DataError
 from topdp.data.progress import console_progress
-from topdp.progress import run_progress, stage_progress
 from topdp.report import tables
+from topdp.report.progress import run_progress, stage_progress
+from topdp.settings import build, config
+from topdp.settings.config import ConfigError, RunConfig
 
 if TYPE_CHECKING:
-    from topdp.run import Result
+    from topdp.runs.run import Result
 
 app = typer.Typer(
     name="topdp",
@@ -92,7 +93,7 @@ def run(
     ] = None,
 ) -> None:
     """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP."""
-    from topdp import run as runs
+    from topdp.runs import run as runs
 
     if resume is not None:
         if file or preset or changes or folder:
@@ -127,8 +128,8 @@ def compare(
 
     Broken off, the same command with the --out of before reads what is done and continues.
     """
-    from topdp import run as runs
     from topdp.report.curves import curves
+    from topdp.runs import run as runs
 
     wanted = {
         name: config.read(file, preset, [*(changes or []), f"method.name={name}"])
@@ -216,7 +217,7 @@ def account(
     as_json: Json = False,
 ) -> None:
     """How private a run is: claimed, view and worst-case epsilon, per agent and observer. Needs no data."""
-    from topdp import planning
+    from topdp.runs import planning
 
     with stage_progress(err, "accounting") as progress:
         if target is not None and target.is_dir():
@@ -258,7 +259,7 @@ def calibrate(
     For one agent that releases its gradient --rounds times under fresh noise. A run of T iterations releases
     T + 1 times. sigma is the paper's: noise standard deviation per unit of clip, on the mean gradient.
     """
-    from topdp.privacy.sidebyside import side_by_side
+    from topdp.privacy.published.side_by_side import side_by_side
 
     found = side_by_side(epsilon, delta, rounds, records, clip, adjacency, cycle, poisson)
     if as_json:
@@ -284,8 +285,9 @@ def reproduce(
 
     Results go to --out, else to reproduction/, or reproduction-quick/ with --quick.
     """
-    from topdp import run as runs
-    from topdp.reproduce import front, settings
+    from topdp.reproduce import make as front
+    from topdp.reproduce import settings
+    from topdp.runs import run as runs
 
     names = front.chosen(figure)
     lenses = [part.strip() for part in lens.split(",")]

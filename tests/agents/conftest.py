@@ -6,8 +6,9 @@ import random
 import pytest
 import torch
 
-from topdp.agents import database, meetings
-from topdp.gradients import ClippedGradients
+from topdp.agents.books import database
+from topdp.agents.life import meetings
+from topdp.learning.gradients import ClippedGradients
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def quick(monkeypatch):
     def shared(flat, clip):
         return known.setdefault((flat.dimension, clip), ClippedGradients(flat, clip))
 
-    monkeypatch.setattr("topdp.gradients.ClippedGradients", shared)
+    monkeypatch.setattr("topdp.learning.gradients.clipped.ClippedGradients", shared)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -13,18 +13,19 @@ import numpy as np
 import torch
 
 from builders import blobs, linear_model
-from topdp import config as configurations
 from topdp import topology
-from topdp.agents import setup as setups
-from topdp.agents.agent import Agent
-from topdp.agents.audit import verify
-from topdp.agents.failpoints import Failpoints
-from topdp.agents.ledger import ANYBODY, Ledger, digest_of
-from topdp.agents.meetings import _unpack as unpack
-from topdp.agents.transport import Handler, Transport, Unreachable
+from topdp.agents.books.audit import verify
+from topdp.agents.books.ledger import ANYBODY, Ledger, digest_of
+from topdp.agents.life.agent import Agent
+from topdp.agents.life.equipment import equip
+from topdp.agents.life.failpoints import Failpoints
+from topdp.agents.life.meetings import _unpack as unpack
+from topdp.agents.terms import setup as setups
+from topdp.agents.wire.transport import Handler, Transport, Unreachable
 from topdp.data.batches import Full
-from topdp.engine import Engine
-from topdp.gradients import ClippedGradients
+from topdp.learning.gradients import ClippedGradients
+from topdp.settings import config as configurations
+from topdp.simulator.engine import Engine
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
 
@@ -160,7 +161,7 @@ class Federation:
             self.shards.labels[agent, : self.shards.counts[agent]],
         )
         options.setdefault("seeded", True)
-        return setups.work(self.setup, agent, records, self.shards.classes, **options)
+        return equip(self.setup, agent, records, self.shards.classes, **options)
 
     def state(self, agent):
         return self.folder / self.setup.names[agent]

@@ -9,11 +9,11 @@ import hashlib
 import itertools
 import socket
 
-from topdp.agents.grpc_transport import GrpcTransport
-from topdp.agents.identity import Card, Identity, make
-from topdp.agents.manifest import Manifest, Rules, create
-from topdp.agents.transport import Message, Reply, Unreachable
-from topdp.config import RunConfig
+from topdp.agents.terms.identity import Card, Identity, make
+from topdp.agents.terms.manifest import Manifest, Rules, create
+from topdp.agents.wire.grpc_transport import GrpcTransport
+from topdp.agents.wire.transport import Message, Reply, Unreachable
+from topdp.settings.config import RunConfig
 
 NAMES = ("ant", "bee", "cat", "dog")
 MADE = {name: make(name) for name in NAMES}  # keys are made once; addresses differ from test to test

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from topdp import schedules, topology
-from topdp.plan import Plan, prune
+from topdp import topology
+from topdp.plan import Plan, prune, schedules
 from topdp.privacy.account import Account, account
-from topdp.privacy.baselines import Batches
-from topdp.privacy.claims import Analysis
-from topdp.privacy.errors import PrivacyError
-from topdp.privacy.gaussian import epsilon_of, mu_of
-from topdp.privacy.view import view
+from topdp.privacy.basics.errors import PrivacyError
+from topdp.privacy.basics.gaussian import epsilon_of, mu_of
+from topdp.privacy.observers.view import view
+from topdp.privacy.published import Batches
+from topdp.privacy.published.claims import Analysis
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
 
 PROTOCOLS: dict[str, type[Protocol]] = {

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topdp import schedules, topology
-from topdp.plan import Plan, PlanError
+from topdp import topology
+from topdp.plan import Plan, PlanError, schedules
 from topdp.privacy.account import GUARANTEES, account
-from topdp.privacy.baselines import CALIBRATIONS, Batches
+from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused
+from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.calibrate import Writer, calibrate
-from topdp.privacy.claims import Analysis, noise_multipliers
-from topdp.privacy.errors import PrivacyError, PrivacyWarning, Refused
-from topdp.privacy.gaussian import mu_of
-from topdp.privacy.sidebyside import side_by_side
-from topdp.privacy.view import view
-from topdp.privacy.worst_case import worst_case
+from topdp.privacy.observers.view import view
+from topdp.privacy.observers.worst_case import worst_case
+from topdp.privacy.published import CALIBRATIONS, Batches
+from topdp.privacy.published.claims import Analysis, noise_multipliers
+from topdp.privacy.published.side_by_side import side_by_side
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
 
 PROTOCOLS: dict[str, type[Protocol]] = {

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from builders import GRAPHS, PROTOCOLS, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.data.batches import Full
-from topdp.engine import Engine
-from topdp.gradients import ClippedGradients
+from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
+from topdp.simulator.engine import Engine
 from topdp.topology import Topology
 
 ITERATIONS = 40
@@ -138,7 +138,7 @@ def test_pruned_and_unpruned_plans_give_the_same_estimates(name, monkeypatch):
     found = []
     for shorter in (True, False):
         if not shorter:
-            monkeypatch.setattr("topdp.engine.prune", lambda plan: plan)
+            monkeypatch.setattr("topdp.simulator.engine.prune", lambda plan: plan)
         gradients = ClippedGradients(linear_model(), 1.0)
         engine = Engine(plan, gradients, shards, Full(), seed=4)
         assert (engine.plan.exists.sum() < plan.exists.sum()) == (shorter and name == "top-sync")

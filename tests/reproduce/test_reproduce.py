@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from topdp import build
-from topdp.config import ConfigError, parse, read
-from topdp.reproduce import front, runner, settings, store
-from topdp.reproduce.calibrations import Calibrations
-from topdp.reproduce.figure import Claim, Measured
+from topdp.reproduce import make as front
+from topdp.reproduce import runner, settings, store
+from topdp.reproduce.figures.figure import Claim, Measured
+from topdp.reproduce.kept_noise import Calibrations
 from topdp.reproduce.settings import LENSES, Scale, methods, setting
-from topdp.run import run
+from topdp.runs.run import run
+from topdp.settings import build
+from topdp.settings.config import ConfigError, parse, read
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +172,8 @@ def test_lenses_differ_in_noise_only_where_they_should():
 
 def test_the_honest_lens_meets_its_budget(scale, tmp_path):
     """The σ that the runner takes from the unit budget, accounted afresh."""
-    from topdp import build
-    from topdp.planning import plan_and_account
+    from topdp.runs.planning import plan_and_account
+    from topdp.settings import build
 
     calibrations = Calibrations(tmp_path / "sigma.json", print)
     for method, mode in (("top", "sync"), ("plain", "async")):

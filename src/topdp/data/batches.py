@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from topdp.data.errors import DataError
-from topdp.streams import stream
+from topdp.plan.streams import stream
 
 Device = str | torch.device | None
 Sizes = Sequence[int] | Tensor

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topdp.data.errors import DataError
-from topdp.streams import stream
+from topdp.plan.streams import stream
 
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[Any]

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from topdp.plan import Plan
 from topdp.privacy.account import GUARANTEES
-from topdp.privacy.baselines import CALIBRATIONS, Adjacency, Batches, Calibration
-from topdp.privacy.baselines.calibration import least_noise
-from topdp.privacy.claims import Analysis, noise_multipliers
-from topdp.privacy.effort import WIDEST, expect_bearable
-from topdp.privacy.errors import PrivacyError, PrivacyWarning, Refused, expect_delta, expect_epsilon
-from topdp.privacy.gaussian import mu_of
-from topdp.privacy.view import Progress, View, view
-from topdp.privacy.worst_case import worst_case
+from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused, expect_delta, expect_epsilon
+from topdp.privacy.basics.gaussian import mu_of
+from topdp.privacy.observers.effort import WIDEST, expect_bearable
+from topdp.privacy.observers.view import Progress, View, view
+from topdp.privacy.observers.worst_case import worst_case
+from topdp.privacy.published import CALIBRATIONS, Adjacency, Batches, Calibration
+from topdp.privacy.published.calibration import least_noise
+from topdp.privacy.published.claims import Analysis, noise_multipliers
 
 Floats = NDArray[np.float64]
 Writer = Callable[[Floats], Plan]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from topdp.plan import NOBODY, PerRound, Plan
+from topdp.plan.schedules import Schedule
 from topdp.protocols.base import Floats, Protocol, check_deviation, reduced
 from topdp.protocols.pairing import Pairs, draw_pairs
-from topdp.schedules import Schedule
 from topdp.topology import Topology
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topdp.plan import Plan
-from topdp.schedules import Schedule
+from topdp.plan.schedules import Schedule
 from topdp.topology import Topology
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topdp.plan import NOBODY
-from topdp.streams import stream
+from topdp.plan.streams import stream
 from topdp.topology import Topology
 
 Ints = NDArray[np.int64]

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topdp.plan import NOBODY, PerRound, Plan
+from topdp.plan.schedules import Schedule
+from topdp.plan.streams import stream
 from topdp.protocols.base import Floats, Protocol, check_deviation, reduced
-from topdp.schedules import Schedule
-from topdp.streams import stream
 from topdp.topology import Topology
 
 Ints = NDArray[np.int64]

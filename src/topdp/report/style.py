@@ -78,7 +78,7 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "top": {"color": BLUE, "linestyle": "-", "marker": "X"},
     "top-dp": {"color": RED, "linestyle": "-", "marker": "o", "linewidth": 2.4},
 }
-"""Keyword arguments of `Axes.plot` for each method of `topdp.methods`."""
+"""Keyword arguments of `Axes.plot` for each method of `topdp.settings.methods`."""
 
 
 def look(method: str) -> dict[str, Any]:

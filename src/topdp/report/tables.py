@@ -9,10 +9,10 @@ import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
-from topdp.config import RunConfig
 from topdp.plan import Plan
 from topdp.privacy.account import ASSUMPTIONS, Account
-from topdp.privacy.coalitions import Coalitions
+from topdp.privacy.observers.coalitions import Coalitions
+from topdp.settings.config import RunConfig
 
 ANSWERS = ("claimed", "view", "worst_case")
 

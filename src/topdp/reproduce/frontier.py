@@ -16,12 +16,12 @@ import numpy as np
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from topdp.config import RunConfig, parse
 from topdp.report.style import house_style, look, percent_axis, save
 from topdp.reproduce.runner import Runs
 from topdp.reproduce.settings import Scale
 from topdp.reproduce.store import Say
 from topdp.reproduce.tuning import Key, Point, Search, Seeds, tune
+from topdp.settings.config import RunConfig, parse
 
 DIGITS = Search(
     rounds=(200, 400, 800),

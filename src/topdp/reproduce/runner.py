@@ -18,16 +18,17 @@ from typing import Any
 
 import torch
 
-from topdp import __version__, build
-from topdp.config import RunConfig
+from topdp import __version__
 from topdp.data.shards import Shards
-from topdp.engine import Engine
-from topdp.gradients import ClippedGradients
-from topdp.models import FlatModel
-from topdp.reproduce.calibrations import Calibrations
-from topdp.reproduce.plans import shared_plans
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.models import FlatModel
+from topdp.reproduce.kept_noise import Calibrations
+from topdp.reproduce.shared_plans import shared_plans
 from topdp.reproduce.store import Say, name, write
-from topdp.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
+from topdp.settings import build
+from topdp.settings.config import RunConfig
+from topdp.simulator.engine import Engine
+from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 
 Curve = list[dict[str, float]]
 """One dictionary per evaluation: round, mean, min, max."""

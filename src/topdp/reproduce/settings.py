@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from topdp.config import RunConfig, parse
 from topdp.data.catalogue import CATALOGUE
-from topdp.methods import METHODS
-from topdp.privacy.baselines import CALIBRATIONS, Batches
+from topdp.privacy.published import CALIBRATIONS, Batches
+from topdp.settings.config import RunConfig, parse
+from topdp.settings.methods import METHODS
 
 LENSES = {
     "printed": "as printed: each method's own noise, Theorem 1's for the proposed one",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from topdp.config import RunConfig
+from topdp.settings.config import RunConfig
 
 Say = Callable[[str], None]
 

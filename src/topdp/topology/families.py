@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from topdp.streams import stream
+from topdp.plan.streams import stream
 from topdp.topology.graph import Topology, TopologyError, components, from_edges, whole_number
 
 TRIES = 1000

@@ -18,7 +18,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from topdp.streams import stream
+from topdp.plan.streams import stream
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

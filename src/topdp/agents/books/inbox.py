@@ -1,0 +1,77 @@
+"""What to believe of a neighbour's rows: exactly once, in order, from those who have a word in the plan.
+
+The name of a row is (federation, sender, receiver, round) and is strictly increasing for each sender. The
+same name with the same digest is acknowledged again; with another digest the sender has told two stories,
+and is quarantined. What the bytes hold is `payload`'s; who the sender is, the transport's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from topdp.agents.books.ledger import Ledger
+
+
+class Verdict(Enum):
+    """The answer to a row that came in; the value is the reason that the sender is told."""
+
+    NEW = ""
+    AGAIN = "again"
+    LATER = "later"  # too far ahead: come back when this agent has caught up
+    STRANGER = "not a neighbour that sends to me"
+    UNKNOWN_ROUND = "not a round in which you send to me"
+    GAP = "an earlier round is missing"
+    DAMAGED = "the digest is not that of the bytes"
+    EQUIVOCATION = "another row under this name came before"
+    QUARANTINED = "quarantined"
+
+    @property
+    def accepted(self) -> bool:
+        return self in (Verdict.NEW, Verdict.AGAIN)
+
+
+class Inbox:
+    """Decides on rows, and keeps the accepted ones in the ledger before they are acknowledged."""
+
+    def __init__(
+        self, ledger: Ledger, rounds: Mapping[str, Sequence[int]], window: int = 4, gaps: bool = False
+    ) -> None:
+        """`rounds`: for each neighbour the rounds in which it sends to this agent, rising.
+
+        `gaps`: a neighbour that was gone may leave rounds out. `window`: how many rounds it may be ahead.
+        """
+        self.gaps = gaps
+        self.ledger = ledger
+        self.window = window
+        self._place = {sender: {r: p for p, r in enumerate(each)} for sender, each in rounds.items()}
+        self._rounds = {sender: list(each) for sender, each in rounds.items()}
+
+    def judge(self, sender: str, round: int, digest: str) -> Verdict:
+        """What is to be said of a row whose digest is that of its bytes; changes nothing."""
+        if sender not in self._place:
+            return Verdict.STRANGER
+        if self.ledger.quarantined(sender) is not None:
+            return Verdict.QUARANTINED
+        if round not in self._place[sender]:
+            return Verdict.UNKNOWN_ROUND
+        known = self.ledger.digest_seen(sender, round)
+        if known is not None:
+            return Verdict.AGAIN if known == digest else Verdict.EQUIVOCATION
+        if round < self.ledger.seen(sender) or not (self.gaps or round == self.expected(sender)):
+            return Verdict.GAP
+        return Verdict.LATER if round > self.ledger.round + self.window else Verdict.NEW
+
+    def expected(self, sender: str) -> int | None:
+        """The next round that `sender` owes; None when all are in."""
+        seen, rounds = self.ledger.seen(sender), self._rounds[sender]
+        place = self._place[sender][seen] + 1 if seen >= 0 else 0
+        return rounds[place] if place < len(rounds) else None
+
+    def settle(self, verdict: Verdict, sender: str, round: int, digest: str, body: bytes) -> None:
+        """Writes down what follows from a verdict: a row for later use, or a quarantine."""
+        if verdict is Verdict.NEW:
+            late = round < self.ledger.round  # the round that reads it is over: keep only that it came
+            self.ledger.store(sender, round, digest, None if late else body)
+        elif verdict is Verdict.EQUIVOCATION:
+            self.ledger.quarantine(sender, f"sent two different rows for round {round}")

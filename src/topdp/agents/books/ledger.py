@@ -1,0 +1,260 @@
+"""The ledger: what an agent has spent, sent, received and where it stands, in one SQLite file.
+
+One transaction holds the charge, the digests, the noised bytes and the state they came from; only then may a
+byte leave. What was sent once is sent again from here, byte for byte, so a crash at any moment costs nothing
+twice and hides nothing. This file keeps books; what a release costs is `budget`'s, what to believe of a
+neighbour `inbox`'s, whether the books are whole `audit`'s.
+
+**Guarantees.** Every body ever handed out for sending has a charge that was on disk before. A charge is
+finite, not negative and never taken back. Charges form a hash chain: changed, swapped or missing entries are
+found by `audit.verify`; a tail cut off is found by neighbours, who remember the highest round they saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from topdp.agents.books.database import Database, LedgerError, TamperedError
+
+ANYBODY = "*"  # receiver of a body whose partner is not known when it is made
+
+Kind = Literal["release", "mix", "skip"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One charge. A `release` costs; `mix` and `skip` send nothing and cost nothing."""
+
+    number: int
+    round: int
+    kind: Kind
+    charge: float  # ε at the federation's δ, under the guarantee that this agent charges by
+    total: float
+    worst_case: float | None  # ε spent so far if all others collude; None: infinite
+    information: float | None  # 1/z² of this release at the agent's sensitivity; None: infinite
+    digests: dict[str, str]  # receiver -> SHA-256 of the body
+    state: str  # SHA-256 of the state that the release leads to
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a release will cost: checked here, computed in `budget`."""
+
+    charge: float = 0.0
+    worst_case: float | None = 0.0
+    information: float | None = 0.0
+
+
+def digest_of(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+class Ledger:
+    """The books of one agent. Not for two threads at once."""
+
+    def __init__(self, folder: Path, federation: str = "", agent: str = "", writable: bool = True) -> None:
+        """A ledger of another federation or agent is refused; one that is only read may be anybody's."""
+        identity = {"federation": federation, "agent": agent} if writable else {}
+        self.database = Database(folder, identity, writable)
+        self.folder = folder
+        self.before_commit: Callable[[], None] = lambda: None  # the failpoint inside a release
+        self._acknowledged: list[tuple[str, int]] = []
+        last = self.database.one("SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 1")
+        self.last: Entry | None = Entry(**json.loads(str(last[0]))) if last else None
+        self._head = str(last[1]) if last else genesis(self.meta)
+
+    @property
+    def meta(self) -> dict[str, str]:
+        return self.database.meta
+
+    @property
+    def total(self) -> float:
+        """ε spent."""
+        return self.last.total if self.last else 0.0
+
+    @property
+    def round(self) -> int:
+        """The last round on the books; -1 before the first."""
+        return self.last.round if self.last else -1
+
+    @property
+    def charged(self) -> int:
+        """The last round whose rows may have left; -1 before the first."""
+        return self._number("SELECT max(round) FROM outbox")
+
+    def entries(self) -> Iterator[Entry]:
+        for (text,) in self.database.rows("SELECT entry FROM charges ORDER BY number"):
+            yield Entry(**json.loads(str(text)))
+
+    def release(
+        self,
+        round: int,
+        cost: Cost,
+        bodies: Mapping[str, bytes],
+        state: bytes,
+        applied: Iterable[tuple[str, int]] = (),
+        pair: str | None = None,
+        kind: Kind = "release",
+    ) -> Entry:
+        """Charges, and stores what is to be sent and where the agent then stands: all or nothing.
+
+        `bodies`: receiver -> bytes. `applied`: the (sender, round) whose rows went into the new state.
+        `pair`: the committed pair that the round used up. A `mix` or `skip` has no bodies and no charge.
+        """
+        _check(cost)
+        if kind != "release" and (bodies or cost.charge):
+            raise LedgerError(f"Expected a {kind} without bodies and without a charge, got some.")
+        if round <= self.round:
+            raise LedgerError(f"Expected a round after {self.round}, got {round}: a round is charged once.")
+        entry = Entry(
+            number=self.last.number + 1 if self.last else 0,
+            round=round,
+            kind=kind,
+            charge=float(cost.charge),
+            total=self.total + float(cost.charge),
+            worst_case=cost.worst_case,
+            information=cost.information,
+            digests={receiver: digest_of(body) for receiver, body in bodies.items()},
+            state=digest_of(state),
+        )
+        head = link(self._head, entry.text())
+        with self.database.transaction() as db:
+            db.execute("INSERT INTO charges VALUES (?, ?, ?)", (entry.number, entry.text(), head))
+            sent = [(to, round, entry.digests[to], body) for to, body in bodies.items()]
+            db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", sent)
+            db.execute("INSERT OR REPLACE INTO state VALUES (1, ?, ?)", (round, state))
+            for sender, taken in applied:
+                once = "sender = ? AND round = ? AND applied IS NULL"
+                done = db.execute(f"UPDATE inbox SET applied = ? WHERE {once}", (round, sender, taken))
+                if done.rowcount != 1:
+                    raise LedgerError(f"Expected round {taken} of {sender} to be in and not applied before.")
+            if pair is not None:
+                once = "id = ? AND status = 'committed' AND applied IS NULL"
+                if db.execute(f"UPDATE pairs SET applied = ? WHERE {once}", (round, pair)).rowcount != 1:
+                    raise LedgerError(f"Expected pair {pair} to be committed and not applied before.")
+            db.execute("UPDATE inbox SET body = NULL WHERE applied IS NOT NULL AND body IS NOT NULL")
+            db.executemany(
+                "UPDATE outbox SET body = NULL WHERE receiver = ? AND round = ?", self._acknowledged
+            )
+            self.before_commit()
+        self._acknowledged.clear()
+        self.last, self._head = entry, head
+        return entry
+
+    def waiting(self, receiver: str) -> list[int]:
+        """The rounds whose bytes `receiver` has not acknowledged, oldest first."""
+        query = "SELECT round FROM outbox WHERE receiver = ? AND body IS NOT NULL ORDER BY round"
+        rounds = [int(str(row[0])) for row in self.database.rows(query, receiver)]
+        return [round for round in rounds if (receiver, round) not in self._acknowledged]
+
+    def body(self, receiver: str, round: int) -> bytes:
+        """The stored bytes: the only ones that may ever be sent under this name."""
+        query = "SELECT body, digest FROM outbox WHERE receiver = ? AND round = ?"
+        row = self.database.one(query, receiver, round)
+        if row is None or not isinstance(row[0], bytes):
+            raise LedgerError(f"Expected bytes of round {round} for {receiver} in the outbox, got none.")
+        if digest_of(row[0]) != row[1]:
+            raise TamperedError(f"The bytes of round {round} for {receiver} are not those that were charged.")
+        return row[0]
+
+    def acknowledge(self, receiver: str, round: int) -> None:
+        """The bytes are no longer needed. Written with the next release: forgetting it costs one resend."""
+        self._acknowledged.append((receiver, round))
+
+    def seen(self, sender: str) -> int:
+        """The highest round of `sender` that was accepted; -1 before the first."""
+        return self._number("SELECT max(round) FROM inbox WHERE sender = ?", sender)
+
+    def digest_seen(self, sender: str, round: int) -> str | None:
+        row = self.database.one("SELECT digest FROM inbox WHERE sender = ? AND round = ?", sender, round)
+        return str(row[0]) if row else None
+
+    def store(self, sender: str, round: int, digest: str, body: bytes | None) -> None:
+        """Keeps what a neighbour sent; without a body only that it came. `inbox` decides."""
+        with self.database.transaction() as db:
+            db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (sender, round, digest, body))
+
+    def received(self, sender: str, round: int) -> bytes | None:
+        """What `sender` sent in `round` and was not applied yet."""
+        row = self.database.one("SELECT body FROM inbox WHERE sender = ? AND round = ?", sender, round)
+        return row[0] if row and isinstance(row[0], bytes) else None
+
+    def quarantine(self, peer: str, reason: str) -> None:
+        """Nothing more is believed of `peer`, nor sent to it, until a person has looked."""
+        self._note(peer, "quarantined", reason)
+
+    def quarantined(self, peer: str) -> str | None:
+        reason = self._peer(peer, "quarantined")
+        return None if reason is None else str(reason)
+
+    def note_stop(self, peer: str, round: int) -> None:
+        """`peer` said that it sends nothing from `round` on."""
+        if self._peer(peer, "stopped") is None:
+            self._note(peer, "stopped", round)
+
+    def stopped(self, peer: str) -> int | None:
+        round = self._peer(peer, "stopped")
+        return None if round is None else int(round)
+
+    def note_finished(self, peer: str) -> None:
+        """`peer` has done all its rounds and needs nothing more."""
+        if not self.finished(peer):
+            self._note(peer, "finished", 1)
+
+    def finished(self, peer: str) -> bool:
+        return self._peer(peer, "finished") is not None
+
+    def note_told(self, peer: str) -> None:
+        """`peer` knows that this agent has done all its rounds."""
+        self._note(peer, "told", 1)
+
+    def told(self, peer: str) -> bool:
+        return self._peer(peer, "told") is not None
+
+    def state(self) -> tuple[int, bytes] | None:
+        """The last round done, and the state after it."""
+        row = self.database.one("SELECT round, body FROM state")
+        return (int(str(row[0])), row[1]) if row and isinstance(row[1], bytes) else None
+
+    def close(self) -> None:
+        self.database.close()
+
+    def _number(self, query: str, *values: object) -> int:
+        row = self.database.one(query, *values)
+        return -1 if row is None or row[0] is None else int(str(row[0]))
+
+    def _peer(self, peer: str, column: str) -> Any:
+        row = self.database.one(f"SELECT {column} FROM peers WHERE name = ?", peer)
+        return row[0] if row else None
+
+    def _note(self, peer: str, column: str, value: object) -> None:
+        with self.database.transaction() as db:
+            db.execute("INSERT OR IGNORE INTO peers (name) VALUES (?)", (peer,))
+            db.execute(f"UPDATE peers SET {column} = ? WHERE name = ?", (value, peer))
+
+
+def _check(cost: Cost) -> None:
+    for name, value in asdict(cost).items():
+        if value is None and name != "charge":
+            continue  # an infinite worst case is a fact to write down; an infinite charge cannot be paid
+        if not (isinstance(value, float | int) and math.isfinite(value) and value >= 0):
+            raise LedgerError(f"Expected {name}={value} to be finite and >= 0: such a charge is not booked.")
+
+
+def genesis(meta: Mapping[str, str]) -> str:
+    """What the first charge is chained to."""
+    return digest_of(json.dumps([meta.get("federation"), meta.get("agent")]).encode())
+
+
+def link(previous: str, text: str) -> str:
+    """The hash of an entry: over its text and the hash before it."""
+    return digest_of(f"{previous}\n{text}".encode())

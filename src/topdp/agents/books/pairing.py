@@ -1,0 +1,164 @@
+"""Who meets whom, agreed between the two: propose, accept, commit. The books of it, not the sending.
+
+The proposer decides. Proposing promises nothing: what is not on its books was aborted. The acceptor, once it
+has said yes, is *prepared*: it neither commits nor aborts by itself, but asks the proposer until it is told.
+Meanwhile it works on alone; a pair that turns out committed is used in its next round. So both commit or
+neither, whoever dies or is cut off at whatever moment, and being out of reach holds nobody up.
+
+Each side hands over the row it has on its books, the same bytes to whoever asks (`ledger.ANYBODY`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from topdp.agents.books.database import LedgerError
+from topdp.agents.books.inbox import Verdict
+from topdp.agents.books.ledger import ANYBODY, Ledger, digest_of
+
+Status = Literal["prepared", "committed", "aborted"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A meeting on the books."""
+
+    id: str
+    partner: str
+    role: str  # proposer, acceptor
+    status: Status
+    own_round: int  # of the row that this agent hands over
+    partner_round: int | None
+    told: int
+    applied: int | None
+
+
+class Pairing:
+    """The meetings of one agent. At most one is open at a time: proposed, prepared, or not used yet."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.closed = False  # no further meetings: the rounds are over
+        self.proposing: str | None = None  # the id under way; forgotten in a crash, so aborted
+
+    def pairs(self) -> list[Pair]:
+        columns = "id, partner, role, status, own_round, partner_round, told, applied"
+        rows: list[Any] = self.ledger.database.rows(f"SELECT {columns} FROM pairs ORDER BY rowid")
+        return [Pair(*row) for row in rows]
+
+    def find(self, id: str) -> Pair | None:
+        return next((pair for pair in self.pairs() if pair.id == id), None)
+
+    def prepared(self) -> Pair | None:
+        """The meeting whose outcome this agent does not know."""
+        return next((pair for pair in self.pairs() if pair.status == "prepared"), None)
+
+    def ready(self) -> Pair | None:
+        """The committed meeting that the next round uses."""
+        return next((p for p in self.pairs() if p.status == "committed" and p.applied is None), None)
+
+    def untold(self) -> list[Pair]:
+        """Committed meetings of which the acceptor has not said that it knows."""
+        return [p for p in self.pairs() if p.role == "proposer" and p.status == "committed" and not p.told]
+
+    @property
+    def busy(self) -> bool:
+        return self.proposing is not None or self.prepared() is not None or self.ready() is not None
+
+    # The proposer
+
+    def propose(self) -> str:
+        """A new name under which to ask somebody."""
+        if self.busy:
+            raise LedgerError("Expected no meeting under way.")
+        self.proposing = secrets.token_hex(16)
+        return self.proposing
+
+    def give_up(self) -> None:
+        """No answer, or a no: nothing was written, so it is aborted."""
+        self.proposing = None
+
+    def commit(self, id: str, partner: str, own_round: int, round: int, body: bytes) -> Verdict:
+        """The partner said yes and handed over its row: decided here, in one transaction."""
+        if id != self.proposing:
+            raise LedgerError(f"Expected the meeting under way, got {id}.")
+        verdict = self._judge(partner, round, body)
+        if verdict is Verdict.NEW:
+            self._write(id, partner, "proposer", own_round, round, body)
+        self.proposing = None
+        return verdict
+
+    def told(self, id: str) -> None:
+        """The acceptor knows."""
+        with self.ledger.database.transaction() as db:
+            db.execute("UPDATE pairs SET told = 1 WHERE id = ?", (id,))
+
+    def outcome(self, id: str) -> Literal["committed", "aborted", "open"]:
+        """What the proposer says to an acceptor that asks."""
+        if id == self.proposing:
+            return "open"
+        pair = self.find(id)
+        return "committed" if pair is not None and pair.role == "proposer" else "aborted"
+
+    # The acceptor
+
+    def accept(self, id: str, partner: str) -> bool:
+        """Whether this agent says yes; then it is on its books before the partner hears of it."""
+        over = self.closed or "stopped" in self.ledger.meta
+        if over or self.busy or self.ledger.round < 0 or self.find(id) is not None:
+            return False
+        with self.ledger.database.transaction() as db:
+            db.execute(
+                "INSERT INTO pairs VALUES (?, ?, 'acceptor', 'prepared', ?, NULL, 0, NULL)",
+                (id, partner, self.ledger.round),
+            )
+        return True
+
+    def committed(self, id: str, partner: str, round: int, body: bytes) -> Verdict:
+        """The proposer says that it is decided, and hands over its row. Once; again is acknowledged."""
+        pair = self.find(id)
+        if pair is None or pair.partner != partner or pair.role != "acceptor" or pair.status == "aborted":
+            return Verdict.UNKNOWN_ROUND
+        if pair.status == "committed":
+            known = self.ledger.digest_seen(partner, round)
+            return Verdict.AGAIN if known == digest_of(body) else Verdict.EQUIVOCATION
+        verdict = self._judge(partner, round, body)
+        if verdict is Verdict.NEW:
+            self._write(id, partner, "acceptor", pair.own_round, round, body)
+        return verdict
+
+    def aborted(self, id: str) -> None:
+        """The proposer knows nothing of it."""
+        with self.ledger.database.transaction() as db:
+            db.execute("UPDATE pairs SET status = 'aborted' WHERE id = ? AND status = 'prepared'", (id,))
+
+    # Both
+
+    def own_row(self, round: int) -> bytes:
+        return self.ledger.body(ANYBODY, round)
+
+    def forget_rows(self) -> None:
+        """Drops rows, with the next release, that nobody can ask for any more."""
+        owed = {pair.own_round for pair in self.untold()}
+        for round in self.ledger.waiting(ANYBODY):
+            if round < self.ledger.round and round not in owed:
+                self.ledger.acknowledge(ANYBODY, round)
+
+    def _judge(self, partner: str, round: int, body: bytes) -> Verdict:
+        if self.ledger.quarantined(partner) is not None:
+            return Verdict.QUARANTINED
+        known = self.ledger.digest_seen(partner, round)
+        if known is not None:
+            return Verdict.AGAIN if known == digest_of(body) else Verdict.EQUIVOCATION
+        return Verdict.NEW if round > self.ledger.seen(partner) else Verdict.GAP
+
+    def _write(self, id: str, partner: str, role: str, own: int, round: int, body: bytes) -> None:
+        told = 1 if role == "acceptor" else 0
+        with self.ledger.database.transaction() as db:
+            db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (partner, round, digest_of(body), body))
+            db.execute(
+                "INSERT OR REPLACE INTO pairs VALUES (?, ?, ?, 'committed', ?, ?, ?, NULL)",
+                (id, partner, role, own, round, told),
+            )

@@ -1,0 +1,274 @@
+"""`topdp agent ...` and `topdp federation ...`: arguments in, tables and exit codes out.
+
+Nothing heavy is imported before a command is called, so that `topdp --help` needs neither torch nor gRPC.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from topdp.report import tables
+from topdp.settings import config
+
+agent_app = typer.Typer(
+    help="One agent on its own machine: key, start, status, ledger.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+ledger_app = typer.Typer(help="What an agent has spent.", no_args_is_help=True, rich_markup_mode=None)
+federation_app = typer.Typer(
+    help="Several agents: the manifest, and a demonstration on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+agent_app.add_typer(ledger_app, name="ledger")
+
+out = Console()
+err = Console(stderr=True)
+
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object as the last line on stdout, nothing else.")
+]
+State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The agent's state folder.")]
+IdentityFolder = Annotated[Path, typer.Option("--identity", metavar="DIR", help="Where key and card are.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the configuration.")
+]
+
+
+@agent_app.command("init")
+def init(
+    name: Annotated[str, typer.Option("--name", help="How the others call this agent.")],
+    folder: IdentityFolder = Path("identity"),
+    address: Annotated[
+        str, typer.Option("--address", help="host:port that others can dial; none if no port can be opened.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Makes a key that never leaves this machine, and prints the card for the others."""
+    from topdp.agents.terms import identity
+
+    with _errors():
+        card = identity.init(folder, name, address).card
+    if as_json:
+        _print({"name": card.name, "fingerprint": card.fingerprint, "card": str(folder / identity.CARD)})
+    else:
+        sys.stdout.write(card.to_toml())
+        err.print(f"This card is in {folder / identity.CARD}: send it to whoever makes the manifest.")
+
+
+@agent_app.command("start")
+def start(
+    manifest: Annotated[Path, typer.Option("--manifest", help="What all agents have agreed to.")],
+    data: Annotated[str, typer.Option("--data", help="This agent's own records, as for `topdp run`.")],
+    state: State,
+    folder: IdentityFolder = Path("identity"),
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="A budget of one's own, below the manifest's.")
+    ] = None,
+    seeded: Annotated[
+        bool, typer.Option("--seeded", help="Noise from the manifest's seed: for tests, not private.")
+    ] = False,
+    listen: Annotated[
+        str | None, typer.Option("--listen", help="host:port to bind, where it is not the card's.")
+    ] = None,
+    metrics: Annotated[
+        int | None, typer.Option("--metrics", metavar="PORT", help="Prometheus text on 127.0.0.1:PORT.")
+    ] = None,
+    live_pairing: Annotated[
+        bool, typer.Option("--live-pairing", help="Async: find partners on the way; all agents or none.")
+    ] = False,
+    json_log: Annotated[bool, typer.Option("--json-log", help="The log as JSON lines.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Takes part until the last round. Killed or stopped, the same command continues where it was."""
+    from topdp.agents.site import log, process
+
+    log.to_stderr(json_log)
+    with _errors():
+        outcome = process.run(
+            process.Options(manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing)
+        )
+    if as_json:
+        _print({**outcome.result, "code": outcome.code})
+    else:
+        spent = outcome.result["spent"]
+        out.print(
+            f"{outcome.result['agent']}: {outcome.result['rounds']} rounds, epsilon {spent['epsilon']:.4g} "
+            f"of {outcome.result['budget']:.4g} spent ({spent['charged_by']}), {state}",
+            highlight=False,
+        )
+        if not outcome.finished:
+            out.print("Asked to stop before the end: the same command continues.", highlight=False)
+    raise typer.Exit(outcome.code)
+
+
+@agent_app.command("status")
+def status(state: State, as_json: Json = False) -> None:
+    """Where an agent stands, from its books; also while it runs."""
+    from topdp.agents.books.ledger import Ledger
+
+    with _errors():
+        ledger = Ledger(state, writable=False)
+        peers = [
+            str(row[0]) for row in ledger.database.rows("SELECT DISTINCT sender FROM inbox ORDER BY sender")
+        ]
+        facts: dict[str, Any] = {
+            "agent": ledger.meta.get("agent"),
+            "federation": ledger.meta.get("federation"),
+            "round": ledger.round,
+            "epsilon": ledger.total,
+            "worst_case": ledger.last.worst_case if ledger.last else 0.0,
+            "stopped": ledger.meta.get("stopped"),
+            "departed": ledger.meta.get("departed"),
+            "seen": {peer: ledger.seen(peer) for peer in peers},
+            "quarantined": {p: reason for p in peers if (reason := ledger.quarantined(p)) is not None},
+        }
+    if as_json:
+        _print(facts)
+        return
+    out.print(tables.facts(str(facts["agent"]), facts))
+
+
+@ledger_app.command("show")
+def ledger_show(state: State, as_json: Json = False) -> None:
+    """Every charge: when, what, how much."""
+    from dataclasses import asdict
+
+    from topdp.agents.books.ledger import Ledger
+
+    with _errors():
+        entries = list(Ledger(state, writable=False).entries())
+    if as_json:
+        _print({"charges": [asdict(entry) for entry in entries]})
+        return
+    table = tables.uncut("round", "kind", "charge", "spent", "worst case", "sent to")
+    for entry in entries:
+        worst = "infinite" if entry.worst_case is None else f"{entry.worst_case:.4g}"
+        table.add_row(
+            str(entry.round),
+            entry.kind,
+            f"{entry.charge:.3g}",
+            f"{entry.total:.4g}",
+            worst,
+            ", ".join(entry.digests) or "-",
+        )
+    out.print(table)
+
+
+@ledger_app.command("verify")
+def ledger_verify(state: State, as_json: Json = False) -> None:
+    """Reads everything and says whether the books are whole; exit code 4 if not."""
+    from topdp.agents.books.audit import verify
+    from topdp.agents.books.ledger import Ledger
+
+    with _errors():
+        ledger = Ledger(state, writable=False)
+        charges = verify(ledger)
+    if as_json:
+        _print({"charges": charges, "epsilon": ledger.total, "whole": True})
+    else:
+        out.print(f"{charges} charges, epsilon {ledger.total:.6g}: the books are whole.", highlight=False)
+
+
+@federation_app.command("create")
+def create(
+    cards: Annotated[list[Path], typer.Argument(metavar="CARD...", help="The agents' cards, in order.")],
+    records: Annotated[str, typer.Option("--records", help="How many records each holds: 1200,800,950.")],
+    file: Annotated[Path | None, typer.Option("--config", help="A TOML file, as for `topdp run`.")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="A shipped configuration.")] = None,
+    changes: Changes = None,
+    links: Annotated[
+        str | None, typer.Option("--links", help="ada-bob,bob-cleo; else the configuration's topology.")
+    ] = None,
+    dead_neighbour: Annotated[
+        str, typer.Option("--dead-neighbour", help="wait, or go-on without it after the idle timeout.")
+    ] = "wait",
+    idle_timeout: Annotated[float, typer.Option("--idle-timeout", help="Seconds.")] = 30.0,
+    place: Annotated[Path, typer.Option("--out", help="The manifest.")] = Path("manifest.toml"),
+    as_json: Json = False,
+) -> None:
+    """Cards, graph, method, rounds and rules become one manifest with a hash; noise is calibrated here."""
+    from topdp.agents.terms import federation
+
+    with _errors():
+        wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
+        rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout}
+        if place.exists():
+            raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
+        made, account, warnings = federation.create(cards, records, wanted, links, rules)
+        made.write(place)
+    for warning in warnings:
+        err.print(warning, highlight=False)
+    if as_json:
+        _print({"manifest": str(place), "hash": made.hash, "privacy": account.summary()})
+    else:
+        out.print(f"{place}: {len(made.names)} agents, hash {made.hash}", highlight=False)
+        out.print("Give the same file to every agent, and compare the hash by another way.", highlight=False)
+
+
+@federation_app.command("demo")
+def demo(
+    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", show_default=False)] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="A shipped configuration.")] = None,
+    changes: Changes = None,
+    agents: Annotated[int, typer.Option("--agents", min=2, help="How many processes.")] = 6,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder.")] = None,
+    seeded: Annotated[
+        bool, typer.Option("--seeded", help="The simulator's noise, to compare with it; not private.")
+    ] = False,
+    budgets: Annotated[
+        list[str] | None, typer.Option("--budget", metavar="AGENT=EPSILON", help="A smaller budget for one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """All agents on this machine, each a process, over gRPC and mutual TLS; leaves a run folder."""
+    from topdp.agents.site import demo as demos
+
+    with _errors():
+        wanted = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
+        place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
+        found = demos.run(wanted, place, seeded, demos.parse_budgets(budgets or [], agents), err.print)
+    if as_json:
+        _print(found)
+        return
+    table = tables.uncut("agent", "exit", "epsilon spent", "budget", "compute", "ledger", "network")
+    for each in found["agents"]:
+        parts = [
+            f"{each['milliseconds_per_round'][part]:.1f} ms" for part in ("compute", "ledger", "network")
+        ]
+        spent = f"{each['spent']['epsilon']:.4g} ({each['spent']['charged_by']})"
+        table.add_row(each["agent"], str(each["code"]), spent, f"{each['budget']:.4g}", *parts)
+    out.print(table)
+    times = ", ".join(f"{part} {value:.1f} ms" for part, value in found["milliseconds_per_round"].items())
+    out.print(f"Time per round, mean over agents: {times}", highlight=False)
+    if found["accuracy"]:
+        out.print(f"Accuracy {found['accuracy']['mean']:.2%}, everything is in {place}", highlight=False)
+
+
+class _errors:  # noqa: N801 - reads as a statement
+    """Turns the errors of agents into one clear line and an exit code."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, typer.Exit):
+            return
+        from topdp.agents.site.process import code_of
+
+        code = code_of(error)
+        if code is not None:
+            err.print(f"topdp: {error}", style="bold red", markup=False, highlight=False)
+            raise typer.Exit(code) from error
+
+
+def _print(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")

@@ -1,0 +1,237 @@
+"""A whole federation on this machine: one process per agent, gRPC and mutual TLS, one command.
+
+Each process is given its own identity, its own records and the manifest, as on a machine of its own, and ends
+by itself. What is gathered at the end, final estimates and results, is for this demonstration: real
+organisations keep theirs. The run folder is of the same kind as the simulator's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from topdp.agents.life.agent import ESTIMATE, RESULT
+from topdp.agents.life.timing import PARTS
+from topdp.agents.terms import federation, identity
+from topdp.agents.terms.manifest import Manifest, Rules
+from topdp.agents.terms.setup import Setup
+from topdp.data import Shards
+from topdp.learning.gradients import ClippedGradients
+from topdp.privacy.account import Account
+from topdp.runs import run as runs
+from topdp.runs.folder import RunFolder
+from topdp.settings import build
+from topdp.settings.config import ConfigError, RunConfig
+from topdp.simulator.engine import Engine, State
+
+Say = Callable[[str], Any]
+
+
+class DemoError(ValueError):
+    """An agent of the demonstration failed."""
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    seeded: bool = False,
+    budgets: dict[int, float] | None = None,
+    say: Say = lambda _: None,
+    failpoints: dict[int, str] | None = None,
+    rules: Rules | None = None,
+) -> dict[str, Any]:
+    """Executes `config` on processes; the JSON object of `topdp federation demo --json`.
+
+    `failpoints`: where an agent is to be killed once; it is then started again.
+    """
+    begun = time.perf_counter()
+    graph = build.graph(config)
+    shards = build.shards(config, graph.agents)
+    names = [f"agent{i}" for i in range(graph.agents)]
+    folder = out / "agents"
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
+    addresses = _free_addresses(len(names))
+    cards = [
+        identity.init(folder / name / "identity", name, address).card
+        for name, address in zip(names, addresses, strict=True)
+    ]
+    manifest, account, _ = federation.of(
+        cards, graph, shards.counts, config, rules or Rules(idle_timeout=60.0)
+    )
+    manifest.write(folder / "manifest.toml")
+    for i, name in enumerate(names):
+        _write_records(folder / name / "records.npz", shards, i)
+    say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
+    codes = _processes(folder, names, seeded, budgets or {}, failpoints or {}, say)
+    results = []
+    for name, code in zip(names, codes, strict=True):
+        path = folder / name / "state" / RESULT
+        if code not in (0, 3) or not path.exists():
+            log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
+            raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'it said nothing'}")
+        results.append({**json.loads(path.read_text(encoding="utf-8")), "code": code})
+    return _gathered(config, manifest, account, shards, out, results, time.perf_counter() - begun)
+
+
+def parse_budgets(given: list[str], agents: int) -> dict[int, float]:
+    """["0=0.25"] -> {0: 0.25}"""
+    found: dict[int, float] = {}
+    for text in given:
+        number, equals, value = text.partition("=")
+        try:
+            found[int(number)] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not 0 <= int(number) < agents:
+            raise ConfigError(f"--budget: expected AGENT=EPSILON with AGENT 0 to {agents - 1}, got {text!r}.")
+    return found
+
+
+def _processes(
+    folder: Path,
+    names: list[str],
+    seeded: bool,
+    budgets: dict[int, float],
+    failpoints: dict[int, str],
+    say: Say,
+) -> list[int]:
+    """Starts one process per agent and waits for all; one killed by its failpoint is started once more."""
+
+    def started(i: int, failpoint: str | None) -> subprocess.Popen[bytes]:
+        place = folder / names[i]
+        command = [sys.executable, "-m", "topdp", "agent", "start", "--json", "--json-log"]
+        command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(place / "identity")]
+        command += ["--data", str(place / "records.npz"), "--state", str(place / "state")]
+        command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop("TOPDP_FAILPOINT", None)
+        if failpoint is not None:
+            environment["TOPDP_FAILPOINT"] = failpoint
+        with (place / "log.jsonl").open("ab") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=environment
+            )
+
+    running = {i: started(i, failpoints.get(i)) for i in range(len(names))}
+    codes: dict[int, int] = {}
+    try:
+        while running:
+            for i, process in list(running.items()):
+                try:
+                    code = process.wait(timeout=0.2)
+                except subprocess.TimeoutExpired:
+                    continue
+                del running[i]
+                if code == -9 and i in failpoints:
+                    say(f"{names[i]} was killed at {failpoints[i]}, is started again")
+                    running[i] = started(i, None)
+                else:
+                    codes[i] = code
+            if any(code not in (0, 3) for code in codes.values()):
+                break  # the others would wait for it
+    finally:
+        for process in running.values():
+            process.terminate()
+        for i, process in running.items():
+            codes[i] = process.wait()
+    return [codes[i] for i in range(len(names))]
+
+
+def _gathered(
+    config: RunConfig,
+    manifest: Manifest,
+    account: Account,
+    shards: Shards,
+    out: Path,
+    results: list[dict[str, Any]],
+    seconds: float,
+) -> dict[str, Any]:
+    setup = Setup.of(manifest.config, manifest.topology, manifest.names, manifest.hash)
+    model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
+    gradients = ClippedGradients(model, config.privacy.clip)
+    engine = Engine(setup.plan, gradients, shards, build.batches(config), config.seed)
+    estimates = torch.stack(
+        [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
+    )
+    found = engine.evaluate(State(setup.plan.rounds, estimates))
+    metrics = [
+        {
+            "round": config.rounds,
+            "accuracy": _spread(found.accuracy),
+            "loss": _spread(found.loss),
+            "accuracy_per_agent": [round(float(a), 6) for a in found.accuracy],
+            "loss_per_agent": [round(float(a), 6) for a in found.loss],
+        }
+    ]
+    privacy = {"guarantee": build.guarantee(config), **account.details()}
+    folder = _folder(out, config, setup, privacy)
+    folder.save_metrics(metrics)
+    folder.finish(
+        estimates.numpy(),
+        seconds=round(seconds, 3),
+        records=list(shards.counts),
+        plan=setup.plan.digest(),
+        federation=manifest.hash,
+        agents=results,
+    )
+    told = runs.summary(
+        runs.Result(config, setup.plan, privacy, metrics, estimates, seconds, out, gradients.flat)
+    )
+    per_round = {
+        part: float(np.mean([result["milliseconds_per_round"][part] for result in results])) for part in PARTS
+    }
+    seeded = any(result["seeded"] for result in results)
+    return {**told, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}
+
+
+def _folder(out: Path, config: RunConfig, setup: Setup, privacy: dict[str, Any]) -> RunFolder:
+    """The agents' folders are inside already, so the run folder is made beside and moved in."""
+    beside = RunFolder.create(out / "agents" / "run", config.to_toml(), setup.plan)
+    for file in beside.path.iterdir():
+        os.replace(file, out / file.name)
+    beside.path.rmdir()
+    folder = RunFolder.open(out)
+    folder.write_json("privacy.json", privacy)
+    return folder
+
+
+def _write_records(path: Path, shards: Shards, agent: int) -> None:
+    """The agent's records as a user would bring them; the few test records are not used by an agent."""
+    held = shards.counts[agent]
+    assert shards.test_inputs is not None and shards.test_labels is not None
+    np.savez(
+        path,
+        train_inputs=shards.inputs[agent, :held].numpy(),
+        train_labels=shards.labels[agent, :held].numpy(),
+        test_inputs=shards.test_inputs[:10].numpy(),
+        test_labels=shards.test_labels[:10].numpy(),
+        classes=np.array(shards.classes),
+    )
+
+
+def _free_addresses(count: int) -> list[str]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def _spread(values: NDArray[np.float64]) -> dict[str, float]:
+    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}

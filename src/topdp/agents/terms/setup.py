@@ -1,0 +1,104 @@
+"""What follows from a manifest: the plan, what it costs, and what one agent needs to take part in it.
+
+A manifest that agents run from states everything the plan depends on: `privacy.sigma` (one per agent),
+`privacy.epsilon` (the agents' budgets) and `data.sizes` (their numbers of records). `completed` writes them
+into a configuration; calibrating on each site instead could differ in a last digit, and so in the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from topdp.plan import Plan
+from topdp.privacy.account import Account
+from topdp.privacy.observers.view import Progress
+from topdp.runs.planning import plan_and_account, plan_writer
+from topdp.settings import build
+from topdp.settings.config import ConfigError, RunConfig, parse
+from topdp.topology import Topology
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+ROUNDED_UP = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The same for every agent of a federation."""
+
+    federation: str
+    names: tuple[str, ...]
+    config: RunConfig
+    graph: Topology
+    counts: tuple[int, ...]
+    plan: Plan
+    goes_on: bool = False
+    idle_timeout: float = 30.0
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        graph: Topology,
+        names: tuple[str, ...],
+        federation: str,
+        goes_on: bool = False,
+        idle_timeout: float = 30.0,
+    ) -> Setup:
+        """From a configuration that is complete."""
+        counts = tuple(int(size) for size in config.data.sizes or ())
+        sigma = build.sigma(config, graph.agents)
+        if sigma is None or len(counts) != graph.agents:
+            raise ConfigError(
+                f"Expected privacy.sigma, and in data.sizes the records of each of {graph.agents} agents: "
+                "make the manifest with `topdp federation create --records N1,N2,...`."
+            )
+        plan = plan_writer(config, graph, counts)(sigma * config.privacy.clip)
+        return cls(federation, names, config, graph, counts, plan, goes_on, idle_timeout)
+
+    def budget(self, agent: int) -> float:
+        """ε that the manifest grants to `agent`."""
+        return float(build.per_agent("privacy.epsilon", self.config.privacy.epsilon, len(self.names))[agent])
+
+    def model(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        return build.model(self.config, input_shape, classes)
+
+
+def completed(
+    config: RunConfig, graph: Topology, counts: tuple[int, ...], progress: Progress | None = None
+) -> tuple[RunConfig, Account]:
+    """The configuration with noise, budgets and records of every agent written out, and what it costs."""
+    plan, account = plan_and_account(config, graph, counts, progress)
+    guarantee = config.privacy.guarantee
+    spent = account.answers[guarantee.replace("-", "_")]
+    if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
+        raise ConfigError(
+            f"privacy.guarantee: agents charge their budgets by {guarantee}, which has no finite epsilon "
+            f"here: {spent.reason} Choose another guarantee or method."
+        )
+    if build.sigma(config, graph.agents) is None:
+        epsilon = build.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents).tolist()
+    else:
+        epsilon = [max(float(e), 1e-12) * ROUNDED_UP for e in spent.epsilon]
+    sigma = (plan.std[0][: plan.agents, 0] / config.privacy.clip).tolist()
+    tree = config.model_dump(exclude_none=True)
+    tree["topology"]["agents"] = graph.agents
+    tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}
+    tree["data"] |= {"partition": "sizes", "sizes": [float(count) for count in counts]}
+    return parse(tree, "federation"), account
+
+
+def spent(entry: Any, config: RunConfig, by: str) -> dict[str, Any]:
+    """What an agent has spent, in words for people and programs."""
+    return {
+        "epsilon": 0.0 if entry is None else entry.total,
+        "worst_case": 0.0 if entry is None else entry.worst_case,
+        "delta": config.privacy.delta,
+        "charged_by": by,
+        "adjacency": config.privacy.adjacency,
+    }

@@ -1,0 +1,401 @@
+"""Links over gRPC with mutual TLS: who dials whom, certificates, reconnects. `links.py` has what a link does.
+
+One bidirectional stream per link. Either end may dial; the manifest's rule says which one does, so that
+there is one link and not two. A site that nobody dials opens no port. There is no plaintext fallback:
+`insecure=True` is another transport, for loopback only, and says so.
+
+Never fork once this module is imported: gRPC has threads. Start processes with the spawn method.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+# Read when grpc is imported. gRPC writes every failed TLS handshake to stderr: strangers could fill the log.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from topdp.agents.terms.identity import TLS_NAME, Card, Identity, IdentityError, check_address
+from topdp.agents.terms.manifest import Manifest
+from topdp.agents.wire import handshake
+from topdp.agents.wire import wire_pb2 as wire
+from topdp.agents.wire.chunks import LARGEST_MESSAGE
+from topdp.agents.wire.handshake import Party, Stream
+from topdp.agents.wire.links import Link
+from topdp.agents.wire.patience import Clock, Work
+from topdp.agents.wire.refusals import OUR_FAULT, Refused, Told, logger, quoted
+from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable
+
+SERVICE, METHOD = "topdp.agents.v1.Link", "Open"
+GREETINGS = 2
+"""Handshakes that one neighbour may have under way."""
+
+
+class Backoff:
+    """How long to wait before the next attempt to dial: 0.2 s to 3 s, longer each time, never twice the same.
+
+    >>> waits = Backoff(random.Random(0))
+    >>> all(0.2 <= waits.next() <= 3 for _ in range(20))
+    True
+    """
+
+    least, most = 0.2, 3.0
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self.reset()
+
+    def reset(self) -> None:
+        self._last = self.least
+
+    def next(self) -> float:
+        self._last = min(self.most, self._chance.uniform(self.least, 3 * self._last))
+        return self._last
+
+
+class _Peer:
+    """What is known of one neighbour; outlives its links."""
+
+    def __init__(self, card: Card, in_flight: int) -> None:
+        self.card = card
+        self.work = Work(in_flight)
+        self.link: Link | None = None
+        self.linked = asyncio.Event()
+        self.greetings = 0
+        self.trouble = "it has not been there yet"
+
+
+class GrpcTransport(Transport):
+    """`listen` is the address to bind, where it is not that of our card (behind a router, in a container)."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        manifest: Manifest,
+        listen: str | None = None,
+        insecure: bool = False,
+        chance: random.Random | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.name = identity.card.name
+        if manifest.card(self.name).fingerprint != identity.card.fingerprint:
+            raise IdentityError(
+                f"Expected the certificate that the manifest lists for {self.name}, got "
+                f"{identity.card.fingerprint}: use the identity whose card is in the manifest."
+            )
+        self.identity, self.manifest, self.insecure = identity, manifest, insecure
+        self.rules = manifest.rules
+        self.listen = check_address(listen or manifest.card(self.name).address)
+        self.neighbours = {name: manifest.card(name) for name in manifest.neighbours(self.name)}
+        self.dials = [name for name in self.neighbours if manifest.dialer(self.name, name) == self.name]
+        self.dialers = {name: card for name, card in self.neighbours.items() if name not in self.dials}
+        self._by_fingerprint = {card.fingerprint: card for card in self.dialers.values()}
+        self._party = Party(identity, manifest.hash)
+        self._told = Told(self.name)
+        self._chance, self._pause, self._clock = chance or random.SystemRandom(), pause, clock
+        self._peers: dict[str, _Peer] = {}
+        self._server: Any = None
+        self._dialing: list[asyncio.Task[None]] = []
+        self._closed = False
+        if insecure:
+            self._only_loopback()
+
+    async def start(self, handle: Handler) -> None:
+        if self.insecure:
+            logger.warning("%s: INSECURE: links are not encrypted; loopback only, for tests", self.name)
+        self._handle = handle
+        self._peers = {name: _Peer(card, self.rules.in_flight) for name, card in self.neighbours.items()}
+        if self.dialers:
+            await self._bind()
+        self._dialing = [asyncio.create_task(self._dial(self._peers[name])) for name in self.dials]
+
+    async def request(self, peer: str, message: Message) -> Reply:
+        if peer not in self.neighbours:
+            raise ValueError(f"Expected a neighbour of {self.name}, got {peer!r}.")
+        if self._closed or not self._peers:
+            raise Unreachable(f"{self.name} is not started, or was closed.")
+        known = self._peers[peer]
+        try:
+            async with asyncio.timeout(self.rules.idle_timeout):
+                await known.linked.wait()
+        except TimeoutError:
+            raise Unreachable(f"{peer} is not linked: {known.trouble}.") from None
+        if known.link is None:
+            raise Unreachable(f"{self.name} was closed.")
+        return await known.link.request(message)
+
+    def reaches(self, peer: str) -> bool:
+        return peer in self._peers and self._peers[peer].link is not None
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in self._dialing:
+            task.cancel()
+        for peer in self._peers.values():
+            if peer.link is not None:
+                peer.link.cut("lost", "this agent closes")
+                peer.link = None
+            peer.linked.set()  # whoever waits for a link is told
+        await asyncio.gather(*self._dialing, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(grace=0)
+        for peer in self._peers.values():
+            await peer.work.cancel()
+
+    def links(self) -> dict[str, str]:
+        """Of every neighbour: `linked`, or why it is not."""
+        return {
+            name: "linked" if peer.link is not None else peer.trouble for name, peer in self._peers.items()
+        }
+
+    async def _bind(self) -> None:
+        options = [
+            *self._options(),
+            ("grpc.so_reuseport", 0),  # a second agent on our port is an error, not a lottery
+            ("grpc.max_concurrent_streams", 2 * GREETINGS),
+            ("grpc.server_handshake_timeout_ms", self._milliseconds()),
+            ("grpc.max_connection_idle_ms", 2 * self._milliseconds()),
+            ("grpc.http2.min_ping_interval_without_data_ms", self._milliseconds() // 2),
+        ]
+        self._server = aio.server(options=options)
+        handler = grpc.stream_stream_rpc_method_handler(self._accept)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+        )
+        try:
+            if self.insecure:
+                self._server.add_insecure_port(self.listen)
+            else:
+                self._server.add_secure_port(self.listen, self._server_credentials())
+            await self._server.start()
+        except RuntimeError:
+            self._server = None
+            raise OSError(
+                f"Could not listen on {self.listen}: the port is taken, or the address is not of this "
+                f"machine; name another one to listen on."
+            ) from None
+
+    def _server_credentials(self) -> Any:
+        pins = "".join(card.certificate for card in self.dialers.values())
+        own = (self.identity.key_pem(), self.identity.card.certificate.encode("ascii"))
+        return grpc.ssl_server_credentials([own], pins.encode("ascii"), require_client_auth=True)
+
+    def _channel(self, card: Card) -> Any:
+        options = [*self._options(), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        if self.insecure:
+            return aio.insecure_channel(card.address, options=options)
+        own = self.identity.key_pem(), self.identity.card.certificate.encode("ascii")
+        credentials = grpc.ssl_channel_credentials(self._pins(card), *own)
+        name = ("grpc.ssl_target_name_override", TLS_NAME)
+        return aio.secure_channel(card.address, credentials, options=[*options, name])
+
+    def _pins(self, card: Card) -> bytes:
+        """What TLS may trust when we dial: this one certificate."""
+        return card.certificate.encode("ascii")
+
+    def _options(self) -> list[tuple[str, int]]:
+        """Both ends take these from one manifest, so that neither finds the other's pings too frequent."""
+        return [
+            ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+            ("grpc.max_send_message_length", LARGEST_MESSAGE),
+            ("grpc.keepalive_time_ms", self._milliseconds()),
+            ("grpc.keepalive_timeout_ms", self._milliseconds()),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.bdp_probe", 0),  # a fixed window: what a peer sends and we do not read stays bounded
+            ("grpc.http2.lookahead_bytes", LARGEST_MESSAGE),
+            ("grpc.compression_enabled_algorithms_bitset", 1),  # none: no bombs
+            ("grpc.enable_retries", 0),
+            ("grpc.service_config_disable_resolution", 1),
+        ]
+
+    def _milliseconds(self) -> int:
+        return max(1, round(1000 * self.rules.idle_timeout))
+
+    async def _accept(self, _: Any, context: Any) -> None:
+        """One stream that somebody opened to us, from its first frame to its end."""
+        name = "someone"
+        try:
+            seen = None if self.insecure else self._seen(context)
+            name = seen.name if seen else name
+            stream = _Accepted(context)
+            name = (await self._greet(stream, seen)).name
+            ended = await self._serve(self._peers[name], stream)
+        except Refused as refused:
+            ended = refused
+        except ConnectionError as error:
+            ended = Refused("lost", str(error))
+        except asyncio.CancelledError:  # by gRPC: the stream is gone, or carried too large a message
+            self._tell(name, Refused("lost", "the stream broke off"))
+            raise
+        except Exception as error:  # nothing that a peer sends should come here; if it does, it is told once
+            self._told.tell(name, "failed", "the link, by our fault", logging.ERROR, error)
+            ended = Refused("failed", OUR_FAULT)
+        self._tell(name, ended)
+        if ended.kind != "lost":
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, ended.words)
+
+    async def _greet(self, stream: Stream, seen: Card | None) -> Card:
+        peer = self._peers[seen.name] if seen else None
+        if peer is not None:
+            if peer.greetings >= GREETINGS:
+                raise Refused("flood", f"expected at most {GREETINGS} handshakes at a time")
+            peer.greetings += 1
+        try:
+            async with asyncio.timeout(self.rules.idle_timeout):
+                return await handshake.listen(stream, self._party, self.dialers, seen)
+        except TimeoutError:
+            raise Refused("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
+        finally:
+            if peer is not None:
+                peer.greetings -= 1
+
+    def _seen(self, context: Any) -> Card:
+        found = context.auth_context().get("x509_pem_cert") or []
+        if len(found) != 1:
+            raise Refused("stranger", "it showed no certificate")
+        return handshake.card_of_leaf(found[0], self._by_fingerprint)
+
+    async def _dial(self, peer: _Peer) -> None:
+        """Keeps a link to one neighbour, for as long as we run."""
+        backoff = Backoff(self._chance)
+        while True:
+            try:
+                await self._dial_once(peer, backoff)
+            except Refused as refused:
+                self._tell(peer.card.name, refused)
+            except ConnectionError as error:
+                self._tell(peer.card.name, Refused("lost", str(error)))
+            except Exception as error:
+                self._told.tell(peer.card.name, "failed", "dialing, by our fault", logging.ERROR, error)
+            await self._pause(backoff.next())
+
+    async def _dial_once(self, peer: _Peer, backoff: Backoff) -> None:
+        channel = self._channel(peer.card)
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        try:
+            stream = _Dialled(call)
+            try:
+                async with asyncio.timeout(self.rules.idle_timeout):
+                    await handshake.dial(stream, self._party, peer.card)
+            except TimeoutError:
+                raise Refused("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
+            backoff.reset()
+            raise await self._serve(peer, stream)
+        finally:
+            call.cancel()
+            await channel.close()
+
+    async def _serve(self, peer: _Peer, stream: Stream) -> Refused:
+        """A link that both ends believe in, until it ends. A newer one takes the place of an older one."""
+        link = Link(peer.card.name, stream, self._handle, self.rules, peer.work, self._told, self._clock)
+        if self._closed:
+            return Refused("lost", "this agent closes")
+        if peer.link is not None:
+            peer.link.cut("replaced", "the peer has opened a new link")
+        peer.link = link
+        peer.linked.set()
+        self._told.tell(peer.card.name, "linked", "both ends have proved who they are", logging.INFO)
+        try:
+            ended = await link.run()
+            peer.trouble = f"the last link ended: {ended.words}"
+            return ended
+        finally:
+            if peer.link is link:
+                peer.link = None
+                if not self._closed:
+                    peer.linked.clear()
+
+    def _tell(self, name: str, refused: Refused) -> None:
+        if name in self._peers and self._peers[name].link is None:
+            self._peers[name].trouble = refused.words
+        level = logging.INFO if refused.kind in ("lost", "replaced") else logging.WARNING
+        self._told.tell(refused.culprit or name, refused.kind, refused.words, level)
+
+    def _only_loopback(self) -> None:
+        dialled = [self.neighbours[name].address for name in self.dials]
+        for address in [*dialled, *([self.listen] if self.dialers else [])]:
+            host = address.rpartition(":")[0].strip("[]")
+            try:
+                local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+            except ValueError:
+                local = False
+            if not local:
+                raise IdentityError(
+                    f"Expected loopback addresses with insecure links, got {address}: leave out --insecure; "
+                    f"links to other machines are always encrypted."
+                )
+
+
+class _Dialled(Stream):
+    """The end that dialled."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def read(self) -> wire.Frame | None:
+        return _frame(await self._guard(self._call.read()))
+
+    async def write(self, frame: wire.Frame) -> None:
+        await self._guard(self._call.write(frame.SerializeToString()))
+
+    async def _guard(self, step: Awaitable[Any]) -> Any:
+        try:
+            return await step
+        except aio.AioRpcError as error:
+            raise _lost(error.code(), error.details()) from None
+        except asyncio.InvalidStateError:
+            raise _lost(await self._call.code(), await self._call.details()) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ConnectionError("the call was cancelled") from None  # by gRPC, not by us
+
+
+class _Accepted(Stream):
+    """The end that was dialled."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def read(self) -> wire.Frame | None:
+        try:
+            return _frame(await self._context.read())
+        except (aio.InternalError, aio.UsageError, asyncio.InvalidStateError) as error:
+            raise ConnectionError(f"the call ended: {quoted(error)}") from None
+
+    async def write(self, frame: wire.Frame) -> None:
+        try:
+            await self._context.write(frame.SerializeToString())
+        except (aio.InternalError, aio.UsageError, asyncio.InvalidStateError) as error:
+            raise ConnectionError(f"the call ended: {quoted(error)}") from None
+
+
+def _frame(data: Any) -> wire.Frame | None:
+    if data is aio.EOF:
+        return None
+    try:
+        frame: wire.Frame = wire.Frame.FromString(data)
+    except DecodeError:
+        raise Refused("garbage", f"expected a frame, got {len(data)} bytes of something else") from None
+    return frame
+
+
+def _lost(code: Any, details: str | None) -> Exception:
+    """Why a call of ours ended: the peer's refusal in its words, or the network's."""
+    if code == grpc.StatusCode.PERMISSION_DENIED:
+        return Refused("refused", f"the peer refused us: {quoted(details)}")
+    return ConnectionError(f"{getattr(code, 'name', code)}: {quoted(details)}")

@@ -1,0 +1,71 @@
+"""How long a link waits, and how much it works on at once: by progress, and by what may be under way.
+
+Pure of frames and sockets, so that both can be tested with a clock that is not real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any
+
+from topdp.agents.wire.transport import Reply
+
+CHECKS = 4  # times per idle timeout: how often a link is looked at, and how often it says that it is there
+
+Clock = Callable[[], float]
+
+
+class Patience:
+    """When something last moved, for each thing that should move; says what has stood still for too long."""
+
+    def __init__(self, limit: float, clock: Clock) -> None:
+        self.limit, self.clock = limit, clock
+        self._last: dict[Hashable, float] = {}
+        self._looked = clock()
+
+    def moved(self, what: Hashable) -> None:
+        self._last[what] = self.clock()
+
+    def done(self, what: Hashable) -> None:
+        self._last.pop(what, None)
+
+    def waiting(self) -> list[Hashable]:
+        return list(self._last)
+
+    def lost(self) -> Hashable | None:
+        """The first thing that has not moved for `limit`. To be asked `CHECKS` times per limit.
+
+        Time in which we were not asked (a stopped process, a busy loop) is not held against the peer.
+        """
+        now = self.clock()
+        asleep = now - self._looked - 2 * self.limit / CHECKS
+        self._looked = now
+        if asleep > 0:
+            for what in self._last:
+                self._last[what] += asleep
+        return next((what for what, last in self._last.items() if now - last > self.limit), None)
+
+
+class Work:
+    """A peer's requests that our handler works on. Outlives links: reconnecting does not buy more memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._slots = asyncio.Semaphore(limit)
+        self.running: set[asyncio.Task[Reply | None]] = set()
+
+    async def do(self, job: Callable[[], Coroutine[Any, Any, Reply | None]]) -> Reply | None:
+        await self._slots.acquire()
+        task = asyncio.create_task(job())
+        self.running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Reply | None]) -> None:
+        self.running.discard(task)
+        self._slots.release()
+
+    async def cancel(self) -> None:
+        for task in tuple(self.running):
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)

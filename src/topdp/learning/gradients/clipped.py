@@ -1,0 +1,305 @@
+"""The interface: clipped gradient sums and outputs of all agents at once.
+
+Chooses between the fast path (`twins`, `ghost`) and the plain one, cuts the work into blocks that fit into
+memory, clips, and refuses numbers that are not finite. Noise, averaging and rounds belong to `engine`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from topdp.learning.gradients import check
+from topdp.learning.gradients.folded import FoldedGradients
+from topdp.learning.gradients.ghost import Contribution, blocks, total_norms
+from topdp.learning.gradients.plain import Loss, PlainGradients
+from topdp.learning.gradients.twins import NotFoldedError
+from topdp.learning.models import FlatModel, Slot
+
+Key = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
+
+
+@final
+@dataclass(frozen=True)
+class Statistics:
+    """Per agent [n], weighted over its examples. Not private: they must not leave the agent."""
+
+    loss: Tensor
+    clipped: Tensor  # the share of examples whose gradient was longer than the clip
+
+
+@final
+class ClippedGradients:
+    """Per-example clipped gradients of one model, for many agents with their own parameters.
+
+    `loss` is "cross_entropy" or a function (outputs [b, ...], targets [b, ...]) -> losses [b], one for each
+    example. Parameters with `requires_grad=False` get a zero gradient and do not count in the norm.
+    Layers run in the mode (training or evaluation) of the module given; dropout in training mode draws one
+    mask per example from torch's global generator, which clipping does not mind. Holds buffers of the pass
+    that runs, so one object serves one thread.
+
+    Linear, Conv2d, Embedding, LayerNorm and GroupNorm layers with any stateless layers and functions take
+    the fast path; other models take the plain one, ten to fifty times slower, announced by one warning.
+
+    **Guarantees.** Each example changes the sum of its own agent only, by a vector of l2 norm at most
+    clip·weight: whatever the data, the loss and the rows are, for either adjacency. Norms and sums are
+    rounded like all of the model: no slack is taken off for the relative error, about 1e-6 in float32 and
+    1e-15 in float64 (more where long sequences cancel). That the fast path treats examples one by one is
+    not assumed but compared with the plain path at the first call and for every new shape of example; a
+    model that fails takes the plain path, where each example is a batch of its own.
+
+    >>> import torch
+    >>> gradients = ClippedGradients(nn.Linear(3, 2), clip=1.0)
+    >>> rows = gradients.flat.flatten().repeat(5, 1)
+    >>> gradients.clipped_sum(rows, torch.rand(5, 4, 3), torch.zeros(5, 4, dtype=torch.long)).shape
+    torch.Size([5, 8])
+    """
+
+    def __init__(self, model: nn.Module | FlatModel, clip: float, loss: str | Loss = "cross_entropy") -> None:
+        if not (math.isfinite(clip) and clip > 0):
+            raise ValueError(f"Expected a finite clip > 0, got clip={clip}.")
+        self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
+        self.clip = float(clip)
+        self._loss = _checked(_named_loss(loss))
+        self._plain = PlainGradients(self.flat, self._loss, self._announce)
+        self._folded: FoldedGradients | None = None
+        self._reason = ""  # why this model takes the plain path
+        self._elements: dict[Key, int] = {}  # kept in memory by one example, for every shape checked
+        self._agrees: dict[Key, bool] = {}  # whether outputs may be folded
+        self._announced = False
+        try:
+            self._folded = FoldedGradients(self.flat, self._loss)
+        except NotFoldedError as error:
+            self._reason = str(error)
+
+    @property
+    def fast(self) -> bool:
+        """Whether the model takes the fast path, as far as known: the first call decides."""
+        return self._folded is not None
+
+    def clipped_sum(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+        scale: float = 1.0,
+        microbatch: int | None = None,
+    ) -> Tensor:
+        """For each agent, scale · Σ_examples weight · g / max(1, |g| / clip); added to `out` if one is given.
+
+        rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1; examples of weight 0 are
+        padding and add exactly nothing, even where their activations overflow). `microbatch` bounds the
+        examples, of all agents together, in memory at once; the default keeps activations near 64 MB on a
+        CPU and a thirty-second of a GPU's memory. Raises FloatingPointError, naming the agents, when a
+        gradient is not finite; what was already added to `out` stays there.
+
+        **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
+        norm, and no other row.
+        """
+        return self._run(rows, inputs, targets, weights, out, scale, microbatch, None)
+
+    def clipped_sum_and_statistics(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+        scale: float = 1.0,
+        microbatch: int | None = None,
+    ) -> tuple[Tensor, Statistics]:
+        """As `clipped_sum`, with the mean loss and the share clipped of each agent. These are not private."""
+        totals = rows.new_zeros(3, rows.shape[0])
+        result = self._run(rows, inputs, targets, weights, out, scale, microbatch, totals)
+        loss, clipped, weight = totals
+        return result, Statistics(loss / weight, clipped / weight)
+
+    def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
+        """[n, b, ...]: what every agent's model, in evaluation mode, says about one batch [b, ...]."""
+        self._expect_rows(rows)
+        key = (inputs.shape[1:], inputs.dtype, rows.dtype, rows.device)
+        with torch.no_grad():
+            if key not in self._agrees:
+                self._agrees[key] = self._outputs_agree(rows, inputs)
+            path = self._folded if self._folded is not None and self._agrees[key] else self._plain
+            elements = self._elements.get(key, 8 * math.prod(inputs.shape[1:]))
+            size = max(1, min(1024, _budget(rows.device) // (elements * max(1, rows.shape[0]))))
+            return torch.cat([path.outputs(rows, part) for part in torch.split(inputs, size)], 1)
+
+    def _outputs_agree(self, rows: Tensor, inputs: Tensor) -> bool:
+        if self._folded is None:
+            return False
+        few, sample = check.near_rows(self.flat, rows), inputs[:3]
+        with check.exact_products():
+            try:
+                fast = self._folded.outputs(few, sample)
+            except Exception:  # a model that cannot run folded raises anything
+                return False
+            slow = self._plain.outputs(few, sample)
+        return fast.shape == slow.shape and torch.allclose(fast, slow, 1e-3, 1e-3 * float(slow.abs().max()))
+
+    def _run(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        out: Tensor | None,
+        scale: float,
+        microbatch: int | None,
+        totals: Tensor | None,
+    ) -> Tensor:
+        n, b = self._expect(rows, inputs, targets, weights, out, scale, microbatch)
+        rows = rows.detach()
+        if out is None:
+            out = rows.new_zeros(n, self.flat.dimension)
+        if n == 0 or b == 0:
+            return out
+        key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
+        if key not in self._elements:
+            self._elements[key] = self._check(rows, inputs, targets)
+        capacity = microbatch or _budget(rows.device) // self._elements[key]
+        path = self._plain if self._folded is None else self._folded
+        for i, j in blocks(n, b, capacity):
+            weight = None if weights is None else weights[i, j]
+            losses, found = path.contributions(rows[i], inputs[i, j], targets[i, j])
+            self._add(out[i], losses, found, weight, scale, i.start, None if totals is None else totals[:, i])
+        return out
+
+    def _add(
+        self,
+        out: Tensor,
+        losses: Tensor,
+        found: list[tuple[Slot, Contribution]],
+        weights: Tensor | None,
+        scale: float,
+        first: int,
+        totals: Tensor | None,
+    ) -> None:
+        norms = total_norms([contribution for _, contribution in found])
+        ok = torch.isfinite(norms)
+        if weights is not None:
+            ok &= weights >= 0
+        if not bool(ok.all()):
+            bad = ~ok if weights is None else ~ok & (weights != 0)
+            if bool(bad.any()):
+                agents = [first + i for i in bad.any(1).nonzero().flatten().tolist()]
+                raise FloatingPointError(
+                    f"Expected finite gradients and weights >= 0, got others for agents {agents}. "
+                    "Check their data for NaN or huge values, and lower the learning rate or the noise."
+                )
+            for _, contribution in found:
+                contribution.blank(~ok)
+            norms = norms.masked_fill(~ok, 0)
+            losses = losses.masked_fill(~ok, 0)
+        # Algorithm 1 of the paper, line "clip": g / max(1, |g| / C).
+        coefficients = self.clip / norms.clamp_min(self.clip)
+        if scale != 1:
+            coefficients *= scale
+        if weights is not None:
+            coefficients = coefficients * weights
+        for slot, contribution in found:
+            contribution.add_to(out[:, slot.start : slot.stop], coefficients)
+        if totals is not None:
+            weights = torch.ones_like(losses) if weights is None else weights
+            totals += torch.stack([losses * weights, (norms > self.clip) * weights, weights]).sum(2)
+
+    def _check(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> int:
+        """Decide the path for examples of this shape; elements that one of them keeps in memory."""
+        check.try_once(self.flat, self._loss, rows, inputs, targets)
+        if self._folded is not None:
+            verdict = check.compare(self.flat, self._loss, rows, inputs, targets)
+            if verdict.reason is None:
+                return verdict.elements
+            self._folded, self._reason = None, verdict.reason
+        self._announce(self._reason)
+        return 3 * self.flat.dimension
+
+    def _announce(self, reason: str) -> None:
+        if not self._announced:
+            self._announced = True
+            warnings.warn(
+                f"Per-example gradients of this model take the slow path: {reason}. Results are correct; "
+                "for speed, use Linear, Conv2d, Embedding, LayerNorm and GroupNorm layers.",
+                stacklevel=5,
+            )
+
+    def _expect_rows(self, rows: Tensor) -> None:
+        if rows.dim() != 2 or rows.shape[1] != self.flat.dimension or not rows.is_floating_point():
+            raise ValueError(
+                f"Expected rows [n, {self.flat.dimension}] of floats, got {tuple(rows.shape)} {rows.dtype}."
+            )
+
+    def _expect(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        out: Tensor | None,
+        scale: float,
+        microbatch: int | None,
+    ) -> tuple[int, int]:
+        self._expect_rows(rows)
+        n, b = rows.shape[0], inputs.shape[1] if inputs.dim() > 1 else -1
+        named = {"inputs": inputs, "targets": targets} | ({} if weights is None else {"weights": weights})
+        for name, value in named.items():
+            if value.shape[:2] != (n, b):
+                raise ValueError(
+                    f"Expected {name} [{n}, {b}, ...] like rows and inputs, got {tuple(value.shape)}."
+                )
+        if out is not None and (out.shape != rows.shape or out.dtype != rows.dtype or out.stride(1) != 1):
+            raise ValueError(
+                f"Expected out {tuple(rows.shape)} {rows.dtype} with contiguous rows, got {tuple(out.shape)} "
+                f"{out.dtype} with strides {out.stride()}."
+            )
+        if not math.isfinite(scale):
+            raise ValueError(f"Expected a finite scale, got {scale}.")
+        if microbatch is not None and microbatch < 1:
+            raise ValueError(f"Expected microbatch >= 1, got {microbatch}.")
+        return n, b
+
+
+def _budget(device: torch.device) -> int:
+    """Elements of activations in memory at once: on a GPU, a thirty-second of its memory in float32."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory // 128)
+    return 1 << 24
+
+
+def _named_loss(loss: str | Loss) -> Loss:
+    if callable(loss):
+        return loss
+    if loss != "cross_entropy":
+        raise ValueError(
+            f"Expected loss 'cross_entropy' or a function with one loss per example, got {loss!r}."
+        )
+    return _cross_entropy
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = functional.cross_entropy(outputs, targets, reduction="none")
+    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+
+
+def _checked(loss: Loss) -> Loss:
+    def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = loss(outputs, targets)
+        if losses.shape != targets.shape[:1]:
+            raise ValueError(
+                f"Expected one loss per example {tuple(targets.shape[:1])}, got shape {tuple(losses.shape)}. "
+                "Use reduction='none' and reduce over all axes but the first."
+            )
+        return losses
+
+    return per_example

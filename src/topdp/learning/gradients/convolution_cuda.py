@@ -1,0 +1,223 @@
+"""Convolutions on an NVIDIA GPU in which every agent has its own kernel, and their per-example gradients.
+
+Libraries run agents as groups of one convolution, one small launch a group, or copy every patch of every
+image first. Here one launch serves all agents, and patches are read where they lie. Needs Triton, which comes
+with PyTorch's CUDA builds; twins.py and ghost.py come here only with a GPU.
+"""
+
+# Triton compiles the kernels below from their source: annotations and untyped names are Triton's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-unimported"
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from topdp.learning.gradients.ghost import Geometry
+
+# Sizes of blocks and numbers of warps are the fastest of those tried on an H200 with the paper's network.
+BLOCK = 128  # positions, or kernel elements, at once
+HALF_BLOCK = 64
+DEPTH = 32  # summed over at once by the matrix units
+HALF_DEPTH = 16
+FEW = 8  # channels that would leave the matrix units half empty: multiplied and added in plain float32
+REACH = 2**31  # elements: within one example, offsets are added up in 32 bits, which is faster
+
+
+@triton.jit
+def _forward(out, x, weight, bias, b, x_n, x_b, x_c, x_h, x_w, w_n, b_n, L: tl.constexpr,
+             OUT: tl.constexpr, K: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+             SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, WIDTH: tl.constexpr,
+             BIAS: tl.constexpr, MATRIX: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
+             PRECISION: tl.constexpr):  # fmt: skip
+    """out[m, o, spot] = bias[o] + Σ_k weight[o, k]·patch[m, k, spot]"""
+    m = tl.program_id(0).to(tl.int64)
+    agent, example = m // b, m % b
+    o, spot = tl.arange(0, BO), tl.program_id(1) * BL + tl.arange(0, BL)
+    image, kernel = x + agent * x_n + example * x_b, weight + agent * w_n
+    corner = (spot // WIDTH) * SH * x_h + (spot % WIDTH) * SW * x_w
+    total = tl.zeros((BO, BL), tl.float32)
+    if MATRIX:
+        for first in range(0, K, BK):
+            k = first + tl.arange(0, BK)
+            c, kh, kw = k // (KH * KW), (k // KW) % KH, k % KW
+            offset = c * x_c + kh * DH * x_h + kw * DW * x_w
+            inside = (k < K)[:, None] & (spot < L)[None, :]
+            patch = tl.load(image + (corner[None, :] + offset[:, None]), mask=inside, other=0.0)
+            own = tl.load(kernel + (o[:, None] * K + k[None, :]),
+                          mask=(o < OUT)[:, None] & (k < K)[None, :], other=0.0)  # fmt: skip
+            total = tl.dot(own, patch, total, input_precision=PRECISION)
+    else:
+        for k in tl.range(0, K, loop_unroll_factor=5):
+            c, kh, kw = k // (KH * KW), (k // KW) % KH, k % KW
+            offset = c * x_c + kh * DH * x_h + kw * DW * x_w
+            patch = tl.load(image + offset + corner, mask=spot < L, other=0.0)
+            own = tl.load(kernel + k + o * K, mask=o < OUT, other=0.0)
+            total += own[:, None] * patch[None, :]
+    if BIAS:
+        total += tl.load(bias + agent * b_n + o, mask=o < OUT, other=0.0)[:, None]
+    tl.store(
+        out + (m * OUT + o[:, None]) * L + spot[None, :], total, mask=(o < OUT)[:, None] & (spot < L)[None, :]
+    )
+
+
+@triton.jit
+def _backward(dx, delta, weight, b, H, W, w_n,
+              OUT: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+              SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+              HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+              MATRIX: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, BL: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
+    """dx[m, c, p] = Σ_{o, kh, kw} weight[o, c, kh, kw]·delta[m, o, where the kernel put p there]"""
+    m = tl.program_id(0).to(tl.int64)
+    c, p = tl.arange(0, BC), tl.program_id(1) * BL + tl.arange(0, BL)
+    y, z = p // W, p % W
+    above = delta + m * (OUT * HEIGHT * WIDTH)
+    kernel = weight + (m // b) * w_n
+    total = tl.zeros((BC, BL), tl.float32)
+    for tap in range(KH * KW):
+        row, column = y - tap // KW * DH, z - tap % KW * DW
+        inside = (p < H * W) & (row >= 0) & (column >= 0) & (row % SH == 0) & (column % SW == 0)
+        inside = inside & (row < HEIGHT * SH) & (column < WIDTH * SW)
+        at = (row // SH) * WIDTH + column // SW
+        if MATRIX:
+            for first in range(0, OUT, BO):
+                o = first + tl.arange(0, BO)
+                from_above = tl.load(above + (at[None, :] + o[:, None] * (HEIGHT * WIDTH)),
+                                     mask=(o < OUT)[:, None] & inside[None, :], other=0.0)  # fmt: skip
+                own = tl.load(kernel + ((o[None, :] * C + c[:, None]) * (KH * KW) + tap),
+                              mask=(c < C)[:, None] & (o < OUT)[None, :], other=0.0)  # fmt: skip
+                total = tl.dot(own, from_above, total, input_precision=PRECISION)
+        else:
+            for o in tl.range(0, OUT, loop_unroll_factor=16):
+                from_above = tl.load(above + o * (HEIGHT * WIDTH) + at, mask=inside, other=0.0)
+                own = tl.load(kernel + (o * (C * KH * KW) + tap) + c * (KH * KW), mask=c < C, other=0.0)
+                total += own[:, None] * from_above[None, :]
+    where = (c < C)[:, None] & (p < H * W)[None, :]
+    tl.store(dx + (m * C + c[:, None]) * (H * W) + p[None, :], total, mask=where)
+
+
+@triton.jit
+def _per_example(out, x, delta, b, x_n, x_b, x_c, x_h, x_w, d_n, d_b, d_o, L: tl.constexpr,
+                 OUT: tl.constexpr, K: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+                 SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, WIDTH: tl.constexpr,
+                 BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """out[m, o, k] = Σ_l delta[m, o, spot]·patch[m, k, spot]"""
+    m = tl.program_id(0).to(tl.int64)
+    agent, example = m // b, m % b
+    o, k = tl.arange(0, BO), tl.program_id(1) * BK + tl.arange(0, BK)
+    c, kh, kw = k // (KH * KW), (k // KW) % KH, k % KW
+    image, above = x + agent * x_n + example * x_b, delta + agent * d_n + example * d_b
+    start = c * x_c + kh * DH * x_h + kw * DW * x_w
+    total = tl.zeros((BO, BK), tl.float32)
+    for first in range(0, L, BL):
+        spot = first + tl.arange(0, BL)
+        offset = (spot // WIDTH) * SH * x_h + (spot % WIDTH) * SW * x_w
+        # Neighbouring threads read neighbouring positions.
+        patch = tl.load(image + (start[:, None] + offset[None, :]),
+                        mask=(k < K)[:, None] & (spot < L)[None, :], other=0.0)  # fmt: skip
+        from_above = tl.load(above + (o[:, None] * d_o + spot[None, :]),
+                             mask=(o < OUT)[:, None] & (spot < L)[None, :], other=0.0)  # fmt: skip
+        total = tl.dot(from_above, tl.trans(patch), total, input_precision=PRECISION)
+    tl.store(out + (m * OUT + o[:, None]) * K + k[None, :], total, mask=(o < OUT)[:, None] & (k < K)[None, :])
+
+
+class _Convolve(torch.autograd.Function):
+    """Differentiable in x alone: gradients of weights are made per example."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        x = _within_reach(x)
+        n, b, _, H, W = x.shape
+        OUT, C, KH, KW = weight.shape[1:]
+        height, width = geometry.output(H, W)
+        out = x.new_empty(n * b, OUT, height, width)
+        matrix = OUT > FEW
+        positions = BLOCK if matrix else HALF_BLOCK
+        grid = (n * b, triton.cdiv(height * width, positions))
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _forward[grid](
+                out, x, weight, bias, b, *x.stride(), weight.stride(0), 0 if bias is None else bias.stride(0),
+                L=height * width, OUT=OUT, K=C * KH * KW, WIDTH=width, **_constants(geometry),
+                BIAS=bias is not None, MATRIX=matrix, BO=_power(OUT) if matrix else FEW, BK=DEPTH,
+                BL=positions, PRECISION=_precision(), num_warps=4 if matrix else 1,
+            )  # fmt: skip
+        ctx.save_for_backward(weight)
+        ctx.of = (x.shape, geometry)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *deltas: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        (n, b, C, H, W), geometry = ctx.of
+        OUT = weight.shape[1]
+        height, width = geometry.output(H, W)
+        dx = weight.new_empty(n, b, C, H, W)
+        matrix = C > FEW
+        positions = HALF_BLOCK if matrix else BLOCK
+        grid = (n * b, triton.cdiv(H * W, positions))
+        with torch.cuda.device_of(dx):
+            _backward[grid](
+                dx, deltas[0].contiguous(), weight, b, H, W, weight.stride(0),
+                OUT=OUT, C=C, HEIGHT=height, WIDTH=width, **_constants(geometry),
+                MATRIX=matrix, BC=_power(C) if matrix else FEW, BO=HALF_DEPTH, BL=positions,
+                PRECISION=_precision(), num_warps=4 if matrix else 1, num_stages=1,
+            )  # fmt: skip
+        return dx, None, None, None
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """x [n, b, C, H, W], already padded, with weight [n, O, C, kh, kw] and bias [n, O]: [n·b, O, H', W']."""
+    out: Tensor = _Convolve.apply(x, weight, bias, geometry)
+    return out
+
+
+def per_example_gradients(x: Tensor, delta: Tensor, geometry: Geometry) -> Tensor:
+    """[n, b, O·K]: of the weight, from inputs [n, b, C, H, W] and output gradients [n, b, O, H', W']."""
+    n, b, C = x.shape[:3]
+    OUT, width = delta.shape[2], delta.shape[4]
+    x, delta = _within_reach(x), _within_reach(delta.flatten(3))
+    K = C * geometry.kernel[0] * geometry.kernel[1]
+    if delta.stride(3) != 1:
+        delta = delta.contiguous()
+    out = x.new_empty(n, b, OUT * K)
+    columns = min(BLOCK, _power(K))
+    with torch.cuda.device_of(x):
+        _per_example[n * b, triton.cdiv(K, columns)](
+            out, x, delta, b, *x.stride(), *delta.stride()[:3],
+            L=delta.shape[3], OUT=OUT, K=K, WIDTH=width, **_constants(geometry),
+            BO=_power(OUT), BK=columns, BL=HALF_DEPTH, PRECISION=_precision(),
+            num_warps=2 if OUT <= 16 else 4,
+        )  # fmt: skip
+    return out
+
+
+def _within_reach(x: Tensor) -> Tensor:
+    """x [n, b, ...], copied if one example's elements lie too far apart."""
+    if math.prod(x.shape[2:]) >= REACH:
+        raise ValueError(f"Expected fewer than {REACH} numbers for one example, got {tuple(x.shape[2:])}.")
+    sizes = zip(x.shape[2:], x.stride()[2:], strict=True)
+    return x if sum((size - 1) * stride for size, stride in sizes) < REACH else x.contiguous()
+
+
+def _constants(geometry: Geometry) -> dict[str, int]:
+    names = ("KH", "KW", "SH", "SW", "DH", "DW")
+    return dict(zip(names, geometry.kernel + geometry.stride + geometry.dilation, strict=True))
+
+
+def _power(size: int) -> int:
+    """The next power of two, at least what the matrix units take."""
+    return max(16, int(triton.next_power_of_2(size)))
+
+
+def _precision() -> str:
+    """As torch is set for its own matrix products; few channels are multiplied in float32 whatever is set."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -1,0 +1,268 @@
+"""Norms and weighted sums of per-example gradients, from activations and output gradients.
+
+For one parameter, a `Contribution` holds what its uses left behind and answers two questions for all n agents
+and b examples: how long is each example's gradient, and what is their weighted sum. Per-example gradients of
+a whole model are never in memory. Nothing here knows modules or clipping.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.grad import conv2d_weight
+
+TRITON = find_spec("triton") is not None
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether the kernels of our own for a GPU can take x."""
+    return x.is_cuda and x.dtype == torch.float32 and TRITON
+
+
+def blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, slice]]:
+    """Cut [agents, examples] into blocks of at most `capacity` examples, each contiguous in memory.
+
+    >>> [(a.start, a.stop, e.start, e.stop) for a, e in blocks(3, 4, 8)]
+    [(0, 2, 0, 4), (2, 3, 0, 4)]
+    >>> [(a.start, a.stop, e.start, e.stop) for a, e in blocks(1, 4, 3)]
+    [(0, 1, 0, 3), (0, 1, 3, 4)]
+    """
+    capacity = max(1, capacity)
+    height = max(1, capacity // max(1, examples))
+    width = min(examples, capacity)
+    for i in range(0, agents, height):
+        for j in range(0, examples, max(1, width)):
+            yield slice(i, min(i + height, agents)), slice(j, min(j + width, examples))
+
+
+def _capacity(per_example: int, device: torch.device) -> int:
+    """How many examples keep a temporary of `per_example` elements near the processor."""
+    return max(1, (1 << 26 if device.type == "cuda" else 1 << 20) // max(1, per_example))
+
+
+def _squared(x: Tensor) -> Tensor:
+    """Squared l2 norm over all but the first two axes, without a temporary of the size of x."""
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(2), dim=2)
+    return norms.square_()
+
+
+def along(axis: int, parts: Sequence[Tensor]) -> Tensor:
+    """The parts one after the other; no copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
+
+
+class Contribution(ABC):
+    """The gradients of one parameter, one for each agent and example."""
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """[n, b]: the squared l2 norm of each example's gradient."""
+
+    @abstractmethod
+    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+        """Add Σ_b coefficients[n, b] · gradient[n, b] to `out` [n, size], in place."""
+
+    @abstractmethod
+    def blank(self, where: Tensor) -> None:
+        """Make the gradients of the examples `where` [n, b] exactly zero, whatever they hold."""
+
+
+def total_norms(contributions: Sequence[Contribution]) -> Tensor:
+    """[n, b]: the l2 norm of each example's gradient over all these parameters."""
+    total = contributions[0].squared_norms()
+    for contribution in contributions[1:]:
+        total += contribution.squared_norms()
+    return total.sqrt_()
+
+
+def _blank(x: Tensor, where: Tensor) -> Tensor:
+    return x.masked_fill(where.reshape(where.shape + (1,) * (x.dim() - 2)), 0)
+
+
+@final
+class Dense(Contribution):
+    """Gradients held as they are [n, b, size]: biases and the weights of normalisation layers."""
+
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients = gradients
+
+    def squared_norms(self) -> Tensor:
+        return _squared(self.gradients)
+
+    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+        out.unsqueeze(1).baddbmm_(coefficients.unsqueeze(1), self.gradients)
+
+    def blank(self, where: Tensor) -> None:
+        self.gradients = _blank(self.gradients, where)
+
+
+@final
+class Outer(Contribution):
+    """The weight of a linear layer: gradient = Σ_l δ_l a_lᵀ over positions l; a [n,b,L,in], δ [n,b,L,out]."""
+
+    def __init__(self, a: Tensor, delta: Tensor) -> None:
+        self.a = a
+        self.delta = delta
+        self._kept: Tensor | None = None
+
+    def squared_norms(self) -> Tensor:
+        n, b, L, size_in = self.a.shape
+        size_out = self.delta.shape[3]
+        if L == 1:
+            return _squared(self.a) * _squared(self.delta)
+        direct = size_in * size_out <= L * (size_in + size_out)
+        if direct:
+            # Per-example gradients of this layer take no more room than its activations: keep them.
+            self._kept = torch.matmul(self.delta.mT, self.a).flatten(2)
+            return _squared(self._kept)
+        norms = self.a.new_empty(n, b)
+        for i, j in blocks(n, b, _capacity(2 * L * L, self.a.device)):
+            a, delta = self.a[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
+            gram = torch.bmm(a, a.mT).mul_(torch.bmm(delta, delta.mT))
+            norms[i, j] = gram.sum((1, 2)).view_as(norms[i, j])
+        return norms.clamp_min_(0)
+
+    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+        n, b, L, size_in = self.a.shape
+        if self._kept is not None:
+            Dense(self._kept).add_to(out, coefficients)
+            return
+        scaled = (self.delta * coefficients.view(n, b, 1, 1)).reshape(n, b * L, -1)
+        out.view(n, -1, size_in).baddbmm_(scaled.mT, self.a.reshape(n, b * L, size_in))
+
+    def blank(self, where: Tensor) -> None:
+        self.a, self.delta = _blank(self.a, where), _blank(self.delta, where)
+        self._kept = None if self._kept is None else _blank(self._kept, where)
+
+
+@final
+class Lookup(Contribution):
+    """The weight of an embedding: row v of its gradient is Σ_l [token_l = v] δ_l; δ [n, b, L, D]."""
+
+    def __init__(self, tokens: Tensor, delta: Tensor) -> None:
+        self.tokens = tokens
+        self.delta = delta
+
+    def squared_norms(self) -> Tensor:
+        n, b, L, _ = self.delta.shape
+        norms = self.delta.new_empty(n, b)
+        for i, j in blocks(n, b, _capacity(2 * L * L, self.delta.device)):
+            tokens, delta = self.tokens[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
+            same = tokens.unsqueeze(1) == tokens.unsqueeze(2)
+            norms[i, j] = torch.bmm(delta, delta.mT).mul_(same).sum((1, 2)).view_as(norms[i, j])
+        return norms.clamp_min_(0)
+
+    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+        n, b, L, size = self.delta.shape
+        agent = torch.arange(n, device=out.device).view(n, 1, 1).expand(n, b, L)
+        scaled = self.delta * coefficients.view(n, b, 1, 1)
+        out.view(n, -1, size).index_put_((agent, self.tokens), scaled, accumulate=True)
+
+    def blank(self, where: Tensor) -> None:
+        self.delta = _blank(self.delta, where)
+
+
+@final
+@dataclass(frozen=True)
+class Geometry:
+    """Of a convolution on an input that is already padded."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    def output(self, height: int, width: int) -> tuple[int, int]:
+        """The size of what comes out of an input of this size."""
+        h, w = (
+            (size - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, dilation in zip(
+                (height, width), self.kernel, self.stride, self.dilation, strict=True
+            )
+        )
+        return h, w
+
+    def has_kernels(self, x: Tensor) -> bool:
+        """Whether `convolution_cuda` can do it."""
+        return self.groups == 1 and has_kernels(x)
+
+
+@final
+class Convolution(Contribution):
+    """The weight of a Conv2d: inputs [n,b,C,H,W] and output gradients [n,b,O,Ho,Wo], one pair per use."""
+
+    def __init__(self, uses: Sequence[tuple[Tensor, Tensor]], geometry: Geometry) -> None:
+        self.uses = list(uses)
+        self.geometry = geometry
+        self._kept: Tensor | None = None
+
+    def squared_norms(self) -> Tensor:
+        x, delta = self.uses[0]
+        n, b, C = x.shape[:3]
+        groups = self.geometry.groups
+        K, out = C // groups * self.geometry.kernel[0] * self.geometry.kernel[1], delta.shape[2] // groups
+        L = sum(delta[0, 0, 0].numel() for _, delta in self.uses)
+        activations = sum(x[0, 0].numel() + delta[0, 0].numel() for x, delta in self.uses)
+        keep = groups * out * K <= 4 * activations
+        direct = keep or out * K <= L * (out + K)
+        largest = groups * (K * L + (out * K if direct else 2 * L * L))
+        norms = x.new_empty(n, b)
+        if direct and len(self.uses) == 1 and self.geometry.has_kernels(x):
+            from topdp.learning.gradients.convolution_cuda import per_example_gradients
+
+            for i, j in blocks(n, b, n * b if keep else _capacity(out * K, x.device)):
+                gradients = per_example_gradients(x[i, j], delta[i, j], self.geometry)
+                norms[i, j] = _squared(gradients)
+                self._kept = gradients if keep else None
+            return norms
+        if keep:
+            self._kept = x.new_empty(n, b, groups * out * K)
+        for i, j in blocks(n, b, _capacity(largest, x.device)):
+            columns = along(2, [self._columns(x[i, j]) for x, _ in self.uses])
+            deltas = along(
+                2, [delta[i, j].reshape(-1, out, delta[0, 0, 0].numel()) for _, delta in self.uses]
+            )
+            if direct:
+                gradients = torch.bmm(deltas, columns.mT).view(*norms[i, j].shape, -1)
+                norms[i, j] = _squared(gradients)
+                if self._kept is not None:
+                    self._kept[i, j] = gradients
+            else:
+                gram = torch.bmm(columns.mT, columns).mul_(torch.bmm(deltas.mT, deltas))
+                norms[i, j] = gram.sum((1, 2)).view(*norms[i, j].shape, groups).sum(2)
+        return norms.clamp_min_(0)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        """[agents·examples·groups, K, L]: every patch the kernel sees, one column each."""
+        x = x.flatten(0, 1)
+        (kh, kw), (sh, sw), (dh, dw) = self.geometry.kernel, self.geometry.stride, self.geometry.dilation
+        m, C, H, W = x.shape
+        height, width = self.geometry.output(H, W)
+        tm, tc, th, tw = x.stride()
+        # A copy of runs along the image's rows: ten times faster than F.unfold on a CPU.
+        patches = x.as_strided((m, C, kh, kw, height, width), (tm, tc, th * dh, tw * dw, th * sh, tw * sw))
+        return patches.reshape(m * self.geometry.groups, -1, height * width)
+
+    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+        if self._kept is not None:
+            Dense(self._kept).add_to(out, coefficients)
+            return
+        geometry = self.geometry
+        for x, delta in self.uses:
+            scaled = delta * coefficients.view(*coefficients.shape, 1, 1, 1)
+            shape = (delta.shape[2], x.shape[2] // geometry.groups, *geometry.kernel)
+            for i in range(x.shape[0]):
+                gradient: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+                    x[i], shape, scaled[i], geometry.stride, 0, geometry.dilation, geometry.groups
+                )
+                out[i].add_(gradient.reshape(-1))
+
+    def blank(self, where: Tensor) -> None:
+        self.uses = [(_blank(x, where), _blank(delta, where)) for x, delta in self.uses]
+        self._kept = None if self._kept is None else _blank(self._kept, where)

@@ -1,0 +1,94 @@
+"""What an accountant returns: an object that answers "which epsilon at this delta?".
+
+`GaussianLoss` is one number μ. `SampledLoss` is a product of subsampled Gaussian releases, which has no μ;
+its curve comes from dp-accounting's privacy loss distributions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topdp.privacy.basics.errors import PrivacyError, expect_delta
+from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.privacy.basics.poisson import loss_distribution_epsilon
+
+Floats = NDArray[np.float64]
+
+GROUPS = 64
+"""At most this many different noise multipliers are composed one by one; more are rounded down together."""
+
+
+class Loss(Protocol):
+    """A privacy loss."""
+
+    def epsilon(self, delta: float) -> float:
+        """The least known ε at this δ; infinite where there is no privacy."""
+
+
+@dataclass(frozen=True)
+class GaussianLoss:
+    """μ-Gaussian differential privacy; exact."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise PrivacyError(f"Expected mu={self.mu} >= 0.")
+
+    def epsilon(self, delta: float) -> float:
+        return epsilon_of(self.mu, delta)
+
+
+@dataclass(frozen=True)
+class SampledLoss:
+    """Independent Gaussian releases, each of a fresh Poisson sample of the records.
+
+    `releases`: (noise multiplier, how many), in rising order.
+
+    **Guarantees.** Adjacency add-remove; the sample is secret. Pessimistic discretisation: ε is never below
+    the true one (Doroshenko et al. 2022, arXiv:2207.04380, through dp-accounting).
+    """
+
+    rate: float
+    releases: tuple[tuple[float, int], ...]
+
+    def epsilon(self, delta: float) -> float:
+        expect_delta(delta)
+        if not self.releases:
+            return 0.0
+        if self.releases[0][0] == 0:
+            return math.inf
+        return _epsilon(self.rate, self.releases, delta)
+
+
+def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss | GaussianLoss:
+    """The loss of one release per noise multiplier; infinite ones (nothing released) are left out.
+
+    More than `GROUPS` different ones are rounded down, towards less noise, to a geometric grid.
+    """
+    z = noise_multipliers[np.isfinite(noise_multipliers)]
+    if rate == 1:
+        with np.errstate(divide="ignore", over="ignore"):
+            return GaussianLoss(math.sqrt(float((1 / z**2).sum())) * (1 + 1e-14))
+    if (z == 0).any():
+        return SampledLoss(rate, ((0.0, 1),))
+    values, counts = np.unique(z, return_counts=True)
+    if len(values) > GROUPS:
+        grid = np.geomspace(values[0], values[-1], GROUPS)
+        grid[0] = values[0]
+        at = np.searchsorted(grid, values, side="right") - 1
+        counts = np.bincount(at, weights=counts, minlength=GROUPS).astype(np.int64)
+        values, counts = grid[counts > 0], counts[counts > 0]
+    return SampledLoss(rate, tuple(zip(values.tolist(), counts.tolist(), strict=True)))
+
+
+@lru_cache(maxsize=256)
+def _epsilon(rate: float, releases: tuple[tuple[float, int], ...], delta: float) -> float:
+    z, counts = np.array(releases).T
+    return loss_distribution_epsilon(np.repeat(z, counts.astype(np.int64)), delta, rate)

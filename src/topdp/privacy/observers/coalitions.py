@@ -1,0 +1,110 @@
+"""Coalitions of up to c agents: which learn most about whom, with a bound on the work.
+
+A larger coalition never learns less, so coalitions of exactly c agents cover all smaller ones that leave the
+owner out. When there are more than `limit` of them a sample is taken, and the result says that it is then a
+lower bound on the worst.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topdp.plan import Plan
+from topdp.plan.streams import stream
+from topdp.privacy.basics.errors import PrivacyError, expect_count
+from topdp.privacy.basics.exposure import Exposure
+from topdp.privacy.observers.view import Progress, View, view
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Coalitions:
+    """The views of coalitions of `size` agents.
+
+    **Guarantees.** As `view`, for each coalition. If `complete`, no coalition of up to `size` agents learns
+    more than the worst one here (by the view's upper bound). If not, `worst` is only a lower bound on that:
+    coalitions that were not drawn may learn more.
+    """
+
+    view: View
+    size: int
+    complete: bool
+    possible: int
+
+    @property
+    def statement(self) -> str:
+        """What the numbers are, in words."""
+        number = len(self.view.observers)
+        if self.complete:
+            return f"All {number} coalitions of {self.size} agents, which cover all smaller ones."
+        return (
+            f"{number} of {self.possible} coalitions of {self.size} agents, sampled: "
+            f"a lower bound on the worst coalition."
+        )
+
+    def worst(self) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
+        """[agents] the largest μ found and the coalition that has it (empty where none was looked at)."""
+        mu = self.view.lower if self.view.upper is None else self.view.upper
+        ranked = np.where(np.isnan(mu), -1.0, mu)
+        best = ranked.argmax(axis=1)
+        found = ranked.max(axis=1) >= 0
+        members = tuple(self.view.observers[b] if there else () for b, there in zip(best, found, strict=True))
+        return np.where(found, ranked.max(axis=1), np.nan), members
+
+    def worst_epsilon(self, delta: float) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
+        """[agents] the largest sound ε found, Poisson samples included, and the coalition that has it."""
+        epsilon = self.view.epsilon(delta)
+        ranked = np.where(np.isnan(epsilon), -1.0, epsilon)
+        return ranked.max(axis=1), tuple(self.view.observers[b] for b in ranked.argmax(axis=1))
+
+
+def coalitions(
+    plan: Plan,
+    exposure: Exposure,
+    size: int,
+    *,
+    limit: int = 1000,
+    seed: int = 0,
+    bound: Literal["upper", "aligned"] = "aligned",
+    progress: Progress | None = None,
+) -> Coalitions:
+    """The views of all coalitions of `size` agents, or of `limit` sampled ones, about everybody else.
+
+    A sampled coalition is drawn around an owner: first among the agents that read its rows, then among all.
+    """
+    size = min(expect_count("coalition size", size), plan.agents - 1)
+    expect_count("limit", limit)
+    if size < 1:
+        raise PrivacyError("Expected at least two agents: alone, nobody observes anybody.")
+    possible = math.comb(plan.agents, size)
+    complete = possible <= limit
+    if complete:
+        chosen = list(itertools.combinations(range(plan.agents), size))
+    else:
+        chosen = _sample(plan, size, limit, seed)
+    seen = view(plan, exposure, chosen, owners="all", bound=bound, progress=progress)
+    return Coalitions(seen, size, complete, possible)
+
+
+def _sample(plan: Plan, size: int, limit: int, seed: int) -> list[tuple[int, ...]]:
+    generator = stream(seed, "coalitions")
+    reads = np.zeros((plan.agents, plan.agents), bool)
+    for readers in plan.readers.values:
+        row, slot = np.nonzero(readers >= 0)
+        reads[plan.owner[row], readers[row, slot]] = True
+    chosen: set[tuple[int, ...]] = set()
+    for _ in range(20 * limit):
+        owner = int(generator.integers(plan.agents))
+        key = generator.random(plan.agents) + ~reads[owner]
+        key[owner] = np.inf
+        chosen.add(tuple(sorted(np.argsort(key)[:size].tolist())))
+        if len(chosen) == limit:
+            break
+    return sorted(chosen)

@@ -1,0 +1,203 @@
+"""Everyone else colludes: what all rows that an owner makes say about its data, round by round.
+
+Given all rows of the round before, what the owner adds in a round is one Gaussian release of its gradient in
+as many rows as carry it. Not for smaller groups of observers: `view` is, under one more assumption.
+
+**Guarantees.** Observers: all other agents together, who see every row the owner makes in every round (its
+own estimate included, sent or not), all their own rows, gradients and draws, and all random choices of the
+protocol. Only draws that the owner alone knows, and that enter no row of anybody else, count as noise. No
+assumption on gradients: they may depend on all that was released before (adaptive composition). Adjacency
+and sensitivity are the exposure's. Exact for Gaussian noise: against these observers the number is reached.
+Poisson samples: per-round amplification, composed by privacy loss distributions, from the private side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from topdp.plan import PerRound, Plan
+from topdp.privacy.basics.errors import Refused
+from topdp.privacy.basics.exposure import Exposure, PoissonSampling, check
+from topdp.privacy.basics.loss import GaussianLoss, Loss, sampled_loss
+from topdp.privacy.observers.filtering import whiten
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+CHUNK = 1024  # rounds at a time
+ROUNDING = 1e-10  # share of a row's step that is rounding when the step is compared with what noise covers
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The loss of every owner to all others. `mu` [agents] is nan for owners with Poisson samples."""
+
+    mu: Floats
+    losses: tuple[Loss, ...]
+
+    def epsilon(self, delta: float) -> Floats:
+        """[agents]; infinite where a gradient leaves without noise."""
+        return np.array([loss.epsilon(delta) for loss in self.losses])
+
+
+def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
+    """What all other agents together learn about one record of each owner."""
+    check(plan, exposure)
+    per_round = information(plan)
+    period = exposure.periods()
+    losses: list[Loss] = []
+    mu = np.full(plan.agents, np.nan)
+    for i, how in enumerate(exposure.participation):
+        if isinstance(how, PoissonSampling):
+            losses.append(sampled(exposure, i, per_round))
+            continue
+        # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
+        classes = [per_round[s :: period[i], i].sum() for s in range(min(int(period[i]), plan.rounds))]
+        mu[i] = exposure.sensitivity[i] * np.sqrt(max(classes)) * (1 + 1e-14)
+        losses.append(GaussianLoss(float(mu[i])))
+    return WorstCase(mu, tuple(losses))
+
+
+def sampled(exposure: Exposure, owner: int, per_round: Floats) -> Loss:
+    """The loss of an owner whose batches are Poisson samples: a subsampled Gaussian release in each round.
+
+    `per_round` is the plan's `information`.
+    """
+    how = exposure.participation[owner]
+    if not isinstance(how, PoissonSampling):
+        raise TypeError(f"Expected Poisson sampling of agent {owner}, got {how}.")
+    if exposure.adjacency != "add-remove":
+        raise Refused(
+            f"Poisson samples under {exposure.adjacency} adjacency are not covered: which pair of data sets "
+            f"is worst under composition is subtle (Lebeda et al. 2024, arXiv:2405.20769). Use add-remove."
+        )
+    with np.errstate(divide="ignore"):
+        z = 1 / (exposure.sensitivity[owner] * np.sqrt(per_round[:, owner]))
+    return sampled_loss(z, how.rate)
+
+
+def information(plan: Plan) -> Floats:
+    """[rounds, agents]: 1/z² of every owner's release in every round, at unit sensitivity.
+
+    1/z² = stepᵀ(BBᵀ)⁺step over the owner's rows of the round, B the standard deviations of the draws that
+    count; infinite when `step` leaves the range of B.
+    """
+    counts, independent = _counting(plan)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.where(plan.rate > 0, plan.rate / plan.scale, 0.0) ** 2
+    if not independent:
+        return _shared(plan, counts, _carries(plan, slice(None)), ratio)
+    result = np.empty((plan.rounds, plan.agents))
+    of_owner = sparse.csr_array(
+        (np.ones(plan.rows), (plan.owner, np.arange(plan.rows))), shape=(plan.agents, plan.rows)
+    )
+    for rounds in _chunks(plan.rounds):
+        # Draws of their own: BBᵀ is diagonal, and 1/z² = Σ_rows (step/std)².
+        variance = np.square(_own_std(plan, counts, rounds)).sum(axis=-1)
+        with np.errstate(divide="ignore"):
+            per_row = np.where(_carries(plan, rounds), 1 / variance, 0.0)
+        result[rounds] = (of_owner @ per_row.T).T
+    with np.errstate(invalid="ignore"):
+        return np.where((result == 0) | (plan.rate == 0)[:, None], 0.0, result * ratio[:, None])
+
+
+def fresh_releases(plan: Plan) -> Bools:
+    """[agents]: whether the owner releases its gradient once a round, under noise that is all its own.
+
+    That is: in each round at most one of its rows carries the gradient, and its own noise per unit of scale
+    is the same in all those rounds, so it never counts on noise that came with a received row.
+    """
+    counts, _ = _counting(plan)
+    once = np.ones(plan.agents, bool)
+    least, most = np.full(plan.agents, np.inf), np.zeros(plan.agents)
+    for rounds in _chunks(plan.rounds):
+        carries = _carries(plan, rounds) & (plan.rate[rounds] > 0)[:, None]
+        r, row = np.nonzero(carries)
+        owner = plan.owner[row]
+        rows = np.bincount(r * plan.agents + owner, minlength=len(carries) * plan.agents)
+        once &= (rows.reshape(-1, plan.agents) <= 1).all(axis=0)
+        variance = np.square(_own_std(plan, counts, rounds)[r, row]).sum(axis=-1)
+        np.minimum.at(least, owner, variance)
+        np.maximum.at(most, owner, variance)
+    return once & (most <= least)
+
+
+def _carries(plan: Plan, rounds: slice) -> Bools:
+    """[rounds, m]: which rows carry a gradient."""
+    return np.asarray(plan.carries.values[plan.carries.which[rounds]] & plan.exists[rounds])
+
+
+def _own_std(plan: Plan, counts: PerRound, rounds: slice) -> Floats:
+    """[rounds, m, v]: standard deviations per unit of scale, 0 for draws that do not count."""
+    return np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
+
+
+def _counting(plan: Plan) -> tuple[PerRound, bool]:
+    """[kinds, m, v] which entries are draws that hide the row's owner, and whether no draw enters twice."""
+    first = plan.known_by.max(axis=1, initial=-1)
+    alone = ((plan.known_by == first[:, None]) | (plan.known_by < 0)).all(axis=1)
+    keeper = np.where(alone, first, -1)
+    draw = plan.draw.values
+    counts = (draw >= 0) & (keeper[draw] == plan.owner[:, None])
+    independent = True
+    for kind in range(len(draw)):
+        entries = draw[kind][draw[kind] >= 0]
+        if len(np.unique(entries)) == len(entries):
+            continue
+        independent = False
+        # A draw that also enters somebody else's row is known to the maker of that row.
+        foreign = np.zeros(plan.draws, bool)
+        foreign[draw[kind][(draw[kind] >= 0) & ~counts[kind]]] = True
+        counts[kind] &= ~foreign[draw[kind]]
+    return PerRound(counts, plan.draw.which), independent
+
+
+def _shared(plan: Plan, counts: PerRound, carries: Bools, ratio: Floats) -> Floats:
+    """`information` where draws enter several rows; rounds that are alike are computed once."""
+    result = np.zeros((plan.rounds, plan.agents))
+    known: dict[Any, Floats] = {}
+    for r in np.flatnonzero(plan.rate > 0).tolist():
+        if plan.scale[r] == 0:
+            result[r] = np.where(np.bincount(plan.owner[carries[r]], minlength=plan.agents) > 0, np.inf, 0.0)
+            continue
+        key = (plan.draw.which[r], plan.std.which[r], carries[r].tobytes(), plan.exists[r].tobytes())
+        if key not in known:
+            std = np.where(counts[r], plan.std[r], 0.0)
+            known[key] = np.array(
+                [
+                    _release(plan.draw[r][rows], std[rows], carries[r][rows].astype(float))
+                    for rows in (
+                        np.flatnonzero((plan.owner == i) & plan.exists[r]) for i in range(plan.agents)
+                    )
+                ]
+            )
+        with np.errstate(over="ignore"):
+            result[r] = np.where(known[key] > 0, known[key] * ratio[r], 0.0)
+    return result
+
+
+def _release(draw: Ints, std: Floats, step: Floats) -> float:
+    """stepᵀ(BBᵀ)⁺step for the rows of one owner in one round."""
+    if not step.any():
+        return 0.0
+    names, column = np.unique(draw, return_inverse=True)
+    B = np.zeros((len(draw), len(names)))
+    np.add.at(B, (np.arange(len(draw))[:, None], column.reshape(draw.shape)), std)
+    C = B @ B.T
+    fresh, inverse, null, weights, guard = whiten(C, C.diagonal())
+    left = np.abs(step[null] - weights @ step[fresh])
+    if (left > ROUNDING * (step[null] + np.abs(weights) @ step[fresh])).any():
+        return np.inf
+    D = inverse @ step[fresh]
+    return float(D @ D) * guard**2
+
+
+def _chunks(rounds: int) -> Iterable[slice]:
+    return (slice(start, min(start + CHUNK, rounds)) for start in range(0, rounds, CHUNK))

@@ -1,0 +1,229 @@
+"""What a published calibration is: noise for a budget, and the budget it claims for a noise.
+
+Not for what is really learned from a plan (`view`, `worst_case`), though each answer here is held against the
+exact value for the same releases and warns when the method's own claim is smaller.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+
+from topdp.privacy.basics import gaussian
+from topdp.privacy.basics.errors import (
+    PrivacyError,
+    PrivacyWarning,
+    Refused,
+    expect_count,
+    expect_delta,
+    expect_epsilon,
+)
+from topdp.privacy.basics.poisson import loss_distribution_epsilon
+from topdp.privacy.published.batches import Adjacency, Batches, expect_adjacency
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The noise one method asks for, in the units it is used in.
+
+    `noise_multiplier` is noise std / Δ; `sigma` is noise std / clip, the paper's σ; `sensitivity` is Δ /
+    clip. `exact_epsilon` is what the same releases really are at `delta`, None for sampled batches (not
+    computed).
+    """
+
+    calibration: str
+    epsilon: float
+    delta: float
+    releases: int
+    batches: Batches
+    adjacency: Adjacency
+    noise_multiplier: float
+    sensitivity: float
+    sigma: float
+    exact_epsilon: float | None
+
+
+class Calibration(ABC):
+    """One method. Subclasses say z for a budget and ε for a noise, for the releases that hold one record."""
+
+    name: ClassVar[str]
+
+    @final
+    def calibrate(
+        self,
+        epsilon: float,
+        delta: float,
+        releases: SupportsIndex,
+        batches: Batches,
+        adjacency: Adjacency = "add-remove",
+    ) -> Calibrated:
+        """The noise with which the method's own analysis gives (ε, δ) for so many releases of equal noise.
+
+        `releases` counts every message wave, the one before the loop included: T rounds of the paper's
+        algorithms are T + 1 releases. Warns (`PrivacyWarning`) where the claim is false.
+        """
+        epsilon, delta, count = (
+            expect_epsilon(epsilon),
+            expect_delta(delta),
+            expect_count("releases", releases),
+        )
+        sensitivity = batches.sensitivity(adjacency)
+        if batches.sampled:
+            self._expect_sampling(epsilon, delta, count, batches, adjacency)
+            z, exact = self._sampled_noise(epsilon, delta, count, batches.rate), None
+        else:
+            # The last digits of z are given away so that `claim` of it never exceeds ε by rounding.
+            z = self._noise(epsilon, delta, count, batches) * (1 + 1e-13)
+            if not 0 < z < math.inf:
+                raise PrivacyError(
+                    f"Expected epsilon={epsilon} and releases={count} to allow finite noise above 0."
+                )
+            exact = gaussian.epsilon_of(
+                math.sqrt(batches.participations(count)) * gaussian.compose([z]), delta
+            )
+            self._compare(epsilon, exact, delta, batches)
+        return Calibrated(
+            self.name, epsilon, delta, count, batches, adjacency, z, sensitivity, z * sensitivity, exact
+        )
+
+    @final
+    def claim(
+        self,
+        noise_multipliers: ArrayLike,
+        delta: float,
+        batches: Batches | None = None,
+        adjacency: Adjacency = "add-remove",
+    ) -> float:
+        """The ε that the method's own analysis says for releases of these noise multipliers, in their order.
+
+        One number per release; `batches` None means full. Infinite if a release has no noise. Warns
+        (`PrivacyWarning`) where the exact ε is larger.
+        """
+        z, delta = expect_noise(noise_multipliers), expect_delta(delta)
+        expect_adjacency(adjacency)
+        batches = Batches.full(1) if batches is None else batches
+        if batches.sampled:
+            self._expect_sampling(None, delta, len(z), batches, adjacency)
+        if np.min(z) == 0:
+            return math.inf
+        if batches.sampled:
+            return self._sampled_claim(z, delta, batches.rate)
+        claimed = self._claim(z, delta, batches)
+        self._compare(claimed, exact_epsilon(z, delta, batches), delta, batches)
+        return claimed
+
+    @abstractmethod
+    def _noise(self, epsilon: float, delta: float, releases: int, batches: Batches) -> float:
+        """z for full or cyclic batches."""
+
+    @abstractmethod
+    def _claim(self, z: Array, delta: float, batches: Batches) -> float:
+        """ε for full or cyclic batches, all noise above 0."""
+
+    def _sampled_claim(self, z: Array, delta: float, rate: float) -> float:
+        raise Refused(f"Calibration '{self.name}' has no analysis of Poisson batches.")
+
+    def _sampled_noise(self, epsilon: float, delta: float, releases: int, rate: float) -> float:
+        return least_noise(
+            lambda z: self._sampled_claim(np.full(releases, z), delta, rate), epsilon, self.name
+        )
+
+    def _sampling_refusal(
+        self, epsilon: float | None, delta: float, releases: int, batches: Batches
+    ) -> str | None:
+        """Why the method says nothing about Poisson batches; None if its analysis covers them."""
+        return None
+
+    def _expect_sampling(
+        self, epsilon: float | None, delta: float, releases: int, batches: Batches, adjacency: Adjacency
+    ) -> None:
+        reason = self._sampling_refusal(epsilon, delta, releases, batches)
+        if reason is None and adjacency == "replace-one":
+            reason = "amplification by Poisson batches is accounted under add-remove only."
+        if reason is not None:
+            raise Refused(f"Calibration '{self.name}' with Poisson batches: {reason}")
+
+    def _compare(self, claimed: float, exact: float, delta: float, batches: Batches) -> None:
+        if exact > claimed * (1 + 1e-9):
+            where = (
+                ""
+                if batches.kind == "full"
+                else f" with batches of {batches.size} of {batches.records} records"
+            )
+            warnings.warn(
+                f"Calibration '{self.name}' claims epsilon={claimed:.6g} at delta={delta:g}{where}; "
+                f"the same releases are exactly epsilon={exact:.6g}. {self._remedy(delta)}",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+
+    def _remedy(self, delta: float) -> str:
+        return "Use 'tight'."
+
+
+def exact_epsilon(noise_multipliers: ArrayLike, delta: float, batches: Batches | None = None) -> float:
+    """What releases of these noise multipliers, each with fresh noise, really are at δ.
+
+    Exact for full and cyclic batches (the record with the least noise in its releases); for Poisson batches
+    an upper bound, under add-remove, that is tight but for its grid.
+    """
+    z, delta = expect_noise(noise_multipliers), expect_delta(delta)
+    if batches is None:
+        return gaussian.epsilon_of(gaussian.compose(z), delta)
+    if batches.sampled:
+        return math.inf if np.min(z) == 0 else loss_distribution_epsilon(z, delta, batches.rate)
+    return gaussian.epsilon_of(worst_mu(z, batches), delta)
+
+
+def worst_mu(z: Array, batches: Batches) -> float:
+    """μ of the record whose releases have the least noise together."""
+    return max(gaussian.compose(part) for part in shares(z, batches))
+
+
+def shares(z: Array, batches: Batches) -> list[Array]:
+    """The releases that hold one record, for each place a record can have in the cycle."""
+    return [z[start :: batches.period] for start in range(min(batches.period, len(z)))]
+
+
+def expect_noise(noise_multipliers: ArrayLike) -> Array:
+    """One finite number of at least 0 for each of at least one release."""
+    gaussian.compose(noise_multipliers)
+    z = np.asarray(noise_multipliers, dtype=np.float64)
+    if z.ndim != 1 or z.size == 0:
+        raise PrivacyError(f"Expected one noise multiplier per release, at least one; got shape {z.shape}.")
+    return z
+
+
+def least_noise(claim: Callable[[float], float], epsilon: float, name: str) -> float:
+    """The least z whose claim is at most ε, to 1e-9 and on the private side; `claim` falls as z grows."""
+    high = 1.0
+    while claim(high) > epsilon:
+        high *= 2
+        if high > 1e15:
+            raise Refused(f"Calibration '{name}' finds no noise that meets epsilon={epsilon:g}.")
+    low = high / 2
+    while claim(low) <= epsilon:
+        low, high = low / 2, low
+        if low < 1e-6:
+            raise Refused(
+                f"Calibration '{name}' meets epsilon={epsilon:g} with hardly any noise: not accounted."
+            )
+
+    def gap(log_z: float) -> float:
+        return math.log(min(max(claim(math.exp(log_z)), 1e-300), 1e300) / epsilon)
+
+    z = math.exp(brentq(gap, math.log(low), math.log(high), xtol=1e-10, rtol=1e-12)) * (1 + 1e-9)
+    step = 1e-9
+    while claim(z) > epsilon:
+        z, step = z * (1 + step), 2 * step
+    return z

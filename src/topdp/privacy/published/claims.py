@@ -1,0 +1,99 @@
+"""What a method's own published analysis says of a plan: its full-scale noise, under its calibration.
+
+The noise that Top-DP saves is counted as free here, as the paper counts it; `view` and `worst_case` say what
+it costs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topdp.plan import Plan
+from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused
+from topdp.privacy.basics.exposure import Cyclic, EveryRound, Exposure, Participation, PoissonSampling, check
+from topdp.privacy.published.batches import Adjacency, Batches
+from topdp.privacy.published.rules import CALIBRATIONS
+
+Floats = NDArray[np.float64]
+
+PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async")
+"""Those in which an agent's row of round 0 carries its full-scale noise."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A calibration by name, and how the records of each agent enter its batches."""
+
+    calibration: str
+    batches: tuple[Batches, ...]
+    clip: float
+    adjacency: Adjacency = "add-remove"
+
+    def __post_init__(self) -> None:
+        if self.calibration not in CALIBRATIONS:
+            raise PrivacyError(
+                f"Expected calibration to be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}."
+            )
+        if not 0 < self.clip < float("inf"):
+            raise PrivacyError(f"Expected clip={self.clip} to be finite and > 0.")
+
+    def exposure(self) -> Exposure:
+        """The same facts as the other accountants want them."""
+        sensitivity = np.array([self.clip * batches.sensitivity(self.adjacency) for batches in self.batches])
+        return Exposure(sensitivity, tuple(map(_participation, self.batches)), self.adjacency)
+
+    def facts(self) -> dict[str, Any]:
+        """What the account of a plan rests on beside the plan itself, as JSON holds it."""
+        exposure = self.exposure()
+        return {
+            "adjacency": self.adjacency,
+            "calibration": self.calibration,
+            "clip": self.clip,
+            "sensitivity": exposure.sensitivity.tolist(),
+            "participation": [repr(how) for how in dict.fromkeys(exposure.participation)],
+        }
+
+    def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:
+        """([agents] the claimed ε, what the calibration itself warns of)."""
+        z = noise_multipliers(plan, self.exposure())
+        rule = CALIBRATIONS[self.calibration]
+        found: dict[tuple[bytes, Batches], float] = {}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", PrivacyWarning)
+            for agent, batches in enumerate(self.batches):
+                key = (z[:, agent].tobytes(), batches)
+                if key not in found:
+                    found[key] = rule.claim(z[:, agent], delta, batches, self.adjacency)
+        claims = [found[z[:, agent].tobytes(), batches] for agent, batches in enumerate(self.batches)]
+        said = [str(w.message) for w in caught if issubclass(w.category, PrivacyWarning)]
+        return np.array(claims), list(dict.fromkeys(said))
+
+
+def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
+    """[rounds, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
+    check(plan, exposure)
+    if plan.protocol not in PROTOCOLS:
+        raise Refused(f"No published analysis covers plans of protocol {plan.protocol!r}.")
+    if (plan.rate == 0).any():
+        raise Refused("No published analysis covers rounds with a step of 0.")
+    full_scale = plan.std[0][: plan.agents, 0]
+    z: Floats = _without_last_digits(plan.scale / plan.rate)[:, None] * (full_scale / exposure.sensitivity)
+    return z
+
+
+def _without_last_digits(values: Floats) -> Floats:
+    """Values that differ by rounding only become the least of them: λγ/λ is not always γ, yet equal noise."""
+    distinct, where = np.unique(values, return_inverse=True)
+    first = np.diff(distinct, prepend=-1.0) > 1e-13 * distinct
+    return np.asarray(distinct[first][np.cumsum(first) - 1][where])
+
+
+def _participation(batches: Batches) -> Participation:
+    if batches.sampled:
+        return PoissonSampling(batches.rate)
+    return EveryRound() if batches.period == 1 else Cyclic(batches.period)

@@ -1,0 +1,38 @@
+"""Figure 4: 40 and 50 agents, synchronous, α = .25."""
+
+from __future__ import annotations
+
+from topdp.reproduce.figures.checks import above_every_baseline
+from topdp.reproduce.figures.figure import Claim, Measured, Panel, PaperFigure, percent
+from topdp.reproduce.settings import PROPOSED, Scale, methods, setting
+
+COUNTS = (40, 50)
+
+
+def panels(scale: Scale, lens: str) -> list[Panel]:
+    return [
+        Panel(
+            f"{count} agents",
+            {
+                label: [[setting(scale, lens, method, seed, agents=count) for seed in scale.seeds]]
+                for label, method in methods(lens).items()
+            },
+        )
+        for count in COUNTS
+    ]
+
+
+def more_is_a_little_better(measured: Measured) -> list[tuple[bool, str]]:
+    few, many = (measured.final(panel, PROPOSED).mean() for panel in measured.panels)
+    return [(0 < many - few < 0.03, f"40 agents {percent(few)}, 50 agents {percent(many)}")]
+
+
+FIGURE = PaperFigure(
+    "4",
+    "40 and 50 agents",
+    panels,
+    (
+        Claim("The proposed method is above every baseline.", above_every_baseline),
+        Claim("More agents are a little better (by less than 3 points).", more_is_a_little_better),
+    ),
+)

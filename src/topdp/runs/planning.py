@@ -1,0 +1,127 @@
+"""From a configuration to a plan with its noise, and to how private it is. No data, no torch."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from topdp.plan import Plan
+from topdp.privacy.account import Account, account
+from topdp.privacy.calibrate import Writer, calibrate
+from topdp.privacy.observers.coalitions import Coalitions, coalitions
+from topdp.privacy.observers.view import Progress
+from topdp.runs.folder import RunFolder, RunFolderError
+from topdp.settings import build
+from topdp.settings.config import RunConfig, parse
+from topdp.topology import Topology, read_edge_list
+
+COALITIONS = 500  # more than these are sampled
+
+
+def plan_and_account(
+    config: RunConfig, graph: Topology, counts: tuple[int, ...], progress: Progress | None = None
+) -> tuple[Plan, Account]:
+    """The plan, calibrated unless σ is given, and its three answers; agent i holds counts[i] records."""
+    n, analysis, seen = graph.agents, build.analysis(config, counts), None
+    patient = config.privacy.patient
+    write, delta = plan_writer(config, graph, counts), config.privacy.delta
+    sigma = build.sigma(config, n)
+    if sigma is not None:
+        deviation = sigma * config.privacy.clip  # Algorithm 1: the noise is G(σ²C²)
+    else:
+        epsilon = build.per_agent("privacy.epsilon", config.privacy.epsilon, n)
+        calibrated = calibrate(write, analysis, config.privacy.guarantee, epsilon, delta, progress, patient)
+        deviation, seen = calibrated.deviation, calibrated.seen
+    plan = write(deviation)
+    return plan, account(plan, analysis, delta, seen, progress, patient)
+
+
+def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
+    """The plan of the configuration for any noise; the random choices are the same every time."""
+    protocol, schedule = build.protocol(config), build.schedule(config, min(counts))
+
+    def write(deviation: np.ndarray) -> Plan:
+        return protocol.plan(graph, schedule, deviation, config.seed)
+
+    return write
+
+
+def expect_plan_of(
+    config: RunConfig, graph: Topology, counts: tuple[int, ...], plan: Plan, path: Path
+) -> None:
+    """Refuses a plan that its configuration would not write with that noise."""
+    deviation = plan.std[0][: plan.agents, 0]
+    given = plan.agents == graph.agents
+    if given and (sigma := build.sigma(config, graph.agents)) is not None:
+        given = np.array_equal(sigma * config.privacy.clip, deviation)
+    if not given or plan_writer(config, graph, counts)(deviation).digest() != plan.digest():
+        raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml; it is not.")
+
+
+def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFolder) -> dict[str, Any]:
+    """privacy.json of a run; refused if it was written for other records, batches, clip, δ or adjacency.
+
+    A plan knows none of these, so the same plan under others would be less private than the file says.
+    """
+    privacy: dict[str, Any] = folder.read_json("privacy.json")
+    begun = {"records": folder.read_json("run.json").get("records"), **privacy}
+    analysis = build.analysis(config, counts)
+    now = {"records": list(counts), "delta": config.privacy.delta, **analysis.facts()}
+    others = [key for key, value in now.items() if begun.get(key) != value]
+    if others:
+        raise RunFolderError(
+            f"Expected the {', '.join(others)} with which the run in {folder.path} was begun, got others: "
+            "its privacy.json does not hold for them."
+        )
+    return privacy
+
+
+def _graph_of_run(config: RunConfig, path: Path) -> Topology:
+    """A run started from Python keeps its graph beside it."""
+    beside = path / str(config.topology.path)
+    if config.topology.kind == "file" and beside.exists():
+        return read_edge_list(beside)
+    return build.graph(config)
+
+
+def account_of_run(path: Path, progress: Progress | None = None) -> tuple[RunConfig, Plan, Account]:
+    """The account of the plan that a run executed, taken afresh from its plan.npz."""
+    folder = RunFolder.open(path)
+    config, plan = parse(tomllib.loads(folder.config), str(path / "config.toml")), folder.plan
+    counts = tuple(folder.read_json("run.json")["records"])
+    expect_plan_of(config, _graph_of_run(config, path), counts, plan, path)
+    expect_account_of(config, counts, folder)
+    analysis = build.analysis(config, counts)
+    patient = config.privacy.patient
+    return config, plan, account(plan, analysis, config.privacy.delta, None, progress, patient)
+
+
+def coalition_account(
+    plan: Plan, found: Account, size: int, seed: int, progress: Progress | None = None
+) -> Coalitions | None:
+    """What coalitions of `size` agents see; None for single agents, which the account has already."""
+    if size == 1:
+        return None
+    exposure = found.analysis.exposure()
+    return coalitions(plan, exposure, size, limit=COALITIONS, seed=seed, bound="upper", progress=progress)
+
+
+def account_json(
+    config: RunConfig, plan: Plan, found: Account, together: Coalitions | None
+) -> dict[str, Any]:
+    """The JSON object of `topdp account`."""
+    details = {"guarantee": build.guarantee(config), "releases": plan.rounds, **found.details()}
+    details["sigma"] = (plan.std[0][: plan.agents, 0] / config.privacy.clip).tolist()
+    if together is not None:
+        epsilon, members = together.worst_epsilon(found.delta)
+        details["coalition"] = {
+            "size": together.size,
+            "statement": together.statement,
+            "epsilon": [float(e) if np.isfinite(e) else None for e in epsilon],
+            "members": [list(group) for group in members],
+            **({"reason": "null: infinite, not hidden by noise."} if np.isinf(epsilon).any() else {}),
+        }
+    return details

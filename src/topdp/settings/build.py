@@ -1,0 +1,206 @@
+"""Names become objects: the one place that knows what `kind = "ring"` or `batch = { cycle = 20 }` stand for.
+
+Everything here is cheap and touches no data, except `shards`, which loads it. Torch is imported only by the
+functions that need it, so that graphs and plans can be built where it is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topdp import topology
+from topdp.plan import schedules
+from topdp.plan.schedules import Schedule
+from topdp.plan.streams import stream
+from topdp.privacy.published import Batches
+from topdp.privacy.published.claims import Analysis
+from topdp.protocols import Protocol
+from topdp.settings.config import ConfigError, CycleBatch, PoissonBatch, RunConfig, did_you_mean
+from topdp.settings.methods import METHODS, Method
+from topdp.topology import Topology
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from topdp.data import Dataset, Shards
+    from topdp.data.batches import Batches as Selector
+    from topdp.data.progress import Progress
+
+Floats = NDArray[np.float64]
+
+
+def graph(config: RunConfig) -> Topology:
+    """The graph of the configuration; the options that its kind does not have are left alone."""
+    c = config.topology
+    family = topology.FAMILIES[c.kind]
+    options = {**dict(c), "seed": config.seed}
+    return family(**{name: options[name] for name in signature(family).parameters if name in options})
+
+
+def method(config: RunConfig) -> Method:
+    named = METHODS[config.method.name]
+    if named.calibration and config.method.calibration not in (None, named.calibration):
+        raise ConfigError(
+            f"Expected method {named.name!r} with its own calibration {named.calibration!r}, got "
+            f"{config.method.calibration!r}: use method 'plain' to combine freely."
+        )
+    return named
+
+
+def protocol(config: RunConfig) -> Protocol:
+    return method(config).protocol(config.method.mode, config.method.alpha, config.method.offline)
+
+
+def schedule(config: RunConfig, records: int) -> Schedule:
+    """Step sizes and noise decay; an epoch is one pass over `records`, unless the configuration says."""
+    train, decay = config.train, config.method.decay
+    size = _batch_size(config) or records
+    per_epoch = train.rounds_per_epoch or max(1, -(-records // size))
+    rates = schedules.learning_rates(train.learning_rate, config.rounds, train.fading, per_epoch)
+    decays = method(config).decays if config.method.decays is None else config.method.decays
+    fall = schedules.step_decay(decay.factor if decays else 1.0, decay.period, config.rounds)
+    return schedules.schedule(rates, fall, config.method.noise_on)
+
+
+def sigma(config: RunConfig, agents: int) -> Floats | None:
+    """The full-scale σ of every agent where the configuration gives it; None: to be calibrated."""
+    if not method(config).noisy:
+        return np.zeros(agents)
+    if config.privacy.sigma is None:
+        return None
+    return per_agent("privacy.sigma", config.privacy.sigma, agents)
+
+
+def guarantee(config: RunConfig) -> str | None:
+    """The account that meets the budget; None where the noise was given."""
+    return config.privacy.guarantee if config.privacy.sigma is None else None
+
+
+def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
+    """One number for all agents, or one for each."""
+    values = np.atleast_1d(np.asarray(value, float))
+    if len(values) not in (1, agents):
+        raise ConfigError(f"{key}: expected one number or {agents}, one per agent, got {len(values)}.")
+    return np.broadcast_to(values, agents).copy()
+
+
+def analysis(config: RunConfig, counts: tuple[int, ...]) -> Analysis:
+    """How the records of each agent enter its releases, and by which published analysis noise is claimed."""
+    use = Batches.full
+    if isinstance(config.data.batch, CycleBatch):
+        use = partial(Batches.cycle, size=config.data.batch.cycle)
+    elif isinstance(config.data.batch, PoissonBatch):
+        use = partial(Batches.poisson, size=config.data.batch.poisson)
+    named = method(config).calibration or config.method.calibration or "tight"
+    each = tuple(use(count) for count in counts)
+    return Analysis(named, each, config.privacy.clip, config.privacy.adjacency)
+
+
+def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
+    """How many records each agent will hold, without reading them where that is possible."""
+    from topdp.data.catalogue import CATALOGUE
+
+    c = config.data
+    if c.partition == "iid" and c.name in CATALOGUE:
+        records = CATALOGUE[c.name].shapes["train_inputs"][0]
+        held = (records - round((c.validation or 0.0) * records)) // agents
+        return (min(held, c.records or held),) * agents
+    return shards(config, agents).counts
+
+
+def batches(config: RunConfig) -> Selector:
+    from topdp.data import batches as kinds
+
+    batch = config.data.batch
+    if isinstance(batch, CycleBatch):
+        return kinds.Cycle(batch.cycle)
+    if isinstance(batch, PoissonBatch):
+        return kinds.Poisson(batch.poisson)
+    return kinds.Full()
+
+
+def shards(config: RunConfig, agents: int, progress: Progress | None = None) -> Shards:
+    """Loads the data set and deals it out to the agents."""
+    from topdp import data
+    from topdp.data import partitions
+
+    c = config.data
+    if c.partition == "sizes" and c.sizes is None:
+        raise ConfigError(
+            'data.sizes: partition = "sizes" needs them, one per agent: counts, or shares of all.'
+        )
+    dataset = data.load(c.name, progress=progress)
+    if c.validation is not None:
+        dataset = _held_out(dataset, c.validation, config.seed)
+    options: dict[str, dict[str, Any]] = {
+        "dirichlet": {"alpha": c.concentration},
+        "label": {"labels_per_agent": c.labels_per_agent},
+        "sizes": {"sizes": c.sizes},
+    }
+    parts = partitions.partition(
+        dataset.train_labels, agents, c.partition, config.seed, **options.get(c.partition, {})
+    )
+    if c.records is not None:
+        parts = [part[: c.records] for part in parts]
+    return data.Shards.from_dataset(dataset, parts)
+
+
+def _held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """A share of the training records becomes the test set: settings are chosen without the real one."""
+    order = stream(seed, "validation").permutation(len(dataset.train_labels))
+    first = round(share * len(order))
+    if not 0 < first < len(order):
+        raise ConfigError(f"data.validation: {share:g} of {len(order)} records leaves nothing on one side.")
+    held, kept = order[:first], order[first:]
+    return replace(
+        dataset,
+        train_inputs=dataset.train_inputs[kept],
+        train_labels=dataset.train_labels[kept],
+        test_inputs=dataset.train_inputs[held],
+        test_labels=dataset.train_labels[held],
+    )
+
+
+def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network of the paper, or the user's own `package.module:factory`, initialised from the seed."""
+    import torch
+
+    from topdp.learning import models
+
+    name = config.model.name
+    if name in models.MODELS:
+        factory = models.MODELS[name]
+    elif ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            factory = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"model.name: could not import {name!r}: {error}. Your own modules are sought in PYTHONPATH."
+            ) from error
+    else:
+        raise ConfigError(
+            f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, 'module:factory'])}"
+        )
+    if not callable(factory):
+        raise ConfigError(f"model.name: expected {name!r} to be a function of (input shape, classes).")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        made = factory(input_shape, classes)
+    if not isinstance(made, torch.nn.Module):
+        raise ConfigError(f"model.name: expected {name!r} to make a torch module, got {made!r:.80}.")
+    return made
+
+
+def _batch_size(config: RunConfig) -> int | None:
+    batch = config.data.batch
+    if isinstance(batch, CycleBatch):
+        return batch.cycle
+    return batch.poisson if isinstance(batch, PoissonBatch) else None

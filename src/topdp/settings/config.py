@@ -1,0 +1,241 @@
+"""RunConfig <-> TOML: read, checked and explained. Unknown keys and values get a did-you-mean.
+
+Values only; build.py makes objects of the names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+# What is larger overflows when it is multiplied by other numbers of a configuration.
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+# A plan is written before anything is refused: a million rounds take half a minute and gigabytes.
+Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run: says what was expected, what came and what to do."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TopologyConfig(Section):
+    kind: Literal[
+        "random",
+        "ring",
+        "star",
+        "tree",
+        "mesh",
+        "complete",
+        "grid",
+        "small-world",
+        "regular",
+        "file",
+    ] = "random"
+    agents: Annotated[int, Field(ge=2)] = 30
+    connection: Annotated[float, Field(gt=0, le=1)] = 0.2
+    hubs: Count = 2
+    degree: Count = 4
+    rewire: Annotated[float, Field(ge=0, le=1)] = 0.1
+    path: str | None = None
+
+    @model_validator(mode="after")
+    def _file_has_path(self) -> TopologyConfig:
+        if self.kind == "file" and self.path is None:
+            raise ValueError('kind = "file" needs path = "edges.txt", an edge-list file')
+        return self
+
+
+class DecayConfig(Section):
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.9
+    period: Count = 1000
+
+
+class MethodConfig(Section):
+    name: Literal["no-noise", "plain", "li18", "li18-ma", "udp", "optimal", "top", "top-dp"] = "top-dp"
+    mode: Literal["sync", "async"] = "sync"
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
+    calibration: Literal["tight", "optimal", "udp", "moments", "advanced", "theorem1"] | None = None
+    noise_on: Literal["gradient", "estimate"] = "gradient"
+    offline: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    decay: DecayConfig = DecayConfig()
+    decays: bool | None = None  # None: as the method says (only top-dp does)
+
+
+class PrivacyConfig(Section):
+    epsilon: Positive | list[Positive] = 1.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    clip: Positive = 4.0
+    guarantee: Literal["claimed", "view", "worst-case"] = "view"
+    adjacency: Literal["add-remove", "replace-one"] = "add-remove"
+    sigma: NotNegative | list[NotNegative] | None = None
+    patient: bool = False  # also compute views that take very long
+
+
+class CycleBatch(Section):
+    cycle: Count
+
+
+class PoissonBatch(Section):
+    poisson: Count
+
+
+class DataConfig(Section):
+    name: str = "mnist"
+    partition: Literal["iid", "dirichlet", "label", "sizes"] = "iid"
+    concentration: Positive = 0.5
+    labels_per_agent: Count = 2
+    sizes: list[Count] | list[Positive] | None = None  # counts, or fractions of all
+    batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
+    records: Count | None = None
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share held out and tested on
+
+
+class ModelConfig(Section):
+    name: str = "mlp"
+
+
+class TrainConfig(Section):
+    learning_rate: Positive = 0.5
+    fading: Literal["none", "linear", "sqrt-epoch"] = "linear"
+    rounds_per_epoch: Count | None = None
+    evaluate_every: Count = 10
+    checkpoint_every: Count = 100
+
+
+class RunConfig(Section):
+    """Everything that decides a run. Two runs with one RunConfig draw the same numbers on the same device."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    rounds: Rounds = 150
+    topology: TopologyConfig = TopologyConfig()
+    method: MethodConfig = MethodConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def presets() -> list[str]:
+    """The names of the configurations that ship with topdp."""
+    return sorted(
+        p.name.removesuffix(".toml") for p in _preset_folder().iterdir() if p.name.endswith(".toml")
+    )
+
+
+def read(path: Path | None = None, preset: str | None = None, changes: list[str] | None = None) -> RunConfig:
+    """The configuration in a file or a preset (`default` when neither is named), with `key=value` changes."""
+    if path is not None and preset is not None:
+        raise ConfigError("Expected a configuration file or --preset, got both: leave one away.")
+    if path is not None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"Expected a readable TOML file, could not read {path}: {error}") from error
+        origin = str(path)
+    else:
+        name = preset or "default"
+        if name not in presets():
+            raise ConfigError(f"Expected a preset, got {name!r}.{did_you_mean(name, presets())}")
+        text = (_preset_folder() / f"{name}.toml").read_text(encoding="utf-8")
+        origin = f"preset {name}"
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"Expected TOML in {origin}: {error}") from error
+    for change in changes or []:
+        _apply(tree, change)
+    return parse(tree, origin)
+
+
+def parse(tree: dict[str, Any], origin: str = "configuration") -> RunConfig:
+    """A checked RunConfig, or one ConfigError that names every fault."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        faults = dict.fromkeys(_explain(fault) for fault in error.errors())
+        raise ConfigError(f"{origin}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """' Did you mean x?' when x is near, else ' Known: ...'."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+
+
+def _preset_folder() -> Any:
+    return resources.files("topdp.settings") / "presets"
+
+
+def _apply(tree: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"Expected --set key=value, for example privacy.epsilon=2, got {change!r}.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string: --set method.name=plain
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        inner = tree.setdefault(section, {})
+        if not isinstance(inner, dict):
+            inner = tree[section] = {}
+        tree = inner
+    tree[last] = value
+
+
+# Keys with more than one form, in words: pydantic complains once for each form.
+UNIONS = {
+    "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
+    "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
+    "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
+    "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",
+}
+
+
+def _explain(fault: Any) -> str:
+    path = [str(part) for part in fault["loc"]]
+    key = ".".join(path[:2]) if len(path) > 2 else ".".join(path)
+    if key in UNIONS:
+        return f"{key}: expected {UNIONS[key]}."
+    if fault["type"] == "extra_forbidden":
+        return f"{key}: no such key.{did_you_mean(path[-1], _known_keys(path[:-1]))}"
+    if fault["type"] == "literal_error":
+        known = [word.strip(" '") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(",")]
+        return f"{key}: got {fault['input']!r}.{did_you_mean(str(fault['input']), known)}"
+    message = fault["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return (
+        f"{key}: {message}, got {fault['input']!r}."
+        if fault["type"] != "value_error"
+        else f"{key}: {message}."
+    )
+
+
+def _known_keys(path: list[str]) -> list[str]:
+    model: Any = RunConfig
+    for part in path:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        model = _section_of(annotation)
+        if model is None:
+            return []
+    return list(model.model_fields)
+
+
+def _section_of(annotation: Any) -> Any:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)

@@ -1,0 +1,185 @@
+"""Executes a plan on data: all rows of all agents, on one device.
+
+The engine knows plans, gradients and shards, and nothing of methods, budgets or files. State goes in and
+comes out; what to evaluate, print or save in between is for the caller (run.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.modules.dropout import _DropoutNd
+
+from topdp.data.batches import Selects
+from topdp.data.shards import Shards
+from topdp.learning.gradients import ClippedGradients
+from topdp.plan import Plan, prune
+from topdp.plan.streams import stream
+from topdp.simulator.draws import Draws, Noise
+from topdp.simulator.mixing import RowByRow, Work
+
+EVALUATION_CHUNK = 1000  # test records at once
+
+
+LARGEST_STD = 1e30
+
+
+class State(NamedTuple):
+    """Where a run stands: rounds done, and the rows made in the last of them, in the order of their numbers.
+
+    The rows live in one of two buffers that take turns: a state is valid until the engine has advanced twice.
+    """
+
+    round: int
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Test accuracy and loss of every agent's estimate."""
+
+    accuracy: NDArray[np.float64]
+    loss: NDArray[np.float64]
+
+
+class Engine:
+    """Runs `plan` on `shards`. The same seed on the same device gives the same bits; `noise`, where given, is
+    whose draws they are instead of the seed's.
+
+    Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        gradients: ClippedGradients,
+        shards: Shards,
+        batches: Selects,
+        seed: int,
+        device: torch.device | str = "cpu",
+        noise: Draws | None = None,
+    ) -> None:
+        if shards.agents != plan.agents:
+            raise ValueError(f"Expected shards for {plan.agents} agents, got {shards.agents}.")
+        if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > LARGEST_STD:
+            raise ValueError(
+                f"Expected noise below {LARGEST_STD:g} in float32: use a smaller sigma, clip or rate."
+            )
+        self.plan = plan if plan.pruned else prune(plan)
+        self.gradients = gradients
+        self.device = torch.device(device)
+        self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
+        self.batches = batches
+        self.seed = seed
+        self._random_layers = any(isinstance(m, _DropoutNd) for m in gradients.flat.module.modules())
+        self._capacity = int(self.plan.exists.sum(axis=1).max())
+        self._buffers: list[Tensor] = []
+        self._mix = _mixer(self.plan, noise or Noise(seed, plan.draws, plan.rounds), self.device)
+
+    def start(self, start: Tensor) -> State:
+        """The state before round 0: the public start, one row [d] for all agents or [agents, d]."""
+        return State(0, start.detach().to(self.device).expand(self.plan.agents, -1).clone())
+
+    def resume(self, round: int, rows: Tensor) -> State:
+        """The state that an interrupted run had left behind."""
+        expected = self.plan.agents if round == 0 else int(self.plan.exists[round - 1].sum())
+        shape = (expected, self.gradients.flat.dimension)
+        if rows.shape != shape:
+            raise ValueError(f"Expected rows of shape {shape} after round {round}, got {tuple(rows.shape)}.")
+        return State(round, rows.to(self.device))
+
+    def estimates(self, state: State) -> Tensor:
+        """[agents, d]"""
+        return state.rows[: self.plan.agents]
+
+    def advance(self, state: State) -> State:
+        """Executes the next round."""
+        r = state.round
+        gradient = self._mean_gradients(state)
+        made = int(self.plan.exists[r].sum())
+        out = self._buffer(r)[:made]
+        self._mix(Work(r, state.rows, gradient, out))
+        return State(r + 1, out)
+
+    def evaluate(self, state: State) -> Evaluation:
+        """Accuracy and mean cross-entropy of each agent on the common test set."""
+        inputs, labels = self.shards.test_inputs, self.shards.test_labels
+        if inputs is None or labels is None:
+            raise ValueError("Expected shards with a test set, got none: pass test=(inputs, labels).")
+        rows = self.estimates(state)
+        right = torch.zeros(len(rows), device=self.device)
+        loss = torch.zeros(len(rows), device=self.device)
+        for x, y in zip(
+            torch.split(inputs, EVALUATION_CHUNK), torch.split(labels, EVALUATION_CHUNK), strict=True
+        ):
+            outputs = self.gradients.outputs(rows, x)
+            targets = y.expand(len(rows), -1)
+            right += (outputs.argmax(-1) == targets).sum(1)
+            loss += functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none").sum(1)
+        return Evaluation(*(total.double().cpu().numpy() / len(labels) for total in (right, loss)))
+
+    def _mean_gradients(self, state: State) -> Tensor:
+        """Sum of clipped gradients of the records of this round, over the divisor that fixes sensitivity."""
+        chosen = self.batches.select(self.shards.counts, self.seed, state.round, self.device)
+        inputs, labels = self.shards.inputs, self.shards.labels
+        if chosen.indices is not None:
+            agent = torch.arange(len(inputs), device=self.device)[:, None]
+            inputs, labels = inputs[agent, chosen.indices], labels[agent, chosen.indices]
+        rows = self.estimates(state)
+        total = self._rows(torch.zeros, len(rows))
+        with self._dropout_of(state.round):
+            self.gradients.clipped_sum(rows, inputs, labels, chosen.weights, out=total)
+        return total.div_(chosen.divisor.to(total)[:, None])
+
+    def _dropout_of(self, round: int) -> AbstractContextManager[None]:
+        """Random layers draw from torch's global generators: named by the round too, and given back."""
+        if not self._random_layers:
+            return nullcontext()
+        return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
+
+    def _buffer(self, round: int) -> Tensor:
+        if not self._buffers:
+            self._buffers = [self._rows(torch.empty, self._capacity) for _ in range(2)]
+        return self._buffers[round % 2]
+
+    def _rows(self, make: Callable[..., Tensor], count: int) -> Tensor:
+        """[count, d]; on a GPU every row begins where its matrix units like to begin."""
+        flat = self.gradients.flat
+        align = 32 if self.device.type == "cuda" else 1
+        width = -(-flat.dimension // align) * align
+        return make(count, width, dtype=flat.dtype, device=self.device)[:, : flat.dimension]
+
+
+def _mixer(plan: Plan, noise: Draws, device: torch.device) -> Callable[[Work], None]:
+    """The function that makes the rows of a round on `device`."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from topdp.simulator.mixing_cuda import Fused
+
+        return Fused(plan, noise, device)
+    return RowByRow(plan, noise, device)
+
+
+def _in_the_models_type(shards: Shards, dtype: torch.dtype) -> Shards:
+    """Real-valued records in the type of the parameters; whole numbers, such as tokens, as they are."""
+    if not shards.inputs.is_floating_point():
+        return shards
+    test = None if shards.test_inputs is None else shards.test_inputs.to(dtype)
+    return replace(shards, inputs=shards.inputs.to(dtype), test_inputs=test)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,80 @@
+"""One round of rows: rows = mix·rows + step·gradient + noise, row by row. mixing_cuda.py is the GPU's.
+
+The arithmetic of engine.py, kept apart because each device wants it in another shape. Which rows are made of
+what is read from the plan; a draw does not depend on which other rows are made.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from topdp.plan import Plan
+from topdp.simulator.draws import Draws
+
+
+class Work(NamedTuple):
+    """What one round needs: the rows of the round before, the agents' gradients, and where rows are put."""
+
+    round: int
+    before: Tensor  # [rows made in the round before, d]; before round 0 the agents' starts
+    gradient: Tensor  # [agents, d]
+    out: Tensor  # [rows made in this round, d]
+
+
+def slots(plan: Plan, round: int) -> NDArray[np.int64]:
+    """Where each row of the round before stands in its buffer; before round 0, its owner's start."""
+    if round == 0:
+        return plan.owner.astype(np.int64)
+    return np.cumsum(plan.exists[round - 1]) - 1
+
+
+class RowByRow:
+    """A row at a time stays in the processor's cache; rows are independent, so threads share them."""
+
+    def __init__(self, plan: Plan, noise: Draws, device: torch.device) -> None:
+        self.plan = plan
+        self.device = device
+        self.noise = noise
+        self.workers = torch.get_num_threads() if device.type == "cpu" else 1
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __call__(self, work: Work) -> None:
+        rows = np.flatnonzero(self.plan.exists[work.round])
+        this, place = self.plan[work.round], slots(self.plan, work.round)
+
+        def make(part: range) -> None:
+            generator = torch.Generator(self.device)
+            z = torch.empty_like(work.out[0])
+            for position in part:
+                row, target = rows[position], work.out[position]
+                target.zero_()
+                for source, weight in zip(this.source[row], this.weight[row], strict=True):
+                    if source >= 0 and weight:
+                        target.add_(work.before[place[source]], alpha=float(weight))
+                if this.step[row]:
+                    target.add_(work.gradient[self.plan.owner[row]], alpha=float(this.step[row]))
+                for draw, std in zip(this.draw[row], this.std[row], strict=True):
+                    if draw >= 0 and std:
+                        self.noise.fill(z, work.round, int(draw), generator)
+                        target.add_(z, alpha=float(std))
+
+        if self.workers == 1:
+            make(range(len(rows)))
+            return
+        if self._pool is None:
+            self._pool = _single_threaded_pool(self.workers)
+        list(self._pool.map(make, (range(w, len(rows), self.workers) for w in range(self.workers))))
+
+
+def _single_threaded_pool(workers: int) -> ThreadPoolExecutor:
+    """Threads that each use one core: the setting of the calling thread stays as it is."""
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    list(pool.map(lambda _: None, range(workers)))
+    torch.set_num_threads(workers)
+    return pool

@@ -1,0 +1,124 @@
+"""One round of rows on an NVIDIA GPU, as one kernel: each row is read once and written once.
+
+Noise comes from the Philox counter (key of the run; column, draw, round), so a draw is the same number
+whichever other rows are made. Needs Triton, which comes with PyTorch's CUDA builds: the engine comes here
+only with a GPU.
+"""
+
+# Triton compiles the kernel below from its source: annotations and untyped names are Triton's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-unimported"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from topdp.plan import Plan
+from topdp.simulator.draws import Draws
+from topdp.simulator.mixing import Work, slots
+
+PACKED_ROUNDS = 256  # rounds whose indices are sent to the GPU at once
+LANES = 256  # four columns a lane: one Philox call gives four normals
+
+
+@triton.jit
+def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, first, round, d,
+           out_row, before_row, gradient_row,
+           W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
+    row = first + tl.program_id(0)
+    lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    column = lane[:, None] * 4 + tl.arange(0, 4)[None, :]
+    inside = column < d
+    total = tl.zeros((LANES, 4), tl.float32)
+    for w in tl.static_range(W):
+        source = tl.load(slot + row * W + w).to(tl.int64)
+        share = tl.load(weight + row * W + w)
+        if share != 0:
+            total += share * tl.load(before + source * before_row + column, mask=inside, other=0.0)
+    rate = tl.load(step + row)
+    agent = tl.load(owner + row).to(tl.int64)
+    if rate != 0:
+        total += rate * tl.load(gradient + agent * gradient_row + column, mask=inside, other=0.0)
+    for v in tl.static_range(V):
+        deviation = tl.load(std + row * V + v)
+        if deviation != 0:
+            number = tl.load(draw + row * V + v)
+            run = tl.load(key + row * V + v)
+            zero = lane * 0
+            a, b, c, e = tl.philox(run, lane, zero + number, zero + round, zero)
+            z0, z1 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b))
+            z2, z3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(e))
+            z = tl.join(tl.join(z0, z1), tl.join(z2, z3))  # [lanes, 2, 2]
+            total += deviation * tl.reshape(z, (LANES, 4))
+    tl.store(out + tl.program_id(0).to(tl.int64) * out_row + column, total, mask=inside)
+
+
+class Packed(NamedTuple):
+    """The rows made in some rounds, one after the other, with where their parts stand."""
+
+    starts: list[int]  # first row of each round
+    slot: Tensor
+    weight: Tensor
+    owner: Tensor
+    step: Tensor
+    key: Tensor
+    draw: Tensor
+    std: Tensor
+
+
+class Fused:
+    """All rows of a round in one launch."""
+
+    def __init__(self, plan: Plan, noise: Draws, device: torch.device) -> None:
+        self.plan = plan
+        self.noise = noise
+        self.device = device
+        self._packed: tuple[int, Packed] | None = None
+
+    def __call__(self, work: Work) -> None:
+        packed = self._pack(work.round // PACKED_ROUNDS)
+        position = work.round % PACKED_ROUNDS
+        rows, d = work.out.shape
+        grid = (rows, triton.cdiv(d, 4 * LANES))
+        with torch.cuda.device_of(work.out):  # Triton launches on the current device
+            _round[grid](
+                work.out, work.before, work.gradient, packed.slot, packed.weight, packed.owner, packed.step,
+                packed.key, packed.draw, packed.std, packed.starts[position], work.round, d,
+                work.out.stride(0), work.before.stride(0), work.gradient.stride(0),
+                W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
+            )  # fmt: skip
+
+    def _pack(self, chunk: int) -> Packed:
+        if self._packed is None or self._packed[0] != chunk:
+            stop = min((chunk + 1) * PACKED_ROUNDS, self.plan.rounds)
+            self._packed = (chunk, self._packed_rounds(range(chunk * PACKED_ROUNDS, stop)))
+        return self._packed[1]
+
+    def _packed_rounds(self, rounds: range) -> Packed:
+        parts: list[list[np.ndarray]] = [[] for _ in range(7)]
+        starts, total = [], 0
+        for r in rounds:
+            this = self.plan[r]
+            rows = np.flatnonzero(this.exists)
+            source, draw = this.source[rows], this.draw[rows]
+            absent, silent = source < 0, draw < 0
+            key, number = self.noise.names(np.where(silent, 0, draw))
+            columns = (
+                np.where(absent, 0, slots(self.plan, r)[source]).astype(np.int32),
+                np.where(absent, 0.0, this.weight[rows]).astype(np.float32),
+                self.plan.owner[rows].astype(np.int32),
+                this.step[rows].astype(np.float32),
+                key.astype(np.int32),
+                number.astype(np.int32),
+                np.where(silent, 0.0, this.std[rows]).astype(np.float32),
+            )
+            for part, column in zip(parts, columns, strict=True):
+                part.append(column)
+            starts.append(total)
+            total += len(rows)
+        return Packed(starts, *(torch.from_numpy(np.concatenate(part)).to(self.device) for part in parts))

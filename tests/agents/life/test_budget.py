@@ -1,0 +1,145 @@
+"""Budgets: what is spent is known before it is sent, and an agent stops in time."""
+
+import math
+
+import numpy as np
+import pytest
+from history import faults, federation, live, on_virtual_time
+
+from topdp import topology
+from topdp.agents.books.ledger import Cost, Ledger
+from topdp.agents.life.budget import BudgetError, allows, meter
+from topdp.privacy.account import account
+from topdp.privacy.observers import banded
+from topdp.privacy.observers import view as views
+from topdp.settings import build
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def books(made, number):
+    ledger = Ledger(made.state(number), writable=False)
+    entries, meta = list(ledger.entries()), dict(ledger.meta)
+    ledger.close()
+    return entries, meta
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_agent_with_a_quarter_of_the_budget_stops_with_code_3_and_the_others_finish(tmp_path, mode):
+    made = federation(
+        tmp_path,
+        f"method.mode={mode}",
+        "privacy.epsilon=2.0",
+        "method.offline=0.0",
+        graph=topology.complete(6),
+        rounds=12,
+    )
+    quarter = made.setup.budget(2) / 4
+    run = on_virtual_time(live(made, options={2: {"epsilon": quarter}}))
+    assert {i: outcome.code for i, outcome in run.outcomes.items()} == {
+        i: 3 if i == 2 else 0 for i in range(6)
+    }
+    assert faults(run) == []
+    entries, meta = books(made, 2)
+    stopped = int(meta["stopped"])
+    assert 0 < stopped < 12 and len(entries) == 13
+    assert entries[stopped - 1].total <= quarter < entries[stopped - 1].total * 2.5
+    assert all(entry.kind == "mix" and entry.charge == 0 and not entry.digests for entry in entries[stopped:])
+    assert [entry for entry in books(made, 0)[0] if entry.kind != "release"] == []
+    assert run.outcomes[2].result["stopped_at"] == stopped
+    assert all(result["spent"]["epsilon"] <= 2.0 * (1 + 1e-9) for result in made.results())
+
+
+def test_the_checker_finds_a_row_sent_after_the_stop(tmp_path):
+    made = federation(tmp_path, "privacy.epsilon=2.0", agents=3, rounds=6)
+    run = on_virtual_time(live(made, options={0: {"epsilon": 0.5}}))
+    assert faults(run) == []
+    from history import Event
+
+    run.wire.events.append(Event("sent", "ada", "bob", "row", 6, "digest"))
+    assert any("after its budget stop" in fault for fault in faults(run))
+
+
+@pytest.mark.parametrize("guarantee", ["view", "worst-case", "claimed"])
+@pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
+def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, guarantee, batch):
+    made = federation(
+        tmp_path,
+        f"privacy.guarantee={guarantee}",
+        f"data.batch={batch}",
+        "privacy.epsilon=1.0",
+        graph=topology.random(6, 0.5, 1),
+        rounds=9,
+    )
+    analysis = build.analysis(made.setup.config, made.setup.counts)
+    said = account(made.setup.plan, analysis, 1e-5).answers[guarantee.replace("-", "_")].epsilon
+    for agent in range(6):
+        gauge = meter(made.setup.plan, analysis, agent, 1e-5, guarantee, True)
+        total, history, totals = 0.0, [], []
+        for r in range(made.setup.plan.rounds):
+            cost = gauge.cost(r, history, total, float(gauge.planned[r]), True)
+            assert allows(made.setup.budget(agent), total, cost)
+            total += cost.charge
+            history.append((r, cost.information))
+            totals.append(total)
+        assert total == pytest.approx(said[agent], rel=1e-6)
+        assert totals == sorted(totals) and totals[0] > 0
+
+
+@pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
+def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
+    made = federation(tmp_path, f"data.batch={batch}", graph=topology.random(6, 0.5, 1), rounds=60)
+    analysis = build.analysis(made.setup.config, made.setup.counts)
+    whole = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    monkeypatch.setattr(views, "LONG", 10)
+    monkeypatch.setattr(banded, "CHUNK", 8)
+    near = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    np.testing.assert_allclose(near, whole, rtol=1e-6)
+    assert (near >= whole * (1 - 1e-9)).all()
+
+
+def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
+    made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=5)
+    analysis = build.analysis(made.setup.config, made.setup.counts)
+    gauge = meter(made.setup.plan, analysis, 0, 1e-5, "worst-case", True)
+    history = [(r, float(gauge.planned[r])) for r in range(6)]
+    curve = [gauge.worst_case(history[: r + 1]) for r in range(6)]
+    said = account(made.setup.plan, analysis, 1e-5).worst_case.epsilon[0]
+    assert curve == sorted(curve) and curve[-1] == pytest.approx(said, rel=1e-6)
+
+
+def test_under_the_view_a_neighbour_that_stops_makes_the_rest_charge_by_worst_case(tmp_path):
+    """The view holds for the plan as written; the books say so once it is not."""
+    made = federation(
+        tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=10
+    )
+    run = on_virtual_time(live(made, options={0: {"epsilon": 0.3}}))
+    assert faults(run) == []
+    for j in range(1, 6):
+        entries, meta = books(made, j)
+        assert "stopped" in meta and (made.setup.names[0] in meta["departed"]) == (j in (1, 5))
+        assert entries[-1].total >= entries[-1].worst_case * (1 - 1e-12)
+        assert run.outcomes[j].result["spent"]["charged_by"] == "worst-case"
+    assert all(outcome.finished for outcome in run.outcomes.values())
+
+
+def test_view_without_waiting_is_charged_by_worst_case(tmp_path):
+    made = federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4)
+    analysis = build.analysis(made.setup.config, made.setup.counts)
+    assert meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan is not None
+    assert meter(made.setup.plan, analysis, 0, 1e-5, "view", False).by_plan is None
+
+
+def test_a_budget_is_not_passed_by_the_next_charge():
+    assert allows(1.0, 0.75, Cost(0.25)) and not allows(1.0, 0.75, Cost(0.26))
+    assert not allows(1.0, 0.0, Cost(math.inf))
+
+
+def test_rows_without_noise_are_refused_before_anything_is_sent(tmp_path):
+    from dataclasses import replace
+
+    made = federation(tmp_path, agents=3, rounds=2)
+    analysis = build.analysis(made.setup.config, made.setup.counts)
+    silent = replace(made.setup.plan, scale=np.zeros_like(made.setup.plan.scale))
+    with pytest.raises(BudgetError, match="Expected noise in every row"):
+        meter(silent, analysis, 0, 1e-5, "worst-case", True)

@@ -1,0 +1,61 @@
+"""kill -9 anywhere: the same trajectory under a seed, the books never below the truth, training ends."""
+
+import pytest
+import torch
+from history import faults, federation, live, on_virtual_time
+
+from topdp.agents.life import failpoints
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("place", failpoints.ROUNDS)
+def test_each_of_six_agents_killed_at_each_place_ends_as_if_nothing_had_been(tmp_path, mode, place):
+    made = federation(tmp_path, f"method.mode={mode}", rounds=5)
+    run = on_virtual_time(live(made, failpoints={i: f"{place}:{1 + i % 2}" for i in range(6)}))
+    assert len(run.wire.crashed) == 6 and all(run.starts[i] == 2 for i in range(6))
+    assert faults(run) == []
+    assert {outcome.code for outcome in run.outcomes.values()} == {0}
+    torch.testing.assert_close(made.estimates(), made.simulated(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["in_ledger", "after_ledger", "after_send", "before_receive"])
+def test_under_real_noise_nobody_ever_sees_a_second_draw(tmp_path, place):
+    made = federation(tmp_path, agents=4, rounds=4)
+    run = on_virtual_time(
+        live(
+            made,
+            failpoints=dict.fromkeys(range(4), f"{place}:2"),
+            options={i: {"seeded": False} for i in range(4)},
+        )
+    )
+    assert len(run.wire.crashed) == 4
+    assert faults(run) == []
+
+
+def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
+    """What the outbox is for: an agent that computes again after a crash would be found."""
+    from topdp.agents.life import peers
+    from topdp.agents.wire import payload
+
+    made = federation(tmp_path, agents=3, rounds=4)
+    original, sends = peers.Peers._next, []
+
+    def fresh(self, peer):
+        message = original(self, peer)
+        if message is None or message.kind != "row":
+            return message
+        sends.append(message)
+        body = payload.encode(torch.randn(len(made.work(0).start)).numpy())
+        return peers.Message("row", message.round, peers.digest_of(body), body)
+
+    monkeypatch.setattr(peers.Peers, "_next", fresh)
+    run = on_virtual_time(live(made, failpoints={0: "after_send:1"}))
+    assert sends and any("bodies for round" in fault for fault in faults(run))
+
+
+@pytest.mark.parametrize("choice", ["nowhere:1", "after_ledger", "after_ledger:0", "after_ledger:x"])
+def test_a_failpoint_that_is_none_is_refused(choice):
+    with pytest.raises(ValueError, match="Expected TOPDP_FAILPOINT"):
+        failpoints.Failpoints(choice)

@@ -1,0 +1,391 @@
+"""Stragglers, the dead and those who come back; liars, strangers and old copies."""
+
+import asyncio
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from history import Crash, Wire, faults, federation, live, on_virtual_time
+
+from topdp import topology
+from topdp.agents.books import inbox
+from topdp.agents.books.inbox import Verdict
+from topdp.agents.books.ledger import Ledger, digest_of
+from topdp.agents.life.peers import TrustError
+from topdp.agents.wire import payload
+from topdp.agents.wire.transport import Message, Unreachable
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def row(made, value=1.0):
+    return payload.encode(torch.full((len(made.work(0).start),), value).numpy())
+
+
+def message(round, body, kind="row"):
+    return Message(kind, round, digest_of(body), body)
+
+
+async def alone(made, number, wire):
+    """One agent, started, whose neighbours are played by the test."""
+    agent = made.agent(number, wire.transport(made.setup.names[number]))
+    task = asyncio.create_task(agent.run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return agent, task
+
+
+async def ended(agent, task):
+    agent.stop()
+    return await task
+
+
+def test_a_straggler_is_waited_for(tmp_path):
+    """Longer than any idle timeout: waiting is the rule."""
+    made = federation(tmp_path, agents=3, rounds=3)
+    run = on_virtual_time(live(made, failpoints={1: "after_ledger:2"}, restart_after=200.0))
+    assert {outcome.code for outcome in run.outcomes.values()} == {0}
+    assert all(outcome.result["departed"] is None for outcome in run.outcomes.values())
+    torch.testing.assert_close(made.estimates(), made.simulated(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_dead_are_gone_on_without_where_the_manifest_says_so(tmp_path, mode, caplog):
+    made = federation(tmp_path, f"method.mode={mode}", graph=topology.complete(4), rounds=6, goes_on=True)
+    run = on_virtual_time(live(made, agents=[0, 1, 2]))
+    assert {outcome.code for outcome in run.outcomes.values()} == {0}
+    departed = [outcome.result["departed"] for outcome in run.outcomes.values()]
+    assert any(departed) and all(why is None or "nothing from dan" in why for why in departed)
+    assert "stands in for it" in caplog.text and "dan" in caplog.text
+    run.federation.state(3).mkdir(exist_ok=True)
+    shutil.rmtree(run.federation.state(3))
+    assert faults(run) == []
+
+
+def test_what_is_missing_is_replaced_by_the_agents_own_estimate():
+    from topdp.agents.life.rows import mixed
+
+    own, other = torch.ones(3), torch.full((3,), 5.0)
+    assert mixed([(0, 0.25), (7, 0.75)], {0: own, 7: other}, own).tolist() == [4.0] * 3
+    assert mixed([(0, 0.25), (7, 0.75)], {0: own}, own).tolist() == [1.0] * 3
+
+
+def test_who_comes_back_takes_up_the_round_where_the_others_are(tmp_path):
+    made = federation(tmp_path, graph=topology.complete(4), rounds=40, goes_on=True, idle_timeout=2.0)
+    run = on_virtual_time(
+        live(made, wire=Wire(delay=0.4), failpoints={3: "after_ledger:3"}, restart_after=6.0)
+    )
+    assert faults(run) == []
+    ledger = Ledger(made.state(3), writable=False)
+    kinds = [entry.kind for entry in ledger.entries()]
+    assert "skip" in kinds and kinds.count("release") > 10
+    skipped = next(entry for entry in ledger.entries() if entry.kind == "skip")
+    assert skipped.charge == 0 and skipped.digests == {}
+    ledger.close()
+    applied = Ledger(made.state(0), writable=False)
+    after = applied.database.rows("SELECT 1 FROM inbox WHERE sender = 'dan' AND applied > ?", skipped.round)
+    applied.close()
+    assert len(after) > 5, "the others use again what it sends"
+
+
+def test_replays_are_acknowledged_and_applied_once(tmp_path):
+    made = federation(tmp_path, agents=3, rounds=4)
+    wire = Wire()
+    sent = []
+    wire.lose = lambda sender, receiver, message: sent.append((sender, receiver, message))
+
+    async def scene():
+        run = await live(made, wire=wire)
+        return run
+
+    run = on_virtual_time(scene())
+    first = next(s for s in sent if s[2].kind == "row" and s[2].round == 0 and s[1] == "ada")
+
+    async def replay():
+        agent = made.agent(0, Wire().transport("ada"))
+        replies = [await agent.peers.handle(first[0], first[2]) for _ in range(3)]
+        applied = agent.ledger.database.rows(
+            "SELECT applied FROM inbox WHERE sender = ? AND round = 0", first[0]
+        )
+        agent.ledger.close()
+        return replies, applied
+
+    replies, applied = on_virtual_time(replay())
+    assert [(reply.ok, reply.reason) for reply in replies] == [(True, "again")] * 3
+    assert applied == [(1,)]
+    assert faults(run) == []
+
+
+def test_without_the_check_a_replay_ends_at_the_books(tmp_path, monkeypatch):
+    """Replays are told from rows by the inbox; were they not, the ledger would still not take one twice."""
+    from topdp.agents.books.database import LedgerError
+
+    monkeypatch.setattr(inbox.Inbox, "judge", lambda self, *facts: Verdict.NEW)
+    made = federation(tmp_path, agents=3, rounds=4)
+
+    async def scene():
+        agent = made.agent(0, Wire().transport("ada"))
+        assert (await agent.peers.handle("bob", message(0, row(made)))).reason == ""
+        with pytest.raises(LedgerError):
+            await agent.peers.handle("bob", message(0, row(made)))
+        agent.ledger.close()
+
+    on_virtual_time(scene())
+
+
+def equivocated(tmp_path):
+    made = federation(tmp_path, agents=3, rounds=4)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        replies = [await agent.peers.handle("bob", message(0, row(made, value))) for value in (1.0, 2.0, 1.0)]
+        reason = agent.ledger.quarantined("bob")
+        await ended(agent, task)
+        return replies, reason
+
+    return on_virtual_time(scene())
+
+
+def test_two_stories_under_one_name_are_quarantined_and_logged_once(tmp_path, caplog):
+    replies, reason = equivocated(tmp_path)
+    assert [reply.ok for reply in replies] == [True, False, False]
+    assert replies[1].reason == Verdict.EQUIVOCATION.value and replies[2].reason == Verdict.QUARANTINED.value
+    assert "two different rows for round 0" in reason
+    assert sum("equivocation" in record.message for record in caplog.records) == 1
+
+
+def test_without_the_check_two_stories_would_pass(tmp_path, monkeypatch):
+    original = inbox.Inbox.judge
+
+    def credulous(self, sender, round, digest):
+        verdict = original(self, sender, round, digest)
+        return Verdict.AGAIN if verdict is not Verdict.NEW else verdict
+
+    monkeypatch.setattr(inbox.Inbox, "judge", credulous)
+    replies, reason = equivocated(tmp_path)
+    assert all(reply.ok for reply in replies) and reason is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"garbage", payload.encode(torch.zeros(3).numpy()), payload.encode(torch.zeros(51).numpy())[:-4]],
+    ids=["empty", "garbage", "another shape", "cut"],
+)
+def test_what_is_no_row_quarantines_its_sender_and_the_round_goes_on(tmp_path, body, caplog):
+    made = federation(tmp_path, graph=topology.complete(3), rounds=2)
+
+    async def scene():
+        wire = Wire()
+        agent, task = await alone(made, 0, wire)
+        assert not (await agent.peers.handle("bob", message(0, body))).ok
+        for r in range(3):
+            await agent.peers.handle("cleo", message(r, row(made)))
+            await asyncio.sleep(1)
+        rounds = agent.ledger.round
+        await ended(agent, task)
+        return rounds
+
+    assert on_virtual_time(scene()) == 2
+    assert sum("payload" in record.message and "bob" in record.message for record in caplog.records) == 1
+
+
+def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
+    made = federation(tmp_path, agents=4, rounds=2)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        replies = [
+            await agent.peers.handle("cleo", message(0, row(made))),  # no neighbour on the ring
+            await agent.peers.handle("mallory", message(0, row(made))),
+            await agent.peers.handle("cleo", message(0, agent.peers.greeting("cleo").encode(), kind="hello")),
+            await agent.peers.handle("cleo", message(0, b"", kind="stop")),
+            await agent.peers.handle("bob", message(0, b"", kind="shutdown")),
+            await agent.peers.handle("bob", Message("row", 0, "0" * 64, row(made))),
+            await agent.peers.handle("bob", message(0, b"[" * 5000, kind="hello")),
+            await agent.peers.handle("bob", message(0, b'{"terms": 3}', kind="hello")),
+            await agent.peers.handle("bob", message(1, row(made))),  # round 0 is missing
+            await agent.peers.handle("bob", message(99, row(made))),
+        ]
+        seen = agent.ledger.seen("bob")
+        await ended(agent, task)
+        return replies, seen
+
+    replies, seen = on_virtual_time(scene())
+    assert not any(reply.ok for reply in replies) and seen == -1
+
+
+def test_an_agent_with_an_old_copy_of_its_ledger_is_found_out_by_its_neighbours(tmp_path):
+    made = federation(tmp_path, agents=3, rounds=40)
+
+    # The restored copy knows of round 1; bob and cleo have seen later rounds of ada.
+    with pytest.raises(BaseExceptionGroup) as raised:
+        on_virtual_time(_rolled_back(made, tmp_path))
+    (error,) = raised.value.exceptions
+    assert isinstance(error, TrustError) and "old copy" in str(error)
+    for number in (1, 2):
+        ledger = Ledger(made.state(number), writable=False)
+        assert ledger.seen("ada") > 1 and "rolled back" in ledger.quarantined("ada")
+        ledger.close()
+
+
+async def _rolled_back(made, tmp_path):
+    """ada runs to the middle, is put back to an early copy of her books, and meets her neighbours again."""
+    wire = Wire(delay=0.1)
+
+    async def others(number):
+        agent = made.agent(number, wire.transport(made.setup.names[number]))
+        return await agent.run()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(others(number)) for number in (1, 2)]
+        ada = made.agent(0, wire.transport("ada"))
+        life = asyncio.create_task(ada.run())
+        copied = False
+        while ada.ledger.round < 3:
+            await asyncio.sleep(0.01)
+            if ada.ledger.round == 1 and not copied:
+                ada.ledger.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                shutil.copytree(made.state(0), tmp_path / "copy")
+                copied = True
+        await asyncio.sleep(1)
+        ada.abandon()
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
+        shutil.rmtree(made.state(0))
+        shutil.copytree(tmp_path / "copy", made.state(0))
+        again = made.agent(0, wire.transport("ada"))
+        try:
+            await again.run()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def told(made, **changes):
+    """What ada makes of a greeting of bob's, and whether she can go on."""
+
+    async def scene():
+        agent = made.agent(0, Wire().transport("ada"))
+        greeting = replace(agent.peers.greeting("bob"), **changes)
+        reply = await agent.peers.handle("bob", message(0, greeting.encode(), kind="hello"))
+        agent.ledger.close()
+        return reply, agent.peers.fault
+
+    return on_virtual_time(scene())
+
+
+def test_a_neighbour_that_has_seen_more_than_this_agent_knows_of_stops_it(tmp_path):
+    """Even where that neighbour itself would go on."""
+    made = federation(tmp_path, agents=3, rounds=4)
+    assert told(made)[1] is None
+    _, fault = told(made, seen=2)
+    assert isinstance(fault, TrustError) and "old copy" in str(fault)
+
+
+@pytest.mark.parametrize("key", ["federation", "plan", "start"])
+def test_other_terms_are_refused_by_whoever_is_greeted(tmp_path, key):
+    made = federation(tmp_path, agents=3, rounds=4)
+    same = made.agent(0, Wire().transport("ada"))
+    terms = replace(same.peers.terms, **{key: "another"})
+    same.ledger.close()
+    reply, fault = told(made, terms=terms)
+    assert not reply.ok and isinstance(fault, TrustError)
+
+
+def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
+    made = federation(tmp_path, graph=topology.complete(3), rounds=8, goes_on=True)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        await asyncio.sleep(200)
+        rounds = agent.ledger.round
+        await ended(agent, task)
+        return rounds
+
+    assert on_virtual_time(scene()) == 0
+
+
+def test_another_manifest_is_refused_by_both(tmp_path):
+    made = federation(tmp_path / "one", agents=2, graph=topology.complete(2), rounds=2)
+    other = federation(tmp_path / "two", agents=2, graph=topology.complete(2), rounds=2)
+    other.setup = replace(other.setup, federation="another")
+
+    async def scene():
+        wire = Wire()
+        agents = [made.agent(0, wire.transport("ada")), other.agent(1, wire.transport("bob"))]
+        return await asyncio.gather(*(agent.run() for agent in agents), return_exceptions=True)
+
+    found = on_virtual_time(scene())
+    assert all(isinstance(error, TrustError) and "another manifest" in str(error) for error in found)
+
+
+def test_asked_to_stop_it_ends_cleanly_and_continues(tmp_path):
+    made = federation(tmp_path, agents=3, rounds=6)
+
+    async def scene():
+        wire = Wire(delay=0.1)
+        agents = [made.agent(i, wire.transport(made.setup.names[i])) for i in range(3)]
+        tasks = [asyncio.create_task(agent.run()) for agent in agents]
+        while agents[0].ledger.round < 2:
+            await asyncio.sleep(0.001)
+        for agent in agents:
+            agent.stop()
+        return await asyncio.gather(*tasks)
+
+    outcomes = on_virtual_time(scene())
+    assert [(outcome.code, outcome.finished) for outcome in outcomes] == [(0, False)] * 3
+    run = on_virtual_time(live(made))
+    assert faults(run) == []
+    torch.testing.assert_close(made.estimates(), made.simulated(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_process_that_slept_holds_no_silence_against_others(tmp_path):
+    """SIGSTOP for longer than the idle timeout, or a clock that jumps: one tick, not death."""
+    made = federation(tmp_path, agents=3, rounds=3, goes_on=True, idle_timeout=4.0)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        asyncio.get_running_loop().now += 200.0
+        await asyncio.sleep(0.01)
+        silent = dict(agent.peers.silent)
+        await ended(agent, task)
+        return silent
+
+    assert all(ticks <= 2 for ticks in on_virtual_time(scene()).values())
+
+
+@pytest.mark.parametrize("what", ["request", "reply"])
+def test_lost_requests_and_replies_change_nothing(tmp_path, what):
+    made = federation(tmp_path, agents=4, rounds=4)
+    wire, chance = Wire(), random.Random(0)
+    wire.lose = lambda sender, receiver, message: what if chance.random() < 0.3 else None
+    run = on_virtual_time(live(made, wire=wire))
+    assert faults(run) == []
+    torch.testing.assert_close(made.estimates(), made.simulated(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_ledger_that_cannot_be_written_ends_the_agent_and_nothing_leaves(tmp_path):
+    from topdp.agents.books.database import LedgerError
+
+    made = federation(tmp_path, agents=3, rounds=3)
+
+    async def scene():
+        wire = Wire()
+        agent = made.agent(0, wire.transport("ada"))
+        agent.ledger.database.connection.execute("PRAGMA query_only = 1")
+        with pytest.raises(LedgerError, match="Make the folder writable"):
+            await agent.run()
+        return wire.events
+
+    assert [event for event in on_virtual_time(scene()) if event.kind == "row"] == []
+
+
+def test_unreachable_is_what_the_wire_says_of_the_dead():
+    async def scene():
+        with pytest.raises(Unreachable):
+            await Wire().transport("ada").request("bob", message(0, b""))
+
+    on_virtual_time(scene())
+    assert issubclass(Crash, BaseException) and not issubclass(Crash, Exception)

@@ -1,0 +1,107 @@
+"""Twins: one plan in the simulator and on agents gives the same estimates, up to rounding."""
+
+import numpy as np
+import pytest
+import torch
+from history import faults, federation, live, on_virtual_time
+
+from topdp import topology
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+GRAPHS = {"ring": topology.ring(6), "random": topology.random(6, 0.5, 1), "complete": topology.complete(4)}
+
+
+def close(federation):
+    """Float tolerance: single-agent and all-agent gradients sum in another order."""
+    torch.testing.assert_close(federation.estimates(), federation.simulated(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("method", ["plain", "top-dp"])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_agents_in_memory_end_with_the_simulators_estimates(tmp_path, mode, method, graph):
+    made = federation(tmp_path, f"method.mode={mode}", f"method.name={method}", graph=GRAPHS[graph], rounds=8)
+    run = on_virtual_time(live(made))
+    close(made)
+    assert faults(run) == []
+    assert all(result["seeded"] and "tests only" in result["warning"] for result in made.results())
+
+
+@pytest.mark.parametrize("batch", ["{cycle=7}", "{poisson=10}"])
+def test_batches_are_the_simulators(tmp_path, batch, monkeypatch):
+    import history
+
+    from topdp.settings import build
+
+    made = federation(tmp_path, f"data.batch={batch}", "method.name=plain", agents=4, rounds=5)
+    monkeypatch.setattr(history, "Full", lambda: build.batches(made.setup.config))
+    on_virtual_time(live(made))
+    close(made)
+
+
+def test_real_noise_is_not_the_simulators_and_never_the_same(tmp_path):
+    ends = []
+    for attempt in ("first", "second"):
+        made = federation(tmp_path / attempt, agents=3, rounds=2)
+        on_virtual_time(live(made, options={i: {"seeded": False} for i in range(3)}))
+        ends.append(made.estimates())
+        assert not any(result["seeded"] or "warning" in result for result in made.results())
+    assert not torch.allclose(ends[0], ends[1], atol=1e-3)
+    assert not torch.allclose(ends[0], made.simulated(), atol=1e-3)
+
+
+def test_an_agents_noise_has_the_deviation_of_the_plan():
+    from topdp.agents.life.rows import SystemDraws
+
+    values = SystemDraws().fill(torch.empty(200_000), 0, 0).numpy()
+    assert abs(values.mean()) < 0.02 and abs(values.std() - 1) < 0.02
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
+
+
+def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
+    from dataclasses import replace
+
+    from builders import constant_schedule
+    from topdp.agents.life.rows import Part
+    from topdp.plan import PerRound, PlanError, prune
+    from topdp.protocols import PlainSynchronous
+
+    plan = PlainSynchronous(0.5).plan(topology.ring(4), constant_schedule(3), np.ones(4), 0)
+    Part(plan, 0)
+    readers = PerRound.same(np.full_like(plan.readers[0], -1), plan.rounds)
+    with pytest.raises(PlanError, match="never reads"):
+        Part(replace(plan, readers=readers), 0)
+    with pytest.raises(PlanError, match="pruned"):
+        Part(prune(plan), 0)
+    with pytest.raises(PlanError, match="share no draws"):
+        Part(replace(plan, known_by=np.array([[0, 1], [1, -1], [2, -1], [3, -1]])), 0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_agents_over_grpc_end_with_the_simulators_estimates(tmp_path, mode):
+    """The same agents as in memory; only what carries their bytes is another."""
+    import asyncio
+
+    import sites
+
+    from topdp.agents.life.agent import Agent
+    from topdp.agents.terms.setup import Setup
+
+    made = federation(tmp_path, f"method.mode={mode}", graph=topology.ring(4), rounds=5)
+    here = sites.Federation(
+        sites.NAMES, links=[(sites.NAMES[i], sites.NAMES[j]) for i, j in made.setup.graph.edges]
+    )
+    made.setup = Setup.of(made.setup.config, made.setup.graph, sites.NAMES, here.manifest.hash)
+
+    async def all_of_them():
+        agents = []
+        for number, name in enumerate(sites.NAMES):
+            transport = sites.GrpcTransport(here.identities[name], here.manifest)
+            agents.append(Agent(made.setup, made.work(number), made.state(number), transport))
+        return await asyncio.gather(*(agent.run() for agent in agents))
+
+    outcomes = sites.run(all_of_them())
+    assert [outcome.code for outcome in outcomes] == [0] * 4
+    close(made)

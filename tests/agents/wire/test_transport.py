@@ -1,0 +1,718 @@
+"""The contract of a transport, on all of them; then what is particular to links over gRPC."""
+
+import asyncio
+import hashlib
+import logging
+import random
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from chaos import Proxy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sites import Echo, Federation, free_address, run, until_answered
+
+from topdp.agents.terms.identity import IdentityError, make
+from topdp.agents.wire.chunks import PIECE, Incoming, pieces
+from topdp.agents.wire.grpc_transport import Backoff, GrpcTransport
+from topdp.agents.wire.patience import CHECKS, Patience
+from topdp.agents.wire.refusals import Refused, Told
+from topdp.agents.wire.transport import Memory, Message, Reply, Unreachable
+
+ROOT = Path(__file__).parents[3]
+MEGABYTES = random.Random(0).randbytes(3_000_000)
+ROW = Message.of("row", 3, b"numbers")
+
+
+class Ground:
+    """Where two agents, ant and bee, are linked in one of the ways that a transport has."""
+
+    def __init__(self, kind, **rules):
+        self.made = []
+        if kind == "memory":
+            wire = Memory()
+            self._make = wire.transport
+        else:
+            closed = ["bee"] if "bee dials" in kind else []
+            federation = Federation(closed=closed, **rules)
+            self._make = lambda name: federation.transport(name, insecure="insecure" in kind)
+
+    def transport(self, name):
+        self.made.append(self._make(name))
+        return self.made[-1]
+
+    async def start(self, ant=None, bee=None):
+        ends = self.transport("ant"), self.transport("bee")
+        await ends[0].start(ant or Echo("ant"))
+        await ends[1].start(bee or Echo("bee"))
+        return ends
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await asyncio.gather(*(transport.close() for transport in self.made))
+
+
+KINDS = ["memory", "insecure, ant dials", "insecure, bee dials", "mTLS, ant dials", "mTLS, bee dials"]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+def contract(body):
+    """Runs an async test with a ground of each kind."""
+
+    def test(kind, caplog):
+        async def whole():
+            async with Ground(kind) as ground:
+                await (body(ground, caplog) if "caplog" in body.__annotations__ else body(ground))
+
+        run(whole())
+
+    test.__name__, test.__doc__ = body.__name__, body.__doc__
+    return test
+
+
+@contract
+async def test_both_ends_ask_and_answer(ground):
+    ant, bee = await ground.start()
+    digest = hashlib.sha256(ROW.body).digest()
+    assert await ant.request("bee", ROW) == Reply(True, "bee heard ant", digest)
+    assert await bee.request("ant", ROW) == Reply(True, "ant heard bee", digest)
+
+
+@contract
+async def test_a_message_arrives_as_it_was_sent(ground):
+    came = []
+
+    async def keep(peer, message):
+        came.append((peer, message))
+        return Reply(False, "no: ünïcode", b"\x00" * 5)
+
+    ant, _ = await ground.start(bee=keep)
+    for message in (
+        Message.of("row", 2**40, b""),
+        Message.of("commit", -1, b"\x00"),
+        Message.of("ü", 0, b"x" * PIECE),
+    ):
+        assert await ant.request("bee", message) == Reply(False, "no: ünïcode", b"\x00" * 5)
+        assert came.pop() == ("ant", message)
+
+
+@contract
+async def test_large_bodies_both_ways_at_once(ground):
+    async def back(peer, message):
+        return Reply(True, "", message.body[::-1])
+
+    ant, bee = await ground.start(back, back)
+    message = Message.of("row", 0, MEGABYTES)
+    replies = await asyncio.gather(ant.request("bee", message), bee.request("ant", message))
+    assert all(reply.body == MEGABYTES[::-1] for reply in replies)
+
+
+@contract
+async def test_many_at_once_and_each_gets_its_own_reply(ground):
+    ant, bee = await ground.start()
+    bodies = [bytes([k]) * (k * 3001) for k in range(40)]
+    asked = [
+        end.request(peer, Message.of("row", k, body))
+        for k, body in enumerate(bodies)
+        for end, peer in ((ant, "bee"), (bee, "ant"))
+    ]
+    replies = await asyncio.gather(*asked)
+    assert [reply.body for reply in replies[::2]] == [hashlib.sha256(body).digest() for body in bodies]
+    assert [reply.reason for reply in replies] == ["bee heard ant", "ant heard bee"] * 40
+
+
+@contract
+async def test_a_later_request_may_be_answered_first(ground):
+    second = asyncio.Event()
+
+    async def handle(peer, message):
+        if message.round == 1:
+            await second.wait()
+        else:
+            second.set()
+        return Reply(True, str(message.round))
+
+    ant, _ = await ground.start(bee=handle)
+    first, later = await asyncio.gather(
+        ant.request("bee", Message.of("row", 1)), ant.request("bee", Message.of("row", 2))
+    )
+    assert (first.reason, later.reason) == ("1", "2")
+
+
+@contract
+async def test_a_handler_may_ask_back(ground):
+    async def ask_back(peer, message):
+        return await bee.request(peer, Message.of("back", message.round))
+
+    ant, bee = await ground.start(bee=ask_back)
+    assert (await ant.request("bee", ROW)).reason == "ant heard bee"
+
+
+@contract
+async def test_a_body_that_does_not_match_its_digest_never_reaches_the_handler(ground):
+    echo = Echo("bee")
+    ant, _ = await ground.start(bee=echo)
+    reply = await ant.request("bee", Message("row", 0, "00" * 32, b"x"))
+    assert not reply.ok and "digest" in reply.reason and not echo.seen
+    assert (await ant.request("bee", ROW)).ok
+
+
+@contract
+async def test_a_handler_that_fails_is_unreachable_once_and_logged(ground, caplog: object):
+    faults = [RuntimeError("disk full")]
+
+    async def handle(peer, message):
+        if faults:
+            raise faults.pop()
+        return Reply(True)
+
+    ant, _ = await ground.start(bee=handle)
+    with pytest.raises(Unreachable, match="could not answer"):
+        await ant.request("bee", ROW)
+    assert (await ant.request("bee", ROW)).ok
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert "disk full" in str(record.exc_info[1]) and "ant" in record.getMessage()
+    assert record.levelno == logging.ERROR
+
+
+def close_test(who):
+    async def body(ground):
+        here = asyncio.Event()
+
+        async def stuck(peer, message):
+            here.set()
+            await asyncio.Event().wait()
+
+        ant, bee = await ground.start(stuck, stuck)
+        for asker, other in ((ant, "bee"), (bee, "ant")):
+            here.clear()
+            task = asyncio.create_task(asker.request(other, ROW))
+            await here.wait()
+            if asker is ant:
+                first = task
+        await (ant if who == "ant" else bee).close()
+        for waiting in (first, task):
+            with pytest.raises(Unreachable):
+                await waiting
+        closed, other = (ant, "bee") if who == "ant" else (bee, "ant")
+        with pytest.raises(Unreachable):
+            await closed.request(other, ROW)
+        await closed.close()
+
+    return contract(body)
+
+
+test_when_ant_closes_requests_both_ways_are_unreachable = close_test("ant")
+test_when_bee_closes_requests_both_ways_are_unreachable = close_test("bee")
+
+
+@contract
+async def test_a_handler_that_has_begun_ends_even_if_the_sender_leaves(ground):
+    here, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(peer, message):
+        here.set()
+        await go.wait()
+        ended.set()
+        return Reply(True)
+
+    ant, _ = await ground.start(bee=slow)
+    task = asyncio.create_task(ant.request("bee", ROW))
+    await here.wait()
+    await ant.close()
+    with pytest.raises(Unreachable):
+        await task
+    go.set()
+    await ended.wait()
+
+
+@contract
+async def test_a_caller_who_gives_up_harms_nobody(ground):
+    ant, _ = await ground.start()
+    await ant.request("bee", ROW)
+    task = asyncio.create_task(ant.request("bee", Message.of("row", 1, MEGABYTES)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await ant.request("bee", ROW)).ok
+
+
+@contract
+async def test_either_side_may_be_restarted(ground):
+    ends = dict(zip(("ant", "bee"), await ground.start(), strict=True))
+    for name, other in (("bee", "ant"), ("ant", "bee")):
+        await ends[other].request(name, ROW)
+        await ends[name].close()
+        ends[name] = ground.transport(name)
+        await ends[name].start(Echo(f"new {name}"))
+        assert (await until_answered(ends[other], name, ROW)).reason == f"new {name} heard {other}"
+        assert (await until_answered(ends[name], other, ROW)).ok
+
+
+def test_a_peer_that_is_not_there_is_unreachable(kind):
+    async def body():
+        async with Ground(kind, idle_timeout=0.2) as ground:
+            ant = ground.transport("ant")
+            with pytest.raises(Unreachable):
+                await ant.request("bee", ROW)
+            await ant.start(Echo("ant"))
+            with pytest.raises(Unreachable, match="bee"):
+                await ant.request("bee", ROW)
+
+    run(body())
+
+
+# Links over gRPC.
+
+
+def test_the_generated_code_is_in_step_with_the_proto(tmp_path):
+    subprocess.run([ROOT / "scripts" / "generate-wire", tmp_path], check=True, timeout=60)
+
+    def body(path):
+        """Without the version of the compiler."""
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"# Protobuf Python Version: .*\n", "", text)
+        return re.sub(r"ValidateProtobufRuntimeVersion\([^)]*\)", "", text)
+
+    for name in ("wire_pb2.py", "wire_pb2.pyi"):
+        assert body(tmp_path / name) == body(ROOT / "src" / "topdp" / "agents" / "wire" / name), (
+            "run scripts/generate-wire"
+        )
+
+
+def test_backoff_grows_from_a_fifth_of_a_second_to_three_and_varies():
+    waits = [Backoff(random.Random(seed)) for seed in range(200)]
+    drawn = [[backoff.next() for _ in range(12)] for backoff in waits]
+    flat = [wait for row in drawn for wait in row]
+    assert min(flat) >= 0.2 and max(flat) == 3.0
+    assert max(row[0] for row in drawn) <= 0.6 < sum(row[-1] for row in drawn) / 200
+    assert len({row[0] for row in drawn}) == 200
+    waits[0].reset()
+    assert waits[0].next() <= 0.6
+
+
+def test_dialing_waits_as_backoff_says_and_goes_on_for_ever():
+    """No time passes: the pause is ours."""
+
+    async def body():
+        waits, enough = [], asyncio.Event()
+
+        async def pause(seconds):
+            waits.append(seconds)
+            if len(waits) == 6:
+                enough.set()
+                await asyncio.Event().wait()
+
+        transport = Federation().transport("ant", chance=random.Random(5), pause=pause)
+        await transport.start(Echo("ant"))
+        await enough.wait()
+        await transport.close()
+        expected = Backoff(random.Random(5))
+        assert waits == [expected.next() for _ in range(6)]
+
+    run(body())
+
+
+def test_after_a_link_the_next_attempt_comes_soon_again():
+    class Longest(random.Random):
+        def uniform(self, a, b):
+            return b
+
+    async def body():
+        waits, waiting, go = [], asyncio.Event(), asyncio.Event()
+
+        async def pause(seconds):
+            waits.append(seconds)
+            waiting.set()
+            await go.wait()
+            go.clear()
+
+        federation = Federation()
+        ant, bee = federation.transport("ant", chance=Longest(), pause=pause), federation.transport("bee")
+        try:
+            await ant.start(Echo("ant"))
+            for _ in range(3):
+                await waiting.wait()
+                waiting.clear()
+                if len(waits) == 3:
+                    await bee.start(Echo("bee"))
+                go.set()
+            await until_answered(ant, "bee", ROW)
+            await bee.close()
+            await waiting.wait()
+        finally:
+            await asyncio.gather(ant.close(), bee.close())
+        assert waits == pytest.approx([0.6, 1.8, 3.0, 0.6])
+
+    run(body())
+
+
+class FakeClock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def watched(limit=8.0):
+    clock = FakeClock()
+    return clock, Patience(limit, clock), limit / CHECKS
+
+
+def test_patience_is_lost_with_what_stands_still_and_never_with_what_moves():
+    clock, patience, step = watched()
+    patience.moved("link")
+    patience.moved("body")
+    for k in range(200):
+        clock.now += step
+        patience.moved("link")
+        if k < 150:
+            patience.moved("body")
+        assert patience.lost() == (None if k <= 149 + CHECKS else "body")
+    patience.done("body")
+    assert patience.lost() is None
+
+
+def test_time_in_which_we_were_stopped_is_not_held_against_the_peer():
+    clock, patience, step = watched()
+    patience.moved("link")
+    clock.now += 1000
+    assert patience.lost() is None
+    for _ in range(CHECKS - 2):
+        clock.now += step
+        assert patience.lost() is None
+    clock.now += 2 * step
+    assert patience.lost() == "link"
+
+
+@settings(deadline=None)
+@given(st.integers(0, 3 * PIECE + 5), st.integers(1, 255))
+def test_pieces_make_the_body_again(size, seed):
+    body = bytes([seed]) * size
+    incoming = Incoming(size, hashlib.sha256(body).digest(), size)
+    ends = [incoming.add(piece) for piece in pieces(body)]
+    assert ends == [False] * (len(ends) - 1) + [True]
+    assert incoming.intact and incoming.body == body
+
+
+@given(st.integers(0, 2 * PIECE), st.integers(0, PIECE + 10))
+def test_a_piece_of_another_length_is_refused(size, length):
+    incoming = Incoming(size, bytes(32), size)
+    if length == min(size, PIECE):
+        incoming.add(bytes(length))
+        assert not incoming.intact
+    else:
+        with pytest.raises(Refused, match="chunk"):
+            incoming.add(bytes(length))
+
+
+def test_a_body_above_the_limit_is_refused_before_it_comes():
+    with pytest.raises(Refused, match="oversized"):
+        Incoming(1001, bytes(32), 1000)
+    with pytest.raises(Refused, match="digest"):
+        Incoming(10, bytes(31), 1000)
+
+
+def test_what_is_told_is_told_once_per_peer_and_kind(caplog):
+    told = Told("bee")
+    for _ in range(100):
+        told.tell("ant", "chunk", "x")
+        told.tell("ant", "digest", "x")
+        told.tell("cat", "chunk", "x")
+    warned = [(record.peer, record.event) for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warned == [("ant", "chunk"), ("ant", "digest"), ("cat", "chunk")]
+
+
+def test_insecure_links_are_for_loopback_only_and_say_so(caplog):
+    federation = Federation()
+    for address in (
+        "0.0.0.0:7400",
+        "10.1.2.3:7400",
+        "[::]:7400",
+        "agent.example.org:7400",
+        "localhost.evil:1",
+    ):
+        with pytest.raises(IdentityError, match="loopback"):
+            federation.transport("bee", listen=address, insecure=True)
+        with pytest.raises(IdentityError, match="loopback"):
+            Federation(addresses={"bee": address}).transport("ant", insecure=True)
+    for address in ("localhost:7400", "[::1]:7400", "127.3.2.1:7400"):
+        federation.transport("bee", listen=address, insecure=True)
+
+    async def body():
+        async with federation.started(insecure=True):
+            pass
+
+    run(body())
+    assert sum("INSECURE" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_an_identity_that_the_manifest_does_not_list_is_refused():
+    federation = Federation()
+    with pytest.raises(IdentityError, match="that the manifest lists for ant"):
+        GrpcTransport(make("ant"), federation.manifest)
+
+
+def test_a_port_that_is_taken_is_named():
+    async def body():
+        federation = Federation()
+        async with federation.started("bee"):
+            other = federation.transport("bee")
+            with pytest.raises(OSError, match=federation.identities["bee"].card.address):
+                await other.start(Echo("bee"))
+            await other.close()
+
+    run(body())
+
+
+def test_who_is_dialled_by_nobody_opens_no_port():
+    async def body():
+        async with Federation(closed=["ant"]).started() as (ant, bee):
+            await ant.request("bee", ROW)
+            assert ant.links() == {"bee": "linked"} and bee.links() == {"ant": "linked"}
+            assert ant._server is None and bee._server is not None and bee.dials == []
+
+    run(body())
+
+
+def test_only_neighbours_can_be_asked():
+    async def body():
+        async with Federation(("ant", "bee", "cat")).started() as (ant, _, cat):
+            with pytest.raises(ValueError, match="neighbour"):
+                await ant.request("cat", ROW)
+            assert (await cat.request("bee", ROW)).ok
+
+    run(body())
+
+
+def test_too_large_a_body_is_refused_at_home():
+    async def body():
+        async with Federation(largest_body=5000).started() as (ant, _):
+            assert (await ant.request("bee", Message.of("row", 0, bytes(5000)))).ok
+            for message in (Message.of("row", 0, bytes(5001)), Message.of("x" * 65, 0), Message.of("", 0)):
+                with pytest.raises(ValueError, match="at most"):
+                    await ant.request("bee", message)
+
+    run(body())
+
+
+def test_no_more_requests_than_agreed_are_under_way():
+    async def body():
+        working, most, go = 0, 0, asyncio.Event()
+
+        async def handle(peer, message):
+            nonlocal working, most
+            working += 1
+            most = max(most, working)
+            if most == 3:
+                go.set()
+            await go.wait()
+            working -= 1
+            return Reply(True)
+
+        federation = Federation(in_flight=3)
+        ant, bee = federation.transport("ant"), federation.transport("bee")
+        try:
+            await bee.start(handle)
+            await ant.start(Echo("ant"))
+            await asyncio.gather(*(ant.request("bee", Message.of("row", k)) for k in range(20)))
+            assert most == 3
+        finally:
+            await asyncio.gather(ant.close(), bee.close())
+
+    run(body())
+
+
+def test_agents_with_another_manifest_are_refused_and_both_say_so(caplog):
+    caplog.set_level(logging.INFO, "topdp.agents")
+
+    async def body():
+        addresses = {"ant": free_address(), "bee": free_address()}
+        ours, theirs = (Federation(addresses=addresses, in_flight=k, idle_timeout=0.5) for k in (4, 5))
+        async with ours.started("ant") as (ant,), theirs.started("bee"):
+            with pytest.raises(Unreachable, match="manifest"):
+                await ant.request("bee", ROW)
+
+    run(body())
+    events = {
+        (record.agent, record.peer, record.event) for record in caplog.records if hasattr(record, "peer")
+    }
+    assert {("bee", "ant", "manifest"), ("ant", "bee", "refused")} <= events
+    assert not any(event == "linked" for _, _, event in events)
+
+
+def test_three_agents_in_a_ring_over_mtls():
+    async def body():
+        ring = [("ant", "bee"), ("bee", "cat"), ("cat", "ant")]
+        async with Federation(("ant", "bee", "cat"), links=ring).started() as transports:
+            asked = [one.request(other, ROW) for one in transports for other in one.neighbours]
+            assert all(reply.ok for reply in await asyncio.gather(*asked)) and len(asked) == 6
+
+    run(body())
+
+
+# A bad network.
+
+
+def through(proxy_to="bee", **rules):
+    """A federation in which bee is dialled through a proxy."""
+    outside, inside = free_address(), free_address()
+    return Federation(addresses={proxy_to: outside}, **rules), Proxy(inside, outside), inside
+
+
+def test_requests_survive_resets_by_being_sent_again():
+    async def body():
+        federation, proxy, inside = through()
+        ant, bee, echo = federation.transport("ant"), federation.transport("bee", listen=inside), Echo("bee")
+        try:
+            async with proxy:
+                await bee.start(echo)
+                await ant.start(Echo("ant"))
+                for k in range(3):
+                    message = Message.of("row", k, MEGABYTES)
+                    task = asyncio.create_task(until_answered(ant, "bee", message))
+                    back = asyncio.create_task(until_answered(bee, "ant", message))
+                    await ant._peers["bee"].linked.wait()
+                    await asyncio.sleep(0.002)
+                    proxy.reset()
+                    assert (await task).ok and (await back).ok
+                assert proxy.connections >= 2
+        finally:
+            await asyncio.gather(ant.close(), bee.close())
+        assert {round for _, _, round in echo.seen} == {0, 1, 2}
+
+    run(body())
+
+
+@pytest.mark.parametrize("name", ["ant", "bee"])
+def test_a_reset_in_the_middle_of_a_request_is_unreachable(name):
+    async def body():
+        federation, proxy, inside = through()
+        here = asyncio.Event()
+
+        async def stuck(peer, message):
+            here.set()
+            await asyncio.Event().wait()
+
+        ant, bee = federation.transport("ant"), federation.transport("bee", listen=inside)
+        try:
+            async with proxy:
+                await bee.start(stuck)
+                await ant.start(stuck)
+                asker, other = {"ant": (ant, "bee"), "bee": (bee, "ant")}[name]
+                task = asyncio.create_task(asker.request(other, ROW))
+                await here.wait()
+                proxy.reset()
+                with pytest.raises(Unreachable):
+                    await task
+        finally:
+            await asyncio.gather(ant.close(), bee.close())
+
+    run(body())
+
+
+def test_a_black_hole_ends_in_unreachable_after_the_idle_timeout_and_heals():
+    async def body():
+        federation, proxy, inside = through(idle_timeout=0.3)
+        clock = asyncio.get_running_loop().time
+        ant, bee = federation.transport("ant"), federation.transport("bee", listen=inside)
+        try:
+            async with proxy:
+                await bee.start(Echo("bee"))
+                await ant.start(Echo("ant"))
+                await until_answered(ant, "bee", ROW)
+                proxy.hole = True
+                before = clock()
+                for one, other in ((ant, "bee"), (bee, "ant")):
+                    with pytest.raises(Unreachable):
+                        await one.request(other, Message.of("row", 1, MEGABYTES))
+                assert 0.2 < clock() - before < 5
+                proxy.hole = False
+                assert (await until_answered(ant, "bee", ROW)).ok
+                assert (await until_answered(bee, "ant", ROW)).ok
+        finally:
+            await asyncio.gather(ant.close(), bee.close())
+
+    run(body())
+
+
+def test_a_slow_link_that_moves_is_never_given_up():
+    """1 MB at 500 kB a second takes several idle timeouts, and arrives at the first attempt."""
+
+    async def body():
+        federation, proxy, inside = through(idle_timeout=0.7)
+        clock, echo = asyncio.get_running_loop().time, Echo("bee")
+        ant, bee = federation.transport("ant"), federation.transport("bee", listen=inside)
+        try:
+            async with proxy:
+                proxy.delay = 0.002
+                await bee.start(echo)
+                await ant.start(Echo("ant"))
+                await until_answered(ant, "bee", ROW)
+                proxy.bandwidth = 900_000
+                before = clock()
+                assert (await ant.request("bee", Message.of("row", 1, MEGABYTES[:1_500_000]))).ok
+                assert clock() - before > 2 * 0.7
+                assert len(echo.seen) == 2 and proxy.connections == 1
+        finally:
+            await asyncio.gather(ant.close(), bee.close())
+
+    run(body())
+
+
+def test_a_network_that_lets_nobody_in_is_tried_again():
+    async def body():
+        federation, proxy, inside = through(idle_timeout=0.3)
+        attempts, open_now = 0, asyncio.Event()
+
+        async def pause(seconds):
+            nonlocal attempts
+            attempts += 1
+            if attempts == 3:
+                proxy.refuse = False
+                open_now.set()
+
+        ant, bee = federation.transport("ant", pause=pause), federation.transport("bee", listen=inside)
+        try:
+            async with proxy:
+                proxy.refuse = True
+                await bee.start(Echo("bee"))
+                await ant.start(Echo("ant"))
+                await open_now.wait()
+                assert (await until_answered(bee, "ant", ROW)).ok
+        finally:
+            await asyncio.gather(ant.close(), bee.close())
+
+    run(body())
+
+
+def test_a_handler_that_never_answers_is_given_up_and_others_are_served():
+    async def body():
+        async def stuck(peer, message):
+            if message.round == 13:
+                await asyncio.Event().wait()
+            return Reply(True)
+
+        federation = Federation(idle_timeout=0.3)
+        ant, bee = federation.transport("ant"), federation.transport("bee")
+        try:
+            await bee.start(stuck)
+            await ant.start(Echo("ant"))
+            await until_answered(ant, "bee", ROW)
+            with pytest.raises(Unreachable, match="nothing moved"):
+                await ant.request("bee", Message.of("row", 13))
+            assert (await until_answered(ant, "bee", ROW)).ok
+        finally:
+            await asyncio.gather(ant.close(), bee.close())
+
+    run(body())

@@ -1,0 +1,666 @@
+"""Clipped gradients of all agents against a plain loop over examples."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients.twins import MaxPool, Tape, skeleton
+from topdp.learning.models import FlatModel, cnn, mlp
+
+CLASSES = 4
+
+
+class SharedTwice(nn.Module):
+    """A layer that is called twice, once per vector and once per position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.last = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.layer(torch.tanh(self.layer(x))))
+        return self.last(torch.tanh(self.layer(h.mean(1))))
+
+
+class TiedLinears(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(6, 6)
+        self.decode = nn.Linear(6, 6, bias=False)
+        self.decode.weight = self.encode.weight
+        self.last = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.decode(torch.tanh(self.encode(x)))))
+
+
+class Tokens(nn.Module):
+    """Embedding with padding, residual blocks over a sequence, LayerNorm with and without bias."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, width, padding_idx=0)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 11)
+        self.down = nn.Linear(11, width, bias=False)
+        self.final = nn.LayerNorm(width, bias=False)
+        self.last = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x) + self.embed(x.flip(1)) ** 2
+        h = h + self.down(torch.relu(self.up(self.norm(h))))
+        return self.last(self.final(h).mean(1))
+
+
+class PositionsInBatch(nn.Module):
+    """Moves positions and frames into the batch axis and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3, padding=1)
+        self.norm = nn.GroupNorm(1, 2)
+        self.linear = nn.Linear(8, 5)
+        self.last = nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = x.reshape(-1, 1, 2, 4)
+        h = self.linear(self.norm(self.conv(frames)).reshape(-1, 8))
+        return self.last(torch.tanh(h.view(x.shape[0], -1, 5)).mean(1))
+
+
+def group_norm_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, bias=False),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        nn.GroupNorm(3, 6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(96, CLASSES, bias=False),
+    )
+
+
+def odd_convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 2), groups=2),
+        nn.Tanh(),
+        nn.Conv2d(4, 4, (2, 3), padding="same", dilation=(1, 2), padding_mode="circular"),
+        nn.Tanh(),
+        nn.Conv2d(4, 4, 3, padding="valid", groups=4),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, CLASSES),
+    )
+
+
+def wide_convolution() -> nn.Module:
+    """More channels than positions: norms by Gram matrices, one of them grouped."""
+    return nn.Sequential(
+        nn.Conv2d(16, 48, 2), nn.Tanh(), nn.Conv2d(48, 96, 2, groups=2), nn.Flatten(), nn.Linear(96, CLASSES)
+    )
+
+
+def deep_convolutions() -> nn.Module:
+    """Many channels into many, and pools of all kinds."""
+    return nn.Sequential(
+        nn.Conv2d(2, 10, 3, padding=1),
+        nn.MaxPool2d((2, 3)),
+        nn.Conv2d(10, 18, 3, padding=1),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.MaxPool2d(2, 1),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.Flatten(),
+        nn.Linear(36, CLASSES),
+    )
+
+
+def reads(*shape: int) -> tuple[int, ...]:
+    return shape
+
+
+MODELS = {
+    "mlp": (lambda: mlp(12, 7, CLASSES), reads(12)),
+    "linear alone": (lambda: nn.Linear(5, CLASSES), reads(5)),
+    "cnn": (lambda: cnn(2, 16, CLASSES), reads(2, 16, 16)),
+    "shared layer": (SharedTwice, reads(3, 6)),
+    "tied linears": (TiedLinears, reads(6)),
+    "tokens": (Tokens, "tokens"),
+    "wide tokens": (lambda: Tokens(64), "tokens"),
+    "group norm": (group_norm_cnn, reads(2, 10, 10)),
+    "odd convolutions": (odd_convolutions, reads(2, 10, 8)),
+    "wide convolution": (wide_convolution, reads(16, 3, 3)),
+    "deep convolutions": (deep_convolutions, reads(2, 17, 19)),
+    "positions in batch": (PositionsInBatch, reads(3, 8)),
+    "layer norm of two axes": (
+        lambda: nn.Sequential(nn.LayerNorm((3, 4)), nn.Flatten(), nn.Linear(12, CLASSES)),
+        reads(3, 4),
+    ),
+}
+
+
+def problem(name: str, dtype: torch.dtype, agents: int = 3, examples: int = 5):
+    """A model, one row per agent, and inputs, targets and weights with some padding."""
+    make, shape = MODELS[name]
+    torch.manual_seed(len(name))
+    flat = FlatModel(make().to(dtype))
+    rows = flat.flatten() + 0.1 * torch.randn(agents, flat.dimension, dtype=dtype)
+    if shape == "tokens":
+        inputs = torch.randint(9, (agents, examples, 7))
+    else:
+        inputs = torch.randn(agents, examples, *shape, dtype=dtype) * torch.rand(
+            agents, examples, dtype=dtype
+        ).view(agents, examples, *(1 for _ in shape))
+    targets = torch.randint(CLASSES, (agents, examples))
+    weights = torch.rand(agents, examples, dtype=dtype)
+    weights[0, 1] = weights[-1, -1] = 0
+    return flat, rows, inputs, targets, weights
+
+
+def one_by_one(flat: FlatModel, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """[b, d]: the gradient of each example, by torch alone."""
+    module = flat.load(row)
+    gradients = []
+    for i in range(len(x)):
+        module.zero_grad()
+        nn.functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]).backward()
+        trained = [p for p in module.parameters() if p.requires_grad]
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        gradients.append(torch.cat([part.reshape(-1) for part in parts]))
+    return torch.stack(gradients)
+
+
+def by_hand(flat: FlatModel, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, clip: float) -> Tensor:
+    result = torch.zeros_like(rows)
+    for i, row in enumerate(rows):
+        for gradient, weight in zip(one_by_one(flat, row, x[i], y[i]), weights[i], strict=True):
+            result[i] += weight * gradient / max(1.0, float(gradient.norm()) / clip)
+    return result
+
+
+def middle_norm(flat: FlatModel, rows: Tensor, x: Tensor, y: Tensor) -> float:
+    """A clip that some examples exceed and others do not."""
+    norms = torch.cat([one_by_one(flat, row, x[i], y[i]).norm(dim=1) for i, row in enumerate(rows)])
+    clip = float(norms.quantile(0.5))
+    assert (norms > 1.001 * clip).any() and (norms < 0.999 * clip).any()
+    return clip
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_a_loop_over_examples(name, dtype, tolerance):
+    flat, rows, x, y, weights = problem(name, dtype)
+    clip = middle_norm(flat, rows, x, y)
+    gradients = ClippedGradients(flat, clip)
+    result = gradients.clipped_sum(rows, x, y, weights)
+    assert gradients.fast
+    assert relative(result, by_hand(flat, rows, x, y, weights, clip)) < tolerance
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_equal_a_loop_over_agents(name):
+    flat, rows, x, *_ = problem(name, torch.float64)
+    expected = torch.stack([flat.load(row).eval()(x[0]) for row in rows])
+    assert torch.allclose(ClippedGradients(flat, 1.0).outputs(rows, x[0]), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "tokens", "wide convolution", "shared layer"])
+@pytest.mark.parametrize("microbatch", [1, 2, 7, 1000])
+def test_microbatches_do_not_change_the_result(name, microbatch):
+    flat, rows, x, y, weights = problem(name, torch.float64)
+    gradients = ClippedGradients(flat, 0.5)
+    whole = gradients.clipped_sum(rows, x, y, weights)
+    parts = gradients.clipped_sum(rows, x, y, weights, microbatch=microbatch)
+    assert relative(parts, whole) < 1e-13
+
+
+def test_adds_to_out_with_a_scale():
+    flat, rows, x, y, weights = problem("cnn", torch.float64)
+    gradients = ClippedGradients(flat, 0.5)
+    plain = gradients.clipped_sum(rows, x, y, weights)
+    wide = torch.ones(len(rows), flat.dimension + 3, dtype=torch.float64)
+    out = wide[:, : flat.dimension]
+    assert gradients.clipped_sum(rows, x, y, weights, out=out, scale=-2) is out
+    assert relative(out, 1 - 2 * plain) < 1e-14
+    assert (wide[:, flat.dimension :] == 1).all()
+
+
+def test_rows_of_agents_do_not_influence_each_other():
+    flat, rows, x, y, weights = problem("group norm", torch.float64)
+    gradients = ClippedGradients(flat, 0.5)
+    before = gradients.clipped_sum(rows, x, y, weights)
+    rows[1], x[1], y[1], weights[1] = rows[0], x[0].flip(0), y[0].flip(0), 1.0
+    after = gradients.clipped_sum(rows, x, y, weights)
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert not torch.equal(before[1], after[1])
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "tokens", "wide tokens", "wide convolution", "group norm"])
+def test_padding_adds_exactly_nothing(name):
+    flat, rows, x, y, weights = problem(name, torch.float32)
+    gradients = ClippedGradients(flat, 0.5)
+    before = gradients.clipped_sum(rows, x, y, weights)
+    if x.is_floating_point():
+        x[0, 1] = x[-1, -1] = torch.finfo(torch.float32).max
+    else:
+        x[0, 1] = x[-1, -1] = 8
+    y[0, 1] = y[-1, -1] = 3
+    after = gradients.clipped_sum(rows, x, y, weights)
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("frozen", ["1", "1.weight", "3"])
+def test_frozen_parameters_are_not_in_the_row(frozen):
+    """A frozen layer runs as it is; one frozen in part takes the slow path. Both equal the loop."""
+    module = mlp(12, 7, CLASSES).double()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
+    flat = FlatModel(module)
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    assert flat.dimension == trained < sum(p.numel() for p in module.parameters())
+    _, whole, x, y, weights = problem("mlp", torch.float64)
+    rows = whole[:, :trained].contiguous()
+    clip = middle_norm(flat, rows, x, y)
+    gradients = ClippedGradients(flat, clip)
+    if frozen == "1.weight":
+        with pytest.warns(UserWarning, match="some of its parameters are trained and some are not"):
+            result = gradients.clipped_sum(rows, x, y, weights)
+    else:
+        result = gradients.clipped_sum(rows, x, y, weights)
+    assert gradients.fast == (frozen != "1.weight")
+    assert relative(result, by_hand(flat, rows, x, y, weights, clip)) < 1e-12
+    loaded = dict(flat.load(rows[0]).named_parameters())
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            assert torch.equal(loaded[name], parameter)
+    expected = torch.stack([flat.load(row)(x[0]) for row in rows])
+    torch.testing.assert_close(gradients.outputs(rows, x[0]), expected)
+
+
+def test_statistics_are_weighted_means_per_agent():
+    flat, rows, x, y, weights = problem("mlp", torch.float64)
+    clip = middle_norm(flat, rows, x, y)
+    result, statistics = ClippedGradients(flat, clip).clipped_sum_and_statistics(
+        rows, x, y, weights, microbatch=2
+    )
+    assert relative(result, by_hand(flat, rows, x, y, weights, clip)) < 1e-12
+    for i, row in enumerate(rows):
+        losses = nn.functional.cross_entropy(flat.load(row)(x[i]), y[i], reduction="none").detach()
+        clipped = (one_by_one(flat, row, x[i], y[i]).norm(dim=1) > clip).double()
+        assert math.isclose(float(statistics.loss[i]), float((losses * weights[i]).sum() / weights[i].sum()))
+        assert math.isclose(
+            float(statistics.clipped[i]), float((clipped * weights[i]).sum() / weights[i].sum())
+        )
+
+
+def test_a_loss_of_ones_own():
+    flat, rows, x, _, weights = problem("mlp", torch.float64)
+    targets = torch.randn(3, 5, CLASSES, dtype=torch.float64)
+    gradients = ClippedGradients(flat, 1e9, lambda outputs, wanted: (outputs - wanted).square().sum(1))
+    result = gradients.clipped_sum(rows, x, targets, weights)
+    leaf = rows.clone().requires_grad_()
+    outputs = torch.stack(
+        [torch.func.functional_call(flat.module, flat.named(r), (x[i],)) for i, r in enumerate(leaf)]
+    )
+    (weights.unsqueeze(2) * (outputs - targets).square()).sum().backward()
+    assert relative(result, leaf.grad) < 1e-12
+
+
+def test_cross_entropy_over_positions_is_their_mean():
+    flat = FlatModel(nn.Conv1d(3, CLASSES, 1).double())
+    rows = flat.flatten().repeat(2, 1)
+    x, y = torch.randn(2, 2, 3, 5, dtype=torch.float64), torch.randint(CLASSES, (2, 2, 5))
+    with pytest.warns(UserWarning, match="Conv1d"):
+        result = ClippedGradients(flat, 0.3).clipped_sum(rows, x, y)
+    assert relative(result, by_hand(flat, rows, x, y, torch.ones(2, 2), 0.3)) < 1e-12
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class ReadsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.layer.weight, self.layer.bias)
+
+
+class Centres(nn.Module):
+    """Mixes the examples of a batch, in training only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - 0.5 * x.mean(0) if self.training else x
+
+
+class TiedToEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, 6)
+        self.last = nn.Linear(6, CLASSES)
+        self.last.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.embed(x).mean(1)))
+
+
+class Branches(nn.Module):
+    """Control flow that depends on data: vmap refuses it, a folded batch takes one branch for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if float(x.sum()) > 0 else self.layer(-x) * 2
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.last = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x * 2).mul_(3))
+
+
+SLOW = {
+    "custom layer": (lambda: nn.Sequential(nn.Linear(6, 6), Scale(), nn.Linear(6, CLASSES)), r"1 \(Scale\)"),
+    "weight read": (ReadsWeight, r"layer \(Linear\): weight is read outside"),
+    "mixes examples": (
+        lambda: nn.Sequential(nn.Linear(6, 6), Centres(), nn.Linear(6, CLASSES)),
+        "influence each other",
+    ),
+    "branches": (Branches, "vmap refuses"),
+    "in place": (InPlace, "in-place"),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, CLASSES)), "Parametrized"),
+    "tied to embedding": (TiedToEmbedding, "tied between Embedding .* and Linear"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", SLOW)
+def test_other_models_take_the_slow_path_and_say_so_once(name):
+    make, reason = SLOW[name]
+    torch.manual_seed(0)
+    flat = FlatModel(make().double())
+    rows = flat.flatten() + 0.1 * torch.randn(3, flat.dimension, dtype=torch.float64)
+    x = (
+        torch.randint(CLASSES, (3, 5, 7))
+        if "embedding" in name
+        else torch.randn(3, 5, 6, dtype=torch.float64)
+    )
+    y, weights = torch.randint(CLASSES, (3, 5)), torch.rand(3, 5, dtype=torch.float64)
+    clip = middle_norm(flat, rows, x, y)
+    gradients = ClippedGradients(flat, clip)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = gradients.clipped_sum(rows, x, y, weights, microbatch=4)
+    announced = [str(w.message) for w in caught if "slow path" in str(w.message)]
+    assert len(announced) == 1 and re.search(reason, announced[0])
+    assert not gradients.fast
+    assert relative(result, by_hand(flat, rows, x, y, weights, clip)) < 1e-12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients.clipped_sum(rows, x[:, :2], y[:, :2])
+        outputs = gradients.outputs(rows, x[0])
+    assert torch.allclose(outputs, torch.stack([flat.load(row).eval()(x[0]) for row in rows]))
+
+
+def test_dropout_does_not_hide_that_examples_are_mixed_in_training():
+    module = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), Centres(), nn.Linear(6, CLASSES))
+    gradients = ClippedGradients(module, 1.0)
+    rows = gradients.flat.flatten().repeat(2, 1)
+    with pytest.warns(UserWarning, match="influence each other"):
+        gradients.clipped_sum(rows, torch.randn(2, 4, 6), torch.zeros(2, 4, dtype=torch.long))
+
+
+class LooksAtItsPool(nn.Module):
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.pool, self.last = nn.Conv2d(1, 3, 3, padding=1), pool, nn.Linear(48, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = self.pool(self.conv(x)) if isinstance(self.pool, nn.MaxPool2d) else self.conv(x)
+        return self.last(pooled.flatten(1) * self.pool.kernel_size)
+
+
+def test_a_model_may_look_at_its_pool():
+    gradients = ClippedGradients(LooksAtItsPool(nn.MaxPool2d(2)), 1.0)
+    rows = gradients.flat.flatten().repeat(2, 1)
+    gradients.clipped_sum(rows, torch.rand(2, 3, 1, 8, 8), torch.zeros(2, 3, dtype=torch.long))
+    assert gradients.fast
+
+
+def hooked() -> nn.Module:
+    pool = nn.MaxPool2d(2)
+    pool.register_forward_hook(lambda *_: None)
+    return pool
+
+
+class OwnPool(nn.MaxPool2d):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("pool", "side_by_side"),
+    [
+        (nn.MaxPool2d(2), True), (nn.MaxPool2d((2, 3)), True), (nn.MaxPool2d(3, 3, 0, 1), True),
+        (nn.MaxPool2d(2, 1), False), (nn.MaxPool2d(2, padding=1), False),
+        (nn.MaxPool2d(2, dilation=2), False),
+        (nn.MaxPool2d(2, return_indices=True), False), (nn.MaxPool2d(2, ceil_mode=True), False),
+        (nn.MaxPool2d((2,)), False), (nn.MaxPool2d([2, 2]), False), (nn.MaxPool2d(2, stride=()), False),
+        (nn.MaxPool2d(np.int64(2)), False), (nn.MaxPool2d(9), False), (nn.AvgPool2d(2), False),
+        (hooked(), False), (OwnPool(2), False),
+    ],
+)  # fmt: skip
+def test_only_windows_side_by_side_are_pooled_by_ourselves(pool, side_by_side):
+    model = skeleton(FlatModel(nn.Sequential(nn.Conv2d(1, 3, 3), pool)), Tape())
+    assert (type(model[1]) is MaxPool) is side_by_side
+    assert type(pool) is not MaxPool  # the user's own stays as it is
+
+
+def test_a_new_shape_of_example_is_checked_again():
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(6, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.last(x).mean(1)
+            return h if x.shape[1] < 3 else h - h.mean(0)
+
+    gradients = ClippedGradients(Sometimes(), 1.0)
+    rows, y = gradients.flat.flatten().repeat(2, 1), torch.zeros(2, 4, dtype=torch.long)
+    gradients.clipped_sum(rows, torch.randn(2, 4, 2, 6), y)
+    assert gradients.fast
+    with pytest.warns(UserWarning, match="influence each other"):
+        gradients.clipped_sum(rows, torch.randn(2, 4, 3, 6), y)
+
+
+def test_a_buffer_that_the_model_writes_is_refused():
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, CLASSES)
+            self.register_buffer("seen", torch.zeros(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add_(x.detach().mean(0))
+            return self.layer(x)
+
+    gradients = ClippedGradients(Remembers(), 1.0)
+    with pytest.raises(ValueError, match="buffer 'seen'"):
+        gradients.clipped_sum(gradients.flat.flatten()[None], torch.ones(1, 2, 6), torch.zeros(1, 2).long())
+
+
+def test_dropout_draws_for_each_example_and_takes_the_fast_path():
+    module = nn.Sequential(nn.Dropout(0.5), nn.Linear(50, CLASSES))
+    gradients = ClippedGradients(module, 1e9)
+    rows, y = gradients.flat.flatten().repeat(2, 1), torch.zeros(2, 2, dtype=torch.long)
+    one = gradients.clipped_sum(rows, torch.ones(2, 2, 50), y)
+    two = gradients.clipped_sum(rows, torch.ones(2, 2, 50), y)
+    assert gradients.fast
+    assert not torch.equal(one[0], one[1])
+    assert not torch.equal(one, two)
+    assert torch.allclose(gradients.outputs(rows, torch.ones(1, 50))[0], module.eval()(torch.ones(1, 50)))
+    module.eval()
+    still = ClippedGradients(module, 1e9).clipped_sum(rows, torch.ones(2, 2, 50), y)
+    assert torch.equal(still[0], still[1])
+
+
+@pytest.mark.filterwarnings("ignore:Per-example gradients")
+def test_dropout_draws_for_each_example_on_the_slow_path():
+    torch.manual_seed(0)
+    gradients = ClippedGradients(nn.Sequential(Scale(), nn.Dropout(0.5), nn.Linear(6, CLASSES)), 1e9)
+    rows, y = gradients.flat.flatten().repeat(2, 1), torch.zeros(2, 16, dtype=torch.long)
+    result = gradients.clipped_sum(rows, torch.ones(2, 16, 6), y)
+    assert not gradients.fast
+    assert not torch.equal(result[0], result[1])
+    assert (result[:, :6] != 0).all()  # a mask that 16 examples share leaves zeros
+
+
+def test_functional_dropout_takes_the_fast_path():
+    class Drops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(nn.functional.dropout(x, training=self.training))
+
+    gradients = ClippedGradients(Drops(), 1.0)
+    state = torch.get_rng_state()
+    gradients.clipped_sum(gradients.flat.flatten()[None], torch.ones(1, 2, 6), torch.zeros(1, 2).long())
+    assert gradients.fast
+    # Two dropouts of 12 numbers and no more: the check leaves the generator alone.
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    nn.functional.dropout(torch.ones(2, 6))
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.filterwarnings("ignore:Per-example gradients")
+def test_gradients_that_are_not_finite_are_refused_with_the_agents(slow):
+    module = nn.Sequential(nn.Linear(6, 6), Scale(), nn.Linear(6, CLASSES)) if slow else mlp(6, 6, CLASSES)
+    gradients = ClippedGradients(module, 1.0)
+    rows = gradients.flat.flatten().repeat(4, 1)
+    x, y = torch.randn(4, 3, 6), torch.zeros(4, 3, dtype=torch.long)
+    x[1, 2, 0], x[3, 0, 1] = float("nan"), float("inf")
+    out = torch.zeros_like(rows)
+    with pytest.raises(FloatingPointError, match=r"agents \[1, 3\]"):
+        gradients.clipped_sum(rows, x, y, out=out)
+    assert (out == 0).all()
+    with pytest.raises(FloatingPointError, match=r"agents \[1\]"):
+        gradients.clipped_sum(rows, x, y, microbatch=3)
+    x = torch.randn(4, 3, 6)
+    with pytest.raises(FloatingPointError, match=r"agents \[2\]"):
+        gradients.clipped_sum(rows, x, y, torch.tensor([[1.0], [1], [-1], [0]]).repeat(1, 3))
+
+
+def test_bad_arguments_say_what_was_expected():
+    gradients = ClippedGradients(nn.Linear(6, CLASSES), 1.0)
+    rows, x, y = gradients.flat.flatten().repeat(2, 1), torch.ones(2, 3, 6), torch.zeros(2, 3).long()
+    for clip in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="clip"):
+            ClippedGradients(nn.Linear(2, 2), clip)
+    with pytest.raises(ValueError, match="cross_entropy"):
+        ClippedGradients(nn.Linear(2, 2), 1.0, "hinge")
+    with pytest.raises(ValueError, match="rows"):
+        gradients.clipped_sum(rows[:, 1:], x, y)
+    with pytest.raises(ValueError, match="inputs"):
+        gradients.clipped_sum(rows, x[:1], y)
+    with pytest.raises(ValueError, match="targets"):
+        gradients.clipped_sum(rows, x, y[:, 1:])
+    with pytest.raises(ValueError, match="weights"):
+        gradients.clipped_sum(rows, x, y, torch.ones(2, 4))
+    with pytest.raises(ValueError, match="out"):
+        gradients.clipped_sum(rows, x, y, out=torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="microbatch"):
+        gradients.clipped_sum(rows, x, y, microbatch=0)
+    with pytest.raises(ValueError, match="one loss per example"):
+        ClippedGradients(nn.Linear(6, CLASSES), 1.0, nn.CrossEntropyLoss()).clipped_sum(rows, x, y)
+    with pytest.raises(RuntimeError, match="shapes"):  # the model's own error, as it is
+        gradients.clipped_sum(rows, torch.ones(2, 3, 5), y)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_a_gpu_gives_the_same(name, dtype, error):
+    """In float32 convolutions have kernels of their own."""
+    flat, rows, x, y, weights = problem(name, dtype)
+    clip = middle_norm(flat, rows, x, y)
+    gradients = ClippedGradients(flat, clip)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        result = gradients.clipped_sum(*(t.cuda() for t in (rows, x, y, weights))).cpu()
+        outputs = gradients.outputs(rows.cuda(), x[0].cuda()).cpu()
+    assert gradients.fast
+    assert relative(result, by_hand(flat, rows, x, y, weights, clip)) < error
+    by_torch = torch.stack([flat.load(row).eval()(x[0]) for row in rows])
+    assert torch.allclose(outputs, by_torch, rtol=error, atol=error)
+
+
+def test_no_examples_add_nothing():
+    gradients = ClippedGradients(nn.Linear(6, CLASSES), 1.0)
+    rows = gradients.flat.flatten().repeat(2, 1)
+    assert (gradients.clipped_sum(rows, torch.ones(2, 0, 6), torch.zeros(2, 0).long()) == 0).all()
+
+
+CONTRIBUTORS = {
+    name: ClippedGradients(problem(name, torch.float64)[0], 1.0)
+    for name in ("mlp", "cnn", "tokens", "wide tokens", "wide convolution")
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(CONTRIBUTORS)),
+    seed=st.integers(0, 2**32 - 1),
+    size=st.floats(1e-3, 1e4),
+    weight=st.floats(0, 10),
+)
+def test_no_example_moves_the_sum_by_more_than_clip_times_weight(name, seed, size, weight):
+    gradients = CONTRIBUTORS[name]
+    generator = torch.Generator().manual_seed(seed)
+    rows = size ** torch.rand(2, 1, generator=generator) * torch.randn(
+        2, gradients.flat.dimension, generator=generator
+    )
+    rows = rows.double()
+    shape = MODELS[name][1]
+    if shape == "tokens":
+        x = torch.randint(9, (2, 3, 7), generator=generator)
+    else:
+        x = size * torch.randn(2, 3, *shape, generator=generator).double()
+    y = torch.randint(CLASSES, (2, 3), generator=generator)
+    weights = torch.rand(2, 3, generator=generator).double()
+    weights[1, 2] = 0
+    without = gradients.clipped_sum(rows, x, y, weights)
+    weights[1, 2] = weight
+    moved = gradients.clipped_sum(rows, x, y, weights) - without
+    assert (moved[0] == 0).all()
+    assert float(moved[1].norm()) <= weight * (1 + 1e-9) + 1e-12

@@ -1,0 +1,248 @@
+"""The GPU's kernels, executed by Triton's interpreter: their arithmetic on any machine. Where there is a GPU,
+the tests of gradients and of mixing run them for real."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.grad import conv2d_weight
+
+from builders import PROTOCOLS, constant_schedule
+from topdp import topology
+from topdp.learning.gradients import ClippedGradients, ghost
+from topdp.learning.gradients.ghost import Geometry
+from topdp.learning.models import FlatModel
+from topdp.plan import prune
+from topdp.simulator.draws import Noise
+from topdp.simulator.mixing import RowByRow, Work
+from topdp.simulator.stacking import StackedNoise, stack_plans
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("a GPU runs them itself", allow_module_level=True)
+
+from topdp.learning.gradients import convolution_cuda, pooling_cuda
+from topdp.simulator.mixing_cuda import Fused
+
+AGENTS, EXAMPLES = 2, 3
+# channels, outputs, height, width, geometry
+LAYERS = {
+    "the paper's first": (3, 6, 12, 11, Geometry((5, 5), (1, 1), (1, 1), 1)),
+    "many outputs": (5, 20, 9, 9, Geometry((1, 3), (2, 2), (1, 2), 1)),
+    "strides and holes": (2, 3, 13, 16, Geometry((3, 2), (2, 3), (2, 1), 1)),
+    "many channels": (9, 20, 7, 8, Geometry((3, 2), (2, 1), (1, 2), 1)),
+    "more positions than one block": (6, 4, 16, 16, Geometry((2, 2), (1, 1), (1, 1), 1)),
+}
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_convolutions_and_their_gradients_are_torchs(layer, with_bias):
+    channels, outputs, height, width, geometry = LAYERS[layer]
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    # Weights lie in rows with other parameters before and after them.
+    size = outputs * channels * geometry.kernel[0] * geometry.kernel[1]
+    weight = normal(AGENTS, size + 7)[:, 4 : 4 + size].view(AGENTS, outputs, channels, *geometry.kernel)
+    bias = normal(AGENTS, outputs + 3)[:, 1 : 1 + outputs] if with_bias else None
+    x = normal(AGENTS, EXAMPLES, channels, height, width).requires_grad_()
+
+    out = convolution_cuda.convolve(x, weight, bias, geometry)
+    own = [None, None] if bias is None else bias
+    expected = [
+        functional.conv2d(x[i], weight[i], own[i], geometry.stride, 0, geometry.dilation)
+        for i in range(AGENTS)
+    ]
+    torch.testing.assert_close(out, torch.cat(expected), rtol=1e-4, atol=1e-4)
+
+    delta = normal(*out.shape)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y, x, delta)[0] for y in (out, torch.cat(expected))), rtol=1e-4, atol=1e-4
+    )
+
+    unfolded = delta.view(AGENTS, EXAMPLES, *delta.shape[1:])
+    found = convolution_cuda.per_example_gradients(x.detach(), unfolded, geometry)
+    for i in range(AGENTS):
+        for j in range(EXAMPLES):
+            kernel = weight[i].clone().requires_grad_()
+            y = functional.conv2d(
+                x[i, j : j + 1].detach(), kernel, None, geometry.stride, 0, geometry.dilation
+            )
+            (by_torch,) = torch.autograd.grad(y, kernel, unfolded[i, j : j + 1])
+            torch.testing.assert_close(found[i, j], by_torch.flatten(), rtol=1e-4, atol=1e-4)
+
+
+def test_one_batch_for_all_agents_is_not_copied():
+    channels, outputs, height, width, geometry = LAYERS["the paper's first"]
+    x = torch.randn(EXAMPLES, channels, height, width)
+    weight = torch.randn(AGENTS, outputs, channels, *geometry.kernel)
+    out = convolution_cuda.convolve(x.expand(AGENTS, *x.shape), weight, None, geometry)
+    torch.testing.assert_close(
+        out, torch.cat([functional.conv2d(x, own) for own in weight]), rtol=1e-4, atol=1e-4
+    )
+
+
+def between_nan(x):
+    """As it is, but before and after it lies what is not a number."""
+    flat = torch.full((x.numel() + 4096,), torch.nan)
+    flat[2048:-2048] = x.flatten()
+    return flat[2048:-2048].view(x.shape)
+
+
+def among_nan(x):
+    """Every other element of a tensor; the others are not numbers."""
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1]), torch.nan)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+@pytest.mark.parametrize("lay", [between_nan, among_nan])
+@pytest.mark.parametrize(("channels", "outputs"), [(17, 33), (9, 9)])
+def test_convolutions_of_several_blocks_read_nothing_but_their_own(channels, outputs, lay):
+    generator = torch.Generator().manual_seed(0)
+    geometry = Geometry((3, 3), (1, 1), (1, 1), 1)
+    x = lay(torch.randn(1, 2, channels, 15, 13, generator=generator)).requires_grad_()
+    weight = torch.randn(1, outputs, channels, 3, 3, generator=generator)
+    out, expected = convolution_cuda.convolve(x, weight, None, geometry), functional.conv2d(x[0], weight[0])
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    delta = lay(torch.randn(expected.shape, generator=generator))
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y, x, delta)[0] for y in (out, expected)), rtol=1e-4, atol=1e-4
+    )
+    last = delta if lay is between_nan else delta.contiguous(memory_format=torch.channels_last)
+    found = convolution_cuda.per_example_gradients(x.detach(), last[None], geometry)
+    for j in range(2):
+        by_torch = conv2d_weight(x[0, j : j + 1].detach(), weight[0].shape, delta[j : j + 1])
+        torch.testing.assert_close(found[0, j], by_torch.flatten(), rtol=1e-3, atol=1e-3)
+
+
+def test_elements_that_lie_too_far_apart_are_copied(monkeypatch):
+    """As those of a batch whose channels come first."""
+    channels, outputs, height, width, geometry = LAYERS["the paper's first"]
+    x = torch.randn(channels, AGENTS, EXAMPLES, height, width).permute(1, 2, 0, 3, 4)
+    weight = torch.randn(AGENTS, outputs, channels, *geometry.kernel)
+    convolved = convolution_cuda.convolve(x, weight, None, geometry)
+    delta = torch.randn(outputs, AGENTS, EXAMPLES, *convolved.shape[2:]).permute(1, 2, 0, 3, 4)
+    gradients = convolution_cuda.per_example_gradients(x, delta, geometry)
+
+    largest = max(x[0, 0].numel(), delta[0, 0].numel())
+    monkeypatch.setattr(convolution_cuda, "REACH", largest + 1)
+    near = x.contiguous()
+    assert convolution_cuda._within_reach(near) is near
+    copied = []
+    real = torch.Tensor.contiguous
+    monkeypatch.setattr(torch.Tensor, "contiguous", lambda self: copied.append(self.shape) or real(self))
+    assert torch.equal(convolution_cuda.convolve(x, weight, None, geometry), convolved)
+    assert torch.equal(convolution_cuda.per_example_gradients(x, delta, geometry), gradients)
+    assert copied == [x.shape, x.shape, delta.flatten(3).shape]
+    monkeypatch.setattr(convolution_cuda, "REACH", x[0, 0].numel())
+    with pytest.raises(ValueError, match="one example"):
+        convolution_cuda.convolve(x, weight, None, geometry)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_rows_without_noise_are_the_processors(name):
+    graph = topology.random(8, 0.4, 0)
+    plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(4, rate=0.5), np.zeros(8), 0))
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
+    before = torch.randn(8, 50, generator=generator)
+    noise = Noise(0, plan.draws, plan.rounds)
+    mixers = RowByRow(plan, noise, torch.device("cpu")), Fused(plan, noise, torch.device("cpu"))
+    for r in range(plan.rounds):
+        gradient = torch.randn(8, 50, generator=generator)
+        made = int(plan.exists[r].sum())
+        outs = [wide[k, :made, :50] for k in range(2)]
+        for mixer, out in zip(mixers, outs, strict=True):
+            mixer(Work(r, before, gradient, out))
+        torch.testing.assert_close(*outs)
+        before = outs[0].clone()
+
+
+def test_noise_is_standard_normal_and_named_by_round_and_draw():
+    plan = PROTOCOLS["plain-sync"](1.0).plan(
+        topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
+    )
+    mixer = Fused(plan, Noise(0, plan.draws, plan.rounds), torch.device("cpu"))
+    zeros = torch.zeros(3, 20_000)
+    draws = []
+    for r in (0, 1, 1):
+        out = torch.empty_like(zeros)
+        mixer(Work(r, zeros, zeros, out))
+        draws.append(out)
+    assert torch.equal(draws[1], draws[2])
+    noise = torch.cat(draws[:2]).double()
+    assert noise.mean(1).abs().max() < 5 / 20_000**0.5
+    assert (noise.var(1) - 1).abs().max() < 5 * (2 / 20_000) ** 0.5
+    others = torch.corrcoef(noise) - torch.eye(6)
+    assert others.abs().max() < 5 / 20_000**0.5
+
+
+def test_a_run_in_a_stack_draws_what_it_draws_alone():
+    """The second run is silent."""
+    deviations, seeds, ring = (1.0, 0.0, 2.0), (3, 4, 5), topology.ring(3)
+    schedule = constant_schedule(2, rate=0.0, noise_on="estimate")
+    plans = [
+        prune(PROTOCOLS[name](0.5).plan(ring, schedule, np.full(3, deviation), 0))
+        for name, deviation in zip(("top-sync", "plain-sync", "plain-sync"), deviations, strict=True)
+    ]
+
+    def first_round(plan, noise):
+        out = torch.empty(int(plan.exists[0].sum()), 40)
+        start = torch.zeros(plan.agents, 40)
+        Fused(plan, noise, torch.device("cpu"))(Work(0, start, start, out))
+        return out[: plan.agents]
+
+    alone = [
+        first_round(plan, Noise(seed, plan.draws, plan.rounds))
+        for plan, seed in zip(plans, seeds, strict=True)
+    ]
+    together = first_round(stack_plans(plans), StackedNoise(plans, seeds))
+    assert torch.equal(together, torch.cat(alone))
+    assert not together[3:6].any() and together[:3].all() and together[6:].all()
+
+
+@pytest.mark.parametrize("lay", [between_nan, among_nan])
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 2), (1, 4), (8, 8)])
+def test_max_pooling_and_its_gradient_are_torchs(kernel, lay):
+    """Also of equals, infinities and what is not a number, and where no window covers the ends."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-4, 1, (3, 20, 17, 19), generator=generator).float()
+    x[0, 0, 0, :2] = torch.nan
+    x[1] = -torch.inf
+    x = lay(x).requires_grad_()
+    out, expected = pooling_cuda.max_pool(x, kernel), functional.max_pool2d(x, kernel)
+    assert torch.equal(out.nan_to_num(nan=5.0), expected.nan_to_num(nan=5.0))
+    assert out.isnan().any()
+    delta = lay(torch.randn(out.shape, generator=generator))
+    assert torch.equal(*(torch.autograd.grad(y, x, delta)[0] for y in (out, expected)))
+
+
+def test_gradients_of_gradients_are_refused_not_wrong():
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad((pooling_cuda.max_pool(x, (2, 2)) ** 2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch):
+    """Convolutions of few and many channels, and windows that are not square."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d((2, 3)), nn.Conv2d(4, 10, 2), nn.MaxPool2d((3, 2)),
+        nn.Conv2d(10, 3, 1), nn.Flatten(), nn.Linear(3, 3),
+    )  # fmt: skip
+    rows = FlatModel(model).flatten() + 0.1 * torch.randn(2, FlatModel(model).dimension)
+    inputs, targets = torch.randn(2, 3, 2, 10, 11), torch.randint(3, (2, 3))
+    without = ClippedGradients(model, 0.5).clipped_sum(rows, inputs, targets)
+    asked = []
+    monkeypatch.setattr(ghost, "has_kernels", lambda x: asked.append(x.shape) or x.dtype == torch.float32)
+    gradients = ClippedGradients(model, 0.5)
+    torch.testing.assert_close(gradients.clipped_sum(rows, inputs, targets), without, rtol=1e-4, atol=1e-5)
+    assert gradients.fast and {len(shape) for shape in asked} == {4, 5}  # of pools, of convolutions

@@ -1,0 +1,476 @@
+"""The walk from a configuration to a run folder, on small data of one's own."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+
+import topdp
+from builders import blobs, blobs_file, linear_model
+from topdp import topology
+from topdp.data import DataError
+from topdp.runs import planning, run
+from topdp.runs.folder import RunFolder, RunFolderError
+from topdp.settings import build, config
+from topdp.settings.config import ConfigError
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Separable images in the .npz form that users bring."""
+    return blobs_file(tmp_path_factory.mktemp("data") / "blobs.npz", 300)
+
+
+@pytest.fixture
+def small(data):
+    def make(*changes):
+        basis = [
+            f'data.name="{data}"',
+            "topology.agents=6",
+            "topology.connection=0.5",
+            "rounds=12",
+            "train.evaluate_every=4",
+            "train.checkpoint_every=5",
+            "privacy.sigma=0.05",
+            "privacy.clip=1.0",
+        ]
+        return config.read(changes=[*basis, *changes])
+
+    return make
+
+
+def command(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "topdp", *map(str, arguments)], capture_output=True, text=True, **options
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("method", ["no-noise", "plain", "top", "top-dp"])
+def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, mode):
+    result = run.run(small(f"method.name={method}", f"method.mode={mode}", "rounds=60"), tmp_path / "run")
+    assert result.accuracy["mean"] > 0.8
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.state == "done"
+    assert sorted(os.listdir(tmp_path / "run")) == [
+        "accuracy.png",
+        "config.toml",
+        "metrics.jsonl",
+        "model.safetensors",
+        "plan.npz",
+        "privacy.json",
+        "run.json",
+    ]
+    assert config.parse(tomllib.loads(folder.config)) == result.config
+    assert folder.plan.digest() == result.plan.digest()
+    np.testing.assert_array_equal(folder.estimates, result.estimates.numpy())
+    assert [line["round"] for line in folder.metrics] == list(range(0, 61, 4))
+
+
+@pytest.mark.parametrize("batch", ['"full"', "{cycle=7}", "{poisson=7}"])
+def test_a_killed_run_resumes_bit_equal(small, tmp_path, batch):
+    wanted = small(f"data.batch={batch}")
+    whole = run.run(wanted, tmp_path / "whole")
+
+    class Killed(BaseException):
+        pass
+
+    def kill(stage, done, total, metrics):
+        if stage == "training" and done == 8:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run.run(wanted, tmp_path / "killed", watch=kill)
+    assert RunFolder.open(tmp_path / "killed").state == "running"
+    resumed = run.resume(tmp_path / "killed")
+    assert torch.equal(resumed.estimates, whole.estimates)
+    assert resumed.metrics == whole.metrics
+
+
+def test_ctrl_c_leaves_a_loadable_run_at_the_very_round(small, tmp_path):
+    def interrupt(stage, done, total, metrics):
+        if stage == "training" and done == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(run.Interrupted) as stopped:
+        run.run(small(), tmp_path / "run", watch=interrupt)
+    assert stopped.value.folder == tmp_path / "run"
+    folder = RunFolder.open(tmp_path / "run")
+    assert (folder.state, folder.checkpoint.round) == ("interrupted", 8)
+    assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
+
+
+def test_a_done_run_and_a_foreign_folder_are_not_resumed(small, tmp_path):
+    run.run(small(), tmp_path / "run")
+    with pytest.raises(RunFolderError, match="nothing to resume"):
+        run.resume(tmp_path / "run")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "run.json").write_text('{"format": 99}')
+    with pytest.raises(RunFolderError, match="foreign"):
+        run.resume(tmp_path / "foreign")
+    with pytest.raises(RunFolderError, match="nowhere"):
+        run.resume(tmp_path / "nowhere")
+
+
+def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(small, tmp_path, monkeypatch):
+    def interrupt(stage, done, total, metrics):
+        if stage == "training" and done == 7:
+            raise KeyboardInterrupt
+
+    whole = run.run_or_continue(small(), tmp_path / "whole")
+    with pytest.raises(run.Interrupted):
+        run.run_or_continue(small(), tmp_path / "run", watch=interrupt)
+    with pytest.raises(RunFolderError, match="got others"):
+        run.run_or_continue(small("seed=9"), tmp_path / "run")
+    assert torch.equal(run.run_or_continue(small(), tmp_path / "run").estimates, whole.estimates)
+    monkeypatch.setattr(run, "_execute", lambda *_: pytest.fail("ran again"))
+    read = run.run_or_continue(small(), tmp_path / "run")
+    assert torch.equal(read.estimates, whole.estimates) and read.plan.digest() == whole.plan.digest()
+    ends = [run.summary(one) for one in (read, whole)]
+    assert all(ends[0][key] == ends[1][key] for key in ("rounds", "accuracy", "privacy"))
+    first = run.build.shards(small(), 6)
+    assert torch.equal(read.model(2)(first.test_inputs), whole.model(2)(first.test_inputs))
+
+
+def test_a_run_on_other_data_is_not_read(small, tmp_path):
+    own = blobs_file(tmp_path / "own.npz", 300)
+    wanted = small(f'data.name="{own}"')
+    run.run_or_continue(wanted, tmp_path / "run")
+    blobs_file(tmp_path / "own.npz", 240)
+    with pytest.raises(RunFolderError, match="records, sensitivity"):
+        run.run_or_continue(wanted, tmp_path / "run")
+
+
+def test_a_run_that_diverged_says_so_and_is_not_resumed(small, tmp_path):
+    with pytest.raises(FloatingPointError):
+        run.run(small("train.learning_rate=1e25"), tmp_path / "run")
+    assert RunFolder.open(tmp_path / "run").state == "diverged"
+    with pytest.raises(RunFolderError, match="diverged"):
+        run.resume(tmp_path / "run")
+
+
+def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
+    def stop(stage, done, total, metrics):
+        if stage == "training":
+            raise KeyboardInterrupt
+
+    with pytest.raises(run.Interrupted):
+        run.run(small(), tmp_path / "run", watch=stop)
+    text = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(text.replace("sigma = 0.05", "sigma = 0.5"))
+    with pytest.raises(RunFolderError, match=r"plan\.npz"):
+        run.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("clip = 1.0", "clip = 10.0", "clip, sensitivity"),
+        ("delta = 1e-05", "delta = 0.5", "delta"),
+        ('name = "mlp"', 'name = "mlp"', None),
+        ('partition = "iid"', 'partition = "iid"\nrecords = 5', "records, sensitivity"),
+        ('batch = "full"', "batch = { cycle = 2 }", "sensitivity, participation"),
+        ('adjacency = "add-remove"', 'adjacency = "replace-one"', "adjacency"),
+    ],
+)
+def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
+    small, tmp_path, before, after, says
+):
+    def stop(stage, done, total, metrics):
+        if stage == "training" and done == 5:
+            raise KeyboardInterrupt
+
+    wanted = small("method.name=plain", "method.decays=false").model_dump(exclude_none=True)
+    del wanted["privacy"]["sigma"]  # calibrated: the configuration does not hold the noise
+    with pytest.raises(run.Interrupted):
+        run.run(config.parse(wanted), tmp_path / "run", watch=stop)
+    file = tmp_path / "run" / "config.toml"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    if says is None:
+        run.resume(tmp_path / "run")
+        return
+    with pytest.raises(RunFolderError, match=says):
+        run.resume(tmp_path / "run")
+    if "records" not in says:  # an account takes the number of records from the run itself
+        with pytest.raises(RunFolderError, match=says):
+            planning.account_of_run(tmp_path / "run")
+
+
+def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
+    def stop(stage, done, total, metrics):
+        if stage == "training" and done == 5:
+            raise KeyboardInterrupt
+
+    def train(model, shards, **options):
+        place = tmp_path / "run"
+        return topdp.train(
+            model, shards, topology.ring(5), method="plain", clip=1.0, rounds=8, out=place,
+            checkpoint_every=2, **options,
+        )  # fmt: skip
+
+    with pytest.raises(run.Interrupted):
+        train(linear_model(), blobs(5), watch=stop)
+    with pytest.raises(RunFolderError, match="records, sensitivity"):
+        train(linear_model(), blobs(5, records=7), resume=True)
+    with pytest.raises(ValueError, match="rows of shape"):
+        train(torch.nn.Sequential(linear_model(), torch.nn.Linear(3, 4)), blobs(5), resume=True)
+    assert train(linear_model(), blobs(5), resume=True).folder == tmp_path / "run"
+    with pytest.raises(RunFolderError, match="nothing to resume"):
+        train(linear_model(), blobs(5), resume=True)
+    with pytest.raises(RunFolderError, match="Expected out"):
+        topdp.train(linear_model(), blobs(5), topology.ring(5), resume=True)
+
+
+def test_a_model_with_fewer_outputs_than_classes_is_refused():
+    with pytest.raises(ConfigError, match="each of the 3 classes"):
+        topdp.train(linear_model(2), blobs(5), topology.ring(5), sigma=1.0)
+
+
+def test_sizes_are_counts_or_fractions(small, tmp_path):
+    counts = small("data.partition=sizes", "data.sizes=[1, 2, 30, 40, 50, 60]")
+    assert build.shards(counts, 6).counts == (1, 2, 30, 40, 50, 60)
+    assert config.parse(tomllib.loads(counts.to_toml())) == counts
+    fractions = small("data.partition=sizes", "data.sizes=[0.1, 0.1, 0.1, 0.1, 0.1, 0.5]")
+    assert build.shards(fractions, 6).counts == (30, 30, 30, 30, 30, 150)
+    with pytest.raises(ConfigError, match=r"data\.sizes"):
+        build.shards(small("data.partition=sizes"), 6)
+
+
+def test_a_validation_share_that_leaves_nobody_is_refused(small):
+    with pytest.raises(ConfigError, match=r"data\.validation"):
+        build.shards(small("data.validation=0.001"), 6)
+
+
+@pytest.mark.parametrize(("place", "wrong"), [(0, lambda x: x), (1, [1, 2]), (2, "ring")])
+def test_what_is_no_model_no_shards_or_no_graph_is_said(place, wrong):
+    given = [linear_model(), blobs(5), topology.ring(5)]
+    given[place] = wrong
+    with pytest.raises(ConfigError, match=f"to be a .*, got a {type(wrong).__name__}"):
+        topdp.train(*given)
+
+
+def test_a_full_folder_is_not_written_over(small, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="--out"):
+        run.run(small(), tmp_path / "run")
+    assert os.listdir(tmp_path / "run") == ["precious.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_account(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "plan_and_account", lambda *_: pytest.fail("the account was made first"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="Could not make the run folder"):
+        run.run(small(), tmp_path / "file" / "run")
+
+
+def test_a_run_that_is_refused_leaves_no_folder_but_the_users_own(small, tmp_path):
+    (tmp_path / "own").mkdir()
+    for name in ("new", "own"):
+        with pytest.raises(ConfigError, match=r"data\.validation"):
+            run.run(small("data.validation=0.001"), tmp_path / name)
+    assert os.listdir(tmp_path) == ["own"]
+
+
+def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, monkeypatch):
+    from topdp.runs import folder as result
+
+    real, calls = result.save_file, []
+
+    def full(tensors, file):
+        calls.append(file)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(tensors, file)
+
+    monkeypatch.setattr(result, "save_file", full)
+    with pytest.raises(RunFolderError, match="No space left"):
+        run.run(small(), tmp_path / "run")
+    monkeypatch.undo()
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.checkpoint.round == 1
+    assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".")]
+    assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
+
+
+def test_nothing_is_written_when_the_configuration_cannot_be_run(small, tmp_path):
+    for changes, error in [
+        (["topology.agents=301"], DataError),
+        (["data.name=nowhere.npz"], DataError),
+        (["model.name=mpl"], ConfigError),
+        (["model.name=builders:nothing"], ConfigError),
+        (["model.name=operator:eq"], ConfigError),
+        (["privacy.sigma=[0.1, 0.2]"], ConfigError),
+        (["method.name=li18", "method.calibration=tight"], ConfigError),
+        (["data.batch={cycle=1000}"], ValueError),
+    ]:
+        with pytest.raises(error):
+            run.run(small(*changes), tmp_path / "run")
+        assert not (tmp_path / "run").exists(), changes
+
+
+def test_the_users_own_model_shards_and_graph():
+    shards = blobs(5)
+    result = topdp.train(
+        linear_model(), shards, topology.ring(5), method="top", sigma=0.02, clip=1.0, rounds=80
+    )
+    assert result.accuracy["mean"] > 0.9
+    outputs = result.model(2)(shards.test_inputs)
+    right = (outputs.argmax(1) == shards.test_labels).double().mean().item()
+    assert right == pytest.approx(result.metrics[-1]["accuracy_per_agent"][2])
+
+
+def test_train_knows_its_settings():
+    with pytest.raises(ConfigError, match="Did you mean 'learning_rate'"):
+        topdp.train(linear_model(), blobs(5), topology.ring(5), sigma=0.1, learning_rat=0.1)
+    with pytest.raises(ConfigError, match="alpha"):
+        topdp.train(linear_model(), blobs(5), topology.ring(5), sigma=0.1, alpha=3)
+    with pytest.raises(ValueError, match="6 agents"):
+        topdp.train(linear_model(), blobs(5), topology.ring(6), sigma=0.1)
+
+
+def test_a_gpu_that_is_not_there_is_refused(small, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConfigError, match="cuda"):
+        run.run(small(), tmp_path / "run", device="cuda")
+    with pytest.raises(ConfigError, match="cpu, cuda"):
+        run.choose_device("quantum")
+
+
+class TestCommands:
+    @pytest.fixture
+    def job(self, small, tmp_path):
+        file = tmp_path / "job.toml"
+        file.write_text(small().to_toml())
+        return file
+
+    def test_run_ends_with_a_table_and_a_folder(self, job, tmp_path):
+        done = command("run", job, "--out", tmp_path / "run")
+        assert done.returncode == 0, done.stderr
+        assert "top-dp" in done.stdout and str(tmp_path / "run").replace("\n", "") in done.stdout.replace(
+            "\n", ""
+        )
+        assert (tmp_path / "run" / "accuracy.png").stat().st_size > 10_000
+
+    def test_json_is_the_only_thing_on_stdout(self, topdp, job, tmp_path):
+        found = json.loads(topdp("run", job, "--out", tmp_path / "run", "--json").out)
+        assert found["run"] == str(tmp_path / "run") and found["rounds"] == 12
+        assert set(found["accuracy"]) == {"mean", "min", "max"}
+
+    def test_compare_runs_all_methods_on_the_same_ground(self, topdp, job, tmp_path):
+        done = topdp("compare", job, "--methods", "no-noise,plain,top", "--out", tmp_path / "all", "--json")
+        assert done.code == 0, done.err
+        assert list(json.loads(done.out)["methods"]) == ["no-noise", "plain", "top"]
+        assert (tmp_path / "all" / "compare.png").exists()
+        plans = [RunFolder.open(tmp_path / "all" / name).plan for name in ("no-noise", "plain")]
+        np.testing.assert_array_equal(plans[0].source.values, plans[1].source.values)
+
+    def test_a_comparison_goes_on_where_it_was_broken_off(self, topdp, job, tmp_path, monkeypatch):
+        real = run._execute
+
+        def interrupted_at_li18(job, folder, watch):
+            if job.config.method.name == "li18":
+                raise run.Interrupted(folder.path)
+            return real(job, folder, watch)
+
+        three = ("compare", job, "--methods", "plain,li18,top", "--out", tmp_path / "all")
+        with monkeypatch.context() as patched:
+            patched.setattr(run, "_execute", interrupted_at_li18)
+            stopped = topdp(*three)
+        words = " ".join(stopped.err.split())
+        assert stopped.code == 130 and "Continue with: the same command and --out" in words
+        assert sorted(os.listdir(tmp_path / "all")) == ["li18", "plain"]
+        other = topdp(*three, "--set", "seed=1")
+        assert other.code == 2 and "got others" in " ".join(other.err.split())
+        done = topdp(*three)
+        assert done.code == 0, done.err
+        assert "li18: training" in done.err and "plain: training" not in done.err
+        assert "li18: accounting" not in done.err and "plain, li18: one plan, so one run" in done.out
+
+    def test_graph_prints_and_draws(self, topdp, tmp_path):
+        ring = ("graph", "--topology", "ring", "--agents", 6, "--out", tmp_path / "g.png")
+        found = json.loads(topdp(*ring, "--json").out)
+        assert (found["agents"], found["edges"], found["covered_share"]) == (6, 6, 1.0)
+        assert (tmp_path / "g.png").exists()
+        assert "N_0^1 = {5}" in topdp(*ring).out
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "says"),
+        [
+            (["run", "--set", "method.nam=plain"], 2, "Did you mean 'name'?"),
+            (["run", "--preset", "paper"], 2, "preset"),
+            (["run", "nowhere.toml"], 2, "nowhere.toml"),
+            (["run", "--device", "cuda", "--set", "privacy.sigma=1"], 2, "cuda"),
+            (["run", "--set", "data.name=nowhere", "--set", "privacy.sigma=1"], 5, "nowhere"),
+            (["run", "--resume", "nowhere"], 2, "nowhere"),
+            (["run", "--bogus"], 2, "--bogus"),
+            (["compare", "--methods", "top,tip"], 2, "Did you mean 'top'?"),
+            (["graph", "--set", "topology.connection=0.01"], 2, "connect"),
+            (["graph", "--topology", "ring", "--out", "g.txt"], 2, ".png"),
+            (["graph", "--topology", "ring", "--out", f"{__file__}/g.png"], 2, "Could not use"),
+            (["reproduce", "1", "--quick", "--out", __file__], 2, "Could not use"),
+            (["data", "fetch", "mnits"], 5, "mnist"),
+            (["run", "--set", "privacy.epsilon=1e300"], 2, "at most 1e30"),
+            (["run", "--set", "rounds=10000000"], 2, "less than or equal to 1000000"),
+        ],
+    )
+    def test_wrong_input_gets_one_clear_message(self, topdp, arguments, code, says, tmp_path, monkeypatch):
+        if "cuda" in arguments and torch.cuda.is_available():
+            pytest.skip("this machine has a GPU")
+        monkeypatch.chdir(tmp_path)
+        done = topdp(*arguments)
+        assert done.code == code, done.err
+        assert says in done.err.replace("\n", " ")
+        assert "Traceback" not in done.err
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_model_that_does_not_fit_into_memory_is_one_line(self, topdp, tmp_path):
+        inputs, labels = np.zeros((60, 4), np.float32), np.zeros(60, np.int64)
+        np.savez(
+            tmp_path / "wide.npz", train_inputs=inputs, train_labels=labels, test_inputs=inputs,
+            test_labels=labels, classes=10**12,
+        )  # fmt: skip
+        few = ("--set", "topology.kind=ring", "--set", "topology.agents=3", "--set", "privacy.sigma=1")
+        done = topdp("run", "--set", f'data.name="{tmp_path / "wide.npz"}"', *few, "--out", tmp_path / "run")
+        assert done.code == 2 and "Not enough memory" in done.err and not (tmp_path / "run").exists()
+
+    def test_the_version(self):
+        assert command("--version").stdout == command("version").stdout == f"topdp {topdp.__version__}\n"
+
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+    def test_a_full_disk_under_the_output_is_one_line(self):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "topdp", "data", "list"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        assert done.returncode == 2
+        assert done.stderr == "topdp: Could not write the output: No space left on device.\n"
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_ends_with_the_way_to_continue(self, job, tmp_path, number):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "topdp", "run", str(job), "--set", "rounds=60000", "--out", "run"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line in process.stderr:
+            if "round 0" in line:
+                break
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "topdp run --resume run" in said.replace("\n", " ")
+        assert RunFolder.open(tmp_path / "run").state == "interrupted"

@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import torch
+
+from builders import PROTOCOLS, blobs, constant_schedule, linear_model
+from topdp import topology
+from topdp.data.batches import Cycle, Full, Poisson
+from topdp.learning.gradients import ClippedGradients
+from topdp.simulator.draws import Noise
+from topdp.simulator.engine import Engine
+
+
+def make(name="top-sync", batches=None, seed=0, iterations=8, deviation=0.3, clip=1.0):
+    graph = topology.random(8, 0.4, 0)
+    schedule = constant_schedule(iterations, rate=0.5)
+    plan = PROTOCOLS[name](0.25).plan(graph, schedule, np.full(8, deviation), seed)
+    gradients = ClippedGradients(linear_model(), clip)
+    engine = Engine(plan, gradients, blobs(8), batches or Full(), seed)
+    return plan, engine, engine.start(gradients.flat.flatten())
+
+
+def finish(engine, state):
+    while state.round < engine.plan.rounds:
+        state = engine.advance(state)
+    return state
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("batches", [Full(), Cycle(7), Poisson(5)], ids=["full", "cycle", "poisson"])
+def test_the_engine_does_what_the_plan_says(name, batches):
+    """Oracle: the plan's recursion written out with dense NumPy, all rows, one at a time."""
+    plan, engine, state = make(name, batches)
+    shards, gradients = engine.shards, engine.gradients
+    noise, generator = Noise(0, plan.draws, plan.rounds), torch.Generator()
+    rows = state.rows.numpy().astype(np.float64)[plan.owner]
+    for r, this in enumerate(plan):
+        chosen = batches.select(shards.counts, 0, r)
+        agents = torch.arange(8)[:, None]
+        x, y = shards.inputs, shards.labels
+        if chosen.indices is not None:
+            x, y = x[agents, chosen.indices], y[agents, chosen.indices]
+        estimates = torch.from_numpy(rows[:8]).float()
+        total = gradients.clipped_sum(estimates, x, y, chosen.weights)
+        mean = (total / chosen.divisor[:, None]).numpy()
+        new = np.zeros_like(rows)
+        for row in np.flatnonzero(this.exists):
+            for source, weight in zip(this.source[row], this.weight[row], strict=True):
+                if source >= 0:
+                    new[row] += weight * rows[source]
+            new[row] += this.step[row] * mean[plan.owner[row]]
+            z = noise.fill(torch.empty(rows.shape[1]), r, int(this.draw[row, 0]), generator)
+            new[row] += this.std[row, 0] * z.numpy()
+        rows = new
+    expected = torch.from_numpy(rows[:8]).float()
+    torch.testing.assert_close(engine.estimates(finish(engine, state)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_is_reproducible_and_another_seed_is_another_run():
+    runs = [engine.estimates(finish(engine, state)) for _, engine, state in (make(seed=s) for s in (1, 1, 2))]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_threads_do_not_change_the_numbers(workers):
+    _, engine, state = make()
+    engine._mix.workers = workers
+    reference, start = make()[1:]
+    assert torch.equal(engine.estimates(finish(engine, state)), reference.estimates(finish(reference, start)))
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5])
+def test_a_run_resumed_from_any_round_ends_bit_equal(stop):
+    _, engine, state = make(batches=Poisson(5))
+    whole = engine.estimates(finish(engine, state)).clone()
+    _, engine, state = make(batches=Poisson(5))
+    for _ in range(stop):
+        state = engine.advance(state)
+    kept = state.rows.clone()
+    _, fresh, _ = make(batches=Poisson(5))
+    assert torch.equal(fresh.estimates(finish(fresh, fresh.resume(stop, kept))), whole)
+
+
+def test_a_checkpoint_of_another_plan_is_refused():
+    _, engine, state = make()
+    with pytest.raises(ValueError, match=r"Expected rows of shape .* after round 3"):
+        engine.resume(3, state.rows[:5])  # another plan
+    with pytest.raises(ValueError, match=r"Expected rows of shape .* after round 0"):
+        engine.resume(0, state.rows[:, :-1])  # another model
+
+
+def test_shards_for_another_number_of_agents_are_refused():
+    plan, engine, _ = make()
+    with pytest.raises(ValueError, match="8 agents"):
+        Engine(plan, engine.gradients, blobs(7), Full(), 0)
+
+
+def test_evaluation_counts_each_agents_right_answers():
+    _, engine, state = make(deviation=3.0)
+    state = finish(engine, state)
+    found = engine.evaluate(state)
+    x, y = engine.shards.test_inputs, engine.shards.test_labels
+    for agent in range(8):
+        outputs = engine.gradients.flat.load(engine.estimates(state)[agent])(x)
+        assert found.accuracy[agent] == pytest.approx((outputs.argmax(1) == y).double().mean().item())
+        assert found.loss[agent] == pytest.approx(
+            torch.nn.functional.cross_entropy(outputs, y).item(), rel=1e-4
+        )
+
+
+def test_evaluation_without_a_test_set_is_refused():
+    from topdp.data import Shards
+
+    shards = blobs(8)
+    plan, engine, state = make()
+    bare = Shards.from_arrays([(shards.inputs[i], shards.labels[i]) for i in range(8)])
+    with pytest.raises(ValueError, match="test set"):
+        Engine(plan, engine.gradients, bare, Full(), 0).evaluate(state)
+
+
+class TestNoise:
+    def test_is_standard_normal(self):
+        z = Noise(0, 1, 10).fill(torch.empty(200_000), 3, 0, torch.Generator()).double()
+        assert abs(z.mean()) < 5 / 200_000**0.5
+        assert abs(z.var() - 1) < 5 * (2 / 200_000) ** 0.5
+        assert abs((z**4).mean() - 3) < 5 * (96 / 200_000) ** 0.5
+
+    def test_draws_are_independent_of_each_other(self):
+        noise, generator = Noise(0, 50, 100), torch.Generator()
+        draws = torch.stack(
+            [noise.fill(torch.empty(4000), r, k, generator).clone() for r in range(6) for k in range(50)]
+        )
+        correlation = torch.corrcoef(draws) - torch.eye(len(draws))
+        assert correlation.abs().max() < 6 / 4000**0.5
+
+    def test_every_draw_of_a_run_has_its_own_generator_state(self):
+        noise = Noise(7, 100, 500)
+        states = {noise._scramble(number) for number in range(50_000)}
+        assert len(states) == 50_000
+        assert max(states) < 2**32
+
+    def test_other_seeds_give_other_noise(self):
+        one, two = (
+            Noise(seed, 3, 3).fill(torch.empty(8), 1, 2, torch.Generator()).clone() for seed in (0, 1)
+        )
+        assert not torch.equal(one, two)
+
+    def test_more_draws_than_it_can_tell_apart_are_refused(self):
+        with pytest.raises(ValueError, match="draws"):
+            Noise(0, 2**17, 2**16)
