@@ -58,7 +58,7 @@ def noise_variance(plan: Plan) -> tuple[float, float]:
         np.add.at(B, (row, this.draw[row, slot]), this.std[row, slot])
         P = W @ P @ W.T + B @ B.T
     estimates = P[: plan.agents, : plan.agents]
-    return float(estimates.mean() / plan.rounds), float(estimates.diagonal().mean() / plan.rounds)
+    return float(estimates.mean() / plan.releases), float(estimates.diagonal().mean() / plan.releases)
 
 
 def measure(alpha: float, seed: int, iterations: int) -> dict[str, float]:
@@ -71,7 +71,7 @@ def measure(alpha: float, seed: int, iterations: int) -> dict[str, float]:
         plan = protocol(alpha).plan(graph, schedule, np.ones(AGENTS), seed)
         seen = view(plan, exposure(AGENTS, 1.0), owners="all")
         assert seen.upper is not None
-        claimed = plan.rounds  # μ² of so many fresh releases at unit noise and unit sensitivity
+        claimed = plan.releases  # μ² of so many fresh releases at unit noise and unit sensitivity
         found.append(
             [
                 *noise_variance(plan),

@@ -80,7 +80,7 @@ def measure(job: Job) -> dict[str, float]:
         "rows": plan.rows,
         "state": float(np.mean(carried)),
         "pairs": int(found.asked.sum()),
-        "worst_over_claim": float(np.nanmax(mu) ** 2 / plan.rounds),
+        "worst_over_claim": float(np.nanmax(mu) ** 2 / plan.releases),
         "upper_over_lower": float(np.nanmax(mu / found.lower)),
         "wall": wall,
         "cpu": cpu,

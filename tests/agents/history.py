@@ -183,7 +183,7 @@ class Federation:
             config.seed,
         )
         state = engine.start(engine.gradients.flat.flatten())
-        for _ in range(self.setup.plan.rounds):
+        for _ in range(self.setup.plan.releases):
             state = engine.advance(state)
         return engine.estimates(state)
 

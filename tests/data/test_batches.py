@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from topdp.data import Batches, Cycle, DataError, Full, Poisson
-from topdp.privacy import baselines
+from topdp.privacy import published
 
 
 def used(batches: Batches, counts: tuple[int, ...], seed: int, round: int) -> list[list[int]]:
@@ -48,7 +48,7 @@ def test_contract(counts: tuple[int, ...], size: int, kind: str, seed: int, roun
     # The divisor is the same in every round, and is what an accountant is told.
     divisors = [batches.select(counts, seed, other).divisor.tolist() for other in (0, round)]
     told = [
-        baselines.Batches(count, count if kind == "full" else size, kind)  # type: ignore[arg-type]
+        published.Batches(count, count if kind == "full" else size, kind)  # type: ignore[arg-type]
         for count in counts
     ]
     assert divisors[0] == divisors[1] == [1 / batch.sensitivity() for batch in told]
@@ -74,7 +74,7 @@ def test_full_needs_no_gather_when_sizes_are_equal() -> None:
 
 def test_cycle_uses_every_record_once_in_its_period() -> None:
     counts, cycle = (10, 7, 3), Cycle(3)
-    assert [baselines.Batches.cycle(count, 3).period for count in counts] == [4, 3, 1]
+    assert [published.Batches.cycle(count, 3).period for count in counts] == [4, 3, 1]
     for agent, (count, period) in enumerate(zip(counts, (4, 3, 1), strict=True)):
         batches = [used(cycle, counts, 5, round)[agent] for round in range(2 * period)]
         assert sorted(chain.from_iterable(batches[:period])) == list(range(count))

@@ -153,9 +153,9 @@ def test_rows_without_noise_are_the_processors(name):
     generator = torch.Generator().manual_seed(0)
     wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
     before = torch.randn(8, 50, generator=generator)
-    noise = Noise(0, plan.draws, plan.rounds)
+    noise = Noise(0, plan.draws, plan.releases)
     mixers = RowByRow(plan, noise, torch.device("cpu")), Fused(plan, noise, torch.device("cpu"))
-    for r in range(plan.rounds):
+    for r in range(plan.releases):
         gradient = torch.randn(8, 50, generator=generator)
         made = int(plan.exists[r].sum())
         outs = [wide[k, :made, :50] for k in range(2)]
@@ -169,7 +169,7 @@ def test_noise_is_standard_normal_and_named_by_round_and_draw():
     plan = PROTOCOLS["plain-sync"](1.0).plan(
         topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
     )
-    mixer = Fused(plan, Noise(0, plan.draws, plan.rounds), torch.device("cpu"))
+    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
     zeros = torch.zeros(3, 20_000)
     draws = []
     for r in (0, 1, 1):
@@ -200,7 +200,7 @@ def test_a_run_in_a_stack_draws_what_it_draws_alone():
         return out[: plan.agents]
 
     alone = [
-        first_round(plan, Noise(seed, plan.draws, plan.rounds))
+        first_round(plan, Noise(seed, plan.draws, plan.releases))
         for plan, seed in zip(plans, seeds, strict=True)
     ]
     together = first_round(stack_plans(plans), StackedNoise(plans, seeds))

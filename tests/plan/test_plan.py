@@ -83,7 +83,7 @@ def test_prune_keeps_estimates_and_what_they_need(small):
     assert pruned.pruned and not small.pruned
     assert pruned.exists[:, : small.agents].all()
     assert pruned.exists.sum() < small.exists.sum()
-    for r in range(1, small.rounds):
+    for r in range(1, small.releases):
         used = pruned.source[r][pruned.exists[r]]
         assert pruned.exists[r - 1][used[used >= 0]].all()
     # nobody needs a message after the last round

@@ -340,7 +340,7 @@ def test_budgets_for_other_agents_are_refused(guarantee):
 
 def test_steps_of_zero_have_no_published_analysis():
     plan = writer("plain-sync")(np.ones(6))
-    still = replace(plan, rate=np.where(np.arange(plan.rounds) == 2, 0.0, plan.rate))
+    still = replace(plan, rate=np.where(np.arange(plan.releases) == 2, 0.0, plan.rate))
     with pytest.raises(Refused, match="a step of 0"):
         noise_multipliers(still, analysis([20] * 6).exposure())
 

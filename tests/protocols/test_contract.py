@@ -39,7 +39,7 @@ def test_rows_of_mix_sum_to_one(name, graph):
 @every_graph
 def test_rows_mix_only_what_their_owner_made_or_received(name, graph):
     plan = write(name, graph)
-    for r in range(1, plan.rounds):
+    for r in range(1, plan.releases):
         before, this = plan[r - 1], plan[r]
         for row in np.flatnonzero(this.exists):
             me = plan.owner[row]
@@ -105,7 +105,7 @@ def test_without_noise_and_with_equal_data_agents_reach_consensus(name, graph):
     rows = np.random.default_rng(0).normal(size=plan.rows)
     rows = rows[plan.owner]
     spread = np.ptp(rows[: graph.agents])
-    for r in range(1, plan.rounds):
+    for r in range(1, plan.releases):
         this = plan[r]
         rows = np.where(this.source >= 0, rows[this.source] * this.weight, 0.0).sum(axis=1)
     assert np.ptp(rows[: graph.agents]) < 1e-3 * spread
@@ -121,7 +121,7 @@ def test_training_without_noise_on_equal_data_gives_every_agent_the_same_model(n
     plan = write(name, graph, deviation=np.zeros(5))
     engine = Engine(plan, ClippedGradients(linear_model(), 1.0), shards, Full(), seed=0)
     state = engine.start(ClippedGradients(linear_model(), 1.0).flat.flatten())
-    while state.round < plan.rounds:
+    while state.round < plan.releases:
         state = engine.advance(state)
     estimates = engine.estimates(state)
     if "async" in name:  # agents that sat out lag behind
@@ -143,7 +143,7 @@ def test_pruned_and_unpruned_plans_give_the_same_estimates(name, monkeypatch):
         engine = Engine(plan, gradients, shards, Full(), seed=4)
         assert (engine.plan.exists.sum() < plan.exists.sum()) == (shorter and name == "top-sync")
         state = engine.start(gradients.flat.flatten())
-        while state.round < plan.rounds:
+        while state.round < plan.releases:
             state = engine.advance(state)
         found.append(engine.estimates(state).clone())
     assert torch.equal(found[0], found[1])
@@ -155,7 +155,7 @@ def test_covered_messages_draw_on_the_right_neighbour_with_the_right_noise(agent
     """Algorithm 1: k ∈ N_i^j, and σ√(2α-α²) when budgets are equal."""
     graph = topology.random(agents, 0.6, seed)
     plan = write("top-sync", graph, alpha=alpha, seed=seed, iterations=6)
-    for r in range(1, plan.rounds):
+    for r in range(1, plan.releases):
         this, before = plan[r], plan[r - 1]
         for row in range(agents, plan.rows):
             i, (j,) = plan.owner[row], this.readers[row][this.readers[row] >= 0]
@@ -178,7 +178,7 @@ def test_unequal_budgets_reduce_by_what_the_other_agent_really_adds(agents, seed
     alpha = 0.3
     for name in ("top-sync", "top-async"):
         plan = write(name, graph, alpha=alpha, deviation=deviation, seed=seed, iterations=5)
-        for r in range(1, plan.rounds):
+        for r in range(1, plan.releases):
             this = plan[r]
             reduces = np.arange(plan.rows) >= agents if name == "top-sync" else this.source[:, 1] >= 0
             for row in np.flatnonzero(reduces):
@@ -192,7 +192,7 @@ def test_unequal_budgets_reduce_by_what_the_other_agent_really_adds(agents, seed
 def test_pairs_are_a_matching_and_never_the_same_twice_running(name, graph):
     plan = write(name, graph)
     previous = np.full(graph.agents, -1)
-    for r in range(1, plan.rounds):
+    for r in range(1, plan.releases):
         partner = plan[r].source[:, 1]
         paired = np.flatnonzero(partner >= 0)
         assert (partner[partner[paired]] == paired).all()
@@ -209,7 +209,7 @@ def test_the_offline_share_sits_out_and_changes_nothing(name, offline):
     graph = topology.random(20, 0.3, 0)
     plan = PROTOCOLS[name](0.25, offline).plan(graph, constant_schedule(200), np.ones(20), 0)
     absences = np.zeros(20)
-    for r in range(1, plan.rounds):
+    for r in range(1, plan.releases):
         this = plan[r]
         absent = this.step == 0
         assert absent.sum() == round(offline * 20)
@@ -229,7 +229,7 @@ def test_nobody_stays_alone_who_could_have_paired():
     graph = topology.random(15, 0.4, 3)
     plan = write("plain-async", graph)
     previous = np.full(15, -1)
-    for r in range(1, plan.rounds):
+    for r in range(1, plan.releases):
         partner, online = plan[r].source[:, 1], plan[r].step != 0
         alone = np.flatnonzero((partner < 0) & online)
         for i in alone:
@@ -242,7 +242,7 @@ def test_partners_are_uniform_over_neighbours():
     graph = Topology("star", topology.star(5, hubs=1).adjacency)
     plan = write("plain-sync", graph, iterations=4000)
     hub = int(graph.degrees.argmax())
-    partners = np.array([plan[r].source[hub, 1] for r in range(1, plan.rounds)])
+    partners = np.array([plan[r].source[hub, 1] for r in range(1, plan.releases)])
     counts = np.bincount(partners, minlength=5)[graph.adjacency[hub]]
     assert abs(counts - 1000).max() < 5 * np.sqrt(1000 * 0.75)
 

@@ -20,7 +20,7 @@ def make(name="top-sync", batches=None, seed=0, iterations=8, deviation=0.3, cli
 
 
 def finish(engine, state):
-    while state.round < engine.plan.rounds:
+    while state.round < engine.plan.releases:
         state = engine.advance(state)
     return state
 
@@ -31,7 +31,7 @@ def test_the_engine_does_what_the_plan_says(name, batches):
     """Oracle: the plan's recursion written out with dense NumPy, all rows, one at a time."""
     plan, engine, state = make(name, batches)
     shards, gradients = engine.shards, engine.gradients
-    noise, generator = Noise(0, plan.draws, plan.rounds), torch.Generator()
+    noise, generator = Noise(0, plan.draws, plan.releases), torch.Generator()
     rows = state.rows.numpy().astype(np.float64)[plan.owner]
     for r, this in enumerate(plan):
         chosen = batches.select(shards.counts, 0, r)

@@ -21,7 +21,7 @@ def estimates(name, device, deviation, unpruned=False, stop=None, monkeypatch=No
     gradients = ClippedGradients(linear_model(), 1.0)
     engine = Engine(plan, gradients, blobs(8), Cycle(7), 0, device)
     state = engine.start(gradients.flat.flatten())
-    while state.round < plan.rounds:
+    while state.round < plan.releases:
         if state.round == stop:
             kept = state.rows.cpu().clone()
             engine = Engine(plan, gradients, blobs(8), Cycle(7), 0, device)
@@ -57,9 +57,9 @@ def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds()
     plan = PROTOCOLS["plain-sync"](1.0).plan(graph, schedule, np.ones(n), 0)
     zeros = torch.zeros(n, d, device="cuda")
     draws = []
-    for r in range(plan.rounds):
+    for r in range(plan.releases):
         out = torch.empty(n, d, device="cuda")
-        Fused(plan, Noise(0, n, plan.rounds), torch.device("cuda"))(Work(r, zeros, zeros, out))
+        Fused(plan, Noise(0, n, plan.releases), torch.device("cuda"))(Work(r, zeros, zeros, out))
         draws.append(out.double())
     z = torch.cat(draws)
     assert z.mean().abs() < 5 / z.numel() ** 0.5

@@ -44,7 +44,7 @@ def test_every_run_of_a_stack_is_the_run_alone(batches, device):
     def finish(plan, shards, batches, start, seed=0, noise=None):
         engine = Engine(plan, gradients, shards, batches, seed, device, noise)
         state = engine.start(start)
-        while state.round < plan.rounds:
+        while state.round < plan.releases:
             state = engine.advance(state)
         return engine.estimates(state).clone()
 
@@ -64,7 +64,7 @@ def test_a_stack_keeps_each_runs_noise_and_is_not_accounted():
     plans = [single("top-sync", topology.ring(5), 0, deviation=d, rate=0.5) for d in (0.1, 0.7)]
     stack = stack_plans(plans)
     assert stack.agents == 10 and stack.pruned
-    for r in range(stack.rounds):
+    for r in range(stack.releases):
         expected = [plan[r].std[: plan.agents, 0] for plan in plans]
         np.testing.assert_allclose(stack[r].std[:10, 0], np.concatenate(expected), rtol=1e-6)
     with pytest.raises(Refused, match="pruned"):

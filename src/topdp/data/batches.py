@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from topdp.data.errors import DataError
+from topdp.plan.arrays import Ints
 from topdp.plan.streams import stream
 
 Device = str | torch.device | None
@@ -147,7 +147,7 @@ def _full(counts: tuple[int, ...], device: str) -> Selection:
 @lru_cache(maxsize=8)
 def _cycles(
     counts: tuple[int, ...], size: int, seed: int, device: str
-) -> tuple[Tensor, Tensor, npt.NDArray[np.int64], Tensor]:
+) -> tuple[Tensor, Tensor, Ints, Tensor]:
     """All batches of all agents: indices and weights [n, longest period, size], periods [n], divisor [n]."""
     _check_size(counts, size)
     periods = np.array([-(-count // size) for count in counts])

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from topdp.data.errors import DataError
+from topdp.plan.arrays import Ints
 
 Array = npt.NDArray[Any]
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def check_records(inputs: Array, labels: Array, what: str) -> tuple[Array, npt.NDArray[np.int64]]:
+def check_records(inputs: Array, labels: Array, what: str) -> tuple[Array, Ints]:
     """`inputs` and `labels` as arrays fit for training, or a `DataError` that begins with `what`.
 
     Numeric, non-empty, of equal length, every input finite, every label an integer of at least 0.
@@ -43,7 +44,7 @@ def check_records(inputs: Array, labels: Array, what: str) -> tuple[Array, npt.N
     return inputs, check_labels(labels, what)
 
 
-def check_labels(labels: Array, what: str, classes: int | None = None) -> npt.NDArray[np.int64]:
+def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
     """`labels` as int64, every one an integer of at least 0 and, where given, below `classes`."""
     if labels.dtype.kind not in "uifb":
         raise DataError(f"{what}: expected integer labels, got dtype {labels.dtype}.")

@@ -14,6 +14,7 @@ from topdp.data.catalogue import CATALOGUE
 from topdp.data.checks import Array
 from topdp.data.fetch import cache_file, fetch, from_folder, known
 from topdp.data.progress import Progress
+from topdp.plan.arrays import Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +30,9 @@ class Dataset:
 
     name: str
     train_inputs: Array
-    train_labels: npt.NDArray[np.int64]
+    train_labels: Ints
     test_inputs: Array
-    test_labels: npt.NDArray[np.int64]
+    test_labels: Ints
     classes: int
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
@@ -50,11 +51,11 @@ class Dataset:
         scaled -= np.array(self.mean, np.float32).reshape(channels) / deviation
         return scaled
 
-    def train(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def train(self) -> tuple[npt.NDArray[np.float32], Ints]:
         """All training inputs, scaled, and their labels."""
         return self.scale(self.train_inputs), self.train_labels
 
-    def test(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def test(self) -> tuple[npt.NDArray[np.float32], Ints]:
         """All test inputs, scaled, and their labels."""
         return self.scale(self.test_inputs), self.test_labels
 

@@ -11,14 +11,12 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from topdp.data.checks import Array, check_labels, check_records, check_same_shape
 from topdp.data.decode import DAMAGE, read_npz
 from topdp.data.errors import DataError
+from topdp.plan.arrays import Ints
 
-Records = tuple[Array, npt.NDArray[np.int64]]
+Records = tuple[Array, Ints]
 
 
 class Own(NamedTuple):
@@ -69,7 +67,7 @@ def _arrays(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def _classes(arrays: dict[str, Array], labels: npt.NDArray[np.int64], what: str) -> int:
+def _classes(arrays: dict[str, Array], labels: Ints, what: str) -> int:
     if "classes" not in arrays:
         return int(labels.max()) + 1
     given = arrays["classes"]

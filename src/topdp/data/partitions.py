@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from topdp.data.errors import DataError
+from topdp.plan.arrays import Ints
 from topdp.plan.streams import stream
 
-Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[Any]
 
 
-def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any) -> list[Indices]:
+def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any) -> list[Ints]:
     """Deal the records with these `labels` out to `agents` by the partition `kind` of `PARTITIONS`.
 
     >>> [len(part) for part in partition(np.arange(10) % 2, 3, "iid", seed=0)]
@@ -40,7 +40,7 @@ def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any)
     return deal(labels, agents, seed, **options)
 
 
-def iid(labels: Labels, agents: int, seed: int) -> list[Indices]:
+def iid(labels: Labels, agents: int, seed: int) -> list[Ints]:
     """Shuffle, then cut into shards of equal size, floor(records / agents), as in the paper.
 
     The remainder, records mod agents, fewer than one per agent, is left out, so that sizes are the same.
@@ -57,7 +57,7 @@ def sizes(
     seed: int,
     sizes: Sequence[float] | None = None,
     ratio: float | None = None,
-) -> list[Indices]:
+) -> list[Ints]:
     """Shuffle, then cut into shards of unequal size. Give exactly one of the two options.
 
     `sizes` gives one number per agent: counts (integers), or fractions of all records (at most 1 in sum;
@@ -96,7 +96,7 @@ def sizes(
 
 def dirichlet(
     labels: Labels, agents: int, seed: int, alpha: float = 0.5, minimum: int = 1, attempts: int = 1000
-) -> list[Indices]:
+) -> list[Ints]:
     """Each label's records go to agents in proportions drawn from Dirichlet(`alpha`, ..., `alpha`).
 
     Small `alpha`: few labels per agent and unequal sizes; large `alpha`: nearly iid. All records are dealt.
@@ -127,7 +127,7 @@ def dirichlet(
     )
 
 
-def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> list[Indices]:
+def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> list[Ints]:
     """Each agent holds records of `labels_per_agent` labels only.
 
     Agents take, in random order, the labels that fewest agents hold so far (ties at random), so labels are
@@ -144,7 +144,7 @@ def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> 
         crowd = np.array([len(who) for who in holders]) + generator.random(len(held))
         for chosen in np.argsort(crowd)[:labels_per_agent]:
             holders[chosen].append(int(agent))
-    pieces: list[list[Indices]] = [[] for _ in range(agents)]
+    pieces: list[list[Ints]] = [[] for _ in range(agents)]
     for records, who in zip(held, holders, strict=True):
         if len(who) > len(records):
             raise DataError(
@@ -156,7 +156,7 @@ def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> 
     return [generator.permutation(np.concatenate(parts)) for parts in pieces]
 
 
-PARTITIONS: dict[str, Callable[..., list[Indices]]] = {
+PARTITIONS: dict[str, Callable[..., list[Ints]]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "label": label,
@@ -177,7 +177,7 @@ def _check(labels: Labels, agents: int, minimum: int = 1) -> None:
         )
 
 
-def _by_label(labels: Labels, generator: np.random.Generator) -> list[Indices]:
+def _by_label(labels: Labels, generator: np.random.Generator) -> list[Ints]:
     """For each label that occurs, its records in random order."""
     order = generator.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
@@ -16,6 +15,7 @@ from torch.utils.data import TensorDataset
 from topdp.data.checks import Array, check_labels, check_records, check_same_shape
 from topdp.data.datasets import Dataset
 from topdp.data.errors import DataError
+from topdp.plan.arrays import Ints
 
 Records = tuple[Any, Any]
 _DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
@@ -61,7 +61,7 @@ class Shards:
         )
 
     @staticmethod
-    def from_dataset(dataset: Dataset, parts: Sequence[npt.NDArray[np.int64]]) -> Shards:
+    def from_dataset(dataset: Dataset, parts: Sequence[Ints]) -> Shards:
         """Deal out `dataset`, scaled by its public constants: agent i holds the records `parts[i]`."""
         records = len(dataset.train_labels)
         for agent, part in enumerate(parts):
@@ -150,7 +150,7 @@ def _counts(parts: Sequence[Array]) -> tuple[int, ...]:
     return tuple(len(part) for part in parts)
 
 
-def _check_disjoint(parts: Sequence[npt.NDArray[np.int64]]) -> None:
+def _check_disjoint(parts: Sequence[Ints]) -> None:
     """A record held twice would be protected half as well as the accounts say."""
     if not parts:
         return
@@ -162,7 +162,7 @@ def _check_disjoint(parts: Sequence[npt.NDArray[np.int64]]) -> None:
         raise DataError(f"Expected every record at one agent only, got record {twice} at agents {who}.")
 
 
-def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, npt.NDArray[np.int64]]:
+def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, Ints]:
     try:
         inputs, labels = (_array(part) for part in pair)
     except (TypeError, ValueError) as error:

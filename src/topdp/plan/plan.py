@@ -27,12 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from topdp.plan.arrays import Bools, Floats, Indices
+
 FORMAT = 1
 NOBODY = -1  # pads the lists of sources, draws and readers
-
-Ints = NDArray[np.integer[Any]]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 class PlanError(ValueError):
@@ -74,12 +72,12 @@ class PerRound:
 class Round(NamedTuple):
     """One round of a plan, as plain arrays over all m rows."""
 
-    source: Ints  # [m, w] rows of the round before; NOBODY where there is none
+    source: Indices  # [m, w] rows of the round before; NOBODY where there is none
     weight: Floats  # [m, w]
     step: Floats  # [m] -rate where the row carries its owner's gradient, else 0
-    draw: Ints  # [m, v] which draws of this round enter; NOBODY where there is none
+    draw: Indices  # [m, v] which draws of this round enter; NOBODY where there is none
     std: Floats  # [m, v]
-    readers: Ints  # [m, q] agents that receive the row; NOBODY pads
+    readers: Indices  # [m, q] agents that receive the row; NOBODY pads
     exists: Bools  # [m]
 
 
@@ -93,7 +91,7 @@ class Plan:
     """
 
     agents: int
-    owner: Ints  # [m] who makes the row
+    owner: Indices  # [m] who makes the row
     source: PerRound  # int [m, w]; a row whose sources are all NOBODY does not exist in that round
     weight: PerRound  # float [m, w]
     carries: PerRound  # bool [m]; in a stack of runs, each run's share of the rate
@@ -101,7 +99,7 @@ class Plan:
     draw: PerRound  # int [m, v]
     std: PerRound  # float [m, v], per unit of scale; negative where a shared draw enters with the other sign
     scale: Floats  # [rounds]
-    known_by: Ints  # [draws, u] agents that know the draw; NOBODY pads
+    known_by: Indices  # [draws, u] agents that know the draw; NOBODY pads
     readers: PerRound  # int [m, q]
     protocol: str = "custom"
     pruned: bool = False
@@ -110,8 +108,8 @@ class Plan:
         _validate(self)
 
     @property
-    def rounds(self) -> int:
-        """Releases: the one before the loop, and one per iteration."""
+    def releases(self) -> int:
+        """R = T + 1: the release before the loop, and one for each of the T rounds."""
         return len(self.rate)
 
     @property
@@ -135,7 +133,12 @@ class Plan:
         )
 
     def __iter__(self) -> Iterator[Round]:
-        return (self[r] for r in range(self.rounds))
+        return (self[r] for r in range(self.releases))
+
+    @property
+    def full_scale(self) -> Floats:
+        """[agents] the standard deviation per unit of `scale` in an agent's first row: the paper's σ_i·C."""
+        return np.asarray(self.std[0][: self.agents, 0])
 
     @cached_property
     def exists(self) -> Bools:
@@ -164,9 +167,9 @@ def prune(plan: Plan) -> Plan:
     Same estimates under the same draws; about a third of the messages remain on the paper's graphs. For the
     simulator only: real agents send all rows, and the accountant reads all of them.
     """
-    live = np.zeros((plan.rounds, plan.rows), bool)
+    live = np.zeros((plan.releases, plan.rows), bool)
     live[:, : plan.agents] = True
-    for r in range(plan.rounds - 1, 0, -1):
+    for r in range(plan.releases - 1, 0, -1):
         used = plan.source[r][live[r]]
         used = used[(used >= 0) & (plan.weight[r][live[r]] != 0)]
         live[r - 1, used] = True
@@ -184,8 +187,8 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
     and is sent to 5.
     """
     names = _row_names(plan)
-    lines = [f"{plan.protocol}: {plan.agents} agents, {plan.rows} rows, {plan.rounds} rounds"]
-    for r in rounds if rounds is not None else range(plan.rounds):
+    lines = [f"{plan.protocol}: {plan.agents} agents, {plan.rows} rows, {plan.releases} rounds"]
+    for r in rounds if rounds is not None else range(plan.releases):
         this = plan[r]
         lines.append(f"round {r}")
         for m in np.flatnonzero(this.exists):
@@ -239,7 +242,7 @@ def load(path: Path) -> Plan:
         raise PlanError(f"Expected a complete plan in {path}: {error}") from error
 
 
-def _exists(source: Ints) -> Bools:
+def _exists(source: Indices) -> Bools:
     return np.asarray((source >= 0).any(axis=-1))
 
 
@@ -257,7 +260,7 @@ def _arrays(plan: Plan) -> dict[str, NDArray[Any]]:
 
 def _row_names(plan: Plan) -> list[str]:
     names = [str(i) for i in range(plan.agents)]
-    last = plan.readers[plan.rounds - 1]
+    last = plan.readers[plan.releases - 1]
     for m in range(plan.agents, plan.rows):
         to = ",".join(str(j) for j in last[m] if j >= 0)
         names.append(f"{plan.owner[m]}→{to or f'row {m}'}")
@@ -265,7 +268,7 @@ def _row_names(plan: Plan) -> list[str]:
 
 
 def _validate(plan: Plan) -> None:
-    n, m, R = plan.agents, plan.rows, plan.rounds
+    n, m, R = plan.agents, plan.rows, plan.releases
     if n < 1 or m < n or not np.array_equal(plan.owner[:n], np.arange(n)):
         raise PlanError(f"Expected rows 0..{n - 1} to be the estimates of agents 0..{n - 1}.")
     indices = [

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from topdp.plan.arrays import Floats
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Schedule:
     noise: Floats
 
     @property
-    def rounds(self) -> int:
+    def releases(self) -> int:
         return len(self.rate)
 
 

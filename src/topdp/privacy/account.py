@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Floats
 from topdp.privacy.basics.errors import Refused, expect_delta
 from topdp.privacy.observers.effort import WIDEST, expect_bearable
 from topdp.privacy.observers.view import Progress, View, view
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.claims import Analysis
-
-Floats = NDArray[np.float64]
 
 GUARANTEES = ("claimed", "view", "worst-case")
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Floats
 from topdp.privacy.account import GUARANTEES
 from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused, expect_delta, expect_epsilon
 from topdp.privacy.basics.gaussian import mu_of
@@ -26,7 +26,6 @@ from topdp.privacy.published import CALIBRATIONS, Adjacency, Batches, Calibratio
 from topdp.privacy.published.calibration import least_noise
 from topdp.privacy.published.claims import Analysis, noise_multipliers
 
-Floats = NDArray[np.float64]
 Writer = Callable[[Floats], Plan]
 """The plan of a protocol for full-scale standard deviations [agents]; the same random choices every time."""
 

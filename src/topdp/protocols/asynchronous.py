@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from topdp.plan import NOBODY, PerRound, Plan
+from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
-from topdp.protocols.base import Floats, Protocol, check_deviation, reduced
+from topdp.protocols.base import Protocol, check_deviation, reduced
 from topdp.protocols.pairing import Pairs, draw_pairs
 from topdp.topology import Topology
 
@@ -25,7 +26,7 @@ class PlainAsynchronous(Protocol):
 
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         full = check_deviation(deviation, topology.agents)
-        pairs = draw_pairs(topology, schedule.rounds - 1, self.offline, seed)
+        pairs = draw_pairs(topology, schedule.releases - 1, self.offline, seed)
         return _plan(
             "plain-async", self.mixing(), pairs, schedule, full, np.broadcast_to(full, pairs.partner.shape)
         )
@@ -39,14 +40,14 @@ class TopAsynchronous(Protocol):
 
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         full = check_deviation(deviation, topology.agents)
-        pairs = draw_pairs(topology, schedule.rounds - 1, self.offline, seed)
+        pairs = draw_pairs(topology, schedule.releases - 1, self.offline, seed)
         paired = reduced(full, full[pairs.partner], self.alpha)
         return _plan("top-async", self.mixing(), pairs, schedule, full, paired)
 
 
 def _plan(name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, alone: Floats, paired: Floats) -> Plan:
     """`alone` [n] and `paired` [iterations, n]: the noise of an agent that works alone, or with a partner."""
-    R, n = schedule.rounds, len(alone)
+    R, n = schedule.releases, len(alone)
     has_partner = pairs.partner >= 0
     own = np.arange(n)
 

@@ -6,13 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
 from topdp.topology import Topology
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

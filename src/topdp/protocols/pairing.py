@@ -9,14 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topdp.plan import NOBODY
+from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.streams import stream
 from topdp.topology import Topology
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 CHUNK = 1024
 
@@ -56,7 +53,7 @@ def draw_pairs(topology: Topology, iterations: int, offline: float, seed: int) -
     return Pairs(partner, online)
 
 
-def _match(first: Ints, second: Ints, key: NDArray[np.float64], partner: Ints) -> None:
+def _match(first: Ints, second: Ints, key: Floats, partner: Ints) -> None:
     """Greedy matching in the order of `key` (inf: not usable), many edges at a time.
 
     An edge that is the least at both its ends would be taken by the one-by-one walk whatever comes before it.

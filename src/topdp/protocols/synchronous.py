@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topdp.plan import NOBODY, PerRound, Plan
+from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.schedules import Schedule
 from topdp.plan.streams import stream
-from topdp.protocols.base import Floats, Protocol, check_deviation, reduced
+from topdp.protocols.base import Protocol, check_deviation, reduced
 from topdp.topology import Topology
-
-Ints = NDArray[np.int64]
 
 CHUNK = 512  # rounds drawn at once: bounds the memory of the arrays below
 
@@ -26,7 +25,7 @@ class PlainSynchronous(Protocol):
     """One estimate an agent and round, with full noise, sent to all neighbours (Eq. 3)."""
 
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
-        n, R = topology.agents, schedule.rounds
+        n, R = topology.agents, schedule.releases
         deviation = check_deviation(deviation, n)
         own = np.arange(n)
         source = np.full((R, n, 2), NOBODY, _index_type(n))
@@ -60,7 +59,7 @@ class TopSynchronous(Protocol):
     """
 
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
-        n, R = topology.agents, schedule.rounds
+        n, R = topology.agents, schedule.releases
         deviation = check_deviation(deviation, n)
         covered = topology.directed[topology.covered]
         sender, receiver = covered[:, 0], covered[:, 1]
@@ -133,7 +132,7 @@ def _readers(topology: Topology, receiver: Ints, rounds: int) -> PerRound:
     return PerRound.first_then(first, then, rounds)
 
 
-def _weights(mixing: Floats, starts: NDArray[np.bool_], rounds: int) -> PerRound:
+def _weights(mixing: Floats, starts: Bools, rounds: int) -> PerRound:
     """Round 0 starts from x_0 alone (rows that exist then); later rounds mix."""
     first = np.stack([starts.astype(float), np.zeros(len(starts))], axis=1)
     return PerRound.first_then(first, np.broadcast_to(mixing, first.shape), rounds)

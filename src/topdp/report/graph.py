@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
+from topdp.plan.arrays import Floats
 from topdp.report import style
 from topdp.topology import Topology, grid_columns
 
@@ -64,7 +64,7 @@ def draw(topology: Topology, path: str | Path, title: str | None = None) -> Path
         return style.save(figure, path)
 
 
-def layout(topology: Topology) -> NDArray[np.float64]:
+def layout(topology: Topology) -> Floats:
     """[n, 2]: where each agent stands, centred, the wider side spanning [-1, 1]; the same on every call.
 
     >>> from topdp.topology import ring
@@ -73,7 +73,7 @@ def layout(topology: Topology) -> NDArray[np.float64]:
     """
     place = _LAYOUTS.get(topology.name, _by_distance)(topology)
     place = place - (place.max(axis=0) + place.min(axis=0)) / 2
-    scaled: NDArray[np.float64] = place / np.abs(place).max()
+    scaled: Floats = place / np.abs(place).max()
     return scaled
 
 
@@ -92,7 +92,7 @@ def _numbers(topology: Topology) -> str:
     return f"{topology.agents} agents, {links}, degree {degree}; {percent}% of directed edges covered"
 
 
-def _links(axes: Any, topology: Topology, place: NDArray[np.float64]) -> list[Line2D]:
+def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
     """Draw the links; returns what the legend shows."""
     i, j = topology.edges.T
     ahead = topology.covered[topology.directed[:, 0] < topology.directed[:, 1]]
@@ -128,7 +128,7 @@ def _links(axes: Any, topology: Topology, place: NDArray[np.float64]) -> list[Li
     return handles
 
 
-def _arrowheads(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
+def _arrowheads(start: Floats, end: Floats) -> Floats:
     """[m, 3, 2]: a triangle half way along each arrow."""
     along = end - start
     along = 0.02 * along / np.linalg.norm(along, axis=1, keepdims=True)
@@ -137,7 +137,7 @@ def _arrowheads(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray
     return np.stack([middle + along, middle - along + across, middle - along - across], axis=1)
 
 
-def _agents(axes: Any, topology: Topology, place: NDArray[np.float64], points_per_unit: float) -> None:
+def _agents(axes: Any, topology: Topology, place: Floats, points_per_unit: float) -> None:
     """Draw the discs, as large as the distance between agents allows, and their numbers."""
     nearest = cKDTree(place).query(place, k=2)[0][:, 1]
     room = points_per_unit * float(np.quantile(nearest, 0.05))
@@ -171,29 +171,29 @@ def _agents(axes: Any, topology: Topology, place: NDArray[np.float64], points_pe
             )
 
 
-def _circle(count: int, turn: float = 0.0) -> NDArray[np.float64]:
+def _circle(count: int, turn: float = 0.0) -> Floats:
     """[count, 2]: points clockwise on the unit circle, the first at the top."""
     angle = 2 * np.pi * np.arange(count) / count + turn
-    points: NDArray[np.float64] = np.column_stack([np.sin(angle), np.cos(angle)])
+    points: Floats = np.column_stack([np.sin(angle), np.cos(angle)])
     return points
 
 
-def _round(topology: Topology) -> NDArray[np.float64]:
+def _round(topology: Topology) -> Floats:
     return _circle(topology.agents, turn=-np.pi / 2 if topology.agents == 2 else 0.0)
 
 
-def _zigzag(topology: Topology) -> NDArray[np.float64]:
+def _zigzag(topology: Topology) -> Floats:
     """A circle with every other agent further in, so that links to the second next are not hidden."""
     inward = np.where(np.arange(topology.agents) % 2, 1 - 4 / max(topology.agents, 20), 1.0)
     return _circle(topology.agents) * inward[:, None]
 
 
-def _rows(topology: Topology) -> NDArray[np.float64]:
+def _rows(topology: Topology) -> Floats:
     row, column = np.divmod(np.arange(topology.agents), grid_columns(topology.agents))
     return np.column_stack([column, -row]).astype(np.float64)
 
 
-def _levels(topology: Topology) -> NDArray[np.float64]:
+def _levels(topology: Topology) -> Floats:
     """Agent 0 on top and each level below its parents, leaves spread evenly; a large tree in circles."""
     graph = nx.from_numpy_array(topology.adjacency)
     place = np.zeros((topology.agents, 2))
@@ -217,7 +217,7 @@ def _levels(topology: Topology) -> NDArray[np.float64]:
     return place
 
 
-def _hubs(topology: Topology) -> NDArray[np.float64]:
+def _hubs(topology: Topology) -> Floats:
     """Hubs in the middle, the leaves of each round it; leaves of several hubs on one outer circle."""
     n, degrees = topology.agents, topology.degrees
     shared = degrees.min() > 1
@@ -243,7 +243,7 @@ def _hubs(topology: Topology) -> NDArray[np.float64]:
     return place
 
 
-def _by_distance(topology: Topology) -> NDArray[np.float64]:
+def _by_distance(topology: Topology) -> Floats:
     """Agents many links apart stand far apart."""
     graph = nx.from_numpy_array(topology.adjacency)
     start = dict(enumerate(_circle(topology.agents)))
@@ -254,7 +254,7 @@ def _by_distance(topology: Topology) -> NDArray[np.float64]:
     return np.array([found[agent] for agent in range(topology.agents)])
 
 
-_LAYOUTS: dict[str, Callable[[Topology], NDArray[np.float64]]] = {
+_LAYOUTS: dict[str, Callable[[Topology], Floats]] = {
     "ring": _round,
     "complete": _round,
     "mesh": _zigzag,

@@ -57,9 +57,9 @@ def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions 
     exposure, privacy = found.analysis.exposure(), found.summary()
     rows = uncut("", "", show_header=False, title="How private", title_justify="left")
     rows.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
-    rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.rounds} releases")
+    rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.releases} releases")
     rows.add_row("sensitivity", _spread(exposure.sensitivity))
-    noise = plan.std[0][: plan.agents, 0] / config.privacy.clip
+    noise = plan.full_scale / config.privacy.clip
     rows.add_row("σ, noise per unit of clip", _spread(noise))
     rows.add_row("a record is used", ", ".join(str(how) for how in dict.fromkeys(exposure.participation)))
     for key in ANSWERS:

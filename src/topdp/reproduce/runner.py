@@ -124,7 +124,7 @@ class Runs:
         state = engine.start(torch.cat(starts))
         curves: list[Curve] = [[] for _ in configs]
         began = told = time.perf_counter()
-        while state.round < engine.plan.rounds:
+        while state.round < engine.plan.releases:
             state = engine.advance(state)
             t = state.round - 1
             if t % first.train.evaluate_every == 0 or t == first.rounds:
@@ -136,7 +136,7 @@ class Runs:
                     curve.append({"round": t, **{key: round(float(v), 5) for key, v in point.items()}})
             if time.perf_counter() - told > TELL:
                 told = time.perf_counter()
-                left = (told - began) / state.round * (engine.plan.rounds - state.round)
+                left = (told - began) / state.round * (engine.plan.releases - state.round)
                 self.say(f"  round {t} of {first.rounds}, {left:.0f} s left in this stack")
         return curves
 

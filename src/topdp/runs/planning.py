@@ -53,7 +53,7 @@ def expect_plan_of(
     config: RunConfig, graph: Topology, counts: tuple[int, ...], plan: Plan, path: Path
 ) -> None:
     """Refuses a plan that its configuration would not write with that noise."""
-    deviation = plan.std[0][: plan.agents, 0]
+    deviation = plan.full_scale
     given = plan.agents == graph.agents
     if given and (sigma := build.sigma(config, graph.agents)) is not None:
         given = np.array_equal(sigma * config.privacy.clip, deviation)
@@ -113,8 +113,8 @@ def account_json(
     config: RunConfig, plan: Plan, found: Account, together: Coalitions | None
 ) -> dict[str, Any]:
     """The JSON object of `topdp account`."""
-    details = {"guarantee": build.guarantee(config), "releases": plan.rounds, **found.details()}
-    details["sigma"] = (plan.std[0][: plan.agents, 0] / config.privacy.clip).tolist()
+    details = {"guarantee": build.guarantee(config), "releases": plan.releases, **found.details()}
+    details["sigma"] = (plan.full_scale / config.privacy.clip).tolist()
     if together is not None:
         epsilon, members = together.worst_epsilon(found.delta)
         details["coalition"] = {

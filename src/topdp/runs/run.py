@@ -23,9 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from topdp import __version__
@@ -35,6 +33,7 @@ from topdp.data.progress import Progress
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import FlatModel
 from topdp.plan import Plan
+from topdp.plan.arrays import Floats
 from topdp.report.curves import curves
 from topdp.runs.folder import Checkpoint, RunFolder, RunFolderError
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
@@ -326,7 +325,7 @@ def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Resul
     engine = Engine(job.plan, job.gradients, job.shards, job.batches, config.seed, job.device)
     state, metrics = _begin(engine, flat, folder)
     with _leaving_it_loadable(folder, metrics) as keep, _stop_signals() as asked_to_stop:
-        while state.round < job.plan.rounds:
+        while state.round < job.plan.releases:
             state = engine.advance(state)
             t = state.round - 1  # iterations done; round 0 is the release before the loop
             due = t % config.train.evaluate_every == 0 or t == config.rounds
@@ -408,7 +407,7 @@ def _leaving_it_loadable(
 
 
 def _metrics(iteration: int, evaluation: Evaluation) -> Metrics:
-    def spread(values: NDArray[np.float64]) -> dict[str, float]:
+    def spread(values: Floats) -> dict[str, float]:
         return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
     return {

@@ -13,10 +13,10 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topdp import topology
 from topdp.plan import schedules
+from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
 from topdp.plan.streams import stream
 from topdp.privacy.published import Batches
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from topdp.data import Dataset, Shards
     from topdp.data.batches import Batches as Selector
     from topdp.data.progress import Progress
-
-Floats = NDArray[np.float64]
 
 
 def graph(config: RunConfig) -> Topology:

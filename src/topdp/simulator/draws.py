@@ -10,16 +10,14 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from topdp.plan.arrays import Ints
 from topdp.plan.streams import stream
 
 # Distinct draws of one run get distinct generator states as long as their numbers fit 32 bits, which is all
 # that the CPU generator takes of a seed.
 LIMIT = 2**32
-
-Ints = NDArray[np.int64]
 
 
 class Draws(Protocol):

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
@@ -23,6 +22,7 @@ from topdp.data.batches import Selects
 from topdp.data.shards import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, prune
+from topdp.plan.arrays import Floats
 from topdp.plan.streams import stream
 from topdp.simulator.draws import Draws, Noise
 from topdp.simulator.mixing import RowByRow, Work
@@ -47,8 +47,8 @@ class State(NamedTuple):
 class Evaluation:
     """Test accuracy and loss of every agent's estimate."""
 
-    accuracy: NDArray[np.float64]
-    loss: NDArray[np.float64]
+    accuracy: Floats
+    loss: Floats
 
 
 class Engine:
@@ -83,7 +83,7 @@ class Engine:
         self._random_layers = any(isinstance(m, _DropoutNd) for m in gradients.flat.module.modules())
         self._capacity = int(self.plan.exists.sum(axis=1).max())
         self._buffers: list[Tensor] = []
-        self._mix = _mixer(self.plan, noise or Noise(seed, plan.draws, plan.rounds), self.device)
+        self._mix = _mixer(self.plan, noise or Noise(seed, plan.draws, plan.releases), self.device)
 
     def start(self, start: Tensor) -> State:
         """The state before round 0: the public start, one row [d] for all agents or [agents, d]."""

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Ints
 from topdp.simulator.draws import Draws
 
 
@@ -27,7 +27,7 @@ class Work(NamedTuple):
     out: Tensor  # [rows made in this round, d]
 
 
-def slots(plan: Plan, round: int) -> NDArray[np.int64]:
+def slots(plan: Plan, round: int) -> Ints:
     """Where each row of the round before stands in its buffer; before round 0, its owner's start."""
     if round == 0:
         return plan.owner.astype(np.int64)

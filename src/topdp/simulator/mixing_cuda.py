@@ -95,7 +95,7 @@ class Fused:
 
     def _pack(self, chunk: int) -> Packed:
         if self._packed is None or self._packed[0] != chunk:
-            stop = min((chunk + 1) * PACKED_ROUNDS, self.plan.rounds)
+            stop = min((chunk + 1) * PACKED_ROUNDS, self.plan.releases)
             self._packed = (chunk, self._packed_rounds(range(chunk * PACKED_ROUNDS, stop)))
         return self._packed[1]
 

@@ -21,19 +21,18 @@ from torch import Tensor
 from topdp.data.batches import Batches, Cycle, Device, Full, Selection
 from topdp.data.shards import Shards
 from topdp.plan import NOBODY, PerRound, Plan, prune
+from topdp.plan.arrays import Ints
 from topdp.simulator.draws import Noise
-
-Ints = NDArray[np.int64]
 
 KEPT_ROUNDS = 2000  # selections of a cycle that are kept
 
 
 def stack_plans(plans: Sequence[Plan]) -> Plan:
     """One pruned plan whose agents, rows and draws are those of all `plans`, run after run."""
-    if not plans or any(plan.rounds != plans[0].rounds for plan in plans):
+    if not plans or any(plan.releases != plans[0].releases for plan in plans):
         raise ValueError("Expected at least one plan, all of the same number of rounds.")
     pruned = [plan if plan.pruned else prune(plan) for plan in plans]
-    R = plans[0].rounds
+    R = plans[0].releases
     agents = _offsets([plan.agents for plan in pruned])
     draws = _offsets([plan.draws for plan in pruned])
     messages = agents[-1] + _offsets([plan.rows - plan.agents for plan in pruned])
@@ -159,7 +158,7 @@ class StackedNoise:
     """The draws that each run would make alone, with its own seed."""
 
     def __init__(self, plans: Sequence[Plan], seeds: Sequence[int]) -> None:
-        self._runs = [Noise(seed, p.draws, p.rounds) for p, seed in zip(plans, seeds, strict=True)]
+        self._runs = [Noise(seed, p.draws, p.releases) for p, seed in zip(plans, seeds, strict=True)]
         self._first = _offsets([plan.draws for plan in plans])
         self._keys = np.concatenate([noise.names(np.zeros(1, np.int64))[0] for noise in self._runs])
 

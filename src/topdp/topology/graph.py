@@ -18,6 +18,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.sparse.linalg import LinearOperator, eigsh
 
+from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.streams import stream
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -47,7 +48,7 @@ class Topology:
     """
 
     name: str
-    adjacency: NDArray[np.bool_]
+    adjacency: Bools
     labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -62,22 +63,22 @@ class Topology:
         return len(self.adjacency)
 
     @cached_property
-    def degrees(self) -> NDArray[np.int64]:
+    def degrees(self) -> Ints:
         """[n]: |N_i|."""
         return _frozen(self.adjacency.sum(axis=1, dtype=np.int64))
 
     @cached_property
-    def directed(self) -> NDArray[np.int64]:
+    def directed(self) -> Ints:
         """[2E, 2]: all ordered pairs (i, j) with j a neighbour of i, in lexicographic order."""
         return _frozen(np.argwhere(self.adjacency).astype(np.int64))
 
     @cached_property
-    def edges(self) -> NDArray[np.int64]:
+    def edges(self) -> Ints:
         """[E, 2]: every link once, as (i, j) with i < j, in lexicographic order."""
         return _frozen(self.directed[self.directed[:, 0] < self.directed[:, 1]])
 
     @cached_property
-    def neighbours(self) -> NDArray[np.int64]:
+    def neighbours(self) -> Ints:
         """[n, max degree]: the neighbours of each agent in ascending order, padded with -1.
 
         >>> star(4, hubs=1).neighbours.tolist()
@@ -88,7 +89,7 @@ class Topology:
         return _frozen(padded)
 
     @cached_property
-    def eligible(self) -> NDArray[np.bool_]:
+    def eligible(self) -> Bools:
         """[2E, max degree]: whether `neighbours[i, s]` lies in N_i^j, for each directed edge i→j.
 
         >>> ring(5).directed[0].tolist(), ring(5).neighbours[0].tolist(), ring(5).eligible[0].tolist()
@@ -102,7 +103,7 @@ class Topology:
         return _frozen(inside)
 
     @cached_property
-    def covered(self) -> NDArray[np.bool_]:
+    def covered(self) -> Bools:
         """[2E]: whether N_i^j is not empty, for each directed edge i→j.
 
         >>> bool(ring(5).covered.all()), bool(complete(5).covered.any())
@@ -164,8 +165,8 @@ class Topology:
             return max(0.0, 1.0 - float(np.partition(moduli, -2)[-2]))
         walk, top = walk.tocsr(), np.sqrt(self.degrees / self.degrees.sum())
 
-        def without_top(x: NDArray[np.float64]) -> NDArray[np.float64]:
-            mixed: NDArray[np.float64] = alpha * x + walk @ x - top * (top @ x)
+        def without_top(x: Floats) -> Floats:
+            mixed: Floats = alpha * x + walk @ x - top * (top @ x)
             return mixed
 
         start = stream(0, "topology.gap").normal(size=n)
@@ -175,7 +176,7 @@ class Topology:
 
 
 def from_edges(
-    edges: Iterable[Sequence[int]] | NDArray[np.int64],
+    edges: Iterable[Sequence[int]] | Ints,
     agents: int | None = None,
     *,
     name: str = "edges",
@@ -238,7 +239,7 @@ def describe(topology: Topology, alpha: float = 0.5) -> dict[str, Any]:
     return numbers
 
 
-def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> NDArray[np.bool_]:
+def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
     """A read-only boolean copy of `adjacency`, or the reason why it is not a graph of ours."""
     given = np.asarray(adjacency)
     if given.ndim != 2 or given.shape[0] != given.shape[1]:
@@ -282,13 +283,13 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> NDArray[np
     return _frozen(matrix)
 
 
-def components(edges: NDArray[np.int64], n: int) -> tuple[int, NDArray[np.int32]]:
+def components(edges: Ints, n: int) -> tuple[int, NDArray[np.int32]]:
     """How many components there are, and to which each agent belongs."""
     count, member = connected_components(_sparse(edges, n), directed=False)
     return int(count), member
 
 
-def _sparse(edges: NDArray[np.int64], n: int) -> Any:
+def _sparse(edges: Ints, n: int) -> Any:
     """The symmetric 0/1 matrix of undirected edges, each given once or both ways."""
     i, j = np.concatenate([edges, edges[:, ::-1]]).T
     matrix = sparse.coo_array((np.ones(len(i)), (i, j)), shape=(n, n)).tocsr()

@@ -76,7 +76,7 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, guarantee
     for agent in range(6):
         gauge = meter(made.setup.plan, analysis, agent, 1e-5, guarantee, True)
         total, history, totals = 0.0, [], []
-        for r in range(made.setup.plan.rounds):
+        for r in range(made.setup.plan.releases):
             cost = gauge.cost(r, history, total, float(gauge.planned[r]), True)
             assert allows(made.setup.budget(agent), total, cost)
             total += cost.charge

@@ -120,7 +120,7 @@ def execute_by_the_engine(
 ) -> Recorded:
     """The same by what makes the rows of a real run, with its noise: every coordinate is a run of its own."""
     assert seed is not None
-    noise = Noise(seed, plan.draws, plan.rounds)
+    noise = Noise(seed, plan.draws, plan.releases)
     make = RowByRow(plan, noise, torch.device("cpu"))
     scratch = torch.Generator()
     rows = torch.zeros(plan.agents, runs)
@@ -141,7 +141,7 @@ def execute_by_the_engine(
 
 def coefficients(plan: Plan, observer: int, owner: int) -> tuple[np.ndarray, np.ndarray]:
     """Of every row read: how it moves when all gradients of `owner` move by one, and [.., rounds, draws]."""
-    shift, noise = np.zeros(plan.rows), np.zeros((plan.rows, plan.rounds, plan.draws))
+    shift, noise = np.zeros(plan.rows), np.zeros((plan.rows, plan.releases, plan.draws))
     shifts, noises = [], []
     for r, this in enumerate(plan):
         W, B = matrices(plan, r)

@@ -47,8 +47,8 @@ def make(
 def dense(plan: Plan, J: set[int], zero: float | Fraction = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """A [sights, agents, rounds] and B [sights, draws of all rounds], straight from the plan's definition."""
     A, B, number = [], [], type(zero)
-    shift = np.full((plan.rows, plan.agents, plan.rounds), zero)
-    noise = np.full((plan.rows, plan.rounds, plan.draws), zero)
+    shift = np.full((plan.rows, plan.agents, plan.releases), zero)
+    noise = np.full((plan.rows, plan.releases, plan.draws), zero)
     for r, this in enumerate(plan):
         old_shift, old_noise = shift, noise
         shift, noise = np.full_like(shift, zero), np.full_like(noise, zero)
@@ -137,7 +137,7 @@ def exact_gram(plan: Plan, J: set[int], owner: int) -> np.ndarray:
     A, B = dense(plan, J, zero=Fraction(0))
     A = A[:, owner]
     C = B @ B.T
-    M = np.full((plan.rounds, plan.rounds), Fraction(0))
+    M = np.full((plan.releases, plan.releases), Fraction(0))
     for k in range(len(C)):
         if C[k, k] == 0:
             assert not A[k].any(), "a leak"
@@ -306,7 +306,7 @@ def test_a_larger_coalition_never_learns_less(plan, data):
     for M, N in zip(small, large, strict=True):
         assert np.linalg.eigvalsh(N - M)[0] >= -1e-9 * max(1.0, np.abs(N).max())
     everybody = worst_case(plan, exposed).mu
-    assert (found.upper[owners, 1] <= everybody[owners] * np.sqrt(plan.rounds) + 1e-9).all()
+    assert (found.upper[owners, 1] <= everybody[owners] * np.sqrt(plan.releases) + 1e-9).all()
     assert (found.lower[owners, 1] <= everybody[owners] * (1 + 1e-9)).all()
 
 

@@ -36,7 +36,7 @@ def make(
 
 def dense(plan: Plan) -> np.ndarray:
     """[rounds, agents]: stepᵀ(BBᵀ)⁺step over the owner's rows, straight from the definition."""
-    result = np.zeros((plan.rounds, plan.agents))
+    result = np.zeros((plan.releases, plan.agents))
     for r, this in enumerate(plan):
         makers = [
             {int(plan.owner[m]) for m in np.flatnonzero((this.draw == k).any(axis=1))}

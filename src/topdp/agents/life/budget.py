@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topdp.agents.books.ledger import Cost
 from topdp.plan import Plan
+from topdp.plan.arrays import Floats
 from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused
 from topdp.privacy.basics.exposure import Cyclic, PoissonSampling
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -38,8 +38,6 @@ from topdp.privacy.observers.gram import grams
 from topdp.privacy.observers.worst_case import information
 from topdp.privacy.published import CALIBRATIONS
 from topdp.privacy.published.claims import Analysis, noise_multipliers
-
-Floats = NDArray[np.float64]
 
 CHECKPOINTS = 48  # rounds at which a curve is computed; between them the next one counts
 SLACK = 1e-9  # relative: a calibrated plan meets its budget up to rounding
@@ -135,27 +133,27 @@ def _view(plan: Plan, analysis: Analysis, agent: int, delta: float) -> Floats:
     """[rounds]: ε to the worst single observer, if the agent's data enter up to each round."""
     exposure = analysis.exposure()
     period = int(exposure.periods()[agent])
-    places = _checkpoints(plan.rounds)
+    places = _checkpoints(plan.releases)
     mu = np.zeros(len(places))
     for observer in range(plan.agents):
         if observer == agent:
             continue
         coalition = np.arange(plan.agents) == observer
         # u_r = 0 from the first round that the data do not enter: the leading block of M is all that counts.
-        if plan.rounds <= view.LONG:
+        if plan.releases <= view.LONG:
             (M,) = grams(plan, coalition, np.array([agent]))
             upper = [bracket(M[: s + 1, : s + 1], period)[1] for s in places]
         else:
             (band,) = bands(plan, coalition, np.array([agent]))
             upper = [bracket_band(band.leading(s + 1), period)[1] for s in places]
         mu = np.maximum(mu, np.sqrt(upper) * exposure.sensitivity[agent])
-    return _spread(np.asarray(epsilon_of(mu, delta)), places, plan.rounds)
+    return _spread(np.asarray(epsilon_of(mu, delta)), places, plan.releases)
 
 
 def _claimed(plan: Plan, analysis: Analysis, agent: int, delta: float) -> Floats:
     z = noise_multipliers(plan, analysis.exposure())[:, agent]
     rule, batches = CALIBRATIONS[analysis.calibration], analysis.batches[agent]
-    places = _checkpoints(plan.rounds)
+    places = _checkpoints(plan.releases)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # said by the account at the start
         try:
@@ -164,7 +162,7 @@ def _claimed(plan: Plan, analysis: Analysis, agent: int, delta: float) -> Floats
             raise BudgetError(
                 f"The claimed guarantee of {analysis.calibration} has no cost by rounds: {error}"
             ) from error
-    return _spread(np.array(found), places, plan.rounds)
+    return _spread(np.array(found), places, plan.releases)
 
 
 def _checkpoints(rounds: int) -> list[int]:

@@ -59,7 +59,7 @@ class Meetings:
         self.pairing = Pairing(ledger)
         self.alpha = build.protocol(setup.config).alpha
         self.reuses = build.method(setup.config).reuses_noise
-        self.deviation = setup.plan.std[0][: setup.plan.agents, 0]
+        self.deviation = setup.plan.full_scale
         self.history = [(e.round, e.information or 0.0) for e in ledger.entries() if e.kind == "release"]
         self._chance = CHANCE()
         self._absent: set[str] = set()  # who was waited for in vain
@@ -77,7 +77,7 @@ class Meetings:
 
     async def run(self) -> bool:
         plan = self.work.part.plan
-        while self.ledger.round + 1 < plan.rounds and not self.stopping.is_set() and not self.out_of_budget:
+        while self.ledger.round + 1 < plan.releases and not self.stopping.is_set() and not self.out_of_budget:
             self._raise_faults()
             if self.ledger.round >= 0:
                 with self.timing.measure("network"):
@@ -277,7 +277,7 @@ class Meetings:
             await self._settle()
             if self._in_doubt():
                 await patience.wait(self.peers)
-        return self.ledger.round + 1 >= self.work.part.plan.rounds or self.out_of_budget
+        return self.ledger.round + 1 >= self.work.part.plan.releases or self.out_of_budget
 
     def _in_doubt(self) -> list[str]:
         """Partners with whom a meeting is decided on one side only."""

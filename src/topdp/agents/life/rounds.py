@@ -72,7 +72,7 @@ class Rounds:
 
     async def run(self) -> bool:
         """All rounds that are left, then what is still owed. False: asked to stop before the end."""
-        rounds = self.work.part.plan.rounds
+        rounds = self.work.part.plan.releases
         while self.ledger.round + 1 < rounds:
             self._catch_up()
             with self.timing.measure("network"):

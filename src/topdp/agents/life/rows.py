@@ -58,7 +58,7 @@ class SeededDraws(Draws):
     seeded = True
 
     def __init__(self, seed: int, plan: Plan) -> None:
-        self._noise, self._generator = Noise(seed, plan.draws, plan.rounds), torch.Generator()
+        self._noise, self._generator = Noise(seed, plan.draws, plan.releases), torch.Generator()
 
     def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
         return self._noise.fill(out, round, draw, self._generator)
@@ -77,7 +77,7 @@ class Part:
         shared = self.plan.known_by[np.unique(self.plan.draw.values[self.plan.draw.values >= 0])]
         if ((shared >= 0).sum(axis=1) > 1).any():
             raise PlanError("Expected every draw to be known by one agent: agents share no draws.")
-        for r in range(self.plan.rounds):
+        for r in range(self.plan.releases):
             there = {self.agent: set(self.made(r - 1))} if r else {}
             there |= {sender: {row} for sender, row in self.read(r - 1).items()} if r else {}
             for row in self.made(r) if r else []:
@@ -116,7 +116,7 @@ class Part:
     def _read(self) -> list[dict[int, int]]:
         to_me = (self.plan.readers.values == self.agent).any(axis=-1)[self.plan.readers.which]
         to_me &= self.plan.exists & (self.plan.owner != self.agent)
-        rounds: list[dict[int, int]] = [{} for _ in range(self.plan.rounds)]
+        rounds: list[dict[int, int]] = [{} for _ in range(self.plan.releases)]
         for round, row in zip(*(index.tolist() for index in np.nonzero(to_me)), strict=True):
             rounds[round][int(self.plan.owner[row])] = row
         return rounds
@@ -128,7 +128,7 @@ class Part:
     @cached_property
     def neighbours(self) -> list[int]:
         """All agents to which rows go or from which they come."""
-        to = {receiver for round in range(self.plan.rounds) for receiver in self.sent(round)}
+        to = {receiver for round in range(self.plan.releases) for receiver in self.sent(round)}
         return sorted(to | {sender for read in self._read for sender in read})
 
 
@@ -222,6 +222,6 @@ def rest(
 def kept(part: Part, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """What of `rows` the next round needs: the estimate, and any other row that enters again."""
     again = {part.agent}
-    if round + 1 < part.plan.rounds:
+    if round + 1 < part.plan.releases:
         again |= {source for row in part.made(round + 1) for source, _ in part.sources(round + 1, row)}
     return {row: value for row, value in rows.items() if row in again}

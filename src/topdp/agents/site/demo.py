@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from topdp.agents.life.agent import ESTIMATE, RESULT
@@ -29,6 +28,7 @@ from topdp.agents.terms.manifest import Manifest, Rules
 from topdp.agents.terms.setup import Setup
 from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
+from topdp.plan.arrays import Floats
 from topdp.privacy.account import Account
 from topdp.runs import run as runs
 from topdp.runs.folder import RunFolder
@@ -166,7 +166,7 @@ def _gathered(
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
     )
-    found = engine.evaluate(State(setup.plan.rounds, estimates))
+    found = engine.evaluate(State(setup.plan.releases, estimates))
     metrics = [
         {
             "round": config.rounds,
@@ -233,5 +233,5 @@ def _free_addresses(count: int) -> list[str]:
             probe.close()
 
 
-def _spread(values: NDArray[np.float64]) -> dict[str, float]:
+def _spread(values: Floats) -> dict[str, float]:
     return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}

@@ -85,7 +85,7 @@ def completed(
         epsilon = build.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents).tolist()
     else:
         epsilon = [max(float(e), 1e-12) * ROUNDED_UP for e in spent.epsilon]
-    sigma = (plan.std[0][: plan.agents, 0] / config.privacy.clip).tolist()
+    sigma = (plan.full_scale / config.privacy.clip).tolist()
     tree = config.model_dump(exclude_none=True)
     tree["topology"]["agents"] = graph.agents
     tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}

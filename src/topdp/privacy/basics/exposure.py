@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Floats, Ints
 from topdp.privacy.basics.errors import PrivacyError, Refused, expect_count
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 ADJACENCIES = ("add-remove", "replace-one")
 

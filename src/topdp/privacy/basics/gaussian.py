@@ -22,12 +22,11 @@ from collections.abc import Callable
 from typing import SupportsIndex, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import erfcx, log_ndtr
 
+from topdp.plan.arrays import Bools, Floats
 from topdp.privacy.basics.errors import PrivacyError, expect_count, expect_delta, expect_epsilon
-
-Array = NDArray[np.float64]
 
 _ULP = float(np.finfo(np.float64).eps)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
@@ -38,10 +37,10 @@ _CUTOFF = 45.0
 @overload
 def delta_of(mu: float, epsilon: float) -> float: ...
 @overload
-def delta_of(mu: Array, epsilon: ArrayLike) -> Array: ...
+def delta_of(mu: Floats, epsilon: ArrayLike) -> Floats: ...
 @overload
-def delta_of(mu: ArrayLike, epsilon: Array) -> Array: ...
-def delta_of(mu: ArrayLike, epsilon: ArrayLike) -> float | Array:
+def delta_of(mu: ArrayLike, epsilon: Floats) -> Floats: ...
+def delta_of(mu: ArrayLike, epsilon: ArrayLike) -> float | Floats:
     """δ(ε) of μ, rounded up; arrays broadcast. μ = 0 gives 0, μ = infinity gives 1.
 
     >>> round(delta_of(0.26805, 1.0), 8)
@@ -57,10 +56,10 @@ def delta_of(mu: ArrayLike, epsilon: ArrayLike) -> float | Array:
 @overload
 def epsilon_of(mu: float, delta: float) -> float: ...
 @overload
-def epsilon_of(mu: Array, delta: ArrayLike) -> Array: ...
+def epsilon_of(mu: Floats, delta: ArrayLike) -> Floats: ...
 @overload
-def epsilon_of(mu: ArrayLike, delta: Array) -> Array: ...
-def epsilon_of(mu: ArrayLike, delta: ArrayLike) -> float | Array:
+def epsilon_of(mu: ArrayLike, delta: Floats) -> Floats: ...
+def epsilon_of(mu: ArrayLike, delta: ArrayLike) -> float | Floats:
     """The least ε at which μ is (ε, δ)-private, rounded up; arrays broadcast.
 
     0 where δ is at least δ(0) (so for μ = 0), infinity for μ = infinity.
@@ -85,10 +84,10 @@ def epsilon_of(mu: ArrayLike, delta: ArrayLike) -> float | Array:
 @overload
 def mu_of(epsilon: float, delta: float) -> float: ...
 @overload
-def mu_of(epsilon: Array, delta: ArrayLike) -> Array: ...
+def mu_of(epsilon: Floats, delta: ArrayLike) -> Floats: ...
 @overload
-def mu_of(epsilon: ArrayLike, delta: Array) -> Array: ...
-def mu_of(epsilon: ArrayLike, delta: ArrayLike) -> float | Array:
+def mu_of(epsilon: ArrayLike, delta: Floats) -> Floats: ...
+def mu_of(epsilon: ArrayLike, delta: ArrayLike) -> float | Floats:
     """The largest μ that is (ε, δ)-private, rounded down; arrays broadcast.
 
     >>> round(mu_of(1.0, 1e-5), 5)
@@ -111,8 +110,8 @@ def mu_of(epsilon: ArrayLike, delta: ArrayLike) -> float | Array:
 @overload
 def compose(noise_multipliers: ArrayLike) -> float: ...
 @overload
-def compose(noise_multipliers: ArrayLike, axis: int) -> Array: ...
-def compose(noise_multipliers: ArrayLike, axis: int | None = None) -> float | Array:
+def compose(noise_multipliers: ArrayLike, axis: int) -> Floats: ...
+def compose(noise_multipliers: ArrayLike, axis: int | None = None) -> float | Floats:
     """μ = √(Σ 1/z²) of releases that each carry fresh noise, rounded up; over one `axis` or over all.
 
     A release without noise (z = 0) makes μ infinite; no release at all leaves μ = 0.
@@ -149,7 +148,7 @@ def noise_multiplier(epsilon: float, delta: float, releases: SupportsIndex = 1) 
     return z
 
 
-def _log_delta(mu: Array, epsilon: Array) -> Array:
+def _log_delta(mu: Floats, epsilon: Floats) -> Floats:
     """ln δ(ε) plus a bound on its rounding error, at most 0. Shapes are equal; μ may be 0 or infinite."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
         centre = np.where(epsilon == 0, 0.0, epsilon / mu)
@@ -166,7 +165,7 @@ def _log_delta(mu: Array, epsilon: Array) -> Array:
     return np.where(np.isinf(mu) | np.isnan(result), 0.0, result)
 
 
-def _log_delta_small(mu: Array, low: Array) -> Array:
+def _log_delta_small(mu: Floats, low: Floats) -> Floats:
     """ln of φ(a) ∫ e^{-at - t²/2} (1 - e^{-μt}) dt over t > 0, with a = ε/μ - μ/2 = `low` > -1/2.
 
     The two terms of δ(ε) agree in most digits when μ is small; written as this integral (Φ(-x)/φ(x) is
@@ -180,7 +179,7 @@ def _log_delta_small(mu: Array, low: Array) -> Array:
     return np.asarray(np.log(integral) - low * low / 2 - math.log(2 * math.pi) / 2)
 
 
-def _log_delta_large(mu: Array, centre: Array, low: Array) -> Array:
+def _log_delta_large(mu: Floats, centre: Floats, low: Floats) -> Floats:
     """ln Φ(-a) + ln(1 - r) with r = e^ε Φ(-a - μ) / Φ(-a), a = `low`. For μ >= 1: r keeps clear of 1."""
     high = centre + mu / 2
     tail = erfcx(high / math.sqrt(2))
@@ -190,7 +189,7 @@ def _log_delta_large(mu: Array, centre: Array, low: Array) -> Array:
     return np.asarray(log_ndtr(-low) + np.log1p(-np.where(low > 0, right, left)))
 
 
-def _bisect(is_private: Callable[[Array], NDArray[np.bool_]], private: Array, other: Array) -> Array:
+def _bisect(is_private: Callable[[Floats], Bools], private: Floats, other: Floats) -> Floats:
     """The last private double before the border between `private` and `other`, elementwise."""
     for _ in range(1100):  # enough to halve the whole range of doubles
         with np.errstate(invalid="ignore"):
@@ -202,37 +201,37 @@ def _bisect(is_private: Callable[[Array], NDArray[np.bool_]], private: Array, ot
     return private
 
 
-def _floats(name: str, values: ArrayLike) -> Array:
+def _floats(name: str, values: ArrayLike) -> Floats:
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise PrivacyError(f"Expected {name}={values!r} to be a number or an array of numbers.") from None
 
 
-def _mus(mu: ArrayLike) -> Array:
+def _mus(mu: ArrayLike) -> Floats:
     m = _floats("mu", mu)
     if not np.all(m >= 0):
         raise PrivacyError(f"Expected mu={_first(m, ~(m >= 0))} >= 0.")
     return m
 
 
-def _deltas(delta: ArrayLike) -> Array:
+def _deltas(delta: ArrayLike) -> Floats:
     d = _floats("delta", delta)
     for bad in d[~((d > 0) & (d < 1))].ravel()[:1]:
         expect_delta(float(bad))
     return d
 
 
-def _epsilons(epsilon: ArrayLike) -> Array:
+def _epsilons(epsilon: ArrayLike) -> Floats:
     e = _floats("epsilon", epsilon)
     for bad in e[~((e > 0) & np.isfinite(e))].ravel()[:1]:
         expect_epsilon(float(bad))
     return e
 
 
-def _first(values: Array, where: NDArray[np.bool_]) -> float:
+def _first(values: Floats, where: Bools) -> float:
     return float(values[where].ravel()[0])
 
 
-def _unwrap(values: Array) -> float | Array:
+def _unwrap(values: Floats) -> float | Floats:
     return float(values) if np.ndim(values) == 0 else values

@@ -12,13 +12,11 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from topdp.plan.arrays import Floats
 from topdp.privacy.basics.errors import PrivacyError, expect_delta
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
-
-Floats = NDArray[np.float64]
 
 GROUPS = 64
 """At most this many different noise multipliers are composed one by one; more are rounded down together."""

@@ -14,11 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from numpy.typing import NDArray
 
+from topdp.plan.arrays import Floats
 from topdp.privacy.basics.errors import Refused
-
-Array = NDArray[np.float64]
 
 # dp-accounting raises a Fourier transform to the T-th power; on full batches, where the truth is known, that
 # lost up to 3.4e-17·T of δ (μ from 0.1 to 3, T up to 1e5). Six times that is taken off δ beforehand.
@@ -30,7 +28,7 @@ _ORDERS = np.array(
 )
 
 
-def loss_distribution_epsilon(noise_multipliers: Array, delta: float, rate: float) -> float:
+def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: float) -> float:
     """ε at δ by the composed privacy loss distribution (Doroshenko et al. 2022, arXiv:2207.04380)."""
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -59,7 +57,7 @@ def loss_distribution_epsilon(noise_multipliers: Array, delta: float, rate: floa
     return max(epsilon, 0.0)
 
 
-def renyi_curve(noise_multipliers: Array, rate: float) -> tuple[Array, Array]:
+def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]:
     """Orders a and the Rényi divergences of the composition at them (Mironov, Talwar, Zhang 2019)."""
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
@@ -74,7 +72,7 @@ def renyi_curve(noise_multipliers: Array, rate: float) -> tuple[Array, Array]:
     return _ORDERS, np.where(curve >= 0, curve, np.inf)
 
 
-def _interval(noise_multipliers: Array, rate: float) -> float:
+def _interval(noise_multipliers: Floats, rate: float) -> float:
     """The grid of the loss: fine against its spread in one release, coarse enough for memory."""
     z = float(np.min(noise_multipliers))
     span = 10 / z + 1 / (2 * z * z)

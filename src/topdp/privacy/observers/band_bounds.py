@@ -7,14 +7,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg.lapack import dpbtrf
 from scipy.sparse import csr_array, diags_array
 
+from topdp.plan.arrays import Floats
 from topdp.privacy.observers.banded import Band
 from topdp.privacy.observers.bounds import ULP, Certificate, best_bound, bracket, proves
-
-Floats = NDArray[np.float64]
 
 SMALL = 160  # below this size the whole matrix is as fast
 

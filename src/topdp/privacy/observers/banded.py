@@ -17,16 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.privacy.basics.errors import Refused
 from topdp.privacy.observers.filtering import Sight, sights, whiten
 from topdp.privacy.observers.gram import look
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 CHUNK = 64  # rounds between additions to M, and between attempts to let old changes go
 REST = 1e-10
@@ -56,7 +52,7 @@ def bands(plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None)
 
     Refused when changes have to be followed for more than `widest` rounds.
     """
-    R, o = plan.rounds, len(owners)
+    R, o = plan.releases, len(owners)
     place = np.full(plan.agents, -1)
     place[owners] = np.arange(o)
     values, rest, leaks = np.zeros((o, R, CHUNK)), np.zeros((o, R)), np.zeros((o, R), bool)

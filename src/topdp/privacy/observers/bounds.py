@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg.lapack import dpotrf
 
-Floats = NDArray[np.float64]
+from topdp.plan.arrays import Floats
 
 PRECISE = 1 + 1e-9  # of the best bound
 STEPS = 120  # towards the best weights

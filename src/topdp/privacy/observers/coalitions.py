@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Floats
 from topdp.plan.streams import stream
 from topdp.privacy.basics.errors import PrivacyError, expect_count
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.view import Progress, View, view
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ USUAL, WIDEST = 256, 2048
 
 def view_work(plan: Plan) -> float:
     """Roughly, the operations of the view of every agent alone on every other (`view`, `gram`)."""
-    n, R = plan.agents, plan.rounds
+    n, R = plan.agents, plan.releases
     last = plan.readers[R // 2]
     seen = max(1.0, float((last >= 0).sum()) / n)  # rows an observer reads in a round
     followed = R if R <= LONG else min(R, USUAL)
@@ -35,10 +35,10 @@ def expect_bearable(plan: Plan, patient: bool) -> None:
     """Refuses a view that would take far too long, unless its user is patient."""
     work = view_work(plan)
     if work > LIMIT and not patient:
-        growth = 1 if plan.rounds > LONG else 3
-        fits = math.floor(plan.rounds * (LIMIT / work) ** (1 / growth))
+        growth = 1 if plan.releases > LONG else 3
+        fits = math.floor(plan.releases * (LIMIT / work) ** (1 / growth))
         raise Refused(
-            f"The view of {plan.rounds} releases among {plan.agents} agents takes about "
+            f"The view of {plan.releases} releases among {plan.agents} agents takes about "
             f"{work / A_MINUTE:.0f} minutes on one core. Set privacy.patient=true to have it anyway, take at "
             f"most about {fits} rounds, or choose guarantee='worst-case'."
         )

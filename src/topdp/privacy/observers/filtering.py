@@ -22,16 +22,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg.lapack import dtrtri
 
 from topdp.plan import Plan, Round
+from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.privacy.basics.errors import PrivacyError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 RESOLUTION = 1e-13
 """A row has no noise of its own below this share of the variance that entered it."""
@@ -70,7 +66,7 @@ def sights(plan: Plan, coalition: Bools) -> Iterator[Sight]:
     seen, live = _live(plan, coalition, unknown)
     distinct = [len(np.unique(d[d >= 0])) == (d >= 0).sum() for d in plan.draw.values]
     before = _Unknown(np.empty(0, np.int64), np.zeros((0, 0)), np.zeros(0), np.zeros(0))
-    for r in range(plan.rounds):
+    for r in range(plan.releases):
         keep = np.flatnonzero(live[r] & ~seen[r])
         rows, kept = np.concatenate([keep, np.flatnonzero(live[r] & seen[r])]), len(keep)
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused by name
@@ -225,7 +221,7 @@ def _live(plan: Plan, coalition: Bools, unknown: Bools) -> tuple[Bools, Bools]:
     seen = (reads | coalition[plan.owner]) & plan.exists
     own = np.flatnonzero(coalition[plan.owner])
     live = seen.copy()
-    for r in range(plan.rounds - 1, -1, -1):
+    for r in range(plan.releases - 1, -1, -1):
         told = own[live[r, own]]
         draw, std = plan.draw[r][told], plan.std[r][told]
         surprise = ((draw >= 0) & (std != 0) & unknown[draw]).any(axis=1)

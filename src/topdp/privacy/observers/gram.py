@@ -12,14 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.privacy.observers.filtering import Sight, sights
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 CHUNK = 64  # rounds between additions to M
 ROUNDING = 1e-10
@@ -51,7 +47,7 @@ def grams(plan: Plan, coalition: Bools, owners: Ints) -> Iterator[Floats]:
 
     Row and column r are infinite where J sees the change of round r without noise.
     """
-    R, o = plan.rounds, len(owners)
+    R, o = plan.releases, len(owners)
     place = np.full(plan.agents, -1)
     place[owners] = np.arange(o)
     M = np.zeros((o, R, R))

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.privacy.basics.errors import PrivacyError, Refused
 from topdp.privacy.basics.exposure import Exposure, PoissonSampling, check
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -33,10 +33,6 @@ from topdp.privacy.observers.banded import bands
 from topdp.privacy.observers.bounds import bracket
 from topdp.privacy.observers.gram import aligned, grams
 from topdp.privacy.observers.worst_case import fresh_releases, information, sampled
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 Observer = int | Sequence[int]
 Progress = Callable[[int, int], None]
@@ -150,15 +146,15 @@ def _brackets(
     plan: Plan, coalition: Bools, owners: Ints, period: Ints, enough: Floats, widest: int | None
 ) -> list[tuple[float, float]]:
     """(lower, upper) of μ² at unit sensitivity, for each owner; `enough` [agents]: see `bracket`."""
-    if plan.rounds <= LONG:
+    if plan.releases <= LONG:
         return [
             bracket(M, int(period[i]), float(enough[i]))
-            for part in _in_turns(owners, plan.rounds**2)
+            for part in _in_turns(owners, plan.releases**2)
             for i, M in zip(part, grams(plan, coalition, part), strict=True)
         ]
     return [
         bracket_band(band, int(period[i]), float(enough[i]))
-        for part in _in_turns(owners, plan.rounds * LONG // 2)
+        for part in _in_turns(owners, plan.releases * LONG // 2)
         for i, band in zip(part, bands(plan, coalition, part, widest), strict=True)
     ]
 

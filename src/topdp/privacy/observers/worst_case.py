@@ -18,18 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
 from topdp.plan import PerRound, Plan
+from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.privacy.basics.errors import Refused
 from topdp.privacy.basics.exposure import Exposure, PoissonSampling, check
 from topdp.privacy.basics.loss import GaussianLoss, Loss, sampled_loss
 from topdp.privacy.observers.filtering import whiten
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 CHUNK = 1024  # rounds at a time
 ROUNDING = 1e-10  # share of a row's step that is rounding when the step is compared with what noise covers
@@ -59,7 +55,7 @@ def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
             losses.append(sampled(exposure, i, per_round))
             continue
         # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
-        classes = [per_round[s :: period[i], i].sum() for s in range(min(int(period[i]), plan.rounds))]
+        classes = [per_round[s :: period[i], i].sum() for s in range(min(int(period[i]), plan.releases))]
         mu[i] = exposure.sensitivity[i] * np.sqrt(max(classes)) * (1 + 1e-14)
         losses.append(GaussianLoss(float(mu[i])))
     return WorstCase(mu, tuple(losses))
@@ -94,11 +90,11 @@ def information(plan: Plan) -> Floats:
         ratio = np.where(plan.rate > 0, plan.rate / plan.scale, 0.0) ** 2
     if not independent:
         return _shared(plan, counts, _carries(plan, slice(None)), ratio)
-    result = np.empty((plan.rounds, plan.agents))
+    result = np.empty((plan.releases, plan.agents))
     of_owner = sparse.csr_array(
         (np.ones(plan.rows), (plan.owner, np.arange(plan.rows))), shape=(plan.agents, plan.rows)
     )
-    for rounds in _chunks(plan.rounds):
+    for rounds in _chunks(plan.releases):
         # Draws of their own: BBᵀ is diagonal, and 1/z² = Σ_rows (step/std)².
         variance = np.square(_own_std(plan, counts, rounds)).sum(axis=-1)
         with np.errstate(divide="ignore"):
@@ -117,7 +113,7 @@ def fresh_releases(plan: Plan) -> Bools:
     counts, _ = _counting(plan)
     once = np.ones(plan.agents, bool)
     least, most = np.full(plan.agents, np.inf), np.zeros(plan.agents)
-    for rounds in _chunks(plan.rounds):
+    for rounds in _chunks(plan.releases):
         carries = _carries(plan, rounds) & (plan.rate[rounds] > 0)[:, None]
         r, row = np.nonzero(carries)
         owner = plan.owner[row]
@@ -161,7 +157,7 @@ def _counting(plan: Plan) -> tuple[PerRound, bool]:
 
 def _shared(plan: Plan, counts: PerRound, carries: Bools, ratio: Floats) -> Floats:
     """`information` where draws enter several rows; rounds that are alike are computed once."""
-    result = np.zeros((plan.rounds, plan.agents))
+    result = np.zeros((plan.releases, plan.agents))
     known: dict[Any, Floats] = {}
     for r in np.flatnonzero(plan.rate > 0).tolist():
         if plan.scale[r] == 0:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import ClassVar, SupportsIndex, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
+from topdp.plan.arrays import Floats
 from topdp.privacy.basics import gaussian
 from topdp.privacy.basics.errors import (
     PrivacyError,
@@ -28,8 +29,6 @@ from topdp.privacy.basics.errors import (
 )
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
 from topdp.privacy.published.batches import Adjacency, Batches, expect_adjacency
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,10 @@ class Calibration(ABC):
         """z for full or cyclic batches."""
 
     @abstractmethod
-    def _claim(self, z: Array, delta: float, batches: Batches) -> float:
+    def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
         """ε for full or cyclic batches, all noise above 0."""
 
-    def _sampled_claim(self, z: Array, delta: float, rate: float) -> float:
+    def _sampled_claim(self, z: Floats, delta: float, rate: float) -> float:
         raise Refused(f"Calibration '{self.name}' has no analysis of Poisson batches.")
 
     def _sampled_noise(self, epsilon: float, delta: float, releases: int, rate: float) -> float:
@@ -185,17 +184,17 @@ def exact_epsilon(noise_multipliers: ArrayLike, delta: float, batches: Batches |
     return gaussian.epsilon_of(worst_mu(z, batches), delta)
 
 
-def worst_mu(z: Array, batches: Batches) -> float:
+def worst_mu(z: Floats, batches: Batches) -> float:
     """μ of the record whose releases have the least noise together."""
     return max(gaussian.compose(part) for part in shares(z, batches))
 
 
-def shares(z: Array, batches: Batches) -> list[Array]:
+def shares(z: Floats, batches: Batches) -> list[Floats]:
     """The releases that hold one record, for each place a record can have in the cycle."""
     return [z[start :: batches.period] for start in range(min(batches.period, len(z)))]
 
 
-def expect_noise(noise_multipliers: ArrayLike) -> Array:
+def expect_noise(noise_multipliers: ArrayLike) -> Floats:
     """One finite number of at least 0 for each of at least one release."""
     gaussian.compose(noise_multipliers)
     z = np.asarray(noise_multipliers, dtype=np.float64)

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topdp.plan import Plan
+from topdp.plan.arrays import Floats
 from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused
 from topdp.privacy.basics.exposure import Cyclic, EveryRound, Exposure, Participation, PoissonSampling, check
 from topdp.privacy.published.batches import Adjacency, Batches
 from topdp.privacy.published.rules import CALIBRATIONS
-
-Floats = NDArray[np.float64]
 
 PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async")
 """Those in which an agent's row of round 0 carries its full-scale noise."""
@@ -81,7 +79,7 @@ def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
         raise Refused(f"No published analysis covers plans of protocol {plan.protocol!r}.")
     if (plan.rate == 0).any():
         raise Refused("No published analysis covers rounds with a step of 0.")
-    full_scale = plan.std[0][: plan.agents, 0]
+    full_scale = plan.full_scale
     z: Floats = _without_last_digits(plan.scale / plan.rate)[:, None] * (full_scale / exposure.sensitivity)
     return z
 

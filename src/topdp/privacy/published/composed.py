@@ -12,15 +12,13 @@ from collections.abc import Callable
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
+from topdp.plan.arrays import Floats
 from topdp.privacy.basics import gaussian
 from topdp.privacy.basics.poisson import loss_distribution_epsilon, renyi_curve
 from topdp.privacy.published.batches import Batches
 from topdp.privacy.published.calibration import Calibration, worst_mu
-
-Array = NDArray[np.float64]
 
 
 class _Composed(Calibration):
@@ -33,7 +31,7 @@ class _Composed(Calibration):
         return z
 
     @final
-    def _claim(self, z: Array, delta: float, batches: Batches) -> float:
+    def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
         return self._epsilon(worst_mu(z, batches), delta)
 
     @abstractmethod
@@ -63,7 +61,7 @@ class Tight(_Composed):
     def _epsilon(self, mu: float, delta: float) -> float:
         return gaussian.epsilon_of(mu, delta)
 
-    def _sampled_claim(self, z: Array, delta: float, rate: float) -> float:
+    def _sampled_claim(self, z: Floats, delta: float, rate: float) -> float:
         return loss_distribution_epsilon(z, delta, rate)
 
 
@@ -90,7 +88,7 @@ class Moments(_Composed):
     def _epsilon(self, mu: float, delta: float) -> float:
         return mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
 
-    def _sampled_claim(self, z: Array, delta: float, rate: float) -> float:
+    def _sampled_claim(self, z: Floats, delta: float, rate: float) -> float:
         orders, curve = renyi_curve(z, rate)
         return float(np.min(curve - math.log(delta) / (orders - 1)))
 
@@ -120,12 +118,12 @@ class Optimal(_Composed):
             return math.inf
         return max(0.0, -_largest(lambda x: -((1 + x) * mu * mu / 2 + _excess(x, delta))))
 
-    def _sampled_claim(self, z: Array, delta: float, rate: float) -> float:
+    def _sampled_claim(self, z: Floats, delta: float, rate: float) -> float:
         orders, curve = renyi_curve(z, rate)
         return max(0.0, float(np.min(curve + _excess(orders - 1, delta))))
 
 
-def _excess(x: Array, delta: float) -> Array:
+def _excess(x: Floats, delta: float) -> Floats:
     """ln(1 - 1/a) - ln(aδ)/(a - 1) at a = 1 + x."""
     return np.asarray(-np.log1p(1 / x) - (np.log1p(x) + math.log(delta)) / x)
 
@@ -133,7 +131,7 @@ def _excess(x: Array, delta: float) -> Array:
 _ORDERS_LESS_ONE = np.logspace(-8, 14, 1001)
 
 
-def _largest(function: Callable[[Array], Array]) -> float:
+def _largest(function: Callable[[Floats], Floats]) -> float:
     """The maximum over x = a - 1 > 0: the best point of a wide grid, refined between its neighbours."""
     values = function(_ORDERS_LESS_ONE)
     best = int(np.argmax(values))

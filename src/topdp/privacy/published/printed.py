@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import ClassVar, SupportsIndex, final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from topdp.plan.arrays import Floats, Ints
 from topdp.privacy.basics import gaussian
 from topdp.privacy.basics.errors import (
     PrivacyError,
@@ -26,8 +26,6 @@ from topdp.privacy.basics.errors import (
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
 from topdp.privacy.published.batches import Batches
 from topdp.privacy.published.calibration import Calibration, least_noise, shares, worst_mu
-
-Array = NDArray[np.float64]
 
 
 @final
@@ -50,7 +48,7 @@ class Udp(Calibration):
     def _noise(self, epsilon: float, delta: float, releases: int, batches: Batches) -> float:
         return math.sqrt(-2 * batches.participations(releases) * math.log(delta)) / epsilon
 
-    def _claim(self, z: Array, delta: float, batches: Batches) -> float:
+    def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
         return math.sqrt(-2 * math.log(delta)) * worst_mu(z, batches)
 
     def _sampling_refusal(self, epsilon: float | None, delta: float, releases: int, batches: Batches) -> str:
@@ -97,10 +95,10 @@ class Advanced(Calibration):
         count = np.array([batches.participations(releases)])
         return least_noise(lambda z: self._compose(np.array([z]), count, delta), epsilon, self.name)
 
-    def _claim(self, z: Array, delta: float, batches: Batches) -> float:
+    def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
         return max(self._compose(*np.unique(part, return_counts=True), delta) for part in shares(z, batches))
 
-    def _compose(self, z: Array, counts: NDArray[np.int64], delta: float) -> float:
+    def _compose(self, z: Floats, counts: Ints, delta: float) -> float:
         each = math.sqrt(2 * math.log(1.25 * 2 * int(np.sum(counts)) / delta)) / z
         with np.errstate(over="ignore"):
             drift = float(np.sum(counts * each * np.expm1(each)))
@@ -132,7 +130,7 @@ class Theorem1(Calibration):
     def _noise(self, epsilon: float, delta: float, releases: int, batches: Batches) -> float:
         return self._scale(delta, releases, batches) / epsilon
 
-    def _claim(self, z: Array, delta: float, batches: Batches) -> float:
+    def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
         if np.any(np.diff(z) > 0):
             raise Refused("Calibration 'theorem1' covers noise that stays or decays; here it grows.")
         return self._scale(delta, len(z), batches) / float(z[0])
@@ -154,7 +152,7 @@ class Theorem1(Calibration):
 
 def discounted_noise(
     epsilon: float, delta: float, releases: SupportsIndex, stalled: Sequence[bool], factor: float = 0.8
-) -> Array:
+) -> Floats:
     """Noise multipliers of udp with rounds discounting: those of the rounds in `stalled`, and the next one.
 
     z_t = √((T' - t) / (ε² / (2 ln(1/δ)) - Σ_{s<t} 1/z_s²)), where T' starts at `releases` and becomes

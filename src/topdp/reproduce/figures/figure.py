@@ -9,14 +9,12 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
-from numpy.typing import NDArray
 
+from topdp.plan.arrays import Floats
 from topdp.report.style import house_style, look, percent_axis, save
 from topdp.reproduce.runner import Runs
 from topdp.reproduce.settings import LENSES, Scale
 from topdp.settings.config import RunConfig
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,16 @@
+"""The types of arrays, once for all rooms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Indices = NDArray[np.integer[Any]]
+"""Whole numbers of any width: plans keep theirs small."""
+
+AnyArray = NDArray[Any]
