@@ -1,0 +1,67 @@
+"""Files are written whole or not at all: beside, then renamed.
+
+Not for what is appended to (logs), nor for secrets that must never exist with other rights (`agents/terms`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from topdp.errors import InputError
+
+
+class FileError(InputError):
+    """A place that cannot be written to: full, read-only, or not what was expected."""
+
+
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """`path` becomes `content`; a full disk or a kill leaves the old file or the new one, never half.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder) / "a.txt", "once")
+    ...     [file.name for file in Path(folder).iterdir()]
+    ['a.txt']
+    """
+    with written_whole(path, mode) as beside:
+        beside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def written_whole(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """For writers that want a path: what is written to the one given here becomes `path` at the end.
+
+    `mode` is that of a new file, less the process's umask.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        try:
+            yield beside
+            _to_disk(beside)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FileError(f"Could not write {path}: {reason}. What was written before is intact.") from error
+
+
+def new_folder(path: Path) -> None:
+    """Makes `path` and what is above it; a folder that is there already is fine."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"Could not make the folder {path}: {error.strerror}.") from error
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
