@@ -1,13 +1,10 @@
 """The command line: one short function per command. Arguments in, tables and exit codes out.
 
-Exit codes: 0 done, 2 bad configuration, 3 budget exhausted, 4 peer or trust, 5 data, 130 interrupted.
-Tables and `--json` go to stdout; progress and errors go to stderr.
+Exit codes are those of `topdp.errors`. Tables and `--json` go to stdout; progress and errors go to stderr.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import sys
 from datetime import datetime
@@ -18,20 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from topdp import __version__, topology
 from topdp.agents.site.commands import agent_app, federation_app
-from topdp.data.errors import DataError
 from topdp.data.progress import console_progress
+from topdp.errors import ExitCode, Interrupted, TopdpError, enough_memory
 from topdp.report import tables
 from topdp.report.progress import run_progress, stage_progress
+from topdp.report.terminal import err, print_json, show
 from topdp.settings import build, config
 from topdp.settings.config import ConfigError, RunConfig
 
 if TYPE_CHECKING:
-    from topdp.runs.run import Result
+    from topdp.runs.result import Result
 
 app = typer.Typer(
     name="topdp",
@@ -40,13 +37,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+# What typer raises about the arguments themselves: click's own, which newer versions carry inside.
+USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
+
 data_app = typer.Typer(help="Data sets: fetch, verify, list.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(agent_app, name="agent")
 app.add_typer(federation_app, name="federation")
-
-out = Console()
-err = Console(stderr=True)
 
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML file.", show_default=False)
@@ -106,10 +103,10 @@ def run(
         with console_progress() as fetching, run_progress(err, wanted.method.name) as watch:
             result = runs.run(wanted, place, device, watch, fetching)
     if as_json:
-        _print_json(runs.summary(result))
+        print_json(result.summary())
     else:
-        out.print(tables.runs({result.config.method.name: runs.summary(result)}))
-        out.print(f"Everything is in {result.folder}", highlight=False)
+        show(tables.runs({result.config.method.name: result.summary()}))
+        show(f"Everything is in {result.folder}")
 
 
 @app.command()
@@ -130,6 +127,7 @@ def compare(
     """
     from topdp.report.curves import curves
     from topdp.runs import run as runs
+    from topdp.runs.loop import InterruptedRun
 
     wanted = {
         name: config.read(file, preset, [*(changes or []), f"method.name={name}"])
@@ -143,22 +141,21 @@ def compare(
         with console_progress() as fetching, run_progress(err, name) as watch:
             try:
                 results[name] = runs.run_or_continue(one, place / name, device, watch, fetching)
-            except (runs.Interrupted, KeyboardInterrupt):
-                raise runs.Interrupted(place, f"the same command and --out {place}") from None
+            except (Interrupted, KeyboardInterrupt):
+                raise InterruptedRun(place, f"the same command and --out {place}") from None
     first = next(iter(wanted.values()))
     title = f"{first.data.name}, {first.topology.agents} agents, {first.method.mode}"
     picture = curves({name: result.metrics for name, result in results.items()}, place / "compare.png", title)
     if as_json:
-        _print_json({"out": str(place), "methods": {name: runs.summary(r) for name, r in results.items()}})
+        print_json({"out": str(place), "methods": {name: r.summary() for name, r in results.items()}})
     else:
-        out.print(tables.runs({name: runs.summary(r) for name, r in results.items()}))
+        show(tables.runs({name: r.summary() for name, r in results.items()}))
         for names in _of_one_plan(results):
-            out.print(
+            show(
                 f"{', '.join(names)}: one plan, so one run. They differ in the noise that each claims to "
-                "need; --set privacy.guarantee=claimed gives it to them.",
-                highlight=False,
+                "need; --set privacy.guarantee=claimed gives it to them."
             )
-        out.print(f"The figure is {picture}", highlight=False)
+        show(f"The figure is {picture}")
 
 
 def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
@@ -191,14 +188,14 @@ def graph(
     facts = topology.describe(made, wanted.method.alpha)
     draw(made, picture)
     if as_json:
-        _print_json({**facts, "picture": str(picture)})
+        print_json({**facts, "picture": str(picture)})
         return
-    out.print(tables.facts(f"{made.name}, {made.agents} agents", facts))
+    show(tables.facts(f"{made.name}, {made.agents} agents", facts))
     if made.agents <= 12:
         for i, j in made.directed.tolist():
             cover = ", ".join(map(str, sorted(made.cover_set(i, j))))
-            out.print(f"N_{i}^{j} = {f'{{{cover}}}' if cover else 'empty: full noise'}", highlight=False)
-    out.print(f"The picture is {picture}", highlight=False)
+            show(f"N_{i}^{j} = {f'{{{cover}}}' if cover else 'empty: full noise'}")
+    show(f"The picture is {picture}")
 
 
 @app.command()
@@ -230,10 +227,9 @@ def account(
             plan, found = planning.plan_and_account(wanted, made, build.counts(wanted, made.agents), progress)
         together = planning.coalition_account(plan, found, coalition, wanted.seed, progress)
     if as_json:
-        _print_json(planning.account_json(wanted, plan, found, together))
+        print_json(planning.account_json(wanted, plan, found, together))
         return
-    for table in tables.account(wanted, plan, found, together):
-        out.print(table)
+    show(*tables.account(wanted, plan, found, together))
 
 
 @app.command()
@@ -263,9 +259,9 @@ def calibrate(
 
     found = side_by_side(epsilon, delta, rounds, records, clip, adjacency, cycle, poisson)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
-        out.print(tables.calibrations(found))
+        show(tables.calibrations(found))
 
 
 @app.command()
@@ -287,7 +283,7 @@ def reproduce(
     """
     from topdp.reproduce import make as front
     from topdp.reproduce import settings
-    from topdp.runs import run as runs
+    from topdp.runs.assembly import choose_device
 
     names = front.chosen(figure)
     lenses = [part.strip() for part in lens.split(",")]
@@ -296,16 +292,16 @@ def reproduce(
             raise ConfigError(f"--lens: got {one!r}.{config.did_you_mean(one, list(settings.LENSES))}")
     place = folder or Path("reproduction-quick" if quick else "reproduction")
     scale = settings.QUICK if quick else settings.FULL
-    chosen = str(runs.choose_device(device))
+    chosen = str(choose_device(device))
     made = front.reproduce(names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False))
     if as_json:
-        _print_json({"out": str(place), **made.to_json()})
+        print_json({"out": str(place), **made.to_json()})
     else:
         if made.verdicts:
-            out.print(tables.verdicts(made.to_json()["verdicts"]))
+            show(tables.verdicts(made.to_json()["verdicts"]))
         if quick:
-            out.print(front.NOT_THE_PAPER, highlight=False)
-        out.print(f"Figures, numbers and verdicts are in {place}", highlight=False)
+            show(front.NOT_THE_PAPER)
+        show(f"Figures, numbers and verdicts are in {place}")
 
 
 @data_app.command("fetch")
@@ -322,9 +318,9 @@ def data_fetch(
     with console_progress() as progress:
         found = fetch(name, data_dir=data_dir, progress=progress)
     if as_json:
-        _print_json({"name": name, "path": str(found.path), "source": found.source})
+        print_json({"name": name, "path": str(found.path), "source": found.source})
     else:
-        out.print(f"{name}: verified, from {found.source}, in {found.path}", highlight=False)
+        show(f"{name}: verified, from {found.source}, in {found.path}")
 
 
 @data_app.command("list")
@@ -334,68 +330,40 @@ def data_list(as_json: Json = False) -> None:
 
     rows = available()
     if as_json:
-        _print_json({row.name: {"cached": row.cached, "bytes": row.bytes} for row in rows})
+        print_json({row.name: {"cached": row.cached, "bytes": row.bytes} for row in rows})
         return
     table = Table("data set", "in the cache", "size", "what it is")
     for row in rows:
         table.add_row(row.name, "yes" if row.cached else "no", f"{row.bytes / 1e6:.0f} MB", row.description)
-    out.print(table)
+    show(table)
     if os.environ.get("TOPDP_DATA"):
-        out.print("TOPDP_DATA names a folder, which is looked into first.", highlight=False)
+        show("TOPDP_DATA names a folder, which is looked into first.")
 
 
 @app.command()
 def version() -> None:
     """The version of topdp."""
-    out.print(f"topdp {__version__}", highlight=False)
+    show(f"topdp {__version__}")
 
 
 def main() -> None:
-    """Runs the command; turns the project's errors into one clear line and an exit code."""
+    """Runs the command. An error of ours is one line and its exit code; any other has its traceback."""
     try:
-        code = app(standalone_mode=False)
-    except (ValueError, FloatingPointError) as error:  # ConfigError, RunFolderError, PlanError, PrivacyError
-        _stop(error, 2)
-    except DataError as error:
-        _stop(error, 5)
-    except MemoryError as error:
-        _stop(f"Not enough memory: {error}.", 2)
-    except OSError as error:
-        if error.filename is not None:
-            _stop(f"Could not use {error.filename}: {error.strerror}.", 2)  # most often what --out names
-        if error.errno != errno.ENOSPC:
-            raise
-        # Where the output goes is full: Python is not to try again when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _stop(f"Could not write the output: {error.strerror}.", 2)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("cryptography", "google", "grpc"):
-            raise
-        _stop("Real agents need more parts: pip install -c constraints.txt '.[agents]'", 2)
-    except RuntimeError as error:
-        # torch has an error of its own for the memory of a GPU only, a child of this one.
-        if not any(words in str(error) for words in ("can't allocate memory", "out of memory")):
-            raise
-        _stop(f"Not enough memory: {str(error).splitlines()[0]}", 2)
-    except Exception as error:
-        if type(error).__name__ == "Interrupted":  # named, not imported: its module brings torch along
-            _stop(error, 130)
-        if hasattr(error, "show") and hasattr(error, "exit_code"):  # typer's own usage errors
-            error.show()
-            sys.exit(int(error.exit_code))
-        raise
-    if code == 130:  # Ctrl-C before there was anything to resume
-        _stop("Interrupted.", 130)
-    sys.exit(code if isinstance(code, int) else 0)
+        with enough_memory():
+            code = app(standalone_mode=False)
+    except TopdpError as error:
+        stop(error, error.code)
+    except USAGE_ERROR as error:
+        error.show()
+        sys.exit(error.exit_code)
+    if code == ExitCode.INTERRUPTED:  # Ctrl-C before there was anything to resume
+        stop("Interrupted.", ExitCode.INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else ExitCode.DONE)
 
 
-def _stop(message: object, code: int) -> None:
+def stop(message: object, code: int) -> None:
     err.print(f"topdp: {message}", style="bold red", markup=False, highlight=False)
     sys.exit(code)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
 
 
 def _run_name(wanted: RunConfig) -> str:

@@ -9,6 +9,8 @@ A room may have errors of its own, each a child of one of those below; their cod
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import ClassVar
 
@@ -67,3 +69,24 @@ class Interrupted(TopdpError):  # noqa: N818 - a state, not a fault
     """Stopped by Ctrl-C or a signal; what was done is kept."""
 
     code = ExitCode.INTERRUPTED
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Inside, running out of memory is wrong input: asking for less of something is what helps.
+
+    >>> with enough_memory():
+    ...     raise MemoryError("Unable to allocate 7 TiB")
+    Traceback (most recent call last):
+        ...
+    topdp.errors.InputError: Not enough memory: Unable to allocate 7 TiB.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise InputError(f"Not enough memory: {error}.") from error
+    except RuntimeError as error:
+        # torch has an error of its own for the memory of a GPU only, a child of this one.
+        if not any(words in str(error) for words in ("can't allocate memory", "out of memory")):
+            raise
+        raise InputError(f"Not enough memory: {str(error).splitlines()[0]}") from error

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topdp.data import PARTITIONS, DataError, partition
+from topdp.errors import InputError
 
 LABELS = np.repeat(np.arange(10), 60)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -107,30 +108,30 @@ def test_sizes_by_counts_fractions_and_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("given", "error", "reason"),
     [
-        ({}, "exactly one"),
-        ({"sizes": [1, 1, 1], "ratio": 2.0}, "exactly one"),
-        ({"sizes": [1, 1]}, "one size for each of 3 agents"),
-        ({"sizes": [0, 1, 1]}, "got 0 of 600 for agent 0"),
-        ({"sizes": [600, 1, 1]}, "at most 600 records, got 602"),
-        ({"sizes": [0.9, 0.2, 0.1]}, "sum of at most 1"),
-        ({"sizes": [0.5, float("nan"), 0.1]}, "fractions above 0"),
-        ({"ratio": 0.5}, "ratio >= 1"),
-        ({"ratio": 1e4}, "got 0 of 600 for agent 2"),
+        ({}, InputError, "exactly one"),
+        ({"sizes": [1, 1, 1], "ratio": 2.0}, InputError, "exactly one"),
+        ({"sizes": [1, 1]}, InputError, "one size for each of 3 agents"),
+        ({"sizes": [0, 1, 1]}, DataError, "got 0 of 600 for agent 0"),
+        ({"sizes": [600, 1, 1]}, DataError, "at most 600 records, got 602"),
+        ({"sizes": [0.9, 0.2, 0.1]}, InputError, "sum of at most 1"),
+        ({"sizes": [0.5, float("nan"), 0.1]}, InputError, "fractions above 0"),
+        ({"ratio": 0.5}, InputError, "ratio >= 1"),
+        ({"ratio": 1e4}, DataError, "got 0 of 600 for agent 2"),
     ],
 )
-def test_sizes_refusals(given: dict[str, Any], reason: str) -> None:
-    with pytest.raises(DataError, match=reason):
+def test_sizes_refusals(given: dict[str, Any], error: type[Exception], reason: str) -> None:
+    with pytest.raises(error, match=reason):
         partition(LABELS, 3, "sizes", 0, **given)
 
 
 def test_unknown_kinds_and_options_are_named() -> None:
-    with pytest.raises(DataError, match="out of iid, dirichlet, label, sizes, got 'zipf'"):
+    with pytest.raises(InputError, match="out of iid, dirichlet, label, sizes, got 'zipf'"):
         partition(LABELS, 3, "zipf", 0)
-    with pytest.raises(DataError, match="out of alpha, minimum, attempts, got beta"):
+    with pytest.raises(InputError, match="out of alpha, minimum, attempts, got beta"):
         partition(LABELS, 3, "dirichlet", 0, beta=1)
-    with pytest.raises(DataError, match="at least 1 agent, got 0"):
+    with pytest.raises(InputError, match="at least 1 agent, got 0"):
         partition(LABELS, 0, "iid", 0)
-    with pytest.raises(DataError, match="alpha > 0, got -1"):
+    with pytest.raises(InputError, match="alpha > 0, got -1"):
         partition(LABELS, 3, "dirichlet", 0, alpha=-1)

@@ -121,7 +121,7 @@ def test_training_without_noise_on_equal_data_gives_every_agent_the_same_model(n
     plan = write(name, graph, deviation=np.zeros(5))
     engine = Engine(plan, ClippedGradients(linear_model(), 1.0), shards, Full(), seed=0)
     state = engine.start(ClippedGradients(linear_model(), 1.0).flat.flatten())
-    while state.round < plan.releases:
+    while state.releases < plan.releases:
         state = engine.advance(state)
     estimates = engine.estimates(state)
     if "async" in name:  # agents that sat out lag behind
@@ -143,7 +143,7 @@ def test_pruned_and_unpruned_plans_give_the_same_estimates(name, monkeypatch):
         engine = Engine(plan, gradients, shards, Full(), seed=4)
         assert (engine.plan.exists.sum() < plan.exists.sum()) == (shorter and name == "top-sync")
         state = engine.start(gradients.flat.flatten())
-        while state.round < plan.releases:
+        while state.releases < plan.releases:
             state = engine.advance(state)
         found.append(engine.estimates(state).clone())
     assert torch.equal(found[0], found[1])

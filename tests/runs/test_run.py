@@ -16,8 +16,11 @@ import topdp
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
 from topdp.data import DataError
+from topdp.files import FileError
 from topdp.runs import planning, run
+from topdp.runs.assembly import choose_device
 from topdp.runs.folder import RunFolder, RunFolderError
+from topdp.runs.loop import InterruptedRun
 from topdp.settings import build, config
 from topdp.settings.config import ConfigError
 
@@ -99,11 +102,11 @@ def test_ctrl_c_leaves_a_loadable_run_at_the_very_round(small, tmp_path):
         if stage == "training" and done == 7:
             raise KeyboardInterrupt
 
-    with pytest.raises(run.Interrupted) as stopped:
+    with pytest.raises(InterruptedRun) as stopped:
         run.run(small(), tmp_path / "run", watch=interrupt)
     assert stopped.value.folder == tmp_path / "run"
     folder = RunFolder.open(tmp_path / "run")
-    assert (folder.state, folder.checkpoint.round) == ("interrupted", 8)
+    assert (folder.state, folder.checkpoint.releases) == ("interrupted", 8)
     assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
 
 
@@ -125,7 +128,7 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
             raise KeyboardInterrupt
 
     whole = run.run_or_continue(small(), tmp_path / "whole")
-    with pytest.raises(run.Interrupted):
+    with pytest.raises(InterruptedRun):
         run.run_or_continue(small(), tmp_path / "run", watch=interrupt)
     with pytest.raises(RunFolderError, match="got others"):
         run.run_or_continue(small("seed=9"), tmp_path / "run")
@@ -133,9 +136,9 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
     monkeypatch.setattr(run, "_execute", lambda *_: pytest.fail("ran again"))
     read = run.run_or_continue(small(), tmp_path / "run")
     assert torch.equal(read.estimates, whole.estimates) and read.plan.digest() == whole.plan.digest()
-    ends = [run.summary(one) for one in (read, whole)]
+    ends = [one.summary() for one in (read, whole)]
     assert all(ends[0][key] == ends[1][key] for key in ("rounds", "accuracy", "privacy"))
-    first = run.build.shards(small(), 6)
+    first = build.shards(small(), 6)
     assert torch.equal(read.model(2)(first.test_inputs), whole.model(2)(first.test_inputs))
 
 
@@ -161,7 +164,7 @@ def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
         if stage == "training":
             raise KeyboardInterrupt
 
-    with pytest.raises(run.Interrupted):
+    with pytest.raises(InterruptedRun):
         run.run(small(), tmp_path / "run", watch=stop)
     text = (tmp_path / "run" / "config.toml").read_text()
     (tmp_path / "run" / "config.toml").write_text(text.replace("sigma = 0.05", "sigma = 0.5"))
@@ -189,7 +192,7 @@ def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
 
     wanted = small("method.name=plain", "method.decays=false").model_dump(exclude_none=True)
     del wanted["privacy"]["sigma"]  # calibrated: the configuration does not hold the noise
-    with pytest.raises(run.Interrupted):
+    with pytest.raises(InterruptedRun):
         run.run(config.parse(wanted), tmp_path / "run", watch=stop)
     file = tmp_path / "run" / "config.toml"
     assert before in file.read_text()
@@ -216,7 +219,7 @@ def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
             checkpoint_every=2, **options,
         )  # fmt: skip
 
-    with pytest.raises(run.Interrupted):
+    with pytest.raises(InterruptedRun):
         train(linear_model(), blobs(5), watch=stop)
     with pytest.raises(RunFolderError, match="records, sensitivity"):
         train(linear_model(), blobs(5, records=7), resume=True)
@@ -268,7 +271,7 @@ def test_a_full_folder_is_not_written_over(small, tmp_path):
 def test_a_folder_that_cannot_be_made_is_said_before_the_account(small, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "plan_and_account", lambda *_: pytest.fail("the account was made first"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="Could not make the run folder"):
+    with pytest.raises(FileError, match="Could not make the folder"):
         run.run(small(), tmp_path / "file" / "run")
 
 
@@ -292,11 +295,11 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, mon
         real(tensors, file)
 
     monkeypatch.setattr(result, "save_file", full)
-    with pytest.raises(RunFolderError, match="No space left"):
+    with pytest.raises(FileError, match="No space left"):
         run.run(small(), tmp_path / "run")
     monkeypatch.undo()
     folder = RunFolder.open(tmp_path / "run")
-    assert folder.checkpoint.round == 1
+    assert folder.checkpoint.releases == 1
     assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".")]
     assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
 
@@ -343,7 +346,7 @@ def test_a_gpu_that_is_not_there_is_refused(small, tmp_path):
     with pytest.raises(ConfigError, match="cuda"):
         run.run(small(), tmp_path / "run", device="cuda")
     with pytest.raises(ConfigError, match="cpu, cuda"):
-        run.choose_device("quantum")
+        choose_device("quantum")
 
 
 class TestCommands:
@@ -378,8 +381,8 @@ class TestCommands:
         real = run._execute
 
         def interrupted_at_li18(job, folder, watch):
-            if job.config.method.name == "li18":
-                raise run.Interrupted(folder.path)
+            if job.parts.config.method.name == "li18":
+                raise InterruptedRun(folder.path)
             return real(job, folder, watch)
 
         three = ("compare", job, "--methods", "plain,li18,top", "--out", tmp_path / "all")
@@ -416,8 +419,8 @@ class TestCommands:
             (["compare", "--methods", "top,tip"], 2, "Did you mean 'top'?"),
             (["graph", "--set", "topology.connection=0.01"], 2, "connect"),
             (["graph", "--topology", "ring", "--out", "g.txt"], 2, ".png"),
-            (["graph", "--topology", "ring", "--out", f"{__file__}/g.png"], 2, "Could not use"),
-            (["reproduce", "1", "--quick", "--out", __file__], 2, "Could not use"),
+            (["graph", "--topology", "ring", "--out", f"{__file__}/g.png"], 2, "Could not make"),
+            (["reproduce", "1", "--quick", "--out", __file__], 2, "Could not make"),
             (["data", "fetch", "mnits"], 5, "mnist"),
             (["run", "--set", "privacy.epsilon=1e300"], 2, "at most 1e30"),
             (["run", "--set", "rounds=10000000"], 2, "less than or equal to 1000000"),

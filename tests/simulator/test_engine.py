@@ -20,7 +20,7 @@ def make(name="top-sync", batches=None, seed=0, iterations=8, deviation=0.3, cli
 
 
 def finish(engine, state):
-    while state.round < engine.plan.releases:
+    while state.releases < engine.plan.releases:
         state = engine.advance(state)
     return state
 
@@ -83,9 +83,9 @@ def test_a_run_resumed_from_any_round_ends_bit_equal(stop):
 
 def test_a_checkpoint_of_another_plan_is_refused():
     _, engine, state = make()
-    with pytest.raises(ValueError, match=r"Expected rows of shape .* after round 3"):
+    with pytest.raises(ValueError, match=r"Expected rows of shape .* after 3 releases"):
         engine.resume(3, state.rows[:5])  # another plan
-    with pytest.raises(ValueError, match=r"Expected rows of shape .* after round 0"):
+    with pytest.raises(ValueError, match=r"Expected rows of shape .* after 0 releases"):
         engine.resume(0, state.rows[:, :-1])  # another model
 
 

@@ -21,8 +21,8 @@ def estimates(name, device, deviation, unpruned=False, stop=None, monkeypatch=No
     gradients = ClippedGradients(linear_model(), 1.0)
     engine = Engine(plan, gradients, blobs(8), Cycle(7), 0, device)
     state = engine.start(gradients.flat.flatten())
-    while state.round < plan.releases:
-        if state.round == stop:
+    while state.releases < plan.releases:
+        if state.releases == stop:
             kept = state.rows.cpu().clone()
             engine = Engine(plan, gradients, blobs(8), Cycle(7), 0, device)
             state = engine.resume(stop, kept)

@@ -44,7 +44,7 @@ def test_every_run_of_a_stack_is_the_run_alone(batches, device):
     def finish(plan, shards, batches, start, seed=0, noise=None):
         engine = Engine(plan, gradients, shards, batches, seed, device, noise)
         state = engine.start(start)
-        while state.round < plan.releases:
+        while state.releases < plan.releases:
             state = engine.advance(state)
         return engine.estimates(state).clone()
 

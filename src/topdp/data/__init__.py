@@ -7,10 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from topdp.data.datasets import Available, Dataset, available, load
-from topdp.data.errors import DataError, DiskError
+from topdp.data.disk import DiskError
 from topdp.data.fetch import Fetched, cache_folder, fetch
 from topdp.data.partitions import PARTITIONS, partition
 from topdp.data.progress import Progress, console_progress
+from topdp.errors import DataError
 
 if TYPE_CHECKING:
     from topdp.data.batches import Batches, Cycle, Full, Poisson, Selection

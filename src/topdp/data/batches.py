@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.data.errors import DataError
+from topdp.errors import DataError
 from topdp.plan.arrays import Ints
 from topdp.plan.streams import stream
 

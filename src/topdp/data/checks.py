@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from topdp.data.errors import DataError
+from topdp.errors import DataError
 from topdp.plan.arrays import Ints
 
 Array = npt.NDArray[Any]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from topdp.data.errors import DataError
+from topdp.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = dict[str, Bytes]

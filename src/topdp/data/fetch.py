@@ -20,9 +20,10 @@ import pooch
 
 from topdp.data import decode
 from topdp.data.catalogue import CATALOGUE, Entry
-from topdp.data.errors import DataError, DiskError, disk_errors
+from topdp.data.disk import DiskError, disk_errors
 from topdp.data.progress import Progress, silent
 from topdp.data.sources import sources
+from topdp.errors import DataError
 
 
 @dataclass(frozen=True)

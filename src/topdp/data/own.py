@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from topdp.data.checks import Array, check_labels, check_records, check_same_shape
 from topdp.data.decode import DAMAGE, read_npz
-from topdp.data.errors import DataError
+from topdp.errors import DataError
 from topdp.plan.arrays import Ints
 
 Records = tuple[Array, Ints]

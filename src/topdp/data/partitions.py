@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from topdp.data.errors import DataError
+from topdp.errors import DataError, InputError
 from topdp.plan.arrays import Ints
 from topdp.plan.streams import stream
 
@@ -28,12 +28,12 @@ def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any)
     [3, 3, 3]
     """
     if kind not in PARTITIONS:
-        raise DataError(f"Expected a partition out of {', '.join(PARTITIONS)}, got {kind!r}.")
+        raise InputError(f"Expected a partition out of {', '.join(PARTITIONS)}, got {kind!r}.")
     deal = PARTITIONS[kind]
     accepted = list(inspect.signature(deal).parameters)[3:]
     unknown = sorted(set(options) - set(accepted))
     if unknown:
-        raise DataError(
+        raise InputError(
             f"Expected the options of {kind!r} out of {', '.join(accepted) or '(none)'}, "
             f"got {', '.join(unknown)}."
         )
@@ -67,19 +67,19 @@ def sizes(
     _check(labels, agents)
     records = len(labels)
     if (sizes is None) == (ratio is None):
-        raise DataError("Expected exactly one of the options 'sizes' and 'ratio' for the partition 'sizes'.")
+        raise InputError("Expected exactly one of the options 'sizes' and 'ratio' for the partition 'sizes'.")
     if ratio is not None:
         if not (math.isfinite(ratio) and ratio >= 1):
-            raise DataError(f"Expected ratio >= 1, got {ratio}.")
+            raise InputError(f"Expected ratio >= 1, got {ratio}.")
         shares = ratio ** -(np.arange(agents) / max(agents - 1, 1))
         counts = np.floor(records * shares / shares.sum() + 1e-9).astype(np.int64)
     else:
         given = np.asarray(sizes)
         if given.shape != (agents,) or given.dtype.kind not in "uif":
-            raise DataError(f"Expected one size for each of {agents} agents, got {sizes}.")
+            raise InputError(f"Expected one size for each of {agents} agents, got {sizes}.")
         if given.dtype.kind == "f":
             if not np.all((given > 0) & (given <= 1)) or given.sum() > 1 + 1e-9:
-                raise DataError(f"Expected fractions above 0 with a sum of at most 1, got {sizes}.")
+                raise InputError(f"Expected fractions above 0 with a sum of at most 1, got {sizes}.")
             counts = np.floor(given * records + 1e-9).astype(np.int64)
         else:
             counts = given.astype(np.int64)
@@ -105,7 +105,7 @@ def dirichlet(
     """
     _check(labels, agents, minimum)
     if not (math.isfinite(alpha) and alpha > 0):
-        raise DataError(f"Expected alpha > 0, got {alpha}.")
+        raise InputError(f"Expected alpha > 0, got {alpha}.")
     generator = stream(seed, "partition")
     held = _by_label(labels, generator)
     of_each = np.array([len(records) for records in held])
@@ -166,9 +166,9 @@ PARTITIONS: dict[str, Callable[..., list[Ints]]] = {
 
 def _check(labels: Labels, agents: int, minimum: int = 1) -> None:
     if agents < 1:
-        raise DataError(f"Expected at least 1 agent, got {agents}.")
+        raise InputError(f"Expected at least 1 agent, got {agents}.")
     if minimum < 1:
-        raise DataError(f"Expected minimum >= 1, got {minimum}.")
+        raise InputError(f"Expected minimum >= 1, got {minimum}.")
     if len(labels) < agents * minimum:
         each = f" with {minimum} records each" if minimum > 1 else ""
         raise DataError(

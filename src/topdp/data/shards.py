@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from topdp.data.checks import Array, check_labels, check_records, check_same_shape
 from topdp.data.datasets import Dataset
-from topdp.data.errors import DataError
+from topdp.errors import DataError
 from topdp.plan.arrays import Ints
 
 Records = tuple[Any, Any]

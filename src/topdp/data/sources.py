@@ -20,8 +20,9 @@ import pooch
 import requests
 
 from topdp.data.catalogue import Entry, Package
-from topdp.data.errors import DataError, disk_error
+from topdp.data.disk import disk_error
 from topdp.data.progress import Progress
+from topdp.errors import DataError
 
 CONNECT_SECONDS = 4.0
 """An address that has not answered by then is given up: a machine with registries only starts at once."""

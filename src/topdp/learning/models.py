@@ -18,6 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
+from topdp.errors import InputError
+
 # In half precision, rounding a sum of clipped gradients changes it by more than one record may.
 PRECISE = {torch.float32, torch.float64}
 
@@ -60,7 +62,7 @@ class FlatModel:
         slots, start, dtypes = [], 0, set()
         for name, parameter in module.named_parameters():
             if is_lazy(parameter):
-                raise ValueError(
+                raise InputError(
                     f"Expected a module with known shapes, got the lazy parameter {name!r}. "
                     "Run one batch through the module first."
                 )
@@ -70,9 +72,9 @@ class FlatModel:
                 slots.append(Slot(name, start, stop, parameter.shape))
                 start = stop
         if not slots:
-            raise ValueError("Expected a module with at least one parameter to train, got none.")
+            raise InputError("Expected a module with at least one parameter to train, got none.")
         if len(dtypes) > 1 or not dtypes <= PRECISE:
-            raise ValueError(
+            raise InputError(
                 "Expected all parameters in one real floating type, float32 or float64, got "
                 f"{sorted(map(str, dtypes))}. "
                 "Convert the module, for example with module.float()."
@@ -88,7 +90,7 @@ class FlatModel:
         shapes = {name: p.shape for name, p in parameters.items() if p.requires_grad}
         expected = {slot.name: slot.shape for slot in self.slots}
         if shapes != expected:
-            raise ValueError(
+            raise InputError(
                 f"Expected the parameters {expected}, got {shapes}. Pass a module of the same kind."
             )
         return torch.cat([parameters[slot.name].detach().reshape(-1) for slot in self.slots])
@@ -96,7 +98,7 @@ class FlatModel:
     def named(self, row: Tensor) -> dict[str, Tensor]:
         """Views into `row` under the names of the parameters, tied ones once."""
         if row.shape != (self.dimension,):
-            raise ValueError(f"Expected a row of {self.dimension} numbers, got shape {tuple(row.shape)}.")
+            raise InputError(f"Expected a row of {self.dimension} numbers, got shape {tuple(row.shape)}.")
         return {slot.name: row[slot.start : slot.stop].view(slot.shape) for slot in self.slots}
 
     def load(self, row: Tensor) -> nn.Module:
@@ -115,14 +117,14 @@ def _refuse_what_cannot_be_private(module: nn.Module) -> None:
         if isinstance(layer, _BatchNorm):
             features = layer.num_features
             groups = max(g for g in range(1, 33) if features % g == 0 and (g == 1 or 2 * g <= features))
-            raise ValueError(
+            raise InputError(
                 f"Expected a model that treats examples one by one, got {type(layer).__name__} at {where}. "
                 "It mixes the examples of a batch, so clipping one example's gradient does not bound that "
                 "example's influence, and its running statistics leave without noise. "
                 f"Replace it by nn.GroupNorm({groups}, {features})."
             )
         if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
-            raise ValueError(
+            raise InputError(
                 f"Expected a model without statistics of the data, got {type(layer).__name__} with "
                 f"track_running_stats=True at {where}. Its running statistics leave without noise. "
                 f"Replace it by nn.{type(layer).__name__}({layer.num_features}, affine={layer.affine})."
@@ -148,7 +150,7 @@ def cnn(channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:
     """The paper's CIFAR-10 network: two convolutions with max-pooling, three linear layers."""
     side = ((size - 4) // 2 - 4) // 2
     if side < 1:
-        raise ValueError(f"Expected images of at least 16x16 for the cnn, got {size}x{size}. Use the mlp.")
+        raise InputError(f"Expected images of at least 16x16 for the cnn, got {size}x{size}. Use the mlp.")
     return nn.Sequential(
         nn.Conv2d(channels, 6, 5),
         nn.ReLU(),
@@ -171,7 +173,7 @@ def _mlp_for(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def _cnn_for(shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(shape) != 3 or shape[1] != shape[2]:
-        raise ValueError(
+        raise InputError(
             f"Expected square images (channels, size, size) for the cnn, got {shape}. Use the mlp."
         )
     return cnn(shape[0], shape[1], classes)

@@ -27,13 +27,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from topdp.errors import InputError
 from topdp.plan.arrays import Bools, Floats, Indices
 
 FORMAT = 1
 NOBODY = -1  # pads the lists of sources, draws and readers
 
 
-class PlanError(ValueError):
+class PlanError(InputError):
     """A plan that cannot be: an index out of range, noise that is not a number, a foreign file."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from topdp.errors import InputError
 from topdp.plan.arrays import Floats
 
 
@@ -37,7 +38,7 @@ def learning_rates(initial: float, iterations: int, fading: str, rounds_per_epoc
         return initial * (1.0 - t / max(iterations, 1))
     if fading == "sqrt-epoch":
         return initial / np.sqrt(1.0 + t // rounds_per_epoch)
-    raise ValueError(f"Expected fading to be one of {', '.join(FADINGS)}, got {fading!r}.")
+    raise InputError(f"Expected fading to be one of {', '.join(FADINGS)}, got {fading!r}.")
 
 
 FADINGS = ("none", "linear", "sqrt-epoch")
@@ -49,9 +50,9 @@ def step_decay(factor: float, period: int, iterations: int) -> Floats:
     The paper calls this free; at a fixed clip it is not (docs/paper.md), and the accountant counts it.
     """
     if not 0 < factor <= 1:
-        raise ValueError(f"Expected 0 < decay factor <= 1, got {factor}.")
+        raise InputError(f"Expected 0 < decay factor <= 1, got {factor}.")
     if period < 1:
-        raise ValueError(f"Expected decay period >= 1 iteration, got {period}.")
+        raise InputError(f"Expected decay period >= 1 iteration, got {period}.")
     # Eq. (6b): σ_t = σ_0 γ^⌊t/period⌋
     return np.power(float(factor), _iteration(iterations) // period)
 
@@ -62,7 +63,7 @@ def schedule(rate: Floats, decay: Floats, noise_on: str) -> Schedule:
         return Schedule(rate, rate * decay)
     if noise_on == "estimate":
         return Schedule(rate, np.array(decay))
-    raise ValueError(f"Expected noise_on to be 'gradient' or 'estimate', got {noise_on!r}.")
+    raise InputError(f"Expected noise_on to be 'gradient' or 'estimate', got {noise_on!r}.")
 
 
 def _iteration(iterations: int) -> Floats:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
@@ -25,7 +26,7 @@ class Protocol(ABC):
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise ValueError(f"Expected 0 <= alpha <= 1, got {self.alpha}.")
+            raise InputError(f"Expected 0 <= alpha <= 1, got {self.alpha}.")
 
     @abstractmethod
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
@@ -54,7 +55,7 @@ def reduced(own: Floats, received: Floats, alpha: float) -> Floats:
 def check_deviation(deviation: Floats, agents: int) -> Floats:
     deviation = np.asarray(deviation, float)
     if deviation.shape != (agents,):
-        raise ValueError(f"Expected one noise deviation per agent ({agents}), got shape {deviation.shape}.")
+        raise InputError(f"Expected one noise deviation per agent ({agents}), got shape {deviation.shape}.")
     if not np.isfinite(deviation).all() or (deviation < 0).any():
-        raise ValueError("Expected every noise deviation to be finite and >= 0.")
+        raise InputError("Expected every noise deviation to be finite and >= 0.")
     return deviation

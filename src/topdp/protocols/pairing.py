@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from topdp.errors import InputError
 from topdp.plan import NOBODY
 from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.streams import stream
@@ -29,7 +30,7 @@ def draw_pairs(topology: Topology, iterations: int, offline: float, seed: int) -
     Exactly round(offline·n) agents, drawn afresh, sit out each iteration.
     """
     if not 0 <= offline < 1:
-        raise ValueError(f"Expected 0 <= offline < 1 (the share of agents that sit out), got {offline}.")
+        raise InputError(f"Expected 0 <= offline < 1 (the share of agents that sit out), got {offline}.")
     n = topology.agents
     absent = round(offline * n)
     first, second = topology.edges[:, 0], topology.edges[:, 1]

@@ -19,6 +19,9 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from topdp.errors import InputError
+from topdp.files import new_folder, write_whole
+
 BLACK = "#000000"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
@@ -130,11 +133,11 @@ def save(figure: Figure, path: str | Path) -> Path:
     path = Path(path)
     ending = path.suffix.lower()
     if ending not in FORMATS:
-        raise ValueError(f"Expected a picture ending in {', '.join(FORMATS)}, got {path.name!r}.")
+        raise InputError(f"Expected a picture ending in {', '.join(FORMATS)}, got {path.name!r}.")
     picture = io.BytesIO()
     date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(ending, {})
     with house_style():
         figure.savefig(picture, format=ending[1:], metadata=date)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(picture.getvalue())
+    new_folder(path.parent)
+    write_whole(path, picture.getvalue())
     return path

@@ -20,6 +20,7 @@ import torch
 
 from topdp import __version__
 from topdp.data.shards import Shards
+from topdp.files import new_folder
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import FlatModel
 from topdp.reproduce.kept_noise import Calibrations
@@ -46,7 +47,7 @@ class Runs:
         self.device = torch.device(device)
         self.test_records = test_records
         self.say = say
-        folder.mkdir(parents=True, exist_ok=True)
+        new_folder(folder)
         self.calibrations = Calibrations(folder / "sigma.json", say)
         self._dealt: dict[str, Shards] = {}
 
@@ -124,9 +125,9 @@ class Runs:
         state = engine.start(torch.cat(starts))
         curves: list[Curve] = [[] for _ in configs]
         began = told = time.perf_counter()
-        while state.round < engine.plan.releases:
+        while state.releases < engine.plan.releases:
             state = engine.advance(state)
-            t = state.round - 1
+            t = state.releases - 1
             if t % first.train.evaluate_every == 0 or t == first.rounds:
                 accuracy, at = engine.evaluate(state).accuracy, 0
                 for curve, graph in zip(curves, graphs, strict=True):
@@ -136,7 +137,7 @@ class Runs:
                     curve.append({"round": t, **{key: round(float(v), 5) for key, v in point.items()}})
             if time.perf_counter() - told > TELL:
                 told = time.perf_counter()
-                left = (told - began) / state.round * (engine.plan.releases - state.round)
+                left = (told - began) / state.releases * (engine.plan.releases - state.releases)
                 self.say(f"  round {t} of {first.rounds}, {left:.0f} s left in this stack")
         return curves
 

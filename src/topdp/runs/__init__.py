@@ -7,12 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topdp.runs.run import Result, train
+    from topdp.runs.result import Result
+    from topdp.runs.run import train
 
 __all__ = ["Result", "train"]
 
+_LAZY = {"Result": "topdp.runs.result", "train": "topdp.runs.run"}
+
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("topdp.runs.run"), name)
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'topdp.runs' has no attribute {name!r}")

@@ -15,8 +15,6 @@ Nothing here needs torch, so reports can be made where it is not installed.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,21 +26,25 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from topdp import __version__
+from topdp.errors import InputError
+from topdp.files import FileError, new_folder, written_whole
 from topdp.plan import Plan, PlanError
 from topdp.plan import plan as plans
 
 FORMAT = 1
+GRAPH_FILE = "graph.txt"  # beside a run that was started from Python with its own graph
+GIVEN = "given in Python"  # instead of the name of a data set or model
 
 
-class RunFolderError(ValueError):
+class RunFolderError(InputError):
     """A folder that is not a run, or not one that can be used as asked."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Rounds done, and the rows made in the last of them."""
+    """Releases made, and the rows of the last of them."""
 
-    round: int
+    releases: int
     rows: NDArray[Any]
 
 
@@ -60,17 +62,14 @@ class RunFolder:
                 f"Expected a new or empty folder, {path} exists: name another one with --out, "
                 f"or continue that run with --resume {path}."
             )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"Could not make the run folder {path}: {error.strerror}.") from error
+        new_folder(path)
 
     @classmethod
     def create(cls, path: Path, config: str, plan: Plan) -> RunFolder:
         """The folder of a run that is about to start."""
         cls.make_room(path)
         folder = cls(path)
-        folder._write("config.toml", lambda file: file.write_text(config, encoding="utf-8"))
+        folder.write_text("config.toml", config)
         folder._write("plan.npz", lambda file: plans.save(plan, file))
         folder.write_json("run.json", {"format": FORMAT, "topdp": __version__, "state": "running"})
         return folder
@@ -114,15 +113,15 @@ class RunFolder:
         if not (self.path / "checkpoint.safetensors").exists():
             return None
         tensors = self._read("checkpoint.safetensors", load_file)
-        return Checkpoint(int(tensors["round"][0]), tensors["rows"])
+        return Checkpoint(int(tensors["releases"][0]), tensors["rows"])
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        tensors = {"round": np.array([checkpoint.round]), "rows": np.ascontiguousarray(checkpoint.rows)}
+        rows = np.ascontiguousarray(checkpoint.rows)
+        tensors = {"releases": np.array([checkpoint.releases]), "rows": rows}
         self._write("checkpoint.safetensors", lambda file: save_file(tensors, file))
 
     def save_metrics(self, metrics: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(line) + "\n" for line in metrics)
-        self._write("metrics.jsonl", lambda file: file.write_text(lines, encoding="utf-8"))
+        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in metrics))
 
     def mark(self, state: str, **facts: Any) -> None:
         """Adds to run.json: the state and what else is to be remembered."""
@@ -138,7 +137,9 @@ class RunFolder:
         return self._read(name, lambda file: json.loads(file.read_text(encoding="utf-8")))
 
     def write_json(self, name: str, value: Any) -> None:
-        text = json.dumps(value, indent=2) + "\n"
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
         self._write(name, lambda file: file.write_text(text, encoding="utf-8"))
 
     def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
@@ -150,19 +151,11 @@ class RunFolder:
             ) from error
 
     def _write(self, name: str, write: Callable[[Path], Any]) -> None:
-        """Writes beside and renames: a full disk or a kill leaves the old file or the new one, never half."""
         try:
-            handle, beside = tempfile.mkstemp(prefix=f".{name}.", dir=self.path)
-            os.close(handle)
-            try:
-                write(Path(beside))
-                os.replace(beside, self.path / name)
-            finally:
-                Path(beside).unlink(missing_ok=True)
-        except (OSError, SafetensorError) as error:
-            raise RunFolderError(
-                f"Could not write {name} in {self.path}: {error}. What was written before is intact."
-            ) from error
+            with written_whole(self.path / name) as beside:
+                write(beside)
+        except SafetensorError as error:  # its way to say that the disk is full
+            raise FileError(f"Could not write {self.path / name}: {error}.") from error
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:

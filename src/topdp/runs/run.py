@@ -1,10 +1,10 @@
 """The front hall: from a configuration to a run folder. Read this file first.
 
-    build      names                      -> graph, protocol, shards, model
+    assemble   names                       -> graph, shards, model            assembly.py
     calibrate  protocol, guarantee, (ε, δ) -> the Plan with its noise, or a refusal, before any training
-    account    plan                       -> claimed, view and worst-case ε
-    simulate   plan, model, shards        -> metrics, final estimates
-    save       runs/<id>/
+    account    plan                        -> claimed, view and worst-case ε  planning.py
+    train      plan, model, shards         -> metrics, final estimates        loop.py
+    save       runs/<id>/                                                     folder.py
 
 `run` takes a configuration; `train` takes a user's own model, shards and graph. Both take the same walk.
 """
@@ -12,118 +12,39 @@
 from __future__ import annotations
 
 import platform
-import signal
-import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from topdp import __version__
 from topdp.data import Shards
-from topdp.data.batches import Batches
 from topdp.data.progress import Progress
-from topdp.learning.gradients import ClippedGradients
-from topdp.learning.models import FlatModel
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
 from topdp.report.curves import curves
-from topdp.runs.folder import Checkpoint, RunFolder, RunFolderError
+from topdp.runs.assembly import Assembly, choose_device
+from topdp.runs.folder import GIVEN, GRAPH_FILE, RunFolder, RunFolderError
+from topdp.runs.loop import Watcher, train_to_the_end
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
+from topdp.runs.result import Result
 from topdp.settings import build
-from topdp.settings.config import ConfigError, RunConfig, parse
-from topdp.simulator.engine import Engine, Evaluation, State
+from topdp.settings.config import (
+    ConfigError,
+    MethodConfig,
+    PrivacyConfig,
+    RunConfig,
+    TrainConfig,
+    did_you_mean,
+    parse,
+)
 from topdp.topology import Topology
-
-Watcher = Callable[[str, int, int, "Metrics | None"], None]
-"""Called with ("accounting" or "training", steps done, steps in all, the last metrics)."""
-
-Metrics = dict[str, Any]
-
-
-GIVEN = "given in Python"
-GRAPH_FILE = "graph.txt"
-
-
-class Interrupted(Exception):  # noqa: N818 - a state, not a fault
-    """A run that was stopped by Ctrl-C; with a `folder` it can be resumed from there."""
-
-    def __init__(self, folder: Path | None, how: str | None = None) -> None:
-        how = how or f"topdp run --resume {folder}"
-        super().__init__(f"Interrupted. Continue with: {how}" if folder else "Interrupted.")
-        self.folder = folder
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run found. With a folder, everything is on disk as well."""
-
-    config: RunConfig
-    plan: Plan
-    privacy: dict[str, Any]  # what privacy.json holds: the three answers in full
-    metrics: list[Metrics]
-    estimates: Tensor  # [agents, d]
-    seconds: float
-    folder: Path | None = None
-    _flat: FlatModel | None = field(default=None, repr=False)
-
-    @property
-    def accuracy(self) -> dict[str, float]:
-        """mean, min and max over agents at the end; empty without a test set."""
-        return dict(self.metrics[-1]["accuracy"]) if self.metrics else {}
-
-    def model(self, agent: int) -> nn.Module:
-        """The trained network of one agent."""
-        assert self._flat is not None
-        return self._flat.load(self.estimates[agent])
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything a run needs, checked: what cannot be run fails here, before anything is written."""
-
-    config: RunConfig
-    plan: Plan
-    privacy: dict[str, Any]
-    gradients: ClippedGradients
-    shards: Shards
-    batches: Batches
-    device: torch.device
-
-    @classmethod
-    def of(
-        cls,
-        config: RunConfig,
-        graph: Topology,
-        model: nn.Module,
-        shards: Shards,
-        device: torch.device,
-        watch: Watcher | None = None,
-        done: RunFolder | None = None,
-    ) -> Job:
-        """With `done`, the plan and account of a run that was begun are taken over after a check."""
-        if shards.agents != graph.agents:
-            raise ConfigError(
-                f"Expected shards for the {graph.agents} agents of the graph, got {shards.agents}."
-            )
-        gradients = ClippedGradients(FlatModel(model), config.privacy.clip)
-        _expect_an_output_for_each_class(gradients.flat, shards)
-        if done is None:
-            progress = partial(_show_accounting, watch) if watch else None
-            plan, account = plan_and_account(config, graph, shards.counts, progress)
-            privacy = {"guarantee": build.guarantee(config), **account.details()}
-        else:
-            plan = done.plan
-            expect_plan_of(config, graph, shards.counts, plan, done.path)
-            privacy = expect_account_of(config, shards.counts, done)
-        return cls(config, plan, privacy, gradients, shards, build.batches(config), device)
 
 
 def run(
@@ -135,7 +56,7 @@ def run(
 ) -> Result:
     """Executes a configuration and leaves a run folder in `out`."""
     with _room_for(out):
-        job = _job(config, device, watch, progress)
+        job = _planned(Assembly.of(config, choose_device(device), progress), watch)
     return _execute(job, _new_folder(out, job), watch)
 
 
@@ -150,7 +71,8 @@ def resume(
             f"The run in {path} was started from Python with its own data and model: continue it there, with "
             f"topdp.train(..., out={str(path)!r}, resume=True)."
         )
-    return _execute(_job(config, device, watch, progress, folder), folder, watch)
+    job = _begun(Assembly.of(config, choose_device(device), progress), folder)
+    return _execute(job, folder, watch)
 
 
 def run_or_continue(
@@ -171,21 +93,9 @@ def run_or_continue(
         raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
     if folder.state != "done":
         return resume(out, device, watch, progress)
-    job = _job(config, device, watch, progress, folder)
-    estimates, seconds = torch.from_numpy(folder.estimates), folder.read_json("run.json")["seconds"]
-    flat = job.gradients.flat
-    return Result(config, job.plan, job.privacy, folder.metrics, estimates, seconds, out, flat)
-
-
-def _unfinished(path: Path) -> RunFolder:
-    folder = RunFolder.open(path)
-    if folder.state == "done":
-        raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
-    if folder.state == "diverged":
-        raise RunFolderError(
-            f"The run in {path} diverged, and would again: start another with smaller steps."
-        )
-    return folder
+    job = _begun(Assembly.of(config, choose_device(device), progress), folder)
+    seconds = float(folder.read_json("run.json")["seconds"])
+    return job.result(folder.metrics, torch.from_numpy(folder.estimates), seconds, out)
 
 
 def train(
@@ -207,6 +117,14 @@ def train(
 
     `settings` are the keys of the configuration's sections method, privacy, data (batch only) and train by
     their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `learning_rate=0.2`, `batch={"cycle": 20}`.
+
+    >>> import torch, topdp
+    >>> inputs = torch.rand(4, 50, 3)  # four agents with 50 records each
+    >>> shards = topdp.Shards.from_arrays([(x, (x.sum(1) > 1.5).long()) for x in inputs])
+    >>> model = torch.nn.Linear(3, 2)
+    >>> result = topdp.train(model, shards, topdp.topology.ring(4), epsilon=2.0, clip=1.0, rounds=5)
+    >>> result.estimates.shape, result.config.rounds
+    (torch.Size([4, 8]), 5)
     """
     for what, value, wanted in (
         ("model", model, nn.Module), ("shards", shards, Shards), ("topology", topology, Topology)
@@ -221,29 +139,81 @@ def train(
         raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
     new = Path(out) if begun is None and out is not None else None
     with _room_for(new):
-        job = Job.of(config, topology, model, shards, choose_device(device), watch, begun)
-    folder = begun
+        parts = Assembly.given(config, topology, model, shards, choose_device(device))
+        job = _planned(parts, watch) if begun is None else _begun(parts, begun)
     if new is not None:
-        folder = _new_folder(new, job)
-        edges = "".join(f"{i} {j}\n" for i, j in topology.edges)
-        (folder.path / GRAPH_FILE).write_text(edges, encoding="utf-8")
-    return _execute(job, folder, watch)
+        begun = _new_folder(new, job)
+        begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
+    return _execute(job, begun, watch)
 
 
-def _expect_an_output_for_each_class(flat: FlatModel, shards: Shards) -> None:
-    one = shards.inputs[:1, 0].cpu()
-    module = flat.load(flat.flatten().cpu()).eval()
-    with torch.no_grad():
-        outputs = module(one.to(flat.dtype) if one.is_floating_point() else one)
-    if outputs.dim() < 2 or outputs.shape[1] < shards.classes:
-        raise ConfigError(
-            f"Expected a model with an output for each of the {shards.classes} classes, got outputs of shape "
-            f"{tuple(outputs.shape)} for one record."
+@dataclass(frozen=True)
+class Job:
+    """Everything a run needs, checked: what cannot be run fails before this is made."""
+
+    parts: Assembly
+    plan: Plan
+    privacy: dict[str, Any]
+
+    def result(
+        self, metrics: list[dict[str, Any]], estimates: torch.Tensor, seconds: float, folder: Path | None
+    ) -> Result:
+        parts = self.parts
+        return Result(parts.config, self.plan, self.privacy, metrics, estimates, seconds, parts.flat, folder)
+
+
+def _planned(parts: Assembly, watch: Watcher | None) -> Job:
+    progress = partial(_show_accounting, watch) if watch else None
+    plan, account = plan_and_account(parts.config, parts.graph, parts.shards.counts, progress)
+    return Job(parts, plan, {"guarantee": build.guarantee(parts.config), **account.details()})
+
+
+def _begun(parts: Assembly, folder: RunFolder) -> Job:
+    """The plan and account of a run that was begun are taken over after a check."""
+    plan, counts = folder.plan, parts.shards.counts
+    expect_plan_of(parts.config, parts.graph, counts, plan, folder.path)
+    return Job(parts, plan, expect_account_of(parts.config, counts, folder))
+
+
+def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Result:
+    started = time.perf_counter()
+    parts = job.parts
+    engine = parts.engine(job.plan)
+    state, metrics = train_to_the_end(engine, parts.start, parts.config, folder, watch)
+    seconds = time.perf_counter() - started
+    estimates = engine.estimates(state).detach().cpu().clone()
+    result = job.result(metrics, estimates, seconds, folder.path if folder else None)
+    if folder is not None:
+        _save(folder, result, parts.device)
+    return result
+
+
+def _save(folder: RunFolder, result: Result, device: torch.device) -> None:
+    folder.save_metrics(result.metrics)
+    if result.metrics:
+        name = result.config.method.name
+        title = f"{result.config.data.name}, {result.plan.agents} agents"
+        curves({name: result.metrics}, folder.path / "accuracy.png", title)
+    folder.finish(
+        result.estimates.numpy(),
+        seconds=round(result.seconds, 3),
+        device=str(device),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        plan=result.plan.digest(),
+        topdp=__version__,
+    )
+
+
+def _unfinished(path: Path) -> RunFolder:
+    folder = RunFolder.open(path)
+    if folder.state == "done":
+        raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
+    if folder.state == "diverged":
+        raise RunFolderError(
+            f"The run in {path} diverged, and would again: start another with smaller steps."
         )
-
-
-def _show_accounting(watch: Watcher, done: int, total: int) -> None:
-    watch("accounting", done, total, None)
+    return folder
 
 
 @contextmanager
@@ -264,181 +234,17 @@ def _room_for(out: Path | None) -> Iterator[None]:
 
 
 def _new_folder(path: Path, job: Job) -> RunFolder:
-    folder = RunFolder.create(path, job.config.to_toml(), job.plan)
-    folder.mark("running", records=list(job.shards.counts))
+    folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
+    folder.mark("running", records=list(job.parts.shards.counts))
     folder.write_json("privacy.json", job.privacy)
     return folder
 
 
-def _job(
-    config: RunConfig,
-    device: str,
-    watch: Watcher | None,
-    progress: Progress | None,
-    done: RunFolder | None = None,
-) -> Job:
-    """Cheap checks first: a wrong name is said before a data set is fetched."""
-    chosen = choose_device(device)
-    build.method(config)
-    graph = build.graph(config)
-    build.sigma(config, graph.agents)
-    shards = build.shards(config, graph.agents, progress)
-    model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
-    return Job.of(config, graph, model, shards, chosen, watch, done)
-
-
-_SUMMARY = ("delta", "guarantee", "adjacency", "epsilon", "reasons", "warnings")
-
-
-def summary(result: Result) -> dict[str, Any]:
-    """The JSON object of `topdp run --json`."""
-    return {
-        "run": None if result.folder is None else str(result.folder),
-        "rounds": result.config.rounds,
-        "accuracy": result.accuracy or None,
-        "privacy": {key: result.privacy[key] for key in _SUMMARY if key in result.privacy},
-        "seconds": round(result.seconds, 3),
-    }
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU when there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"--device: {name} was asked for, and this machine shows {torch.cuda.device_count()} CUDA "
-            "devices. Use --device cpu, or --device auto."
-        )
-    return device
-
-
-def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Result:
-    started = time.perf_counter()
-    config, flat = job.config, job.gradients.flat
-    engine = Engine(job.plan, job.gradients, job.shards, job.batches, config.seed, job.device)
-    state, metrics = _begin(engine, flat, folder)
-    with _leaving_it_loadable(folder, metrics) as keep, _stop_signals() as asked_to_stop:
-        while state.round < job.plan.releases:
-            state = engine.advance(state)
-            t = state.round - 1  # iterations done; round 0 is the release before the loop
-            due = t % config.train.evaluate_every == 0 or t == config.rounds
-            if due and job.shards.test_inputs is not None:
-                metrics.append(_metrics(t, engine.evaluate(state)))
-            keep(state, t % config.train.checkpoint_every == 0)
-            if watch is not None:
-                watch("training", t, config.rounds, metrics[-1] if metrics else None)
-            if asked_to_stop():
-                raise KeyboardInterrupt
-    seconds = time.perf_counter() - started
-    estimates = engine.estimates(state).detach().cpu().clone()
-    place = folder.path if folder else None
-    result = Result(config, job.plan, job.privacy, metrics, estimates, seconds, place, flat)
-    if folder is not None:
-        _save(folder, result, job.device)
-    return result
-
-
-def _begin(engine: Engine, flat: FlatModel, folder: RunFolder | None) -> tuple[State, list[Metrics]]:
-    checkpoint = folder.checkpoint if folder is not None else None
-    if folder is None or checkpoint is None:
-        return engine.start(flat.flatten()), []
-    metrics = [line for line in folder.metrics if line["round"] < checkpoint.round]
-    return engine.resume(checkpoint.round, torch.from_numpy(checkpoint.rows)), metrics
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM are heard between rounds, where nothing is half done; a second one at once."""
-    asked = False
-
-    def ask(signum: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _leaving_it_loadable(
-    folder: RunFolder | None, metrics: list[Metrics]
-) -> Iterator[Callable[[State, bool], None]]:
-    """Saves checkpoints as the run goes, and once more when it is interrupted."""
-    last: list[State] = []
-
-    def save(state: State) -> None:
-        if folder is not None:
-            folder.save_metrics(metrics)
-            folder.save_checkpoint(Checkpoint(state.round, state.rows.cpu().numpy()))
-
-    def keep(state: State, due: bool) -> None:
-        last[:] = [state]
-        if due:
-            save(state)
-
-    try:
-        yield keep
-    except KeyboardInterrupt:
-        if folder is not None:
-            if last:
-                save(last[0])
-            folder.mark("interrupted")
-        raise Interrupted(folder.path if folder else None) from None
-    except FloatingPointError:
-        if folder is not None:
-            folder.mark("diverged")
-        raise
-
-
-def _metrics(iteration: int, evaluation: Evaluation) -> Metrics:
-    def spread(values: Floats) -> dict[str, float]:
-        return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
-
-    return {
-        "round": iteration,
-        "accuracy": spread(evaluation.accuracy),
-        "loss": spread(evaluation.loss),
-        "accuracy_per_agent": [round(float(a), 6) for a in evaluation.accuracy],
-        "loss_per_agent": [round(float(a), 6) for a in evaluation.loss],
-    }
-
-
-def _save(folder: RunFolder, result: Result, device: torch.device) -> None:
-    folder.save_metrics(result.metrics)
-    if result.metrics:
-        name = result.config.method.name
-        title = f"{result.config.data.name}, {result.plan.agents} agents"
-        curves({name: result.metrics}, folder.path / "accuracy.png", title)
-    folder.finish(
-        result.estimates.numpy(),
-        seconds=round(result.seconds, 3),
-        device=str(device),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        plan=result.plan.digest(),
-        topdp=__version__,
-    )
+def _show_accounting(watch: Watcher, done: int, total: int) -> None:
+    watch("accounting", done, total, None)
 
 
 def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, Any]) -> RunConfig:
-    from topdp.settings.config import MethodConfig, PrivacyConfig, TrainConfig, did_you_mean
-
     tree: dict[str, Any] = {
         "seed": seed,
         "rounds": rounds,

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from topdp.errors import InputError
+
 # What is larger overflows when it is multiplied by other numbers of a configuration.
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
@@ -22,7 +24,7 @@ Count = Annotated[int, Field(ge=1)]
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class ConfigError(ValueError):
+class ConfigError(InputError):
     """A configuration that cannot be run: says what was expected, what came and what to do."""
 
 

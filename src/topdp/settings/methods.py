@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from topdp.errors import InputError
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
 
 
@@ -26,7 +27,7 @@ class Method:
             return TopSynchronous(alpha) if self.reuses_noise else PlainSynchronous(alpha)
         if mode == "async":
             return (TopAsynchronous if self.reuses_noise else PlainAsynchronous)(alpha, offline)
-        raise ValueError(f"Expected mode 'sync' or 'async', got {mode!r}.")
+        raise InputError(f"Expected mode 'sync' or 'async', got {mode!r}.")
 
 
 METHODS = {

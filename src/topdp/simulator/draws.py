@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.errors import InputError
 from topdp.plan.arrays import Ints
 from topdp.plan.streams import stream
 
@@ -35,7 +36,7 @@ class Noise:
 
     def __init__(self, seed: int, draws: int, rounds: int) -> None:
         if draws * rounds > LIMIT:
-            raise ValueError(
+            raise InputError(
                 f"Expected at most {LIMIT} draws in a run, got {draws} a round for {rounds} rounds."
             )
         self.draws = draws

@@ -20,6 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from topdp.data.batches import Selects
 from topdp.data.shards import Shards
+from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, prune
 from topdp.plan.arrays import Floats
@@ -34,12 +35,12 @@ LARGEST_STD = 1e30
 
 
 class State(NamedTuple):
-    """Where a run stands: rounds done, and the rows made in the last of them, in the order of their numbers.
+    """Where a run stands: releases made, and the rows of the last of them, in the order of their numbers.
 
     The rows live in one of two buffers that take turns: a state is valid until the engine has advanced twice.
     """
 
-    round: int
+    releases: int
     rows: Tensor
 
 
@@ -69,9 +70,9 @@ class Engine:
         noise: Draws | None = None,
     ) -> None:
         if shards.agents != plan.agents:
-            raise ValueError(f"Expected shards for {plan.agents} agents, got {shards.agents}.")
+            raise InputError(f"Expected shards for {plan.agents} agents, got {shards.agents}.")
         if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > LARGEST_STD:
-            raise ValueError(
+            raise InputError(
                 f"Expected noise below {LARGEST_STD:g} in float32: use a smaller sigma, clip or rate."
             )
         self.plan = plan if plan.pruned else prune(plan)
@@ -89,21 +90,23 @@ class Engine:
         """The state before round 0: the public start, one row [d] for all agents or [agents, d]."""
         return State(0, start.detach().to(self.device).expand(self.plan.agents, -1).clone())
 
-    def resume(self, round: int, rows: Tensor) -> State:
+    def resume(self, releases: int, rows: Tensor) -> State:
         """The state that an interrupted run had left behind."""
-        expected = self.plan.agents if round == 0 else int(self.plan.exists[round - 1].sum())
+        expected = self.plan.agents if releases == 0 else int(self.plan.exists[releases - 1].sum())
         shape = (expected, self.gradients.flat.dimension)
         if rows.shape != shape:
-            raise ValueError(f"Expected rows of shape {shape} after round {round}, got {tuple(rows.shape)}.")
-        return State(round, rows.to(self.device))
+            raise InputError(
+                f"Expected rows of shape {shape} after {releases} releases, got {tuple(rows.shape)}."
+            )
+        return State(releases, rows.to(self.device))
 
     def estimates(self, state: State) -> Tensor:
         """[agents, d]"""
         return state.rows[: self.plan.agents]
 
     def advance(self, state: State) -> State:
-        """Executes the next round."""
-        r = state.round
+        """Makes the next release."""
+        r = state.releases
         gradient = self._mean_gradients(state)
         made = int(self.plan.exists[r].sum())
         out = self._buffer(r)[:made]
@@ -114,7 +117,7 @@ class Engine:
         """Accuracy and mean cross-entropy of each agent on the common test set."""
         inputs, labels = self.shards.test_inputs, self.shards.test_labels
         if inputs is None or labels is None:
-            raise ValueError("Expected shards with a test set, got none: pass test=(inputs, labels).")
+            raise InputError("Expected shards with a test set, got none: pass test=(inputs, labels).")
         rows = self.estimates(state)
         right = torch.zeros(len(rows), device=self.device)
         loss = torch.zeros(len(rows), device=self.device)
@@ -129,14 +132,14 @@ class Engine:
 
     def _mean_gradients(self, state: State) -> Tensor:
         """Sum of clipped gradients of the records of this round, over the divisor that fixes sensitivity."""
-        chosen = self.batches.select(self.shards.counts, self.seed, state.round, self.device)
+        chosen = self.batches.select(self.shards.counts, self.seed, state.releases, self.device)
         inputs, labels = self.shards.inputs, self.shards.labels
         if chosen.indices is not None:
             agent = torch.arange(len(inputs), device=self.device)[:, None]
             inputs, labels = inputs[agent, chosen.indices], labels[agent, chosen.indices]
         rows = self.estimates(state)
         total = self._rows(torch.zeros, len(rows))
-        with self._dropout_of(state.round):
+        with self._dropout_of(state.releases):
             self.gradients.clipped_sum(rows, inputs, labels, chosen.weights, out=total)
         return total.div_(chosen.divisor.to(total)[:, None])
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from topdp.data.batches import Batches, Cycle, Device, Full, Selection
 from topdp.data.shards import Shards
+from topdp.errors import InputError
 from topdp.plan import NOBODY, PerRound, Plan, prune
 from topdp.plan.arrays import Ints
 from topdp.simulator.draws import Noise
@@ -30,7 +31,7 @@ KEPT_ROUNDS = 2000  # selections of a cycle that are kept
 def stack_plans(plans: Sequence[Plan]) -> Plan:
     """One pruned plan whose agents, rows and draws are those of all `plans`, run after run."""
     if not plans or any(plan.releases != plans[0].releases for plan in plans):
-        raise ValueError("Expected at least one plan, all of the same number of rounds.")
+        raise InputError("Expected at least one plan, all of the same number of rounds.")
     pruned = [plan if plan.pruned else prune(plan) for plan in plans]
     R = plans[0].releases
     agents = _offsets([plan.agents for plan in pruned])

@@ -18,6 +18,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.sparse.linalg import LinearOperator, eigsh
 
+from topdp.errors import InputError
 from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.streams import stream
 
@@ -29,7 +30,7 @@ DENSE_LIMIT = 1000
 _CHUNK = 1 << 24  # entries of a temporary array; keeps memory flat on large dense graphs
 
 
-class TopologyError(ValueError):
+class TopologyError(InputError):
     """A graph that cannot be used or made: says what was expected, what came and what to do."""
 
 

@@ -27,14 +27,13 @@ from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest, Rules
 from topdp.agents.terms.setup import Setup
 from topdp.data import Shards
-from topdp.learning.gradients import ClippedGradients
-from topdp.plan.arrays import Floats
 from topdp.privacy.account import Account
-from topdp.runs import run as runs
+from topdp.runs.assembly import Assembly
 from topdp.runs.folder import RunFolder
+from topdp.runs.result import Result, metrics_of
 from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig
-from topdp.simulator.engine import Engine, State
+from topdp.simulator.engine import State
 
 Say = Callable[[str], Any]
 
@@ -57,8 +56,8 @@ def run(
     `failpoints`: where an agent is to be killed once; it is then started again.
     """
     begun = time.perf_counter()
-    graph = build.graph(config)
-    shards = build.shards(config, graph.agents)
+    parts = Assembly.of(config)
+    graph, shards = parts.graph, parts.shards
     names = [f"agent{i}" for i in range(graph.agents)]
     folder = out / "agents"
     if out.exists() and any(out.iterdir()):
@@ -83,7 +82,7 @@ def run(
             log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
             raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'it said nothing'}")
         results.append({**json.loads(path.read_text(encoding="utf-8")), "code": code})
-    return _gathered(config, manifest, account, shards, out, results, time.perf_counter() - begun)
+    return _gathered(parts, manifest, account, out, results, time.perf_counter() - begun)
 
 
 def parse_budgets(given: list[str], agents: int) -> dict[int, float]:
@@ -151,45 +150,32 @@ def _processes(
 
 
 def _gathered(
-    config: RunConfig,
+    parts: Assembly,
     manifest: Manifest,
     account: Account,
-    shards: Shards,
     out: Path,
     results: list[dict[str, Any]],
     seconds: float,
 ) -> dict[str, Any]:
     setup = Setup.of(manifest.config, manifest.topology, manifest.names, manifest.hash)
-    model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
-    gradients = ClippedGradients(model, config.privacy.clip)
-    engine = Engine(setup.plan, gradients, shards, build.batches(config), config.seed)
+    config = parts.config
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
     )
-    found = engine.evaluate(State(setup.plan.releases, estimates))
-    metrics = [
-        {
-            "round": config.rounds,
-            "accuracy": _spread(found.accuracy),
-            "loss": _spread(found.loss),
-            "accuracy_per_agent": [round(float(a), 6) for a in found.accuracy],
-            "loss_per_agent": [round(float(a), 6) for a in found.loss],
-        }
-    ]
+    found = parts.engine(setup.plan).evaluate(State(setup.plan.releases, estimates))
+    metrics = [metrics_of(config.rounds, found)]
     privacy = {"guarantee": build.guarantee(config), **account.details()}
     folder = _folder(out, config, setup, privacy)
     folder.save_metrics(metrics)
     folder.finish(
         estimates.numpy(),
         seconds=round(seconds, 3),
-        records=list(shards.counts),
+        records=list(parts.shards.counts),
         plan=setup.plan.digest(),
         federation=manifest.hash,
         agents=results,
     )
-    told = runs.summary(
-        runs.Result(config, setup.plan, privacy, metrics, estimates, seconds, out, gradients.flat)
-    )
+    told = Result(config, setup.plan, privacy, metrics, estimates, seconds, parts.flat, out).summary()
     per_round = {
         part: float(np.mean([result["milliseconds_per_round"][part] for result in results])) for part in PARTS
     }
@@ -231,7 +217,3 @@ def _free_addresses(count: int) -> list[str]:
     finally:
         for probe in probes:
             probe.close()
-
-
-def _spread(values: Floats) -> dict[str, float]:
-    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}

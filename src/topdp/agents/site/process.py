@@ -23,7 +23,7 @@ from topdp.agents.life.peers import TrustError
 from topdp.agents.site import metrics
 from topdp.agents.terms import identity, manifest, setup
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.data.errors import DataError
+from topdp.errors import DataError
 from topdp.settings.config import ConfigError
 
 logger = logging.getLogger("topdp.agents")

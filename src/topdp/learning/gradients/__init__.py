@@ -5,6 +5,6 @@ one folded batch, `ghost` turns what the twins recorded into norms and clipped s
 any module by per-example gradients, and `check` compares the two before the first result leaves.
 """
 
-from topdp.learning.gradients.clipped import ClippedGradients, Statistics
+from topdp.learning.gradients.clipped import ClippedGradients, DivergedError, Statistics
 
-__all__ = ["ClippedGradients", "Statistics"]
+__all__ = ["ClippedGradients", "DivergedError", "Statistics"]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
+from topdp.errors import InputError
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, total_norms
 from topdp.learning.gradients.plain import Loss, PlainGradients, first_line
@@ -126,7 +127,7 @@ def _as(y: Tensor, dtype: torch.dtype) -> Tensor:
 def try_once(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> None:
     """Runs model and loss as torch would: errors of their own come out here, as they are.
 
-    **Guarantees.** A model whose forward pass writes into a buffer is refused by ValueError: the buffer would
+    **Guarantees.** A model whose forward pass writes into a buffer is refused: the buffer would
     carry data past the clipping and the noise.
     """
     probe = copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype)
@@ -136,7 +137,7 @@ def try_once(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets:
         loss(outputs, targets[0, :EXAMPLES])
     for name, buffer in probe.named_buffers():
         if name not in before or not torch.equal(buffer, before[name]):
-            raise ValueError(
+            raise InputError(
                 f"Expected a model without statistics of the data, got a buffer {name!r} that a forward pass "
                 "changes. It would leave without noise. Remove it, or put its layer into evaluation mode."
             )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import check
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, blocks, total_norms
@@ -23,6 +24,10 @@ from topdp.learning.gradients.twins import NotFoldedError
 from topdp.learning.models import FlatModel, Slot
 
 Key = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
+
+
+class DivergedError(TopdpError, FloatingPointError):
+    """Training went off: parameters, gradients or weights are no longer numbers."""
 
 
 @final
@@ -63,7 +68,7 @@ class ClippedGradients:
 
     def __init__(self, model: nn.Module | FlatModel, clip: float, loss: str | Loss = "cross_entropy") -> None:
         if not (math.isfinite(clip) and clip > 0):
-            raise ValueError(f"Expected a finite clip > 0, got clip={clip}.")
+            raise InputError(f"Expected a finite clip > 0, got clip={clip}.")
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
         self.clip = float(clip)
         self._loss = _checked(_named_loss(loss))
@@ -194,7 +199,7 @@ class ClippedGradients:
             bad = ~ok if weights is None else ~ok & (weights != 0)
             if bool(bad.any()):
                 agents = [first + i for i in bad.any(1).nonzero().flatten().tolist()]
-                raise FloatingPointError(
+                raise DivergedError(
                     f"Expected finite gradients and weights >= 0, got others for agents {agents}. "
                     "Check their data for NaN or huge values, and lower the learning rate or the noise."
                 )
@@ -236,7 +241,7 @@ class ClippedGradients:
 
     def _expect_rows(self, rows: Tensor) -> None:
         if rows.dim() != 2 or rows.shape[1] != self.flat.dimension or not rows.is_floating_point():
-            raise ValueError(
+            raise InputError(
                 f"Expected rows [n, {self.flat.dimension}] of floats, got {tuple(rows.shape)} {rows.dtype}."
             )
 
@@ -255,18 +260,18 @@ class ClippedGradients:
         named = {"inputs": inputs, "targets": targets} | ({} if weights is None else {"weights": weights})
         for name, value in named.items():
             if value.shape[:2] != (n, b):
-                raise ValueError(
+                raise InputError(
                     f"Expected {name} [{n}, {b}, ...] like rows and inputs, got {tuple(value.shape)}."
                 )
         if out is not None and (out.shape != rows.shape or out.dtype != rows.dtype or out.stride(1) != 1):
-            raise ValueError(
+            raise InputError(
                 f"Expected out {tuple(rows.shape)} {rows.dtype} with contiguous rows, got {tuple(out.shape)} "
                 f"{out.dtype} with strides {out.stride()}."
             )
         if not math.isfinite(scale):
-            raise ValueError(f"Expected a finite scale, got {scale}.")
+            raise InputError(f"Expected a finite scale, got {scale}.")
         if microbatch is not None and microbatch < 1:
-            raise ValueError(f"Expected microbatch >= 1, got {microbatch}.")
+            raise InputError(f"Expected microbatch >= 1, got {microbatch}.")
         return n, b
 
 
@@ -281,7 +286,7 @@ def _named_loss(loss: str | Loss) -> Loss:
     if callable(loss):
         return loss
     if loss != "cross_entropy":
-        raise ValueError(
+        raise InputError(
             f"Expected loss 'cross_entropy' or a function with one loss per example, got {loss!r}."
         )
     return _cross_entropy
@@ -296,7 +301,7 @@ def _checked(loss: Loss) -> Loss:
     def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
         losses = loss(outputs, targets)
         if losses.shape != targets.shape[:1]:
-            raise ValueError(
+            raise InputError(
                 f"Expected one loss per example {tuple(targets.shape[:1])}, got shape {tuple(losses.shape)}. "
                 "Use reduction='none' and reduce over all axes but the first."
             )

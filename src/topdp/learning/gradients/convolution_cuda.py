@@ -19,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from topdp.errors import InputError
+
 if TYPE_CHECKING:
     from topdp.learning.gradients.ghost import Geometry
 
@@ -203,7 +205,7 @@ def per_example_gradients(x: Tensor, delta: Tensor, geometry: Geometry) -> Tenso
 def _within_reach(x: Tensor) -> Tensor:
     """x [n, b, ...], copied if one example's elements lie too far apart."""
     if math.prod(x.shape[2:]) >= REACH:
-        raise ValueError(f"Expected fewer than {REACH} numbers for one example, got {tuple(x.shape[2:])}.")
+        raise InputError(f"Expected fewer than {REACH} numbers for one example, got {tuple(x.shape[2:])}.")
     sizes = zip(x.shape[2:], x.stride()[2:], strict=True)
     return x if sum((size - 1) * stride for size, stride in sizes) < REACH else x.contiguous()
 

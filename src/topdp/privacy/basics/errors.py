@@ -10,8 +10,10 @@ import math
 import operator
 from typing import SupportsIndex
 
+from topdp.errors import InputError
 
-class PrivacyError(ValueError):
+
+class PrivacyError(InputError):
     """Input for which no privacy statement has a meaning."""
 
 

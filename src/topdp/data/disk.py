@@ -1,4 +1,4 @@
-"""The errors of this room: data that cannot be had, or cannot be used. The command line exits with 5."""
+"""A disk that is full, read-only or forbidden, in words: what is needed where."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from topdp.errors import DataError
+
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -14,10 +16,6 @@ _REASONS = {
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
 }
-
-
-class DataError(Exception):
-    """Data that is missing, damaged or not fit for a run; the message says what to do."""
 
 
 class DiskError(DataError):

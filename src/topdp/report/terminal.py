@@ -1,0 +1,53 @@
+"""Where commands write: tables and JSON to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from topdp.files import FileError
+
+out = Console()
+err = Console(stderr=True)
+
+
+def show(*parts: Any) -> None:
+    """Tables and sentences for people, on stdout."""
+    with _whole_output():
+        for part in parts:
+            out.print(part, highlight=False)
+        out.file.flush()
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object as the last line on stdout."""
+    print_text(json.dumps(value) + "\n")
+
+
+def print_text(text: str) -> None:
+    with _whole_output():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def remark(text: str) -> None:
+    """A sentence beside the output, on stderr."""
+    err.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def _whole_output() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # Where the output goes is full: Python is not to try again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise FileError(f"Could not write the output: {error.strerror}.") from error

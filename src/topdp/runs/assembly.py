@@ -1,0 +1,130 @@
+"""Model, data and engine of a run, put together: the one place for runs, figures and federations.
+
+Names have become objects in `settings/build.py`; here they are brought together and must fit each other. What
+does not fit is said before anything is computed or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from topdp.data import Shards
+from topdp.data.progress import Progress
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.models import FlatModel
+from topdp.plan import Plan
+from topdp.settings import build
+from topdp.settings.config import ConfigError, RunConfig
+from topdp.simulator.engine import Engine
+from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
+from topdp.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """The graph, records and model of one run; makes the engine for any plan among them."""
+
+    config: RunConfig
+    graph: Topology
+    shards: Shards
+    flat: FlatModel
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        device: torch.device | str = "cpu",
+        progress: Progress | None = None,
+        shards: Shards | None = None,
+    ) -> Assembly:
+        """By the names in `config`; `shards`, where its records are dealt out already.
+
+        Cheap checks come first: a wrong name is said before a data set is fetched.
+        """
+        build.method(config)
+        graph = build.graph(config)
+        build.sigma(config, graph.agents)
+        if shards is None:
+            shards = build.shards(config, graph.agents, progress)
+        model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
+        return cls.given(config, graph, model, shards, torch.device(device))
+
+    @classmethod
+    def given(
+        cls, config: RunConfig, graph: Topology, model: nn.Module, shards: Shards, device: torch.device
+    ) -> Assembly:
+        """Of a user's own parts."""
+        if shards.agents != graph.agents:
+            raise ConfigError(
+                f"Expected shards for the {graph.agents} agents of the graph, got {shards.agents}."
+            )
+        flat = FlatModel(model)
+        _expect_an_output_for_each_class(flat, shards)
+        return cls(config, graph, shards, flat, device)
+
+    @cached_property
+    def gradients(self) -> ClippedGradients:
+        return ClippedGradients(self.flat, self.config.privacy.clip)
+
+    @property
+    def start(self) -> Tensor:
+        """[d]: the public start of all agents."""
+        return self.flat.flatten()
+
+    def engine(self, plan: Plan) -> Engine:
+        batches = build.batches(self.config)
+        return Engine(plan, self.gradients, self.shards, batches, self.config.seed, self.device)
+
+
+def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Engine:
+    """One engine for many runs: their agents side by side, each with the draws and batches it has alone.
+
+    All are tested on the first `test_records` of the first run.
+    """
+    first = runs[0]
+    shards = stack_shards([one.shards for one in runs])
+    assert shards.test_inputs is not None and shards.test_labels is not None
+    shards = replace(
+        shards, test_inputs=shards.test_inputs[:test_records], test_labels=shards.test_labels[:test_records]
+    )
+    seeds = [one.config.seed for one in runs]
+    counts = [one.shards.counts for one in runs]
+    batches = StackedBatches(build.batches(first.config), tuple(zip(counts, seeds, strict=True)))
+    noise = StackedNoise(plans, seeds)
+    return Engine(stack_plans(plans), first.gradients, shards, batches, seeds[0], first.device, noise)
+
+
+def _expect_an_output_for_each_class(flat: FlatModel, shards: Shards) -> None:
+    one = shards.inputs[:1, 0].cpu()
+    module = flat.load(flat.flatten().cpu()).eval()
+    with torch.no_grad():
+        outputs = module(one.to(flat.dtype) if one.is_floating_point() else one)
+    if outputs.dim() < 2 or outputs.shape[1] < shards.classes:
+        raise ConfigError(
+            f"Expected a model with an output for each of the {shards.classes} classes, got outputs of shape "
+            f"{tuple(outputs.shape)} for one record."
+        )
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes a GPU when there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device: {name} was asked for, and this machine shows {torch.cuda.device_count()} CUDA "
+            "devices. Use --device cpu, or --device auto."
+        )
+    return device

@@ -1,0 +1,114 @@
+"""The loop of a run: round after round, with evaluations, checkpoints and signals in between.
+
+What is run was decided before (`run.py`); what a round is, the engine knows.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from topdp.errors import Interrupted
+from topdp.learning.gradients import DivergedError
+from topdp.runs.folder import Checkpoint, RunFolder
+from topdp.runs.result import Metrics, metrics_of
+from topdp.settings.config import RunConfig
+from topdp.simulator.engine import Engine, State
+
+Watcher = Callable[[str, int, int, Metrics | None], None]
+"""Called with ("accounting" or "training", steps done, steps in all, the last metrics)."""
+
+
+class InterruptedRun(Interrupted):
+    """A run that was stopped by Ctrl-C; with a `folder` it can be resumed from there."""
+
+    def __init__(self, folder: Path | None, how: str | None = None) -> None:
+        how = how or f"topdp run --resume {folder}"
+        super().__init__(f"Interrupted. Continue with: {how}" if folder else "Interrupted.")
+        self.folder = folder
+
+
+def train_to_the_end(
+    engine: Engine, start: torch.Tensor, config: RunConfig, folder: RunFolder | None, watch: Watcher | None
+) -> tuple[State, list[Metrics]]:
+    """All releases that are left, from the checkpoint in `folder` or from `start`."""
+    state, metrics = _begin(engine, start, folder)
+    with _leaving_it_loadable(folder, metrics) as keep, _stop_signals() as asked_to_stop:
+        while state.releases < engine.plan.releases:
+            state = engine.advance(state)
+            t = state.releases - 1  # rounds done; the first release stands before the loop
+            due = t % config.train.evaluate_every == 0 or t == config.rounds
+            if due and engine.shards.test_inputs is not None:
+                metrics.append(metrics_of(t, engine.evaluate(state)))
+            keep(state, t % config.train.checkpoint_every == 0)
+            if watch is not None:
+                watch("training", t, config.rounds, metrics[-1] if metrics else None)
+            if asked_to_stop():
+                raise KeyboardInterrupt
+    return state, metrics
+
+
+def _begin(engine: Engine, start: torch.Tensor, folder: RunFolder | None) -> tuple[State, list[Metrics]]:
+    checkpoint = folder.checkpoint if folder is not None else None
+    if folder is None or checkpoint is None:
+        return engine.start(start), []
+    metrics = [line for line in folder.metrics if line["round"] < checkpoint.releases]
+    return engine.resume(checkpoint.releases, torch.from_numpy(checkpoint.rows)), metrics
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM are heard between rounds, where nothing is half done; a second one at once."""
+    asked = False
+
+    def ask(signum: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _leaving_it_loadable(
+    folder: RunFolder | None, metrics: list[Metrics]
+) -> Iterator[Callable[[State, bool], None]]:
+    """Saves checkpoints as the run goes, and once more when it is interrupted."""
+    last: list[State] = []
+
+    def save(state: State) -> None:
+        if folder is not None:
+            folder.save_metrics(metrics)
+            folder.save_checkpoint(Checkpoint(state.releases, state.rows.cpu().numpy()))
+
+    def keep(state: State, due: bool) -> None:
+        last[:] = [state]
+        if due:
+            save(state)
+
+    try:
+        yield keep
+    except KeyboardInterrupt:
+        if folder is not None:
+            if last:
+                save(last[0])
+            folder.mark("interrupted")
+        raise InterruptedRun(folder.path if folder else None) from None
+    except DivergedError:
+        if folder is not None:
+            folder.mark("diverged")
+        raise
