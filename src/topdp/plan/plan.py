@@ -10,7 +10,7 @@ messages. Before round 0 every row is the public start x_0. In round r = 0 .. T 
     row = Σ_w weight·(source row of round r-1)  -  rate_r·carries·(owner's gradient)  +  scale_r·Σ_v std·draw
 
 where draws are standard normal, fresh in every round, and the gradient of agent i is taken at its estimate
-of round r-1. Round 0 is the release before the loop of the paper's algorithms: T iterations make T+1 rounds.
+of round r-1. Round 0 is the release before the loop of the paper's algorithms: T rounds make T+1 releases.
 """
 
 from __future__ import annotations
@@ -40,25 +40,30 @@ class PlanError(InputError):
 
 @dataclass(frozen=True)
 class PerRound:
-    """One array for every round, stored once for all rounds that share it."""
+    """One array for every round 0 .. T, stored once for all rounds that share it.
+
+    >>> ones = PerRound.same(np.ones(3), releases=100)
+    >>> len(ones), ones.values.shape, ones[99]
+    (100, (1, 3), array([1., 1., 1.]))
+    """
 
     values: NDArray[Any]  # [kinds, ...]
-    which: NDArray[np.int32]  # [rounds] -> kind
+    which: NDArray[np.int32]  # [releases] -> kind
 
     @classmethod
-    def same(cls, value: NDArray[Any], rounds: int) -> PerRound:
+    def same(cls, value: NDArray[Any], releases: int) -> PerRound:
         """The same array in every round."""
-        return cls(value[None], np.zeros(rounds, np.int32))
+        return cls(value[None], np.zeros(releases, np.int32))
 
     @classmethod
     def each(cls, values: NDArray[Any]) -> PerRound:
-        """An array of its own for every round: `values` is [rounds, ...]."""
+        """An array of its own for every round: `values` is [releases, ...]."""
         return cls(values, np.arange(len(values), dtype=np.int32))
 
     @classmethod
-    def first_then(cls, first: NDArray[Any], then: NDArray[Any], rounds: int) -> PerRound:
+    def first_then(cls, first: NDArray[Any], then: NDArray[Any], releases: int) -> PerRound:
         """`first` in round 0 and `then` in all later rounds."""
-        which = np.ones(rounds, np.int32)
+        which = np.ones(releases, np.int32)
         which[0] = 0
         return cls(np.stack([first, then]), which)
 
@@ -89,6 +94,13 @@ class Plan:
     **Guarantees.** What is in a plan is all that leaves an agent: the accountant reads `readers` to know who
     sees a row and `known_by` to know who can subtract a draw. A pruned plan lacks rows that are sent, so the
     accountant refuses it.
+
+    >>> import topdp
+    >>> rates = topdp.plan.learning_rates(0.5, rounds=20, fading="linear")
+    >>> schedule = topdp.plan.schedule(rates, topdp.plan.step_decay(1.0, 1, rounds=20), "gradient")
+    >>> plan = topdp.protocols.TopSynchronous(0.25).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
+    >>> plan.agents, plan.rows, plan.releases  # each agent sends two messages and keeps its estimate
+    (5, 15, 21)
     """
 
     agents: int
@@ -96,10 +108,10 @@ class Plan:
     source: PerRound  # int [m, w]; a row whose sources are all NOBODY does not exist in that round
     weight: PerRound  # float [m, w]
     carries: PerRound  # bool [m]; in a stack of runs, each run's share of the rate
-    rate: Floats  # [rounds] λ_t
+    rate: Floats  # [releases] λ_t
     draw: PerRound  # int [m, v]
     std: PerRound  # float [m, v], per unit of scale; negative where a shared draw enters with the other sign
-    scale: Floats  # [rounds]
+    scale: Floats  # [releases]
     known_by: Indices  # [draws, u] agents that know the draw; NOBODY pads
     readers: PerRound  # int [m, q]
     protocol: str = "custom"
@@ -143,7 +155,7 @@ class Plan:
 
     @cached_property
     def exists(self) -> Bools:
-        """[rounds, m]: which rows are made in which round."""
+        """[releases, m]: which rows are made in which round."""
         return _exists(self.source.values)[self.source.which]
 
     def noise_scaled(self, factor: float) -> Plan:
@@ -167,6 +179,13 @@ def prune(plan: Plan) -> Plan:
 
     Same estimates under the same draws; about a third of the messages remain on the paper's graphs. For the
     simulator only: real agents send all rows, and the accountant reads all of them.
+
+    >>> import topdp
+    >>> rates = topdp.plan.learning_rates(0.5, rounds=20, fading="linear")
+    >>> schedule = topdp.plan.schedule(rates, topdp.plan.step_decay(1.0, 1, rounds=20), "gradient")
+    >>> plan = topdp.protocols.TopSynchronous(0.25).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
+    >>> int(plan.exists.sum()), int(prune(plan).exists.sum())
+    (305, 283)
     """
     live = np.zeros((plan.releases, plan.rows), bool)
     live[:, : plan.agents] = True
@@ -186,9 +205,20 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
     `2→5 = 0.25·2 + 0.75·7→2 - 0.5·g2 + N(0.13) ⇒ 5` reads: the message of agent 2 for agent 5 mixes 2's own
     estimate and the last message of 7 for 2, carries 2's gradient, gets noise of standard deviation 0.13,
     and is sent to 5.
+
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
+    >>> ring = topdp.topology.ring(3)
+    >>> plan = topdp.protocols.PlainSynchronous(0.5).plan(ring, schedule, np.ones(3), seed=0)
+    >>> print(describe(plan, range(1)))
+    plain-sync: 3 agents, 3 rows, 2 releases
+    round 0
+      0 = 1·x0 - 0.5·g0 + N(0.5) ⇒ 1,2
+      1 = 1·x0 - 0.5·g1 + N(0.5) ⇒ 0,2
+      2 = 1·x0 - 0.5·g2 + N(0.5) ⇒ 0,1
     """
     names = _row_names(plan)
-    lines = [f"{plan.protocol}: {plan.agents} agents, {plan.rows} rows, {plan.releases} rounds"]
+    lines = [f"{plan.protocol}: {plan.agents} agents, {plan.rows} rows, {plan.releases} releases"]
     for r in rounds if rounds is not None else range(plan.releases):
         this = plan[r]
         lines.append(f"round {r}")
@@ -211,7 +241,17 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
 
 
 def save(plan: Plan, path: Path) -> None:
-    """Writes the plan as one .npz file."""
+    """Writes the plan as one .npz file, which `load` reads.
+
+    >>> import tempfile, topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
+    >>> ring = topdp.topology.ring(3)
+    >>> plan = topdp.protocols.PlainSynchronous(0.5).plan(ring, schedule, np.ones(3), seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(plan, Path(folder) / "plan.npz")
+    ...     load(Path(folder) / "plan.npz").digest() == plan.digest()
+    True
+    """
     meta = {"format": FORMAT, "agents": plan.agents, "protocol": plan.protocol, "pruned": plan.pruned}
     with path.open("wb") as file:
         np.savez_compressed(file, meta=np.array(json.dumps(meta)), **_arrays(plan))  # type: ignore[arg-type]
@@ -287,7 +327,7 @@ def _validate(plan: Plan) -> None:
     for name in ("source", "weight", "carries", "draw", "std", "readers"):
         part: PerRound = getattr(plan, name)
         if len(part) != R or part.values.shape[1] != m:
-            raise PlanError(f"Expected {name} for {R} rounds and {m} rows, got {part.values.shape}.")
+            raise PlanError(f"Expected {name} for {R} releases and {m} rows, got {part.values.shape}.")
         if len(part.which) and (part.which.min() < 0 or part.which.max() >= len(part.values)):
             raise PlanError(f"Expected {name}.which to point into {len(part.values)} arrays.")
     for name, array, least in [
@@ -299,4 +339,4 @@ def _validate(plan: Plan) -> None:
         if not np.isfinite(array).all() or (array < least).any():
             raise PlanError(f"Expected {name} to be finite" + (f" and >= {least:g}." if least == 0 else "."))
     if len(plan.scale) != R:
-        raise PlanError(f"Expected scale for {R} rounds, got {len(plan.scale)}.")
+        raise PlanError(f"Expected scale for {R} releases, got {len(plan.scale)}.")

@@ -1,4 +1,4 @@
-"""The asynchronous protocols: in each iteration an agent exchanges with one neighbour, or works alone.
+"""The asynchronous protocols: in each round an agent exchanges with one neighbour, or works alone.
 
 `TopAsynchronous` is Algorithm 2 of the paper; `PlainAsynchronous` is the same walk with full noise, as the
 paper runs its baselines.
@@ -20,7 +20,14 @@ from topdp.topology import Topology
 
 @dataclass(frozen=True)
 class PlainAsynchronous(Protocol):
-    """Pairs exchange estimates that carry full noise."""
+    """Pairs exchange estimates that carry full noise.
+
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
+    >>> plan = PlainAsynchronous(0.25).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
+    >>> plan.protocol, plan.rows, plan.releases
+    ('plain-async', 5, 21)
+    """
 
     offline: float = 0.1
 
@@ -34,7 +41,14 @@ class PlainAsynchronous(Protocol):
 
 @dataclass(frozen=True)
 class TopAsynchronous(Protocol):
-    """Algorithm 2: the noise in the partner's estimate counts towards one's own."""
+    """Algorithm 2: the noise in the partner's estimate counts towards one's own.
+
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
+    >>> plan = TopAsynchronous(0.25).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
+    >>> plan.protocol, plan.rows, plan.releases
+    ('top-async', 5, 21)
+    """
 
     offline: float = 0.1
 
@@ -46,7 +60,7 @@ class TopAsynchronous(Protocol):
 
 
 def _plan(name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, alone: Floats, paired: Floats) -> Plan:
-    """`alone` [n] and `paired` [iterations, n]: the noise of an agent that works alone, or with a partner."""
+    """`alone` [n] and `paired` [rounds, n]: the noise of an agent that works alone, or with a partner."""
     R, n = schedule.releases, len(alone)
     has_partner = pairs.partner >= 0
     own = np.arange(n)
@@ -63,7 +77,7 @@ def _plan(name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, alone: Fl
     std = np.broadcast_to(alone, (R, n)).copy()
     std[1:] = np.where(has_partner, paired, std[1:]) * pairs.online
 
-    # The estimate of round r is what its agent shows to its partner of iteration r.
+    # The estimate of round r is what its agent shows to its partner of the next round.
     readers = np.full((R, n, 1), NOBODY, np.int32)
     readers[:-1, :, 0] = pairs.partner
     return Plan(

@@ -20,6 +20,17 @@ class Protocol(ABC):
 
     `alpha` is the weight of an agent's own estimate (Eq. 3). Two protocols given the same seed make the same
     random choices wherever both make them, so that methods are compared on equal partners.
+
+    A protocol of one's own writes a plan from a graph and a schedule:
+
+    >>> import topdp
+    >>> class Silent(topdp.protocols.Protocol):
+    ...     def plan(self, topology, schedule, deviation, seed):
+    ...         plain = topdp.protocols.PlainSynchronous(self.alpha)
+    ...         return plain.plan(topology, schedule, 0 * deviation, seed)
+    >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
+    >>> float(Silent(0.5).plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0).std.values.max())
+    0.0
     """
 
     alpha: float

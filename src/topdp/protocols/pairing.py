@@ -1,7 +1,7 @@
-"""Who meets whom in the asynchronous protocols: one matching an iteration, by random search.
+"""Who meets whom in the asynchronous protocols: one matching a round, by random search.
 
 In random order each agent that is on line asks its neighbours, in random order, and pairs with the first that
-is still free; never with its partner of the iteration before.
+is still free; never with its partner of the round before.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ CHUNK = 1024
 
 
 class Pairs(NamedTuple):
-    partner: Ints  # [iterations, n]; NOBODY where there is none
-    online: Bools  # [iterations, n]
+    partner: Ints  # [rounds, n]; NOBODY where there is none
+    online: Bools  # [rounds, n]
 
 
-def draw_pairs(topology: Topology, iterations: int, offline: float, seed: int) -> Pairs:
-    """The partners of all agents in all iterations.
+def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pairs:
+    """The partners of all agents in all rounds.
 
-    Exactly round(offline·n) agents, drawn afresh, sit out each iteration.
+    Exactly round(offline·n) agents, drawn afresh, sit out each round.
     """
     if not 0 <= offline < 1:
         raise InputError(f"Expected 0 <= offline < 1 (the share of agents that sit out), got {offline}.")
     n = topology.agents
     absent = round(offline * n)
     first, second = topology.edges[:, 0], topology.edges[:, 1]
-    partner = np.full((iterations, n), NOBODY, np.int64)
-    online = np.ones((iterations, n), bool)
+    partner = np.full((rounds, n), NOBODY, np.int64)
+    online = np.ones((rounds, n), bool)
     before = np.full(n, NOBODY, np.int64)
-    for start in range(0, iterations, CHUNK):
-        stop = min(start + CHUNK, iterations)
+    for start in range(0, rounds, CHUNK):
+        stop = min(start + CHUNK, rounds)
         size = stop - start
         rank = stream(seed, "pairs.rank", start).random((size, n)).argsort(axis=1).argsort(axis=1)
         order = stream(seed, "pairs.offline", start).random((size, n)).argsort(axis=1)

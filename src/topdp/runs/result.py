@@ -22,7 +22,16 @@ _SUMMARY = ("delta", "guarantee", "adjacency", "epsilon", "reasons", "warnings")
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found. With a folder, everything is on disk as well."""
+    """What a run found. With a folder, everything is on disk as well.
+
+    >>> import torch, topdp
+    >>> x = torch.rand(4, 50, 3)  # three agents and a test set
+    >>> y = (x.sum(2) > 1.5).long()
+    >>> shards = topdp.Shards.from_arrays(list(zip(x[:3], y[:3])), test=(x[3], y[3]))
+    >>> result = topdp.train(torch.nn.Linear(3, 2), shards, topdp.topology.ring(3), sigma=0.1, rounds=4)
+    >>> sorted(result.accuracy), result.model(agent=0)
+    (['max', 'mean', 'min'], Linear(in_features=3, out_features=2, bias=True))
+    """
 
     config: RunConfig
     plan: Plan
