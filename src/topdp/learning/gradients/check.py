@@ -20,7 +20,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from topdp.errors import InputError
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, total_norms
-from topdp.learning.gradients.plain import Loss, PlainGradients, first_line
+from topdp.learning.gradients.plain import PlainGradients, first_line
+from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel, Slot
 
 AGENTS, EXAMPLES = 2, 3

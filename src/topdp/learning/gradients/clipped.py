@@ -13,14 +13,14 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import check
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, blocks, total_norms
-from topdp.learning.gradients.plain import Loss, PlainGradients
+from topdp.learning.gradients.plain import PlainGradients
 from topdp.learning.gradients.twins import NotFoldedError
+from topdp.learning.losses import Loss, named_loss
 from topdp.learning.models import FlatModel, Slot
 
 Key = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
@@ -71,7 +71,7 @@ class ClippedGradients:
             raise InputError(f"Expected a finite clip > 0, got clip={clip}.")
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
         self.clip = float(clip)
-        self._loss = _checked(_named_loss(loss))
+        self._loss = named_loss(loss)
         self._plain = PlainGradients(self.flat, self._loss, self._announce)
         self._folded: FoldedGradients | None = None
         self._reason = ""  # why this model takes the plain path
@@ -280,31 +280,3 @@ def _budget(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory // 128)
     return 1 << 24
-
-
-def _named_loss(loss: str | Loss) -> Loss:
-    if callable(loss):
-        return loss
-    if loss != "cross_entropy":
-        raise InputError(
-            f"Expected loss 'cross_entropy' or a function with one loss per example, got {loss!r}."
-        )
-    return _cross_entropy
-
-
-def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    losses = functional.cross_entropy(outputs, targets, reduction="none")
-    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
-
-
-def _checked(loss: Loss) -> Loss:
-    def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
-        losses = loss(outputs, targets)
-        if losses.shape != targets.shape[:1]:
-            raise InputError(
-                f"Expected one loss per example {tuple(targets.shape[:1])}, got shape {tuple(losses.shape)}. "
-                "Use reduction='none' and reduce over all axes but the first."
-            )
-        return losses
-
-    return per_example

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from topdp.learning.gradients.ghost import Contribution
-from topdp.learning.gradients.plain import Loss
 from topdp.learning.gradients.twins import Tape, skeleton
+from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel, Slot
 
 

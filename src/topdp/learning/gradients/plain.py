@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from topdp.learning.gradients.ghost import Contribution, Dense
+from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel, Slot
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @final

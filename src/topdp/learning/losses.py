@@ -1,0 +1,48 @@
+"""Losses, one value for each example. A new one is a function here and its name in `LOSSES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+from topdp.errors import InputError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [b, ...], targets [b, ...]) -> losses [b]"""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of class scores and labels; over several positions of an example, their mean.
+
+    >>> import torch
+    >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))
+    tensor([1.3863, 1.3863])
+    """
+    losses = functional.cross_entropy(outputs, targets, reduction="none")
+    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy}
+
+
+def named_loss(loss: str | Loss) -> Loss:
+    """A loss by name, or the caller's own; one that does not give one value per example is refused."""
+    if not callable(loss) and loss not in LOSSES:
+        raise InputError(
+            f"Expected loss {' or '.join(map(repr, LOSSES))} or a function with one loss per example, "
+            f"got {loss!r}."
+        )
+    wanted = loss if callable(loss) else LOSSES[loss]
+
+    def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = wanted(outputs, targets)
+        if losses.shape != targets.shape[:1]:
+            raise InputError(
+                f"Expected one loss per example {tuple(targets.shape[:1])}, got shape {tuple(losses.shape)}. "
+                "Use reduction='none' and reduce over all axes but the first."
+            )
+        return losses
+
+    return per_example
