@@ -9,7 +9,7 @@ import torch
 
 from topdp import topology
 from topdp.data import Shards
-from topdp.plan import schedules
+from topdp.plan import Batches, Cycle, Full, Poisson, schedules
 from topdp.plan.schedules import Schedule
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
 from topdp.topology import Topology
@@ -47,6 +47,12 @@ def blobs(agents: int, records: int = 40, classes: int = 3, seed: int = 0) -> Sh
         return inputs, labels
 
     return Shards.from_arrays([draw(records) for _ in range(agents)], test=draw(200), classes=classes)
+
+
+def batches_of(shards: Shards, kind: str = "full", size: int = 7) -> list[Batches]:
+    """Batches of one kind for each agent."""
+    kinds = {"cycle": Cycle, "poisson": Poisson}
+    return [kinds[kind](count, size) if kind in kinds else Full(count) for count in shards.counts]
 
 
 def blobs_file(path: Path, records: int) -> Path:

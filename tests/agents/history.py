@@ -22,8 +22,8 @@ from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.meetings import _unpack as unpack
 from topdp.agents.terms import setup as setups
 from topdp.agents.wire.transport import Handler, Transport, Unreachable
-from topdp.data.batches import Full
 from topdp.learning.gradients import ClippedGradients
+from topdp.settings import build
 from topdp.settings import config as configurations
 from topdp.simulator.engine import Engine
 
@@ -179,7 +179,7 @@ class Federation:
             self.setup.plan,
             ClippedGradients(model, config.privacy.clip),
             self.shards,
-            Full(),
+            build.batches(config, self.shards.counts),
             config.seed,
         )
         state = engine.start(engine.gradients.flat.flatten())

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from topdp import topology
-from topdp.plan import Plan, prune, schedules
+from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
 from topdp.privacy.account import Account, account
-from topdp.privacy.basics.errors import PrivacyError
+from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.observers.view import view
-from topdp.privacy.published import Batches
 from topdp.privacy.published.claims import Analysis
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
 
@@ -37,7 +36,7 @@ def plan(name: str, noise: float | list[float] = 1.0, alpha: float = 0.4, iterat
 
 def analysis(batches: Batches | None = None, agents: int = 6, **options: object) -> Analysis:
     settings = {"calibration": "tight", "clip": 2.0, **options}
-    return Analysis(batches=(batches or Batches.full(20),) * agents, **settings)
+    return Analysis(batches=(batches or Full(20),) * agents, **settings)
 
 
 def strict_json(found: Account) -> dict:
@@ -118,7 +117,7 @@ def test_messages_without_noise_of_their_own_are_claimed_to_be_private_and_are_n
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_poisson_samples_with_reused_noise_are_refused_by_the_view(mode):
-    found = account(plan(f"top-{mode}", iterations=1), analysis(Batches.poisson(20, 5)), DELTA)
+    found = account(plan(f"top-{mode}", iterations=1), analysis(Poisson(20, 5)), DELTA)
     details = strict_json(found)
     assert found.seen is None and details["mu_view"] is None
     assert details["epsilon"]["view"] is None and details["epsilon_per_agent"]["view"] is None
@@ -128,7 +127,7 @@ def test_poisson_samples_with_reused_noise_are_refused_by_the_view(mode):
 
 
 def test_poisson_samples_of_the_plain_rule_are_answered_three_times():
-    found = account(plan("plain-sync", iterations=1), analysis(Batches.poisson(20, 5)), DELTA)
+    found = account(plan("plain-sync", iterations=1), analysis(Poisson(20, 5)), DELTA)
     details = strict_json(found)
     assert all(details["epsilon"][key] > 0 for key in NAMES) and "reasons" not in details
     assert details["epsilon"]["view"] == details["epsilon"]["worst_case"]
@@ -137,7 +136,7 @@ def test_poisson_samples_of_the_plain_rule_are_answered_three_times():
 
 def test_poisson_samples_under_replace_one_are_refused_by_all():
     found = account(
-        plan("plain-sync", iterations=1), analysis(Batches.poisson(20, 5), adjacency="replace-one"), DELTA
+        plan("plain-sync", iterations=1), analysis(Poisson(20, 5), adjacency="replace-one"), DELTA
     )
     assert [found.answers[key].epsilon for key in NAMES] == [None] * 3
     assert all("add-remove" in reason for reason in found.summary()["reasons"].values())
@@ -182,7 +181,7 @@ def test_a_view_that_is_handed_over_is_not_computed_again():
 
 def test_cycles_count_the_worst_place_in_the_cycle():
     """11 releases in a cycle of 4: a record is in 3 of them, or in 2."""
-    found = account(plan("plain-sync", iterations=10), analysis(Batches.cycle(20, 5)), DELTA)
+    found = account(plan("plain-sync", iterations=10), analysis(Cycle(20, 5)), DELTA)
     expected = epsilon_of(np.sqrt(3) * 2.0 / 5, DELTA)
     np.testing.assert_allclose(found.claimed.epsilon, expected, rtol=1e-9)
     np.testing.assert_allclose(found.worst_case.epsilon, expected, rtol=1e-9)

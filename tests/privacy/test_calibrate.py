@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topdp import topology
-from topdp.plan import Plan, PlanError, schedules
+from topdp.errors import InputError
+from topdp.plan import Cycle, Full, Plan, PlanError, Poisson, schedules
 from topdp.privacy.account import GUARANTEES, account
-from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused
+from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.calibrate import Writer, calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
-from topdp.privacy.published import CALIBRATIONS, Batches
+from topdp.privacy.published import CALIBRATIONS
 from topdp.privacy.published.claims import Analysis, noise_multipliers
 from topdp.privacy.published.side_by_side import side_by_side
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
@@ -60,9 +61,9 @@ def writer(
 
 def analysis(records: list[int], batch: str = "full", size: int = 5, **options: object) -> Analysis:
     make = {
-        "full": Batches.full,
-        "cycle": lambda count: Batches.cycle(count, size),
-        "poisson": lambda count: Batches.poisson(count, size),
+        "full": Full,
+        "cycle": lambda count: Cycle(count, size),
+        "poisson": lambda count: Poisson(count, size),
     }[batch]
     settings = {"calibration": "tight", "clip": 2.0, **options}
     return Analysis(batches=tuple(make(count) for count in records), **settings)
@@ -241,7 +242,7 @@ def test_the_search_says_nothing_of_noise_it_only_tried():
 @pytest.mark.parametrize("name", ["top-sync", "top-async"])
 def test_poisson_batches_with_reused_noise_are_refused_by_the_view_only(name):
     write, exposed = writer(name, 2, fading="none"), analysis([20] * 6, "poisson")
-    with pytest.raises(Refused, match="Poisson samples in a plan that reuses noise"):
+    with pytest.raises(NotCovered, match="Poisson samples in a plan that reuses noise"):
         calibrate(write, exposed, "view", np.full(6, 1.0), DELTA)
     deviation = calibrate(write, exposed, "worst-case", np.full(6, 1.0), DELTA).deviation
     found = account(write(deviation), exposed, DELTA)
@@ -252,7 +253,7 @@ def test_poisson_batches_with_reused_noise_are_refused_by_the_view_only(name):
 @pytest.mark.parametrize("guarantee", ["view", "worst-case"])
 def test_messages_without_noise_of_their_own_are_refused(guarantee):
     write = writer("top-sync", alpha=0.0, graph=topology.ring(6))
-    with pytest.raises(Refused, match=f"No amount of noise gives a {guarantee} epsilon: agents 0"):
+    with pytest.raises(NotCovered, match=f"No amount of noise gives a {guarantee} epsilon: agents 0"):
         calibrate(write, analysis([20] * 6), guarantee, np.full(6, 1.0), DELTA)
 
 
@@ -261,7 +262,7 @@ def test_plans_that_nobody_reads_are_refused():
     schedule = schedules.schedule(np.ones(4), np.ones(4), "gradient")
     pair, exposed = topology.complete(2), analysis([20] * 2)
     for protocol in (PlainAsynchronous(0.5, offline=0.5), TopAsynchronous(0.5, offline=0.5)):
-        with pytest.raises(Refused, match="Nobody reads"):
+        with pytest.raises(NotCovered, match="Nobody reads"):
             calibrate(
                 lambda d, p=protocol: p.plan(pair, schedule, d, 0), exposed, "view", np.full(2, 1.0), DELTA
             )
@@ -316,7 +317,7 @@ def test_clips_that_are_none_are_refused(clip):
 def test_names_nobody_knows_are_refused():
     with pytest.raises(PrivacyError, match="Expected calibration to be one of tight, "):
         analysis([20] * 6, calibration="loose")
-    with pytest.raises(PrivacyError, match="Expected adjacency='neighbours'"):
+    with pytest.raises(InputError, match="Expected adjacency='neighbours'"):
         analysis([20] * 6, adjacency="neighbours").exposure()
     with pytest.raises(PrivacyError, match="Expected guarantee to be one of claimed, view, worst-case"):
         calibrate(writer("plain-sync"), analysis([20] * 6), "none", np.full(6, 1.0), DELTA)
@@ -341,7 +342,7 @@ def test_budgets_for_other_agents_are_refused(guarantee):
 def test_steps_of_zero_have_no_published_analysis():
     plan = writer("plain-sync")(np.ones(6))
     still = replace(plan, rate=np.where(np.arange(plan.releases) == 2, 0.0, plan.rate))
-    with pytest.raises(Refused, match="a step of 0"):
+    with pytest.raises(NotCovered, match="a step of 0"):
         noise_multipliers(still, analysis([20] * 6).exposure())
 
 

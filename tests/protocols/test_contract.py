@@ -6,9 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import GRAPHS, PROTOCOLS, blobs, constant_schedule, linear_model
+from builders import GRAPHS, PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
-from topdp.data.batches import Full
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
 from topdp.simulator.engine import Engine
@@ -119,7 +118,7 @@ def test_training_without_noise_on_equal_data_gives_every_agent_the_same_model(n
         [(one.inputs[0], one.labels[0])] * 5, test=(one.test_inputs, one.test_labels), classes=3
     )
     plan = write(name, graph, deviation=np.zeros(5))
-    engine = Engine(plan, ClippedGradients(linear_model(), 1.0), shards, Full(), seed=0)
+    engine = Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards), seed=0)
     state = engine.start(ClippedGradients(linear_model(), 1.0).flat.flatten())
     while state.releases < plan.releases:
         state = engine.advance(state)
@@ -140,7 +139,7 @@ def test_pruned_and_unpruned_plans_give_the_same_estimates(name, monkeypatch):
         if not shorter:
             monkeypatch.setattr("topdp.simulator.engine.prune", lambda plan: plan)
         gradients = ClippedGradients(linear_model(), 1.0)
-        engine = Engine(plan, gradients, shards, Full(), seed=4)
+        engine = Engine(plan, gradients, shards, batches_of(shards), seed=4)
         assert (engine.plan.exists.sum() < plan.exists.sum()) == (shorter and name == "top-sync")
         state = engine.start(gradients.flat.flatten())
         while state.releases < plan.releases:

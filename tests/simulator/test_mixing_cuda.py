@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from builders import PROTOCOLS, blobs, constant_schedule, linear_model
+from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
-from topdp.data.batches import Cycle
 from topdp.learning.gradients import ClippedGradients
 from topdp.simulator.engine import Engine
 
@@ -19,12 +18,12 @@ def estimates(name, device, deviation, unpruned=False, stop=None, monkeypatch=No
     if unpruned:
         monkeypatch.setattr("topdp.simulator.engine.prune", lambda plan: plan)
     gradients = ClippedGradients(linear_model(), 1.0)
-    engine = Engine(plan, gradients, blobs(8), Cycle(7), 0, device)
+    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), 0, device)
     state = engine.start(gradients.flat.flatten())
     while state.releases < plan.releases:
         if state.releases == stop:
             kept = state.rows.cpu().clone()
-            engine = Engine(plan, gradients, blobs(8), Cycle(7), 0, device)
+            engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), 0, device)
             state = engine.resume(stop, kept)
             stop = None
         state = engine.advance(state)

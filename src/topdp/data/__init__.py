@@ -1,6 +1,6 @@
-"""Data: fetched, verified and cached data sets; partitions over agents; shards; batches of a round.
+"""Data: fetched, verified and cached data sets; partitions over agents; shards; the records of a round.
 
-`Shards` and the batches are tensors and are imported when first asked for; the rest works without torch.
+`Shards` and selections are tensors and are imported when first asked for; the rest works without torch.
 """
 
 from importlib import import_module
@@ -14,20 +14,16 @@ from topdp.data.progress import Progress, console_progress
 from topdp.errors import DataError
 
 if TYPE_CHECKING:
-    from topdp.data.batches import Batches, Cycle, Full, Poisson, Selection
+    from topdp.data.selection import Selection, select
     from topdp.data.shards import Shards
 
 __all__ = [
     "PARTITIONS",
     "Available",
-    "Batches",
-    "Cycle",
     "DataError",
     "Dataset",
     "DiskError",
     "Fetched",
-    "Full",
-    "Poisson",
     "Progress",
     "Selection",
     "Shards",
@@ -37,12 +33,13 @@ __all__ = [
     "fetch",
     "load",
     "partition",
+    "select",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Shards":
         return import_module("topdp.data.shards").Shards
-    if name in ("Batches", "Cycle", "Full", "Poisson", "Selection"):
-        return getattr(import_module("topdp.data.batches"), name)
+    if name in ("Selection", "select"):
+        return getattr(import_module("topdp.data.selection"), name)
     raise AttributeError(f"module 'topdp.data' has no attribute {name!r}")

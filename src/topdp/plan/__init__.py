@@ -1,9 +1,11 @@
 """What is written down before the first record is read: the plan, and what it is written from.
 
 A `Plan` says which rows are made of what, under which noise, and who reads them; a `Schedule` says what
-changes along the rounds; `stream` gives every random choice its own generator.
+changes along the rounds; `Full`, `Cycle` and `Poisson` say which records a release averages; `stream` gives
+every random choice its own generator.
 """
 
+from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
 from topdp.plan.plan import (
     FORMAT,
     NOBODY,
@@ -22,9 +24,14 @@ from topdp.plan.streams import stream
 __all__ = [
     "FORMAT",
     "NOBODY",
+    "Adjacency",
+    "Batches",
+    "Cycle",
+    "Full",
     "PerRound",
     "Plan",
     "PlanError",
+    "Poisson",
     "Round",
     "Schedule",
     "describe",

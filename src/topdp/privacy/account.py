@@ -14,7 +14,7 @@ import numpy as np
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
-from topdp.privacy.basics.errors import Refused, expect_delta
+from topdp.privacy.basics.checks import NotCovered, expect_delta
 from topdp.privacy.observers.effort import WIDEST, expect_bearable
 from topdp.privacy.observers.view import Progress, View, view
 from topdp.privacy.observers.worst_case import worst_case
@@ -135,7 +135,7 @@ def account(
 def _answer(ask: Callable[[], Floats]) -> Answer:
     try:
         epsilon = ask()
-    except Refused as refusal:
+    except NotCovered as refusal:
         return Answer(None, str(refusal))
     if np.isinf(epsilon).any():
         who = np.flatnonzero(np.isinf(epsilon))

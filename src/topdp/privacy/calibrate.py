@@ -16,15 +16,16 @@ import numpy as np
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
+from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.account import GUARANTEES
-from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused, expect_delta, expect_epsilon
+from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning, expect_delta, expect_epsilon
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.observers.effort import WIDEST, expect_bearable
 from topdp.privacy.observers.view import Progress, View, view
 from topdp.privacy.observers.worst_case import worst_case
-from topdp.privacy.published import CALIBRATIONS, Adjacency, Batches, Calibration
-from topdp.privacy.published.calibration import least_noise
+from topdp.privacy.published.calibration import Calibration, least_noise
 from topdp.privacy.published.claims import Analysis, noise_multipliers
+from topdp.privacy.published.rules import CALIBRATIONS
 
 Writer = Callable[[Floats], Plan]
 """The plan of a protocol for full-scale standard deviations [agents]; the same random choices every time."""
@@ -107,11 +108,13 @@ def _balanced(
         excess = excess_of(deviation)
     if not np.isfinite(excess).all():
         who = ", ".join(map(str, np.flatnonzero(~np.isfinite(excess))[:5]))
-        raise Refused(
+        raise NotCovered(
             f"No amount of noise gives a {guarantee} epsilon: agents {who} send rows without noise."
         )
     if excess.max() == 0:
-        raise Refused(f"Nobody reads what others make in this plan: no {guarantee} epsilon to calibrate to.")
+        raise NotCovered(
+            f"Nobody reads what others make in this plan: no {guarantee} epsilon to calibrate to."
+        )
     step = 1.0
     for _ in range(0 if alike else SWEEPS):
         if _spread(excess) <= CLOSE or step < 1 / 8:

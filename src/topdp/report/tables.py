@@ -61,7 +61,7 @@ def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions 
     rows.add_row("sensitivity", _spread(exposure.sensitivity))
     noise = plan.full_scale / config.privacy.clip
     rows.add_row("σ, noise per unit of clip", _spread(noise))
-    rows.add_row("a record is used", ", ".join(str(how) for how in dict.fromkeys(exposure.participation)))
+    rows.add_row("a record is used", ", ".join(dict.fromkeys(map(str, exposure.batches))))
     for key in ANSWERS:
         reason = privacy.get("reasons", {}).get(key)
         rows.add_row(f"ε {key.replace('_', ' ')}", epsilon(privacy, key) + (f": {reason}" if reason else ""))

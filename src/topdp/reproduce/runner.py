@@ -116,11 +116,19 @@ class Runs:
         few = self.test_records(first)
         assert joined.test_inputs is not None and joined.test_labels is not None
         joined = replace(joined, test_inputs=joined.test_inputs[:few], test_labels=joined.test_labels[:few])
-        batches = StackedBatches(
-            build.batches(first), tuple((s.counts, c.seed) for s, c in zip(shards, configs, strict=True))
-        )
+        each = tuple((build.batches(c, s.counts), c.seed) for s, c in zip(shards, configs, strict=True))
+        stacked = StackedBatches(each)
         noise = StackedNoise(plans, [c.seed for c in configs])
-        engine = Engine(stack_plans(plans), gradients, joined, batches, first.seed, self.device, noise)
+        engine = Engine(
+            stack_plans(plans),
+            gradients,
+            joined,
+            stacked.batches,
+            first.seed,
+            self.device,
+            noise,
+            stacked.select,
+        )
         starts = [FlatModel(m).flatten().expand(g.agents, -1) for m, g in zip(models, graphs, strict=True)]
         state = engine.start(torch.cat(starts))
         curves: list[Curve] = [[] for _ in configs]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from topdp.data.catalogue import CATALOGUE
-from topdp.privacy.published import CALIBRATIONS, Batches
+from topdp.plan import Full
+from topdp.privacy.published import CALIBRATIONS
 from topdp.settings.config import RunConfig, parse
 from topdp.settings.methods import METHODS
 
@@ -130,7 +131,7 @@ def _sigma(scale: Scale, lens: str, method: str, agents: int, epsilon: float, da
     records = CATALOGUE[data].shapes["train_inputs"][0] // agents
     records = min(records, scale.records or records)
     rule = "tight" if lens == "same" else METHODS[method].calibration or "theorem1"
-    return CALIBRATIONS[rule].calibrate(epsilon, 1e-5, scale.rounds + 1, Batches.full(records)).sigma
+    return CALIBRATIONS[rule].calibrate(epsilon, 1e-5, scale.rounds + 1, Full(records)).sigma
 
 
 def methods(lens: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from topdp.data import Shards
 from topdp.data.progress import Progress
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import FlatModel
-from topdp.plan import Plan
+from topdp.plan import Batches, Plan
 from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig
 from topdp.simulator.engine import Engine
@@ -73,13 +73,17 @@ class Assembly:
         return ClippedGradients(self.flat, self.config.privacy.clip)
 
     @property
+    def batches(self) -> tuple[Batches, ...]:
+        """One for each agent."""
+        return build.batches(self.config, self.shards.counts)
+
+    @property
     def start(self) -> Tensor:
         """[d]: the public start of all agents."""
         return self.flat.flatten()
 
     def engine(self, plan: Plan) -> Engine:
-        batches = build.batches(self.config)
-        return Engine(plan, self.gradients, self.shards, batches, self.config.seed, self.device)
+        return Engine(plan, self.gradients, self.shards, self.batches, self.config.seed, self.device)
 
 
 def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Engine:
@@ -94,10 +98,17 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
         shards, test_inputs=shards.test_inputs[:test_records], test_labels=shards.test_labels[:test_records]
     )
     seeds = [one.config.seed for one in runs]
-    counts = [one.shards.counts for one in runs]
-    batches = StackedBatches(build.batches(first.config), tuple(zip(counts, seeds, strict=True)))
-    noise = StackedNoise(plans, seeds)
-    return Engine(stack_plans(plans), first.gradients, shards, batches, seeds[0], first.device, noise)
+    stacked = StackedBatches(tuple((one.batches, one.config.seed) for one in runs))
+    return Engine(
+        stack_plans(plans),
+        first.gradients,
+        shards,
+        stacked.batches,
+        seeds[0],
+        first.device,
+        StackedNoise(plans, seeds),
+        stacked.select,
+    )
 
 
 def _expect_an_output_for_each_class(flat: FlatModel, shards: Shards) -> None:

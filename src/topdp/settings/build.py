@@ -7,19 +7,20 @@ functions that need it, so that graphs and plans can be built where it is not in
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from topdp import topology
+from topdp.errors import InputError
 from topdp.plan import schedules
 from topdp.plan.arrays import Floats
+from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.plan.schedules import Schedule
 from topdp.plan.streams import stream
-from topdp.privacy.published import Batches
 from topdp.privacy.published.claims import Analysis
 from topdp.protocols import Protocol
 from topdp.settings.config import ConfigError, CycleBatch, PoissonBatch, RunConfig, did_you_mean
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from topdp.data import Dataset, Shards
-    from topdp.data.batches import Batches as Selector
     from topdp.data.progress import Progress
 
 
@@ -59,7 +59,7 @@ def protocol(config: RunConfig) -> Protocol:
 def schedule(config: RunConfig, records: int) -> Schedule:
     """Step sizes and noise decay; an epoch is one pass over `records`, unless the configuration says."""
     train, decay = config.train, config.method.decay
-    size = _batch_size(config) or records
+    size = batches(config, (records,))[0].divisor
     per_epoch = train.rounds_per_epoch or max(1, -(-records // size))
     rates = schedules.learning_rates(train.learning_rate, config.rounds, train.fading, per_epoch)
     decays = method(config).decays if config.method.decays is None else config.method.decays
@@ -89,16 +89,25 @@ def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
     return np.broadcast_to(values, agents).copy()
 
 
+def batches(config: RunConfig, counts: Sequence[int]) -> tuple[Batches, ...]:
+    """Which of its counts[i] records agent i averages in a release."""
+    batch = config.data.batch
+    if not isinstance(batch, CycleBatch | PoissonBatch):
+        return tuple(Full(count) for count in counts)
+    size = batch.cycle if isinstance(batch, CycleBatch) else batch.poisson
+    if size > (smallest := min(counts)):
+        raise InputError(
+            f"Expected batches of at most {smallest} records, all that agent {counts.index(smallest)} holds, "
+            f"got {size}. Use smaller batches, fewer agents or a more even partition."
+        )
+    kind = Cycle if isinstance(batch, CycleBatch) else Poisson
+    return tuple(kind(count, size) for count in counts)
+
+
 def analysis(config: RunConfig, counts: tuple[int, ...]) -> Analysis:
     """How the records of each agent enter its releases, and by which published analysis noise is claimed."""
-    use = Batches.full
-    if isinstance(config.data.batch, CycleBatch):
-        use = partial(Batches.cycle, size=config.data.batch.cycle)
-    elif isinstance(config.data.batch, PoissonBatch):
-        use = partial(Batches.poisson, size=config.data.batch.poisson)
     named = method(config).calibration or config.method.calibration or "tight"
-    each = tuple(use(count) for count in counts)
-    return Analysis(named, each, config.privacy.clip, config.privacy.adjacency)
+    return Analysis(named, batches(config, counts), config.privacy.clip, config.privacy.adjacency)
 
 
 def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
@@ -111,17 +120,6 @@ def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
         held = (records - round((c.validation or 0.0) * records)) // agents
         return (min(held, c.records or held),) * agents
     return shards(config, agents).counts
-
-
-def batches(config: RunConfig) -> Selector:
-    from topdp.data import batches as kinds
-
-    batch = config.data.batch
-    if isinstance(batch, CycleBatch):
-        return kinds.Cycle(batch.cycle)
-    if isinstance(batch, PoissonBatch):
-        return kinds.Poisson(batch.poisson)
-    return kinds.Full()
 
 
 def shards(config: RunConfig, agents: int, progress: Progress | None = None) -> Shards:
@@ -195,10 +193,3 @@ def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.M
     if not isinstance(made, torch.nn.Module):
         raise ConfigError(f"model.name: expected {name!r} to make a torch module, got {made!r:.80}.")
     return made
-
-
-def _batch_size(config: RunConfig) -> int | None:
-    batch = config.data.batch
-    if isinstance(batch, CycleBatch):
-        return batch.cycle
-    return batch.poisson if isinstance(batch, PoissonBatch) else None

@@ -6,9 +6,10 @@ comes out; what to evaluate, print or save in between is for the caller (run.py)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -18,12 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from topdp.data.batches import Selects
+from topdp.data import selection
 from topdp.data.shards import Shards
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, prune
 from topdp.plan.arrays import Floats
+from topdp.plan.batches import Batches
 from topdp.plan.streams import stream
 from topdp.simulator.draws import Draws, Noise
 from topdp.simulator.mixing import RowByRow, Work
@@ -32,6 +34,9 @@ EVALUATION_CHUNK = 1000  # test records at once
 
 
 LARGEST_STD = 1e30
+
+Select = Callable[[int, torch.device], selection.Selection]
+"""(round, device) -> the records of all agents in that round."""
 
 
 class State(NamedTuple):
@@ -53,8 +58,9 @@ class Evaluation:
 
 
 class Engine:
-    """Runs `plan` on `shards`. The same seed on the same device gives the same bits; `noise`, where given, is
-    whose draws they are instead of the seed's.
+    """Runs `plan` on `shards`, with one of `batches` for each agent. The same seed on the same device gives
+    the same bits; `noise` and `select`, where given, are whose draws and records they are instead of the
+    seed's.
 
     Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
     """
@@ -64,13 +70,19 @@ class Engine:
         plan: Plan,
         gradients: ClippedGradients,
         shards: Shards,
-        batches: Selects,
+        batches: Sequence[Batches],
         seed: int,
         device: torch.device | str = "cpu",
         noise: Draws | None = None,
+        select: Select | None = None,
     ) -> None:
         if shards.agents != plan.agents:
             raise InputError(f"Expected shards for {plan.agents} agents, got {shards.agents}.")
+        if [one.records for one in batches] != list(shards.counts):
+            raise InputError(
+                f"Expected batches of the records that agents hold, {list(shards.counts)}, got batches of "
+                f"{[one.records for one in batches]}: noise is calibrated for those."
+            )
         if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > LARGEST_STD:
             raise InputError(
                 f"Expected noise below {LARGEST_STD:g} in float32: use a smaller sigma, clip or rate."
@@ -79,8 +91,8 @@ class Engine:
         self.gradients = gradients
         self.device = torch.device(device)
         self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
-        self.batches = batches
         self.seed = seed
+        self._select = select or partial(selection.select, tuple(batches), seed)
         self._random_layers = any(isinstance(m, _DropoutNd) for m in gradients.flat.module.modules())
         self._capacity = int(self.plan.exists.sum(axis=1).max())
         self._buffers: list[Tensor] = []
@@ -132,7 +144,7 @@ class Engine:
 
     def _mean_gradients(self, state: State) -> Tensor:
         """Sum of clipped gradients of the records of this round, over the divisor that fixes sensitivity."""
-        chosen = self.batches.select(self.shards.counts, self.seed, state.releases, self.device)
+        chosen = self._select(state.releases, self.device)
         inputs, labels = self.shards.inputs, self.shards.labels
         if chosen.indices is not None:
             agent = torch.arange(len(inputs), device=self.device)[:, None]

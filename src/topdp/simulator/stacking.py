@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from topdp.data.batches import Batches, Cycle, Device, Full, Selection
+from topdp.data.selection import Device, Selection, select
 from topdp.data.shards import Shards
 from topdp.errors import InputError
 from topdp.plan import NOBODY, PerRound, Plan, prune
 from topdp.plan.arrays import Ints
+from topdp.plan.batches import Batches, Full
 from topdp.simulator.draws import Noise
 
 KEPT_ROUNDS = 2000  # selections of a cycle that are kept
@@ -115,17 +117,18 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
 
 @dataclass(frozen=True, eq=False)
 class StackedBatches:
-    """The batches that each run would draw alone, with its own seed."""
+    """The records that each run would draw alone, with its own seed."""
 
-    batches: Batches
-    runs: tuple[tuple[tuple[int, ...], int], ...]  # (counts, seed) of each run
+    runs: tuple[tuple[tuple[Batches, ...], int], ...]  # (one for each agent, seed) of each run
     _kept: dict[int, Selection] = field(default_factory=dict, repr=False)
 
-    def select(self, sizes: Sequence[int], seed: int, round: int, device: Device = None) -> Selection:
-        """`sizes` and `seed` of the stack do not matter."""
-        if isinstance(self.batches, Full):
-            return self.batches.select(sizes, seed, round, device)
-        period = self._common_period()
+    @property
+    def batches(self) -> tuple[Batches, ...]:
+        """One for each agent of the stack."""
+        return tuple(one for batches, _ in self.runs for one in batches)
+
+    def select(self, round: int, device: Device = None) -> Selection:
+        period = self._common_period
         if period is None:
             return self._joined(round, device)
         turn = round % period
@@ -133,16 +136,18 @@ class StackedBatches:
             self._kept[turn] = self._joined(turn, device)
         return self._kept[turn]
 
+    @cached_property
     def _common_period(self) -> int | None:
         """Fixed batches come back: what was joined once is kept, where that is not too much."""
-        if not isinstance(self.batches, Cycle):
+        if any(one.sampled for one in self.batches):
             return None
-        size = self.batches.size
-        period = math.lcm(*{-(-count // size) for counts, _ in self.runs for count in counts})
+        period = math.lcm(*{one.period for one in self.batches})
         return period if period <= KEPT_ROUNDS else None
 
     def _joined(self, round: int, device: Device) -> Selection:
-        drawn = {run: self.batches.select(*run, round, device) for run in set(self.runs)}
+        if all(isinstance(one, Full) for one in self.batches):
+            return select(self.batches, 0, round, device)
+        drawn = {run: select(*run, round, device) for run in set(self.runs)}
         each = [drawn[run] for run in self.runs]
         longest = max(chosen.indices.shape[1] for chosen in each if chosen.indices is not None)
         indices, weights = [], []

@@ -30,13 +30,8 @@ def test_agents_in_memory_end_with_the_simulators_estimates(tmp_path, mode, meth
 
 
 @pytest.mark.parametrize("batch", ["{cycle=7}", "{poisson=10}"])
-def test_batches_are_the_simulators(tmp_path, batch, monkeypatch):
-    import history
-
-    from topdp.settings import build
-
+def test_batches_are_the_simulators(tmp_path, batch):
     made = federation(tmp_path, f"data.batch={batch}", "method.name=plain", agents=4, rounds=5)
-    monkeypatch.setattr(history, "Full", lambda: build.batches(made.setup.config))
     on_virtual_time(live(made))
     close(made)
 

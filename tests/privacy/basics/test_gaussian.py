@@ -11,8 +11,9 @@ from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from topdp.errors import InputError
 from topdp.privacy.basics import gaussian
-from topdp.privacy.basics.errors import PrivacyError
+from topdp.privacy.basics.checks import PrivacyError
 
 budgets = st.floats(-6, 4).map(lambda power: 10.0**power)
 deltas = st.floats(-15, math.log10(0.5)).map(lambda power: 10.0**power)
@@ -178,5 +179,5 @@ def test_bad_mu_is_refused_by_name(bad: float) -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, math.nan, True, "ten"])
 def test_bad_counts_are_refused_by_name(bad: int) -> None:
-    with pytest.raises(PrivacyError, match="releases"):
+    with pytest.raises(InputError, match="releases"):
         gaussian.noise_multiplier(1.0, 1e-5, bad)

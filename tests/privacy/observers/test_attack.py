@@ -21,12 +21,11 @@ import torch
 from scipy.stats import norm
 
 from topdp import topology
-from topdp.plan import Plan, schedules
+from topdp.plan import Full, Plan, schedules
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.view import view
-from topdp.privacy.published import Batches
 from topdp.privacy.published.claims import Analysis
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous
 from topdp.simulator.draws import Noise
@@ -255,7 +254,7 @@ EPSILON, DELTA = 4.0, 1e-5
 
 def calibrated(name: str, guarantee: str) -> Plan:
     """The plan with the least noise that keeps ε by `guarantee`, T + 1 releases counted."""
-    analysis = Analysis("tight", (Batches.full(DIVISOR),) * GRAPH.agents, CLIP)
+    analysis = Analysis("tight", (Full(DIVISOR),) * GRAPH.agents, CLIP)
     budgets = np.full(GRAPH.agents, EPSILON)
     return write(name, calibrate(lambda d: write(name, d), analysis, guarantee, budgets, DELTA).deviation)
 

@@ -9,9 +9,9 @@ import pytest
 
 from builders import PROTOCOLS, constant_schedule
 from topdp import topology as graphs
-from topdp.plan import NOBODY, PerRound, Plan, schedules
-from topdp.privacy.basics.errors import PrivacyError, Refused
-from topdp.privacy.basics.exposure import Cyclic, EveryRound, exposure
+from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, schedules
+from topdp.privacy.basics.checks import NotCovered, PrivacyError
+from topdp.privacy.basics.exposure import exposure
 from topdp.privacy.observers import banded, effort
 from topdp.privacy.observers import view as views
 from topdp.privacy.observers.band_bounds import SMALL, bracket_band
@@ -146,10 +146,10 @@ def test_overflowing_noise_is_refused():
         view(growing, exposure(7, 0.1))
 
 
-@pytest.mark.parametrize("participation", [EveryRound(), Cyclic(20)])
-def test_a_view_is_the_same_either_way(participation, monkeypatch):
+@pytest.mark.parametrize("batches", [Full(1), Cycle(20, 1)])
+def test_a_view_is_the_same_either_way(batches, monkeypatch):
     plan = plan_of("top-sync", GRAPHS["random"], 150)
-    exposed = exposure(8, 0.1, participation)
+    exposed = exposure(8, 0.1, batches)
     whole = view(plan, exposed, owners="all")
     monkeypatch.setattr(views, "LONG", 100)
     near = view(plan, exposed, owners="all")
@@ -160,13 +160,13 @@ def test_a_view_is_the_same_either_way(participation, monkeypatch):
 def test_slow_information_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(views, "LONG", 100)
     plan = plan_of("top-async", graphs.ring(9), 300)
-    with pytest.raises(Refused, match="patient"):
+    with pytest.raises(NotCovered, match="patient"):
         view(plan, exposure(9, 0.1), widest=64)
 
 
 def test_thousands_of_rounds_are_bearable_and_the_papers_need_patience():
     effort.expect_bearable(plan_of("top-sync", graphs.random(30, 0.2, 0), 1500), patient=False)
     paper = plan_of("top-sync", graphs.random(30, 0.2, 0), 6000)
-    with pytest.raises(Refused, match=r"at most about 1[5-9]\d\d rounds"):
+    with pytest.raises(NotCovered, match=r"at most about 1[5-9]\d\d rounds"):
         effort.expect_bearable(paper, patient=False)
     effort.expect_bearable(paper, patient=True)

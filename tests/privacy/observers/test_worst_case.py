@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topdp import topology as graphs
-from topdp.plan import NOBODY, PerRound, Plan, schedules
+from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, Poisson, schedules
 from topdp.privacy.basics import loss
-from topdp.privacy.basics.errors import PrivacyError, Refused
-from topdp.privacy.basics.exposure import Cyclic, EveryRound, PoissonSampling, exposure
+from topdp.privacy.basics.checks import NotCovered, PrivacyError
+from topdp.privacy.basics.exposure import exposure
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.loss import GaussianLoss, SampledLoss, sampled_loss
 from topdp.privacy.observers.view import view
@@ -124,7 +124,7 @@ def test_rounds_without_step_cost_nothing_and_without_noise_everything():
     loud = replace(plan, scale=np.array([0.5, 0.5, 0.0, 0.5, 0.5]))
     found = worst_case(loud, exposure(4, 1.0))
     assert np.isinf(found.mu).all() and np.isinf(found.epsilon(1e-5)).all()
-    for how in (PoissonSampling(0.1), PoissonSampling(1.0)):
+    for how in (Poisson(10, 1), Poisson(1, 1)):
         assert np.isinf(worst_case(loud, exposure(4, 1.0, how)).epsilon(1e-5)).all()
 
 
@@ -134,7 +134,7 @@ def test_cyclic_takes_the_worst_class(T, period, z, sensitivity):
     plan = make(PlainSynchronous, graphs.ring(4), T, deviation=z, decay=0.7)
     per_round = (sensitivity * plan.rate / (plan.scale * z)) ** 2
     expected = math.sqrt(max(sum(per_round[s::period]) for s in range(period)))
-    how = [EveryRound(), Cyclic(period), Cyclic(1), Cyclic(period)]
+    how = [Full(1), Cycle(period, 1), Cycle(1, 1), Cycle(period, 1)]
     mu = worst_case(plan, exposure(4, sensitivity, how)).mu
     assert mu == pytest.approx([math.sqrt(per_round.sum()), expected, math.sqrt(per_round.sum()), expected])
 
@@ -157,7 +157,7 @@ def test_epsilon_is_the_gaussian_one():
 
 def test_poisson_agrees_with_dp_accounting():
     plan = make(TopSynchronous, graphs.ring(4), 30, alpha=0.5, deviation=3.0)
-    found = worst_case(plan, exposure(4, 1.0, PoissonSampling(0.05)))
+    found = worst_case(plan, exposure(4, 1.0, Poisson(20, 1)))
     assert np.isnan(found.mu).all()
     z_first, z_later = 3.0, 3.0 / math.sqrt(1 + 2 / 0.75)  # a ring of four covers both neighbours
     accountant = PLDAccountant()
@@ -176,7 +176,7 @@ def test_poisson_agrees_with_dp_accounting():
 
 def test_sampling_everybody_is_no_sampling():
     plan = make(PlainSynchronous, graphs.ring(4), 5, deviation=8.0, decay=0.8)
-    full, rate_one = (worst_case(plan, exposure(4, 1.0, how)) for how in (EveryRound(), PoissonSampling(1.0)))
+    full, rate_one = (worst_case(plan, exposure(4, 1.0, how)) for how in (Full(1), Poisson(1, 1)))
     assert rate_one.epsilon(1e-5) == pytest.approx(full.epsilon(1e-5), rel=1e-9)
     assert (rate_one.epsilon(1e-5) >= full.epsilon(1e-5) * (1 - 1e-12)).all()
 
@@ -201,8 +201,8 @@ def test_nothing_released_costs_nothing():
 
 def test_poisson_under_replace_one_is_refused():
     plan = make(PlainSynchronous, graphs.ring(4), 3)
-    with pytest.raises(Refused, match="replace-one"):
-        worst_case(plan, exposure(4, 1.0, PoissonSampling(0.1), adjacency="replace-one"))
+    with pytest.raises(NotCovered, match="replace-one"):
+        worst_case(plan, exposure(4, 1.0, Poisson(10, 1), adjacency="replace-one"))
     assert np.isfinite(worst_case(plan, exposure(4, 2.0, adjacency="replace-one")).mu).all()
 
 
@@ -212,7 +212,7 @@ def test_bad_input_is_refused_by_name():
         worst_case(plan, exposure(5, 1.0))
     with pytest.raises(PrivacyError, match="mu=nan"):
         GaussianLoss(math.nan)
-    for how in (EveryRound(), PoissonSampling(0.1)):
+    for how in (Full(1), Poisson(10, 1)):
         with pytest.raises(PrivacyError, match="delta=1"):
             worst_case(plan, exposure(4, 1.0, how)).epsilon(1.0)
 

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
+from topdp.errors import InputError
+from topdp.plan import Cycle, Full, Poisson
 from topdp.privacy.basics import gaussian
-from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused
+from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.basics.poisson import loss_distribution_epsilon, renyi_curve
 from topdp.privacy.published import (
     CALIBRATIONS,
-    Batches,
     Calibration,
-    cyclic_releases,
     discounted_noise,
     exact_epsilon,
 )
@@ -30,7 +30,7 @@ from topdp.privacy.published.printed import Udp
 
 SOUND = ["tight", "optimal", "moments"]
 PRINTED = ["udp", "advanced", "theorem1"]
-FULL = Batches.full(2000)
+FULL = Full(2000)
 
 names = st.sampled_from(sorted(CALIBRATIONS))
 budgets = st.floats(-3, 3).map(lambda power: 10.0**power)
@@ -95,15 +95,13 @@ def test_claim_after_calibrate_is_the_budget(name: str, epsilon: float, delta: f
 def test_cyclic_batches_divide_the_releases(
     name: str, epsilon: float, delta: float, releases: int, size: int
 ) -> None:
-    calibration, batches = CALIBRATIONS[name], Batches.cycle(2000, size)
+    calibration, batches = CALIBRATIONS[name], Cycle(2000, size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)
         found = calibration.calibrate(epsilon, delta, releases, batches)
         claimed = calibration.claim(np.full(releases, found.noise_multiplier), delta, batches)
         whole = calibration.calibrate(epsilon, delta, releases, FULL)
-        few = calibration.calibrate(
-            epsilon, delta, math.ceil(releases / math.ceil(2000 / size)), Batches.full(size)
-        )
+        few = calibration.calibrate(epsilon, delta, math.ceil(releases / math.ceil(2000 / size)), Full(size))
     assert claimed <= epsilon
     assert epsilon - claimed <= 1e-6 * epsilon + 1e-11 * delta
     if name == "theorem1":
@@ -159,7 +157,7 @@ def test_claims_of_unequal_noise_are_ordered(z: list[float], delta: float) -> No
 @given(noises, st.integers(1, 9))
 @settings(deadline=None, max_examples=50)
 def test_a_cycle_is_as_private_as_its_worst_record(z: list[float], period: int) -> None:
-    batches = Batches.cycle(period, 1)
+    batches = Cycle(period, 1)
     worst = max(gaussian.epsilon_of(gaussian.compose(z[s::period]), 1e-5) for s in range(min(period, len(z))))
     assert CALIBRATIONS["tight"].claim(z, 1e-5, batches) == pytest.approx(worst, rel=1e-12)
     assert exact_epsilon(z, 1e-5, batches) == pytest.approx(worst, rel=1e-12)
@@ -235,13 +233,13 @@ def test_theorem1_with_single_samples_warns_or_refuses_with_the_numbers() -> Non
     with pytest.warns(
         PrivacyWarning, match=r"claims epsilon=1 .* 1 of 2000 records; .* exactly epsilon=10\.9"
     ):
-        found = theorem1.calibrate(1.0, 1e-5, 100, Batches.cycle(2000, 1))
+        found = theorem1.calibrate(1.0, 1e-5, 100, Cycle(2000, 1))
     # One release holds the record, at z = σ·1 = 0.46496.
     assert found.exact_epsilon == pytest.approx(gaussian.epsilon_of(1 / 0.46496, 1e-5), rel=1e-4)
     # Claimed 1 is really 1.9, claimed 2 is 17.8, claimed 5 is 150 (project notes on the paper, section 3).
     for epsilon, really in [(1.0, r"1\.90"), (2.0, r"17\.[78]"), (5.0, "150")]:
-        with pytest.raises(Refused, match=rf"calls epsilon={epsilon:g} is epsilon={really}"):
-            theorem1.calibrate(epsilon, 1e-5, 100, Batches.poisson(2000, 1))
+        with pytest.raises(NotCovered, match=rf"calls epsilon={epsilon:g} is epsilon={really}"):
+            theorem1.calibrate(epsilon, 1e-5, 100, Poisson(2000, 1))
 
 
 def test_theorem1_counts_decay_as_free_and_is_told_so() -> None:
@@ -250,7 +248,7 @@ def test_theorem1_counts_decay_as_free_and_is_told_so() -> None:
     assert theorem1.claim(slow, 1e-5) == pytest.approx(1)
     with pytest.warns(PrivacyWarning, match="theorem1"):
         assert theorem1.claim(fast, 1e-5) == pytest.approx(1)
-    with pytest.raises(Refused, match="grows"):
+    with pytest.raises(NotCovered, match="grows"):
         theorem1.claim(slow[::-1] + np.arange(1000), 1e-5)
 
 
@@ -279,7 +277,7 @@ def test_udp_discounting_keeps_its_budget_and_says_what_it_is() -> None:
 def test_sampled_claim_after_calibrate_is_the_budget(
     name: str, epsilon: float, releases: int, size: int
 ) -> None:
-    calibration, batches = CALIBRATIONS[name], Batches.poisson(2000, size)
+    calibration, batches = CALIBRATIONS[name], Poisson(2000, size)
     found = calibration.calibrate(epsilon, 1e-5, releases, batches)
     claimed = calibration.claim(np.full(releases, found.noise_multiplier), 1e-5, batches)
     assert epsilon * (1 - 1e-6) <= claimed <= epsilon
@@ -288,7 +286,7 @@ def test_sampled_claim_after_calibrate_is_the_budget(
 
 
 def test_sampled_claims_against_dp_accounting() -> None:
-    z, batches, rate = np.array([1.0] * 60 + [0.8] * 40), Batches.poisson(2000, 20), 0.01
+    z, batches, rate = np.array([1.0] * 60 + [0.8] * 40), Poisson(2000, 20), 0.01
     pld, rdp = PLDAccountant(), RdpAccountant()
     for one, count in ((1.0, 60), (0.8, 40)):
         event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(one))
@@ -327,48 +325,35 @@ def test_renyi_curve_against_integration() -> None:
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_printed_formulas_refuse_poisson_by_name(name: str) -> None:
-    with pytest.raises(Refused, match=f"'{name}' with Poisson batches"):
-        CALIBRATIONS[name].calibrate(1.0, 1e-5, 10, Batches.poisson(100, 50))
-    with pytest.raises(Refused, match=f"'{name}' with Poisson batches"):
-        CALIBRATIONS[name].claim([1.0], 1e-5, Batches.poisson(100, 50))
+    with pytest.raises(NotCovered, match=f"'{name}' with Poisson batches"):
+        CALIBRATIONS[name].calibrate(1.0, 1e-5, 10, Poisson(100, 50))
+    with pytest.raises(NotCovered, match=f"'{name}' with Poisson batches"):
+        CALIBRATIONS[name].claim([1.0], 1e-5, Poisson(100, 50))
     # With every record in every release nothing is sampled.
-    assert CALIBRATIONS[name].calibrate(1.0, 1e-5, 10, Batches.poisson(100, 100)).noise_multiplier > 0
+    assert CALIBRATIONS[name].calibrate(1.0, 1e-5, 10, Poisson(100, 100)).noise_multiplier > 0
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_poisson_under_replace_one_is_refused(name: str) -> None:
-    with pytest.raises(Refused, match="add-remove only"):
-        CALIBRATIONS[name].calibrate(1.0, 1e-5, 10, Batches.poisson(100, 50), "replace-one")
+    with pytest.raises(NotCovered, match="add-remove only"):
+        CALIBRATIONS[name].calibrate(1.0, 1e-5, 10, Poisson(100, 50), "replace-one")
 
 
 def test_a_delta_below_the_grid_of_loss_distributions_is_refused() -> None:
-    with pytest.raises(Refused, match="too coarse for delta=1e-13"):
-        CALIBRATIONS["tight"].claim(np.ones(100), 1e-13, Batches.poisson(100, 50))
-    assert CALIBRATIONS["optimal"].claim(np.ones(100), 1e-13, Batches.poisson(100, 50)) > 0
-    with pytest.raises(Refused, match=r"cannot hold noise multiplier 0\.0001"):
-        CALIBRATIONS["tight"].claim(np.full(50, 1e-4), 1e-5, Batches.poisson(100, 30))
+    with pytest.raises(NotCovered, match="too coarse for delta=1e-13"):
+        CALIBRATIONS["tight"].claim(np.ones(100), 1e-13, Poisson(100, 50))
+    assert CALIBRATIONS["optimal"].claim(np.ones(100), 1e-13, Poisson(100, 50)) > 0
+    with pytest.raises(NotCovered, match=r"cannot hold noise multiplier 0\.0001"):
+        CALIBRATIONS["tight"].claim(np.full(50, 1e-4), 1e-5, Poisson(100, 30))
 
 
-# Batches and bad input.
-
-
-@given(st.integers(1, 500), st.integers(1, 60))
-def test_cyclic_releases_counts_what_a_cycle_does(releases: int, period: int) -> None:
-    assert cyclic_releases(releases, period) == len(range(0, releases, period))
-
-
-def test_batches_of_the_paper() -> None:
-    batches = Batches.cycle(2000, 20)
-    assert (batches.period, batches.rate, batches.participations(1001)) == (100, 0.01, 11)
-    assert Batches.cycle(2001, 20).period == 101
-    assert Batches.poisson(2000, 20).participations(1001) == 1001
-    assert Batches.full(2000).sensitivity("replace-one") == 1e-3
+# Bad input.
 
 
 def test_no_noise_is_said_as_such(calibration: Calibration) -> None:
     assert calibration.claim([1.0, 0.0], 1e-5) == math.inf
     if calibration.name in SOUND:
-        assert calibration.claim([1.0, 0.0], 1e-5, Batches.poisson(100, 50)) == math.inf
+        assert calibration.claim([1.0, 0.0], 1e-5, Poisson(100, 50)) == math.inf
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
@@ -387,15 +372,8 @@ def test_bad_delta_is_refused_by_name(calibration: Calibration, bad: float) -> N
 
 @pytest.mark.parametrize("bad", [0, -3, 2.5])
 def test_bad_counts_are_refused_by_name(calibration: Calibration, bad: int) -> None:
-    with pytest.raises(PrivacyError, match="releases"):
+    with pytest.raises(InputError, match="releases"):
         calibration.calibrate(1.0, 1e-5, bad, FULL)
-    for make in (Batches.cycle, Batches.poisson):
-        with pytest.raises(PrivacyError, match="records"):
-            make(bad, 1)
-        with pytest.raises(PrivacyError, match="batch size"):
-            make(10, bad)
-    with pytest.raises(PrivacyError, match="records"):
-        Batches.full(bad)
 
 
 @pytest.mark.parametrize("bad", [[], [[1.0]], [1.0, -1.0], [math.nan], [math.inf], 1.0])
@@ -405,11 +383,7 @@ def test_bad_noise_is_refused_by_name(calibration: Calibration, bad: list[float]
 
 
 def test_bad_words_are_refused_by_name(calibration: Calibration) -> None:
-    with pytest.raises(PrivacyError, match="adjacency='swap'"):
+    with pytest.raises(InputError, match="adjacency='swap'"):
         calibration.calibrate(1.0, 1e-5, 10, FULL, "swap")  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match="adjacency='swap'"):
+    with pytest.raises(InputError, match="adjacency='swap'"):
         calibration.claim([1.0], 1e-5, FULL, "swap")  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match="kind='random'"):
-        Batches(10, 1, "random")  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match="batch size=20 <= records=10"):
-        Batches.cycle(10, 20)

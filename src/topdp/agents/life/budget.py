@@ -26,8 +26,7 @@ import numpy as np
 from topdp.agents.books.ledger import Cost
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
-from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused
-from topdp.privacy.basics.exposure import Cyclic, PoissonSampling
+from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.loss import GaussianLoss, sampled_loss
 from topdp.privacy.observers import view
@@ -111,7 +110,7 @@ def meter(
 ) -> Meter:
     """The meter of `agent`; `follows_plan` False where neighbours may be gone on without."""
     exposure = analysis.exposure()
-    how = exposure.participation[agent]
+    how = exposure.batches[agent]
     sensitivity = float(exposure.sensitivity[agent])
     per_round = information(plan)[:, agent] * sensitivity**2
     if not np.isfinite(per_round).all():
@@ -120,13 +119,12 @@ def meter(
             "them. Use a method with noise, and a budget or sigma for every agent."
         )
     by_plan = None
-    if follows_plan and guarantee != "worst-case" and not isinstance(how, PoissonSampling):
+    if follows_plan and guarantee != "worst-case" and not how.sampled:
         by_plan = _view(plan, analysis, agent, delta) if guarantee == "view" else None
     if follows_plan and guarantee == "claimed":
         by_plan = _claimed(plan, analysis, agent, delta)
-    period = how.period if isinstance(how, Cyclic) else 1
-    sampling = how.rate if isinstance(how, PoissonSampling) else None
-    return Meter(delta, sensitivity, period, sampling, per_round, by_plan)
+    sampling = how.rate if how.sampled else None
+    return Meter(delta, sensitivity, how.period, sampling, per_round, by_plan)
 
 
 def _view(plan: Plan, analysis: Analysis, agent: int, delta: float) -> Floats:
@@ -158,7 +156,7 @@ def _claimed(plan: Plan, analysis: Analysis, agent: int, delta: float) -> Floats
         warnings.simplefilter("ignore", PrivacyWarning)  # said by the account at the start
         try:
             found = [rule.claim(z[: s + 1], delta, batches, analysis.adjacency) for s in places]
-        except (PrivacyError, Refused) as error:
+        except (PrivacyError, NotCovered) as error:
             raise BudgetError(
                 f"The claimed guarantee of {analysis.calibration} has no cost by rounds: {error}"
             ) from error

@@ -47,15 +47,14 @@ def equip(
     if epsilon is not None and not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"--epsilon: expected a finite number > 0, got {epsilon}.")
     flat = FlatModel(setup.model(tuple(records[0].shape[1:]), classes))
+    analysis = build.analysis(config, setup.counts)
     gradients = Gradients(
         clipped.ClippedGradients(flat, privacy.clip),
         records,
-        build.batches(config),
-        setup.counts,
+        analysis.batches,
         agent,
         config.seed if seeded else None,
     )
-    analysis = build.analysis(config, setup.counts)
     return Equipment(
         part=Part(setup.plan, agent),
         names=setup.names,

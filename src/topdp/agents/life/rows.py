@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.data.batches import Batches
+from topdp.data.selection import select
+from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, PlanError
+from topdp.plan.batches import Batches
 from topdp.simulator.draws import Noise
 
 
@@ -140,18 +142,17 @@ class Gradients:
         self,
         clipped: ClippedGradients,
         records: tuple[Tensor, Tensor],
-        batches: Batches,
-        counts: tuple[int, ...],
+        batches: tuple[Batches, ...],
         agent: int,
         seed: int | None,
     ) -> None:
-        """`counts`: the records of all agents, by which batches are cut. `seed` None: batches are secret."""
-        self.clipped, self.batches, self.counts, self.agent = clipped, batches, counts, agent
+        """`batches`: those of all agents, as the manifest says. `seed` None: what is drawn is secret."""
+        self.clipped, self.batches, self.agent = clipped, batches, agent
         self.inputs, self.labels = records
-        if len(self.inputs) != counts[agent]:
-            raise ValueError(
-                f"Expected {counts[agent]} records, as the manifest says, got {len(self.inputs)}: the noise "
-                "is calibrated for that number."
+        if len(self.inputs) != batches[agent].records:
+            raise InputError(
+                f"Expected {batches[agent].records} records, as the manifest says, got {len(self.inputs)}: "
+                "the noise is calibrated for that number."
             )
         if self.inputs.is_floating_point():
             self.inputs = self.inputs.to(clipped.flat.dtype)
@@ -160,7 +161,7 @@ class Gradients:
 
     def mean(self, round: int, estimate: Tensor) -> Tensor:
         """[d]: the clipped gradients of this round's records, summed, over the divisor of the batch."""
-        chosen = self.batches.select(self.counts, self.seed, round)
+        chosen = select(self.batches, self.seed, round)
         i, held = self.agent, len(self.inputs)
         inputs, labels, weights = self.inputs[None], self.labels[None], None
         if chosen.indices is not None:

@@ -1,8 +1,8 @@
 """How one record takes part: how much it can change, and in which rounds. Shared by all accountants.
 
 An `Exposure` says, for every agent, the largest change that one of its records makes to the agent's *mean
-gradient* and the rounds in which the record is used. Not for batches themselves: those are drawn elsewhere
-and must keep what is promised here.
+gradient* and by which batches the record is used. Not for drawing batches: whoever draws them must keep what
+is promised here.
 """
 
 from __future__ import annotations
@@ -10,58 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats, Ints
-from topdp.privacy.basics.errors import PrivacyError, Refused, expect_count
-
-ADJACENCIES = ("add-remove", "replace-one")
-
-
-@dataclass(frozen=True)
-class EveryRound:
-    """Full batches: every record is used in every round."""
-
-    def __str__(self) -> str:
-        return "in every round"
-
-
-@dataclass(frozen=True)
-class Cyclic:
-    """Fixed batches in a cycle: a record is used in rounds s, s+p, s+2p, ... for one s, and p = `period`.
-
-    The position in the cycle is the number of the round modulo p, also for an agent that sits rounds out.
-    Which s a record has is not secret: the accountants take the worst.
-    """
-
-    period: int
-
-    def __post_init__(self) -> None:
-        expect_count("period", self.period)
-
-    def __str__(self) -> str:
-        return f"once in {self.period} rounds"
-
-
-@dataclass(frozen=True)
-class PoissonSampling:
-    """Every round uses every record with probability `rate`, independently, and keeps secret which."""
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise PrivacyError(f"Expected 0 < sampling rate={self.rate} <= 1.")
-
-    def __str__(self) -> str:
-        return f"in each round with probability {self.rate:.4g}"
-
-
-Participation: TypeAlias = EveryRound | Cyclic | PoissonSampling
+from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
+from topdp.privacy.basics.checks import NotCovered, PrivacyError
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,28 +25,31 @@ class Exposure:
     """What one record of each agent can change, and when.
 
     `sensitivity` [agents]: the largest change in norm of the agent's mean gradient: clip/b under add-remove,
-    2·clip/b under replace-one, b the records averaged over. `participation`: one for each agent.
+    2·clip/b under replace-one, b the records averaged over. `batches`: one for each agent; the accountants
+    ask them when a record is used, and take how much from `sensitivity`.
 
     **Guarantees.** The accountants answer for two data sets that differ in one record of one agent, under
     `adjacency`; a row made with step λ changes by at most λ·sensitivity in every round that uses the record.
     That gradients are clipped to this sensitivity is the caller's promise.
+
+    >>> Exposure(np.array([0.5]), (Full(2000),)).sampled
+    False
     """
 
     sensitivity: Floats
-    participation: tuple[Participation, ...]
-    adjacency: str = "add-remove"
+    batches: tuple[Batches, ...]
+    adjacency: Adjacency = "add-remove"
 
     def __post_init__(self) -> None:
-        if self.sensitivity.ndim != 1 or len(self.sensitivity) != len(self.participation):
+        if self.sensitivity.ndim != 1 or len(self.sensitivity) != len(self.batches):
             raise PrivacyError(
-                f"Expected one sensitivity and one participation per agent, got sensitivity of shape "
-                f"{self.sensitivity.shape} and {len(self.participation)} participations."
+                f"Expected one sensitivity and one of batches per agent, got sensitivity of shape "
+                f"{self.sensitivity.shape} and {len(self.batches)} batches."
             )
         for value in self.sensitivity:
             if not (math.isfinite(value) and value > 0):
                 raise PrivacyError(f"Expected sensitivity={value} to be finite and > 0.")
-        if self.adjacency not in ADJACENCIES:
-            raise PrivacyError(f"Expected adjacency to be one of {ADJACENCIES}, got {self.adjacency!r}.")
+        expect_adjacency(self.adjacency)
 
     @property
     def agents(self) -> int:
@@ -98,23 +57,24 @@ class Exposure:
 
     @property
     def sampled(self) -> bool:
-        """Whether some agent draws Poisson batches."""
-        return any(isinstance(how, PoissonSampling) for how in self.participation)
+        """Whether some agent draws its records by chance."""
+        return any(one.sampled for one in self.batches)
 
     def periods(self) -> Ints:
         """[agents]: a record that is used in round r is used in r + period; 1 for every round."""
-        return np.array([how.period if isinstance(how, Cyclic) else 1 for how in self.participation])
+        return np.array([one.period for one in self.batches])
 
 
 def exposure(
     agents: int,
     sensitivity: ArrayLike,
-    participation: Participation | Sequence[Participation] | None = None,
-    adjacency: str = "add-remove",
+    batches: Batches | Sequence[Batches] | None = None,
+    adjacency: Adjacency = "add-remove",
 ) -> Exposure:
-    """An `Exposure` from numbers that are common to all agents or given one by one; default `EveryRound()`.
+    """An `Exposure` from what is common to all agents or given one by one; default: every record every time.
 
-    >>> exposure(3, 0.5, Cyclic(20)).periods().tolist()
+    >>> from topdp.plan import Cycle
+    >>> exposure(3, 0.5, Cycle(records=2000, size=100)).periods().tolist()
     [20, 20, 20]
     """
     try:
@@ -125,7 +85,7 @@ def exposure(
     if len(values) != agents:
         raise PrivacyError(f"Expected one sensitivity or one for each of {agents} agents, got {len(values)}.")
     values.setflags(write=False)
-    how = EveryRound() if participation is None else participation
+    how = Full(1) if batches is None else batches
     each = tuple(how) if isinstance(how, Sequence) else (how,) * agents
     return Exposure(values, each, adjacency)
 
@@ -133,7 +93,7 @@ def exposure(
 def check(plan: Plan, exposure: Exposure) -> None:
     """Refuses what no accountant can answer for: pruned plans, and plans of other agents."""
     if plan.pruned:
-        raise Refused("A pruned plan lacks rows that are sent; account the plan it was pruned from.")
+        raise NotCovered("A pruned plan lacks rows that are sent; account the plan it was pruned from.")
     if plan.agents != exposure.agents:
         raise PrivacyError(
             f"Expected an exposure for the plan's {plan.agents} agents, got one for {exposure.agents}."

@@ -6,7 +6,7 @@ The curve of (ε, δ) that belongs to μ is (there Corollary 2.13; Balle, Wang 2
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2).
 
-Not for subsampled releases (`baselines` sends them to dp-accounting), nor for what an observer sees (`view`).
+Not for subsampled releases (`poisson` asks dp-accounting), nor for what an observer sees (`view`).
 
 **Guarantees.** Exact for Gaussian noise, not a bound. Adjacency and sensitivity are the caller's: in z.
 Numbers err on the private side: `delta_of` is never below the true δ, `epsilon_of` never below the true ε,
@@ -26,7 +26,8 @@ from numpy.typing import ArrayLike
 from scipy.special import erfcx, log_ndtr
 
 from topdp.plan.arrays import Bools, Floats
-from topdp.privacy.basics.errors import PrivacyError, expect_count, expect_delta, expect_epsilon
+from topdp.plan.checks import expect_count
+from topdp.privacy.basics.checks import PrivacyError, expect_delta, expect_epsilon
 
 _ULP = float(np.finfo(np.float64).eps)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from topdp.plan.arrays import Floats
-from topdp.privacy.basics.errors import PrivacyError, expect_delta
+from topdp.privacy.basics.checks import PrivacyError, expect_delta
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
 
@@ -65,15 +65,12 @@ class SampledLoss:
         return _epsilon(self.rate, self.releases, delta)
 
 
-def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss | GaussianLoss:
+def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:
     """The loss of one release per noise multiplier; infinite ones (nothing released) are left out.
 
     More than `GROUPS` different ones are rounded down, towards less noise, to a geometric grid.
     """
     z = noise_multipliers[np.isfinite(noise_multipliers)]
-    if rate == 1:
-        with np.errstate(divide="ignore", over="ignore"):
-            return GaussianLoss(math.sqrt(float((1 / z**2).sum())) * (1 + 1e-14))
     if (z == 0).any():
         return SampledLoss(rate, ((0.0, 1),))
     values, counts = np.unique(z, return_counts=True)

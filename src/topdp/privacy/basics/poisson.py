@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from topdp.plan.arrays import Floats
-from topdp.privacy.basics.errors import Refused
+from topdp.privacy.basics.checks import NotCovered
 
 # dp-accounting raises a Fourier transform to the T-th power; on full batches, where the truth is known, that
 # lost up to 3.4e-17·T of δ (μ from 0.1 to 3, T up to 1e5). Six times that is taken off δ beforehand.
@@ -35,7 +35,7 @@ def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: flo
     releases = len(noise_multipliers)
     slack = _FOURIER_LOSS * releases
     if slack > delta / 100:
-        raise Refused(
+        raise NotCovered(
             f"Loss distributions of {releases} sampled releases are exact to {slack:.0e}: too coarse for "
             f"delta={delta:g}. Take delta >= {100 * slack:.0e}, or the calibration 'optimal'."
         )
@@ -53,7 +53,7 @@ def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: flo
         epsilon = math.nan
     if math.isnan(epsilon):
         least = float(np.min(noise_multipliers))
-        raise Refused(f"Loss distributions of sampled releases cannot hold noise multiplier {least:g}.")
+        raise NotCovered(f"Loss distributions of sampled releases cannot hold noise multiplier {least:g}.")
     return max(epsilon, 0.0)
 
 

@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.basics.errors import Refused
+from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.observers.filtering import Sight, sights, whiten
 from topdp.privacy.observers.gram import look
 
@@ -66,7 +66,7 @@ def bands(plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None)
             followed = S.reshape(len(S), o, high - low)
             gone, charge = _done(sight, followed, float(values[:, :, 0].max()))
             if widest is not None and high - low - gone > widest:
-                raise Refused(
+                raise NotCovered(
                     f"The view needs more than {widest} rounds until a change has nothing left to tell: "
                     "information travels slowly here. Set privacy.patient=true to have it anyway, take fewer "
                     "rounds, or choose guarantee='worst-case'."

@@ -16,8 +16,9 @@ import numpy as np
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
+from topdp.plan.checks import expect_count
 from topdp.plan.streams import stream
-from topdp.privacy.basics.errors import PrivacyError, expect_count
+from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.view import Progress, View, view
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from topdp.plan import Plan
-from topdp.privacy.basics.errors import Refused
+from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.observers.view import LONG
 
 A_MINUTE = 7.5e11
@@ -37,7 +37,7 @@ def expect_bearable(plan: Plan, patient: bool) -> None:
     if work > LIMIT and not patient:
         growth = 1 if plan.releases > LONG else 3
         fits = math.floor(plan.releases * (LIMIT / work) ** (1 / growth))
-        raise Refused(
+        raise NotCovered(
             f"The view of {plan.releases} releases among {plan.agents} agents takes about "
             f"{work / A_MINUTE:.0f} minutes on one core. Set privacy.patient=true to have it anyway, take at "
             f"most about {fits} rounds, or choose guarantee='worst-case'."

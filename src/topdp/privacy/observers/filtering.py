@@ -27,7 +27,7 @@ from scipy.linalg.lapack import dtrtri
 
 from topdp.plan import Plan, Round
 from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.basics.errors import PrivacyError
+from topdp.privacy.basics.checks import PrivacyError
 
 RESOLUTION = 1e-13
 """A row has no noise of its own below this share of the variance that entered it."""

@@ -24,15 +24,15 @@ from threadpoolctl import threadpool_limits
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.basics.errors import PrivacyError, Refused
-from topdp.privacy.basics.exposure import Exposure, PoissonSampling, check
+from topdp.privacy.basics.checks import NotCovered, PrivacyError
+from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.loss import GaussianLoss, Loss
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.banded import bands
 from topdp.privacy.observers.bounds import bracket
 from topdp.privacy.observers.gram import aligned, grams
-from topdp.privacy.observers.worst_case import fresh_releases, information, sampled
+from topdp.privacy.observers.worst_case import composed, fresh_releases, information
 
 Observer = int | Sequence[int]
 Progress = Callable[[int, int], None]
@@ -115,7 +115,7 @@ def view(
     )
     asked = np.zeros((plan.agents, len(members)), bool)
     lower, upper = np.full(asked.shape, np.nan), np.full(asked.shape, np.nan)
-    drawn = np.array([isinstance(how, PoissonSampling) for how in exposure.participation])
+    drawn = np.array([one.sampled for one in exposure.batches])
     period = exposure.periods()
     coalitions = [np.isin(np.arange(plan.agents), J) for J in members]
     for o, coalition in enumerate(coalitions):
@@ -173,13 +173,18 @@ def _samples(plan: Plan, exposure: Exposure, owners: Ints) -> dict[int, Loss]:
         return {}
     fresh = fresh_releases(plan)
     if not fresh[owners].all():
-        raise Refused(
+        raise NotCovered(
             f"The view does not cover Poisson samples in a plan that reuses noise ({plan.protocol}, agent "
             f"{owners[~fresh[owners]][0]}): there is no amplification theorem for it. Use full or cyclic "
             f"batches, or the worst-case guarantee."
         )
-    per_round = information(plan)
-    return {i: sampled(exposure, i, per_round) for i in owners.tolist()}
+    per_release = information(plan)
+    return {
+        i: composed(
+            per_release[:, i], exposure.batches[i], exposure.adjacency, float(exposure.sensitivity[i])
+        )
+        for i in owners.tolist()
+    }
 
 
 def _members(observer: Observer, agents: int) -> tuple[int, ...]:

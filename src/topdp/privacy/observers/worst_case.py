@@ -22,9 +22,10 @@ from scipy import sparse
 
 from topdp.plan import PerRound, Plan
 from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.basics.errors import Refused
-from topdp.privacy.basics.exposure import Exposure, PoissonSampling, check
-from topdp.privacy.basics.loss import GaussianLoss, Loss, sampled_loss
+from topdp.plan.batches import Adjacency, Batches
+from topdp.privacy.basics.checks import NotCovered
+from topdp.privacy.basics.exposure import Exposure, check
+from topdp.privacy.basics.loss import GaussianLoss, Loss, SampledLoss, sampled_loss
 from topdp.privacy.observers.filtering import whiten
 
 CHUNK = 1024  # rounds at a time
@@ -46,37 +47,34 @@ class WorstCase:
 def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
     """What all other agents together learn about one record of each owner."""
     check(plan, exposure)
-    per_round = information(plan)
-    period = exposure.periods()
-    losses: list[Loss] = []
-    mu = np.full(plan.agents, np.nan)
-    for i, how in enumerate(exposure.participation):
-        if isinstance(how, PoissonSampling):
-            losses.append(sampled(exposure, i, per_round))
-            continue
-        # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
-        classes = [per_round[s :: period[i], i].sum() for s in range(min(int(period[i]), plan.releases))]
-        mu[i] = exposure.sensitivity[i] * np.sqrt(max(classes)) * (1 + 1e-14)
-        losses.append(GaussianLoss(float(mu[i])))
+    per_release = information(plan)
+    losses = [
+        composed(per_release[:, i], exposure.batches[i], exposure.adjacency, float(exposure.sensitivity[i]))
+        for i in range(plan.agents)
+    ]
+    mu = np.array([loss.mu if isinstance(loss, GaussianLoss) else np.nan for loss in losses])
     return WorstCase(mu, tuple(losses))
 
 
-def sampled(exposure: Exposure, owner: int, per_round: Floats) -> Loss:
-    """The loss of an owner whose batches are Poisson samples: a subsampled Gaussian release in each round.
+def composed(
+    information: Floats, batches: Batches, adjacency: Adjacency, sensitivity: float = 1.0
+) -> GaussianLoss | SampledLoss:
+    """The loss of an owner by releases under fresh noise: the one place where rounds are put together.
 
-    `per_round` is the plan's `information`.
+    `information` [releases]: 1/z² of each, round by round from round 0, at `sensitivity` 1; 0 where nothing
+    was released. Poisson samples: a subsampled Gaussian release in each round.
     """
-    how = exposure.participation[owner]
-    if not isinstance(how, PoissonSampling):
-        raise TypeError(f"Expected Poisson sampling of agent {owner}, got {how}.")
-    if exposure.adjacency != "add-remove":
-        raise Refused(
-            f"Poisson samples under {exposure.adjacency} adjacency are not covered: which pair of data sets "
-            f"is worst under composition is subtle (Lebeda et al. 2024, arXiv:2405.20769). Use add-remove."
-        )
-    with np.errstate(divide="ignore"):
-        z = 1 / (exposure.sensitivity[owner] * np.sqrt(per_round[:, owner]))
-    return sampled_loss(z, how.rate)
+    if batches.sampled:
+        if adjacency != "add-remove":
+            raise NotCovered(
+                f"Poisson samples under {adjacency} adjacency are not covered: which pair of data sets is "
+                f"worst under composition is subtle (Lebeda et al. 2024, arXiv:2405.20769). Use add-remove."
+            )
+        with np.errstate(divide="ignore"):
+            return sampled_loss(1 / (sensitivity * np.sqrt(information)), batches.rate)
+    # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
+    classes = [information[s :: batches.period].sum() for s in range(min(batches.period, len(information)))]
+    return GaussianLoss(float(sensitivity * np.sqrt(max(classes)) * (1 + 1e-14)))
 
 
 def information(plan: Plan) -> Floats:

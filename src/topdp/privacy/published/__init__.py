@@ -1,8 +1,6 @@
 """The published calibrations: how much noise each asks for a budget, and what it claims for a noise.
 
-    from topdp.privacy.baselines import CALIBRATIONS, Batches
-
-    CALIBRATIONS["tight"].calibrate(1.0, 1e-5, releases=1000, batches=Batches.full(2000)).sigma
+    CALIBRATIONS["tight"].calibrate(1.0, 1e-5, releases=1000, batches=Full(2000)).sigma
     CALIBRATIONS["moments"].claim(noise_multipliers, 1e-5)
 
 All share one adjacency and one sensitivity, the caller's, so that their noise can be compared. Not for what
@@ -11,18 +9,14 @@ an observer of a plan learns: a plan that reuses noise has no claim of its own.
 
 from __future__ import annotations
 
-from topdp.privacy.published.batches import Adjacency, Batches, cyclic_releases
 from topdp.privacy.published.calibration import Calibrated, Calibration, exact_epsilon
 from topdp.privacy.published.printed import discounted_noise
 from topdp.privacy.published.rules import CALIBRATIONS
 
 __all__ = [
     "CALIBRATIONS",
-    "Adjacency",
-    "Batches",
     "Calibrated",
     "Calibration",
-    "cyclic_releases",
     "discounted_noise",
     "exact_epsilon",
 ]

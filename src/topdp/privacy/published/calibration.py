@@ -18,17 +18,17 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
 from topdp.plan.arrays import Floats
+from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
+from topdp.plan.checks import expect_count
 from topdp.privacy.basics import gaussian
-from topdp.privacy.basics.errors import (
+from topdp.privacy.basics.checks import (
+    NotCovered,
     PrivacyError,
     PrivacyWarning,
-    Refused,
-    expect_count,
     expect_delta,
     expect_epsilon,
 )
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
-from topdp.privacy.published.batches import Adjacency, Batches, expect_adjacency
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Calibration(ABC):
         """
         z, delta = expect_noise(noise_multipliers), expect_delta(delta)
         expect_adjacency(adjacency)
-        batches = Batches.full(1) if batches is None else batches
+        batches = Full(1) if batches is None else batches
         if batches.sampled:
             self._expect_sampling(None, delta, len(z), batches, adjacency)
         if np.min(z) == 0:
@@ -130,7 +130,7 @@ class Calibration(ABC):
         """ε for full or cyclic batches, all noise above 0."""
 
     def _sampled_claim(self, z: Floats, delta: float, rate: float) -> float:
-        raise Refused(f"Calibration '{self.name}' has no analysis of Poisson batches.")
+        raise NotCovered(f"Calibration '{self.name}' has no analysis of Poisson batches.")
 
     def _sampled_noise(self, epsilon: float, delta: float, releases: int, rate: float) -> float:
         return least_noise(
@@ -150,13 +150,13 @@ class Calibration(ABC):
         if reason is None and adjacency == "replace-one":
             reason = "amplification by Poisson batches is accounted under add-remove only."
         if reason is not None:
-            raise Refused(f"Calibration '{self.name}' with Poisson batches: {reason}")
+            raise NotCovered(f"Calibration '{self.name}' with Poisson batches: {reason}")
 
     def _compare(self, claimed: float, exact: float, delta: float, batches: Batches) -> None:
         if exact > claimed * (1 + 1e-9):
             where = (
                 ""
-                if batches.kind == "full"
+                if isinstance(batches, Full)
                 else f" with batches of {batches.size} of {batches.records} records"
             )
             warnings.warn(
@@ -209,12 +209,12 @@ def least_noise(claim: Callable[[float], float], epsilon: float, name: str) -> f
     while claim(high) > epsilon:
         high *= 2
         if high > 1e15:
-            raise Refused(f"Calibration '{name}' finds no noise that meets epsilon={epsilon:g}.")
+            raise NotCovered(f"Calibration '{name}' finds no noise that meets epsilon={epsilon:g}.")
     low = high / 2
     while claim(low) <= epsilon:
         low, high = low / 2, low
         if low < 1e-6:
-            raise Refused(
+            raise NotCovered(
                 f"Calibration '{name}' meets epsilon={epsilon:g} with hardly any noise: not accounted."
             )
 

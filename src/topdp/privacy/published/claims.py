@@ -14,9 +14,9 @@ import numpy as np
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
-from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused
-from topdp.privacy.basics.exposure import Cyclic, EveryRound, Exposure, Participation, PoissonSampling, check
-from topdp.privacy.published.batches import Adjacency, Batches
+from topdp.plan.batches import Adjacency, Batches
+from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.published.rules import CALIBRATIONS
 
 PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async")
@@ -43,7 +43,7 @@ class Analysis:
     def exposure(self) -> Exposure:
         """The same facts as the other accountants want them."""
         sensitivity = np.array([self.clip * batches.sensitivity(self.adjacency) for batches in self.batches])
-        return Exposure(sensitivity, tuple(map(_participation, self.batches)), self.adjacency)
+        return Exposure(sensitivity, self.batches, self.adjacency)
 
     def facts(self) -> dict[str, Any]:
         """What the account of a plan rests on beside the plan itself, as JSON holds it."""
@@ -53,7 +53,7 @@ class Analysis:
             "calibration": self.calibration,
             "clip": self.clip,
             "sensitivity": exposure.sensitivity.tolist(),
-            "participation": [repr(how) for how in dict.fromkeys(exposure.participation)],
+            "participation": list(dict.fromkeys(map(_participation, self.batches))),
         }
 
     def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:
@@ -76,9 +76,9 @@ def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
     """[rounds, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
     check(plan, exposure)
     if plan.protocol not in PROTOCOLS:
-        raise Refused(f"No published analysis covers plans of protocol {plan.protocol!r}.")
+        raise NotCovered(f"No published analysis covers plans of protocol {plan.protocol!r}.")
     if (plan.rate == 0).any():
-        raise Refused("No published analysis covers rounds with a step of 0.")
+        raise NotCovered("No published analysis covers rounds with a step of 0.")
     full_scale = plan.full_scale
     z: Floats = _without_last_digits(plan.scale / plan.rate)[:, None] * (full_scale / exposure.sensitivity)
     return z
@@ -91,7 +91,8 @@ def _without_last_digits(values: Floats) -> Floats:
     return np.asarray(distinct[first][np.cumsum(first) - 1][where])
 
 
-def _participation(batches: Batches) -> Participation:
+def _participation(batches: Batches) -> str:
+    """As every privacy.json has it: a run that was begun earlier is compared with it letter by letter."""
     if batches.sampled:
-        return PoissonSampling(batches.rate)
-    return EveryRound() if batches.period == 1 else Cyclic(batches.period)
+        return f"PoissonSampling(rate={batches.rate!r})"
+    return "EveryRound()" if batches.period == 1 else f"Cyclic(period={batches.period})"

@@ -15,9 +15,9 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from topdp.plan.arrays import Floats
+from topdp.plan.batches import Batches
 from topdp.privacy.basics import gaussian
 from topdp.privacy.basics.poisson import loss_distribution_epsilon, renyi_curve
-from topdp.privacy.published.batches import Batches
 from topdp.privacy.published.calibration import Calibration, worst_mu
 
 

@@ -14,17 +14,17 @@ import numpy as np
 from scipy.optimize import brentq
 
 from topdp.plan.arrays import Floats, Ints
+from topdp.plan.batches import Batches
+from topdp.plan.checks import expect_count
 from topdp.privacy.basics import gaussian
-from topdp.privacy.basics.errors import (
+from topdp.privacy.basics.checks import (
+    NotCovered,
     PrivacyError,
     PrivacyWarning,
-    Refused,
-    expect_count,
     expect_delta,
     expect_epsilon,
 )
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
-from topdp.privacy.published.batches import Batches
 from topdp.privacy.published.calibration import Calibration, least_noise, shares, worst_mu
 
 
@@ -132,20 +132,22 @@ class Theorem1(Calibration):
 
     def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
         if np.any(np.diff(z) > 0):
-            raise Refused("Calibration 'theorem1' covers noise that stays or decays; here it grows.")
+            raise NotCovered("Calibration 'theorem1' covers noise that stays or decays; here it grows.")
         return self._scale(delta, len(z), batches) / float(z[0])
 
     def _scale(self, delta: float, releases: int, batches: Batches) -> float:
         return 8 * math.sqrt(releases * math.log(1 / delta) * math.log(1.25 / delta)) * batches.rate
 
     def _sampling_refusal(self, epsilon: float | None, delta: float, releases: int, batches: Batches) -> str:
-        reason = f"it takes the sensitivity of all {batches.records} records for a batch of {batches.size}."
+        reason = (
+            f"it takes the sensitivity of all {batches.records} records for a batch of {batches.divisor}."
+        )
         if epsilon is not None:
             z = self._noise(epsilon, delta, releases, batches)
             try:
                 exact = loss_distribution_epsilon(np.full(releases, z), delta, batches.rate)
                 reason += f" What it calls epsilon={epsilon:g} is epsilon={exact:.4g} under add-remove."
-            except Refused:
+            except NotCovered:
                 pass
         return reason + " Use 'tight', 'optimal' or 'moments'."
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, cast
 
-from topdp.privacy.basics.errors import PrivacyError, PrivacyWarning, Refused
-from topdp.privacy.published.batches import Adjacency, Batches
+from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
+from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.published.rules import CALIBRATIONS
 
 
@@ -30,11 +30,11 @@ def side_by_side(
         raise PrivacyError(f"Expected clip={clip} to be finite and > 0.")
     if cycle is not None and poisson is not None:
         raise PrivacyError("Expected batches in a cycle or Poisson batches, got both.")
-    batches = Batches.full(records)
+    batches: Batches = Full(records)
     if cycle is not None:
-        batches = Batches.cycle(records, cycle)
+        batches = Cycle(records, cycle)
     elif poisson is not None:
-        batches = Batches.poisson(records, poisson)
+        batches = Poisson(records, poisson)
     kind = cast(Adjacency, adjacency)
     sigma: dict[str, float | None] = {}
     exact: dict[str, float | None] = {}
@@ -45,7 +45,7 @@ def side_by_side(
             try:
                 found = rule.calibrate(epsilon, delta, releases, batches, kind)
                 sigma[name], exact[name] = found.sigma, found.exact_epsilon
-            except Refused as refusal:
+            except NotCovered as refusal:
                 sigma[name], exact[name] = None, None
                 remarks[name] = str(refusal)
         if caught:
@@ -55,7 +55,7 @@ def side_by_side(
         "delta": delta,
         "rounds": releases,
         "records": records,
-        "batches": {"kind": batches.kind, "size": batches.size},
+        "batches": {"kind": batches.kind, "size": batches.divisor},
         "clip": clip,
         "adjacency": adjacency,
         "sensitivity": clip * batches.sensitivity(kind),

@@ -1,0 +1,74 @@
+"""Batches as every room reads them: divisor, period, rate, sensitivity, and the words for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topdp.errors import InputError
+from topdp.plan.batches import Batches, Cycle, Full, Poisson, expect_adjacency
+
+
+def test_batches_of_the_paper() -> None:
+    batches = Cycle(2000, 20)
+    assert (batches.period, batches.rate, batches.participations(1001)) == (100, 0.01, 11)
+    assert Cycle(2001, 20).period == 101
+    assert Poisson(2000, 20).participations(1001) == 1001
+    assert Full(2000).sensitivity("replace-one") == 1e-3
+
+
+@given(records=st.integers(1, 500), size=st.integers(1, 500), releases=st.integers(1, 500))
+def test_laws(records: int, size: int, releases: int) -> None:
+    size = min(size, records)
+    each: list[Batches] = [Full(records), Cycle(records, size), Poisson(records, size)]
+    assert [one.divisor for one in each] == [records, size, size]
+    for one in each:
+        assert one.sensitivity() == 1 / one.divisor and one.sensitivity("replace-one") == 2 / one.divisor
+        assert one.rate == one.divisor / records
+        assert one.participations(releases) == len(range(0, releases, one.period))
+    # Whole batches, taken by a coin or in turn, are full ones to an accountant.
+    for one in each[1:] if size == records else []:
+        assert (one.period, one.sampled, str(one)) == (1, False, str(each[0]))
+
+
+def test_equal_batches_are_one_and_numbers_of_arrays_count() -> None:
+    assert Cycle(10, 3) == Cycle(np.int64(10), np.int32(3)) != Poisson(10, 3)
+    assert len({Full(5), Full(5), Full(6)}) == 2
+    assert repr(Cycle(np.int64(10), np.int32(3))) == "Cycle(records=10, size=3)"
+
+
+def test_words_for_when_a_record_is_used() -> None:
+    assert [str(one) for one in (Full(40), Cycle(40, 2), Poisson(40, 3), Cycle(40, 40))] == [
+        "in every round",
+        "once in 20 rounds",
+        "in each round with probability 0.075",
+        "in every round",
+    ]
+
+
+@pytest.mark.parametrize("bad", [0, -3, 2.5, True, "7"])
+def test_bad_counts_are_refused_by_name(bad: int) -> None:
+    for kind in (Cycle, Poisson):
+        with pytest.raises(InputError, match="Expected records="):
+            kind(bad, 1)
+        with pytest.raises(InputError, match="Expected batch size="):
+            kind(10, bad)
+    with pytest.raises(InputError, match="Expected records="):
+        Full(bad)
+    with pytest.raises(InputError, match="Expected releases="):
+        Full(10).participations(bad)
+
+
+@pytest.mark.parametrize("kind", [Cycle, Poisson])
+def test_more_than_there_is_cannot_be_averaged(kind: type[Cycle] | type[Poisson]) -> None:
+    with pytest.raises(InputError, match="Expected batch size=20 <= records=10"):
+        kind(10, 20)
+
+
+def test_unknown_adjacencies_are_refused() -> None:
+    with pytest.raises(InputError, match="adjacency='swap'"):
+        expect_adjacency("swap")
+    with pytest.raises(InputError, match="adjacency='swap'"):
+        Full(3).sensitivity("swap")  # type: ignore[arg-type]
