@@ -8,8 +8,9 @@ from history import faults, federation, live, on_virtual_time
 
 from topdp import topology
 from topdp.agents.books.ledger import Cost, Ledger
-from topdp.agents.life.budget import BudgetError, allows, meter
+from topdp.agents.life.budget import allows, meter
 from topdp.privacy.account import account
+from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.observers import banded
 from topdp.privacy.observers import view as views
 from topdp.settings import build
@@ -141,5 +142,5 @@ def test_rows_without_noise_are_refused_before_anything_is_sent(tmp_path):
     made = federation(tmp_path, agents=3, rounds=2)
     analysis = build.analysis(made.setup.config, made.setup.counts)
     silent = replace(made.setup.plan, scale=np.zeros_like(made.setup.plan.scale))
-    with pytest.raises(BudgetError, match="Expected noise in every row"):
+    with pytest.raises(PrivacyError, match="Expected noise in every row"):
         meter(silent, analysis, 0, 1e-5, "worst-case", True)

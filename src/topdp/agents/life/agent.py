@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger, digest_of
-from topdp.agents.life.budget import BudgetError
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.meetings import Meetings
@@ -26,6 +25,7 @@ from topdp.agents.terms.setup import Setup, spent
 from topdp.agents.wire import payload
 from topdp.agents.wire.refusals import Told
 from topdp.agents.wire.transport import Transport
+from topdp.errors import InputError
 
 logger = logging.getLogger("topdp.agents")
 
@@ -58,8 +58,8 @@ class Agent:
         """`live_pairing`: partners are found on the way, not taken from the plan; all agents or none."""
         self.setup, self.work, self.folder = setup, work, folder
         self.name = setup.names[work.part.agent]
-        if live_pairing and work.meter.sampling is not None:
-            raise BudgetError("Expected full or cyclic batches for live pairing, got Poisson batches.")
+        if live_pairing and work.meter.spending.batches.sampled:
+            raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
         self.ledger = Ledger(folder, setup.federation, self.name)
         self.failpoints = failpoints or Failpoints()
         neighbours = [setup.names[other] for other in setup.graph.neighbours[work.part.agent] if other >= 0]

@@ -96,11 +96,8 @@ class Meetings:
         if pair is not None and self.reuses:
             other = self.deviation[[self.work.names.index(pair.partner)]]
             std = float(reduced(self.deviation[[me]], other, self.alpha)[0])
-        # 1/z² of one release: (λ · sensitivity / (scale · std))²
-        ratio = (
-            0.0 if rate == 0 else rate * self.work.meter.sensitivity / (scale * std) if std else float("inf")
-        )
-        cost = self.work.meter.cost(round, self.history, self.ledger.total, ratio**2, planned=False)
+        information = self.work.meter.spending.release(rate, scale, std)
+        cost = self.work.meter.cost(round, self.history, self.ledger.total, information, planned=False)
         if not allows(self.work.epsilon, self.ledger.total, cost):
             self.ledger.database.remember("stopped", str(round))
             logger.warning(

@@ -15,7 +15,7 @@ of larger μ; see `filtering` for what counts as no noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,7 +29,7 @@ from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.loss import GaussianLoss, Loss
 from topdp.privacy.observers.band_bounds import bracket_band
-from topdp.privacy.observers.banded import bands
+from topdp.privacy.observers.banded import Band, bands
 from topdp.privacy.observers.bounds import bracket
 from topdp.privacy.observers.gram import aligned, grams
 from topdp.privacy.observers.worst_case import composed, fresh_releases, information
@@ -142,25 +142,66 @@ def view(
     return View(members, lower, upper if bound == "upper" else None, asked, samples)
 
 
+def leading_view(plan: Plan, exposure: Exposure, owner: int, last: Sequence[int]) -> Floats:
+    """[len(last)]: the sound μ of `owner` to the worst single observer, if its data enter up to round `last`.
+
+    Observers read all rounds of the plan all the same. Not for owners with Poisson samples.
+    """
+    check(plan, exposure)
+    period = int(exposure.periods()[owner])
+    worst = np.zeros(len(last))
+    with threadpool_limits(1, "blas"):
+        for observer in np.flatnonzero(np.arange(plan.agents) != owner):
+            for _, M in _matrices(plan, np.arange(plan.agents) == observer, np.array([owner])):
+                # u_r = 0 from the first round that the data do not enter: the leading block of M counts.
+                upper = [_bracket(_leading(M, r + 1), period)[1] for r in last]
+                worst = np.maximum(worst, np.sqrt(upper) * exposure.sensitivity[owner])
+    return worst
+
+
 def _brackets(
     plan: Plan, coalition: Bools, owners: Ints, period: Ints, enough: Floats, widest: int | None
 ) -> list[tuple[float, float]]:
     """(lower, upper) of μ² at unit sensitivity, for each owner; `enough` [agents]: see `bracket`."""
-    if plan.releases <= LONG:
-        return [
-            bracket(M, int(period[i]), float(enough[i]))
-            for part in _in_turns(owners, plan.releases**2)
-            for i, M in zip(part, grams(plan, coalition, part), strict=True)
-        ]
     return [
-        bracket_band(band, int(period[i]), float(enough[i]))
-        for part in _in_turns(owners, plan.releases * LONG // 2)
-        for i, band in zip(part, bands(plan, coalition, part, widest), strict=True)
+        _bracket(M, int(period[i]), float(enough[i])) for i, M in _matrices(plan, coalition, owners, widest)
     ]
 
 
+def _matrices(
+    plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None
+) -> Iterator[tuple[int, Floats | Band]]:
+    """M of each owner, whole or near its diagonal."""
+    long = plan.releases > LONG
+    for part in _in_turns(owners, plan.releases * LONG // 2 if long else plan.releases**2):
+        found = bands(plan, coalition, part, widest) if long else grams(plan, coalition, part)
+        yield from zip(part.tolist(), found, strict=True)
+
+
+def _bracket(M: Floats | Band, period: int, enough: float = 0.0) -> tuple[float, float]:
+    return bracket_band(M, period, enough) if isinstance(M, Band) else bracket(M, period, enough)
+
+
+def _leading(M: Floats | Band, releases: int) -> Floats | Band:
+    return M.leading(releases) if isinstance(M, Band) else M[:releases, :releases]
+
+
 def _samples(plan: Plan, exposure: Exposure, owners: Ints) -> dict[int, Loss]:
-    """The losses of owners with Poisson samples, to any observer.
+    """The losses of owners with Poisson samples, to any observer: what `expect_fresh` allows."""
+    if not len(owners):
+        return {}
+    expect_fresh(plan, owners)
+    per_release = information(plan)
+    return {
+        i: composed(
+            per_release[:, i], exposure.batches[i], exposure.adjacency, float(exposure.sensitivity[i])
+        )
+        for i in owners.tolist()
+    }
+
+
+def expect_fresh(plan: Plan, owners: Ints) -> None:
+    """Refuses Poisson samples where an owner counts on noise that is not fresh and its own.
 
     If the owner releases one row a round under fresh noise of its own, then, given the rows of the round
     before, that row is a Gaussian mechanism on this round's sample alone, with noise independent of all other
@@ -169,8 +210,6 @@ def _samples(plan: Plan, exposure: Exposure, owners: Ints) -> dict[int, Loss]:
     amplified, since the samples are independent and secret. Where rows count on noise of other rows or
     rounds, what J sees in a round depends on several samples at once: no amplification theorem covers that.
     """
-    if not len(owners):
-        return {}
     fresh = fresh_releases(plan)
     if not fresh[owners].all():
         raise NotCovered(
@@ -178,13 +217,6 @@ def _samples(plan: Plan, exposure: Exposure, owners: Ints) -> dict[int, Loss]:
             f"{owners[~fresh[owners]][0]}): there is no amplification theorem for it. Use full or cyclic "
             f"batches, or the worst-case guarantee."
         )
-    per_release = information(plan)
-    return {
-        i: composed(
-            per_release[:, i], exposure.batches[i], exposure.adjacency, float(exposure.sensitivity[i])
-        )
-        for i in owners.tolist()
-    }
 
 
 def _members(observer: Observer, agents: int) -> tuple[int, ...]:

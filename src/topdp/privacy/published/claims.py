@@ -59,17 +59,21 @@ class Analysis:
     def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:
         """([agents] the claimed ε, what the calibration itself warns of)."""
         z = noise_multipliers(plan, self.exposure())
-        rule = CALIBRATIONS[self.calibration]
         found: dict[tuple[bytes, Batches], float] = {}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", PrivacyWarning)
             for agent, batches in enumerate(self.batches):
                 key = (z[:, agent].tobytes(), batches)
                 if key not in found:
-                    found[key] = rule.claim(z[:, agent], delta, batches, self.adjacency)
+                    found[key] = self.claim_of(agent, z[:, agent], delta)
         claims = [found[z[:, agent].tobytes(), batches] for agent, batches in enumerate(self.batches)]
         said = [str(w.message) for w in caught if issubclass(w.category, PrivacyWarning)]
         return np.array(claims), list(dict.fromkeys(said))
+
+    def claim_of(self, agent: int, noise_multipliers: Floats, delta: float) -> float:
+        """The claimed ε of one agent for releases of these noise multipliers."""
+        rule = CALIBRATIONS[self.calibration]
+        return rule.claim(noise_multipliers, delta, self.batches[agent], self.adjacency)
 
 
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:

@@ -1,0 +1,175 @@
+"""What a plan has cost one owner after each release: ε along the rounds, under each guarantee.
+
+The account says what a whole plan costs; an owner that may stop early, or whose partners are found on the
+way, asks here, before it sends, what it will have spent. Put together from the account's own parts, so that
+the last value of a curve is what the account says. Not for budgets: who compares, and stops, is an agent.
+
+- `worst-case`: what all other agents together learn from the releases that the owner has made. Needs nothing
+  of others: it holds whoever is late, dead, malicious or gone.
+- `view`, `claimed`: what the plan costs in the end if the owner's data enter rounds 0 .. r and no later ones.
+  For `view` this counts all that observers read in *all* rounds, also after r, when others still pass on what
+  the owner sent. Both hold for the plan as written, and for nothing else.
+
+**Guarantees.** Every value is at least the ε so defined; adjacency and sensitivity are the analysis's. Values
+between checkpoints are rounded up to the next one. What has no finite ε is refused, never left out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from topdp.plan import Plan
+from topdp.plan.arrays import Floats
+from topdp.plan.batches import Batches
+from topdp.privacy.account import GUARANTEES
+from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning, expect_delta
+from topdp.privacy.basics.exposure import check
+from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.privacy.observers.view import expect_fresh, leading_view
+from topdp.privacy.observers.worst_case import composed, information
+from topdp.privacy.published.claims import Analysis, noise_multipliers
+
+CHECKPOINTS = 48  # releases at which a curve is computed; between them the next one counts
+
+History = Sequence[tuple[int, float]]
+"""The releases that were made, in order: (round, 1/z²)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spending:
+    """What the releases of one owner cost; `information` [releases] is 1/z² of those in the plan.
+
+    >>> from topdp import topology
+    >>> from topdp.plan import Full, learning_rates, schedule
+    >>> from topdp.protocols import PlainSynchronous
+    >>> steps = schedule(learning_rates(0.1, 3, "none"), np.ones(4), "gradient")
+    >>> plan = PlainSynchronous(0.5).plan(topology.ring(4), steps, np.full(4, 2.0), seed=0)
+    >>> spent = spending(plan, Analysis("tight", (Full(100),) * 4, clip=100.0), owner=0, delta=1e-5)
+    >>> spent.information.tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    >>> spent.curve("worst-case").round(2).tolist()
+    [1.99, 2.94, 3.71, 4.38]
+    >>> round(spent.worst_case([(0, 0.25), (2, spent.release(rate=0.1, scale=0.1, std=2.0))]), 2)
+    2.94
+    """
+
+    plan: Plan
+    analysis: Analysis
+    owner: int
+    delta: float
+    sensitivity: float  # of the owner's mean gradient, to one of its records
+    information: Floats
+    _known: dict[int, float] = field(default_factory=dict, repr=False)  # worst case of the plan up to a round
+
+    @property
+    def batches(self) -> Batches:
+        return self.analysis.batches[self.owner]
+
+    def curve(self, guarantee: str) -> Floats:
+        """[releases]: ε after each release of the plan if the owner's data enter no later one."""
+        if guarantee not in GUARANTEES:
+            raise PrivacyError(f"Expected guarantee to be one of {', '.join(GUARANTEES)}, got {guarantee!r}.")
+        places = _checkpoints(self.plan.releases)
+        ask = {"claimed": self._claimed, "view": self._view, "worst-case": self._worst_case}
+        values = np.asarray(ask[guarantee](places))
+        if not np.isfinite(values).all():
+            raise PrivacyError(
+                f"Expected a finite {guarantee} epsilon of agent {self.owner}, got an infinite one after "
+                f"round {places[int(np.isinf(values).argmax())]}: what it sends is not hidden by noise."
+            )
+        # A bound for more releases also bounds fewer.
+        least = np.minimum.accumulate(values[::-1])[::-1]
+        return np.asarray(least[np.searchsorted(places, np.arange(self.plan.releases))])
+
+    def worst_case(self, history: History) -> float:
+        """ε of the releases made so far if all others collude; of a plan or not, in any of its rounds.
+
+        Poisson samples: all planned releases up to the checkpoint after the last, which are at least those
+        that were made.
+        """
+        if not history:
+            return 0.0
+        rounds, values = np.array([round for round, _ in history]), [value for _, value in history]
+        if self.batches.sampled:
+            places = _checkpoints(self.plan.releases)
+            return self._worst_case([places[int(np.searchsorted(places, rounds[-1]))]])[0]
+        made = np.zeros(int(rounds.max()) + 1)
+        np.add.at(made, rounds, values)
+        return self._composed(made)
+
+    def release(self, rate: float, scale: float, std: float) -> float:
+        """1/z² of one release that no plan holds: step `rate` under noise of deviation `scale`·`std`.
+
+        The noise is the owner's own and fresh; other noise that the row may carry does not count.
+        """
+        if self.batches.sampled:
+            raise NotCovered(
+                "What a release of Poisson samples costs is computed for a plan: use full or cyclic batches."
+            )
+        if rate == 0:
+            return 0.0
+        # 1/z² = (λ·Δ / (scale·std))²
+        return (rate * self.sensitivity / (scale * std)) ** 2 if scale * std else float("inf")
+
+    def _composed(self, made: Floats) -> float:
+        return composed(made, self.batches, self.analysis.adjacency).epsilon(self.delta)
+
+    def _worst_case(self, places: Sequence[int]) -> list[float]:
+        for last in places:
+            if last not in self._known:
+                self._known[last] = self._composed(self.information[: last + 1])
+        return [self._known[last] for last in places]
+
+    def _view(self, places: Sequence[int]) -> Floats | list[float]:
+        if self.batches.sampled:
+            # Given fresh noise in every release, no observer learns more than the releases themselves tell.
+            expect_fresh(self.plan, np.array([self.owner]))
+            return self._worst_case(places)
+        mu = leading_view(self.plan, self.analysis.exposure(), self.owner, places)
+        return epsilon_of(mu, self.delta)
+
+    def _claimed(self, places: Sequence[int]) -> list[float]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # said by the account
+            try:
+                z = noise_multipliers(self.plan, self.analysis.exposure())[:, self.owner]
+                return [self.analysis.claim_of(self.owner, z[: last + 1], self.delta) for last in places]
+            except PrivacyError as error:
+                raise NotCovered(
+                    f"The claimed guarantee of {self.analysis.calibration} has no cost by rounds: {error}"
+                ) from error
+
+
+def spending(plan: Plan, analysis: Analysis, owner: int, delta: float) -> Spending:
+    """What the releases of `owner` cost at δ; refused where one of them has no noise at all.
+
+    >>> from topdp import topology
+    >>> from topdp.plan import Full, learning_rates, schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = schedule(learning_rates(0.1, 9, "none"), np.ones(10), "gradient")
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(4), steps, np.full(4, 5.0), seed=0)
+    >>> spent = spending(plan, Analysis("tight", (Full(100),) * 4, clip=100.0), owner=0, delta=1e-5)
+    >>> [round(float(spent.curve(name)[-1]), 2) for name in ("claimed", "view", "worst-case")]
+    [2.59, 3.23, 5.24]
+    """
+    exposure = analysis.exposure()
+    check(plan, exposure)
+    if not 0 <= owner < plan.agents:
+        raise PrivacyError(f"Expected an owner between 0 and {plan.agents - 1}, got {owner}.")
+    sensitivity = float(exposure.sensitivity[owner])
+    per_release = information(plan)[:, owner] * sensitivity**2
+    if not np.isfinite(per_release).all():
+        raise PrivacyError(
+            "Expected noise in every row that carries a gradient, got rows without: no finite charge covers "
+            "them. Use a method with noise, and a budget or sigma for every agent."
+        )
+    return Spending(plan, analysis, owner, expect_delta(delta), sensitivity, per_release)
+
+
+def _checkpoints(releases: int) -> list[int]:
+    """Rounds at which a curve is computed: the last one always."""
+    return sorted({int(place) for place in np.linspace(0, releases - 1, min(releases, CHECKPOINTS))})

@@ -1,0 +1,161 @@
+"""The spending curve: it rises, ends where the account of the whole plan does, refuses what that refuses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from builders import PROTOCOLS
+from topdp import topology
+from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
+from topdp.privacy.account import account
+from topdp.privacy.basics.checks import NotCovered, PrivacyError
+from topdp.privacy.published.claims import Analysis
+from topdp.privacy.spending import Spending, spending
+
+DELTA = 1e-5
+GUARANTEES = ("claimed", "view", "worst-case")
+BATCHES = {"full": Full(20), "cycle": Cycle(20, 6), "poisson": Poisson(20, 5)}
+
+
+def make(name: str = "top-sync", rounds: int = 9, deviation: float = 1.0) -> Plan:
+    rates = schedules.learning_rates(0.3, rounds, "linear")
+    schedule = schedules.schedule(rates, np.ones(rounds + 1), "gradient")
+    return PROTOCOLS[name](0.4).plan(topology.random(6, 0.5, 1), schedule, np.full(6, deviation), seed=1)
+
+
+def analysis(batches: Batches, **options: object) -> Analysis:
+    settings = {"calibration": "tight", "clip": 2.0, **options}
+    return Analysis(batches=(batches,) * 6, **settings)
+
+
+def history(spent: Spending, rounds: int | None = None) -> list[tuple[int, float]]:
+    return list(enumerate(spent.information[:rounds].tolist()))
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_the_curve_ends_where_the_account_does(name, kind, guarantee):
+    plan, exposed = make(name), analysis(BATCHES[kind])
+    said = account(plan, exposed, DELTA).answers[guarantee.replace("-", "_")]
+    for owner in (0, 3):
+        spent = spending(plan, exposed, owner, DELTA)
+        if said.epsilon is None:  # Poisson samples and noise that is used again
+            with pytest.raises(NotCovered) as refusal:
+                spent.curve(guarantee)
+            assert str(refusal.value)[:60] == said.reason[:60] and kind == "poisson" and guarantee == "view"
+            continue
+        curve = spent.curve(guarantee)
+        assert curve.shape == (10,) and curve[0] > 0 and (np.diff(curve) >= 0).all()
+        assert curve[-1] == pytest.approx(said.epsilon[owner], rel=1e-9)
+        if guarantee == "worst-case":
+            made = history(spent)
+            assert curve.tolist() == [spent.worst_case(made[: r + 1]) for r in range(10)]
+
+
+@pytest.mark.parametrize("kind", ["full", "cycle"])
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_point_of_the_curve_is_the_account_of_data_that_enter_no_later_round(kind, guarantee):
+    """Oracle: the same plan in which the owner's later rows carry no gradient."""
+    plan, exposed, owner = make("plain-sync"), analysis(BATCHES[kind]), 2
+    curve = spending(plan, exposed, owner, DELTA).curve(guarantee)
+    for last in (0, 4, 8):
+        if guarantee == "claimed":
+            short = make("plain-sync")
+            short = replace(
+                short,
+                **{
+                    part: replace(getattr(short, part), which=getattr(short, part).which[: last + 1])
+                    for part in ("source", "weight", "carries", "draw", "std", "readers")
+                },
+                rate=short.rate[: last + 1],
+                scale=short.scale[: last + 1],
+            )
+        else:
+            carries = plan.carries.values[plan.carries.which].copy()
+            carries[last + 1 :, plan.owner == owner] = False
+            short = replace(plan, carries=type(plan.carries).each(carries))
+        said = account(short, exposed, DELTA).answers[guarantee.replace("-", "_")].epsilon[owner]
+        assert curve[last] == pytest.approx(said, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_between_checkpoints_the_next_one_counts(kind, monkeypatch):
+    plan, exposed = make("plain-sync"), analysis(BATCHES[kind])
+    fine = {guarantee: spending(plan, exposed, 1, DELTA).curve(guarantee) for guarantee in GUARANTEES}
+    monkeypatch.setattr(import_module("topdp.privacy.spending"), "CHECKPOINTS", 4)
+    for guarantee in GUARANTEES:
+        coarse = spending(plan, exposed, 1, DELTA).curve(guarantee)
+        assert coarse.tolist() == fine[guarantee][[0, 3, 3, 3, 6, 6, 6, 9, 9, 9]].tolist()
+
+
+def test_rounds_that_were_left_out_cost_nothing():
+    spent = spending(make(), analysis(Cycle(20, 6)), 0, DELTA)
+    made = history(spent)
+    assert spent.worst_case([]) == 0
+    assert spent.worst_case(made[::4]) == spent.worst_case([made[0], made[4], made[8]])
+    # One place of the cycle decides: rounds of another place cost nothing until they are the worst.
+    assert spent.worst_case([(0, 1.0), (4, 1.0), (5, 1.5)]) == spent.worst_case([(0, 1.0), (4, 1.0)])
+    assert spent.worst_case([(0, 1.0), (1, 1.0)]) < spent.worst_case([(0, 1.0), (4, 1.0)])
+    assert spent.worst_case([(0, 1.0), (4, math.inf)]) == math.inf
+
+
+def test_poisson_samples_are_charged_for_the_planned_releases_up_to_the_last():
+    spent = spending(make("plain-sync"), analysis(Poisson(20, 5)), 0, DELTA)
+    made = history(spent)
+    assert spent.worst_case(made[:4]) == spent.worst_case([made[3]]) == spent.curve("worst-case")[3]
+
+
+def test_a_release_outside_a_plan_is_that_of_the_plan():
+    plan, exposed = make("plain-sync"), analysis(Full(20))
+    spent = spending(plan, exposed, 0, DELTA)
+    std = float(plan.full_scale[0])
+    for r in range(9):
+        found = spent.release(float(plan.rate[r]), float(plan.scale[r]), std)
+        assert found == pytest.approx(spent.information[r], rel=1e-12)
+    assert spent.release(0.0, 0.0, std) == 0
+    assert spent.release(0.1, 0.1, 0.0) == spent.release(0.1, 0.0, 1.0) == math.inf
+    with pytest.raises(NotCovered, match="computed for a plan"):
+        spending(plan, analysis(Poisson(20, 5)), 0, DELTA).release(0.1, 0.1, 1.0)
+
+
+def test_what_the_account_refuses_has_no_curve():
+    """Poisson samples under replace-one have no proof: an agent must not charge by a number for them."""
+    exposed = analysis(Poisson(20, 5), adjacency="replace-one")
+    plan = make("plain-sync")
+    found = account(plan, exposed, DELTA)
+    assert [answer.epsilon for answer in found.answers.values()] == [None] * 3
+    spent = spending(plan, exposed, 0, DELTA)
+    for guarantee in GUARANTEES:
+        with pytest.raises(NotCovered):
+            spent.curve(guarantee)
+    with pytest.raises(NotCovered, match="replace-one"):
+        spent.worst_case([(0, 0.1)])
+
+
+def test_refusals():
+    plan, exposed = make(), analysis(Full(20))
+    silent = replace(plan, scale=np.zeros_like(plan.scale))
+    with pytest.raises(PrivacyError, match="Expected noise in every row"):
+        spending(silent, exposed, 0, DELTA)
+    with pytest.raises(NotCovered, match="pruned"):
+        spending(prune(plan), exposed, 0, DELTA)
+    with pytest.raises(PrivacyError, match="an owner between 0 and 5, got 6"):
+        spending(plan, exposed, 6, DELTA)
+    with pytest.raises(PrivacyError, match="guarantee to be one of claimed, view, worst-case, got 'all'"):
+        spending(plan, exposed, 0, DELTA).curve("all")
+    growing = replace(plan, scale=plan.scale * np.linspace(1, 2, 10))
+    with pytest.raises(NotCovered, match=r"theorem1 has no cost by rounds: .* here it grows"):
+        spending(growing, analysis(Full(20), calibration="theorem1"), 0, DELTA).curve("claimed")
+
+
+def test_draws_that_everybody_knows_hide_nothing():
+    plan = make("plain-sync")
+    known = np.broadcast_to(np.arange(6), (plan.draws, 6))
+    with pytest.raises(PrivacyError, match="Expected noise in every row"):
+        spending(replace(plan, known_by=known), analysis(Full(20)), 0, DELTA)
