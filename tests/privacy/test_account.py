@@ -59,7 +59,7 @@ def test_three_answers_for_every_agent(name):
     assert np.isnan(np.diag(mu)).all() and np.isfinite(mu[~np.eye(6, dtype=bool)]).all()
     np.testing.assert_allclose(epsilon_of(np.nanmax(mu, axis=1), DELTA), found.view.epsilon, rtol=1e-12)
     assert (np.nan_to_num(np.array(details["mu_view_aligned"], float)) <= np.nan_to_num(mu)).all()
-    assert details["sensitivity"] == [0.1] * 6 and details["participation"] == ["EveryRound()"]
+    assert details["sensitivity"] == [0.1] * 6 and details["participation"] == ["in every round"]
 
 
 def test_the_plain_rule_claims_what_it_is():
@@ -186,3 +186,30 @@ def test_cycles_count_the_worst_place_in_the_cycle():
     np.testing.assert_allclose(found.claimed.epsilon, expected, rtol=1e-9)
     np.testing.assert_allclose(found.worst_case.epsilon, expected, rtol=1e-9)
     assert strict_json(found)["participation"] == ["Cyclic(period=4)"]
+
+
+@pytest.mark.parametrize(
+    ("made", "of"),
+    [
+        (lambda: plan("top-sync"), lambda: analysis()),
+        (lambda: plan("plain-sync", [1, 1, 0, 1, 1, 1]), lambda: analysis()),
+        (lambda: plan("top-sync", iterations=1), lambda: analysis(Poisson(20, 5))),
+        (lambda: plan("plain-sync", iterations=1), lambda: analysis(Poisson(20, 5))),
+        (lambda: replace(plan("plain-sync"), protocol="custom"), lambda: analysis()),
+    ],
+    ids=["finite", "infinite", "refused", "sampled", "no claim"],
+)
+def test_an_account_is_read_as_it_was_written(made, of):
+    found = account(made(), of(), DELTA, guarantee="view")
+    details = found.details()
+    read = Account.from_details(strict_json(found), of())
+    assert {**read.details(), "mu_view": None, "mu_view_aligned": None} == {
+        **details, "mu_view": None, "mu_view_aligned": None,
+    }  # fmt: skip
+    assert {name: answer.status for name, answer in read.answers.items()} == {
+        name: answer.status for name, answer in found.answers.items()
+    }
+    if read.seen is not None:
+        np.testing.assert_array_equal(read.seen.upper, found.seen.upper)
+        np.testing.assert_array_equal(read.seen.lower, found.seen.lower)
+        np.testing.assert_array_equal(read.seen.epsilon(DELTA), found.seen.epsilon(DELTA))

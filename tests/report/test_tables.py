@@ -14,7 +14,11 @@ def summary(epsilon):
     return {
         "rounds": 6000,
         "accuracy": {"mean": 0.88904, "min": 0.1, "max": 1.0},
-        "privacy": {**privacy, "epsilon": dict.fromkeys(tables.ANSWERS, epsilon)},
+        "privacy": {
+            **privacy,
+            "epsilon": dict.fromkeys(tables.ANSWERS, epsilon),
+            "status": dict.fromkeys(tables.ANSWERS, "finite" if epsilon else "infinite"),
+        },
         "seconds": 1240.4,
     }
 

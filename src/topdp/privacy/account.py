@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,28 @@ from topdp.privacy.published.claims import Analysis
 GUARANTEES = ("claimed", "view", "worst-case")
 
 
+class Status(StrEnum):
+    """What kind of answer it is: for programs, as `reason` is for people."""
+
+    FINITE = "finite"
+    INFINITE = "infinite"
+    """Some agent is not hidden by noise."""
+    REFUSED = "refused"
+    """No analysis covers the question."""
+
+
 @dataclass(frozen=True, eq=False)
 class Answer:
     """[agents] ε; None where the accountant refused, and `reason` says why. Infinite is said as such."""
 
     epsilon: Floats | None
     reason: str | None = None
+
+    @property
+    def status(self) -> Status:
+        if self.epsilon is None:
+            return Status.REFUSED
+        return Status.FINITE if np.isfinite(self.epsilon).all() else Status.INFINITE
 
     @property
     def largest(self) -> float | None:
@@ -47,7 +64,10 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Account:
-    """What is known of a plan's privacy at one δ."""
+    """What is known of a plan's privacy at one δ.
+
+    `guarantee` names the answer that meets the budget; None where the noise was given.
+    """
 
     delta: float
     analysis: Analysis
@@ -56,18 +76,30 @@ class Account:
     worst_case: Answer
     seen: View | None  # every agent alone against every other; None when the view refused
     warnings: tuple[str, ...] = ()
+    guarantee: str | None = None
 
     @property
     def answers(self) -> dict[str, Answer]:
         return {"claimed": self.claimed, "view": self.view, "worst_case": self.worst_case}
 
+    @property
+    def epsilon(self) -> dict[str, float | None]:
+        """The largest ε over agents, by answer; None where it is infinite or refused."""
+        return {name: answer.largest for name, answer in self.answers.items()}
+
+    def answer(self, guarantee: str) -> Answer:
+        """The answer that a guarantee of a configuration names."""
+        return self.answers[guarantee.replace("-", "_")]
+
     def summary(self) -> dict[str, Any]:
         """The `privacy` object of a run: the largest ε over agents, null with a reason."""
         reasons = {name: answer.reason for name, answer in self.answers.items() if answer.reason}
         return {
+            "guarantee": self.guarantee,
             "delta": self.delta,
             "adjacency": self.analysis.adjacency,
-            "epsilon": {name: answer.largest for name, answer in self.answers.items()},
+            "epsilon": self.epsilon,
+            "status": {name: str(answer.status) for name, answer in self.answers.items()},
             **({"reasons": reasons} if reasons else {}),
             **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
@@ -82,6 +114,23 @@ class Account:
             "mu_view_aligned": _matrix(self.seen.lower if self.seen else None),
             "assumptions": ASSUMPTIONS,
         }
+
+    @classmethod
+    def from_details(cls, details: dict[str, Any], analysis: Analysis) -> Account:
+        """What `details` wrote. Losses of Poisson samples are not in it: then there is no `seen`."""
+        answers = {
+            name: Answer(_array(values), details.get("reasons", {}).get(name))
+            for name, values in details["epsilon_per_agent"].items()
+        }
+        seen = None
+        if details["mu_view"] is not None and not analysis.exposure().sampled:
+            upper, lower = _square(details["mu_view"]), _square(details["mu_view_aligned"])
+            alone = tuple((agent,) for agent in range(len(upper)))
+            seen = View(alone, lower, upper, ~np.eye(len(upper), dtype=bool))
+        said = tuple(details.get("warnings", ()))
+        return cls(
+            details["delta"], analysis, **answers, seen=seen, warnings=said, guarantee=details["guarantee"]
+        )
 
 
 ASSUMPTIONS = {
@@ -105,10 +154,12 @@ def account(
     seen: View | None = None,
     progress: Progress | None = None,
     patient: bool = False,
+    guarantee: str | None = None,
 ) -> Account:
     """The three answers for every agent of `plan`.
 
     `seen`: its view, where a calibration has it already. `patient`: also the view of a very long plan.
+    `guarantee`: by which the noise was calibrated.
     """
     delta = expect_delta(delta)
     exposure = analysis.exposure()
@@ -129,7 +180,7 @@ def account(
 
     claimed, viewed = _answer(claims), _answer(views)
     worst = _answer(lambda: worst_case(plan, exposure).epsilon(delta))
-    return Account(delta, analysis, claimed, viewed, worst, seen, tuple(said))
+    return Account(delta, analysis, claimed, viewed, worst, seen, tuple(said), guarantee)
 
 
 def _answer(ask: Callable[[], Floats]) -> Answer:
@@ -148,3 +199,15 @@ def _matrix(mu: Floats | None) -> list[list[float | None]] | None:
     if mu is None:
         return None
     return [[float(value) if math.isfinite(value) else None for value in row] for row in mu]
+
+
+def _array(values: list[float | None] | None) -> Floats | None:
+    """What `Answer.list` wrote."""
+    return None if values is None else np.array([math.inf if e is None else e for e in values])
+
+
+def _square(rows: list[list[float | None]]) -> Floats:
+    """What `_matrix` wrote of a view in which every pair was asked for: nobody observes itself."""
+    mu = np.array([[math.inf if value is None else value for value in row] for row in rows])
+    np.fill_diagonal(mu, np.nan)
+    return mu

@@ -47,9 +47,7 @@ def uncut(*headers: str, **options: Any) -> Table:
 def epsilon(privacy: Mapping[str, Any], key: str) -> str:
     """A number, `infinite` or `refused`; never anything in between."""
     value = privacy["epsilon"][key]
-    if value is not None:
-        return f"{value:.4g}"
-    return "infinite" if privacy.get("reasons", {}).get(key, "").startswith("Infinite") else "refused"
+    return str(privacy["status"][key]) if value is None else f"{value:.4g}"
 
 
 def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions | None) -> list[Table | Text]:
@@ -80,7 +78,7 @@ def _spread(values: np.ndarray) -> str:
 
 def _per_agent(config: RunConfig, found: Account) -> Table:
     budget = np.broadcast_to(np.asarray(config.privacy.epsilon, float), len(found.analysis.batches))
-    chosen = found.answers[config.privacy.guarantee.replace("-", "_")].epsilon
+    chosen = found.answer(config.privacy.guarantee).epsilon
     table = uncut("agent", "ε claimed", "ε view", "who sees most", "ε worst case", "share of the budget")
     for agent, limit in enumerate(budget):
         each = [_number(answer.epsilon, agent) for answer in found.answers.values()]

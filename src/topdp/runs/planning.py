@@ -36,7 +36,7 @@ def plan_and_account(
         calibrated = calibrate(write, analysis, config.privacy.guarantee, epsilon, delta, progress, patient)
         deviation, seen = calibrated.deviation, calibrated.seen
     plan = write(deviation)
-    return plan, account(plan, analysis, delta, seen, progress, patient)
+    return plan, account(plan, analysis, delta, seen, progress, patient, build.guarantee(config))
 
 
 def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
@@ -61,10 +61,11 @@ def expect_plan_of(
         raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml; it is not.")
 
 
-def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFolder) -> dict[str, Any]:
-    """privacy.json of a run; refused if it was written for other records, batches, clip, δ or adjacency.
+def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFolder) -> Account:
+    """The account in privacy.json of a run; refused if it was written for other settings.
 
-    A plan knows none of these, so the same plan under others would be less private than the file says.
+    Those are records, batches, clip, δ and adjacency. A plan knows none of them, so the same plan under
+    others would be less private than the file says.
     """
     privacy: dict[str, Any] = folder.read_json("privacy.json")
     begun = {"records": folder.read_json("run.json").get("records"), **privacy}
@@ -76,7 +77,12 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
             f"Expected the {', '.join(others)} with which the run in {folder.path} was begun, got others: "
             "its privacy.json does not hold for them."
         )
-    return privacy
+    try:
+        return Account.from_details(privacy, analysis)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"Expected the account of a run in {folder.path / 'privacy.json'}, could not read it: {error!r}."
+        ) from error
 
 
 def _graph_of_run(config: RunConfig, path: Path) -> Topology:
@@ -96,7 +102,8 @@ def account_of_run(path: Path, progress: Progress | None = None) -> tuple[RunCon
     expect_account_of(config, counts, folder)
     analysis = build.analysis(config, counts)
     patient = config.privacy.patient
-    return config, plan, account(plan, analysis, config.privacy.delta, None, progress, patient)
+    found = account(plan, analysis, config.privacy.delta, None, progress, patient, build.guarantee(config))
+    return config, plan, found
 
 
 def coalition_account(
@@ -113,7 +120,7 @@ def account_json(
     config: RunConfig, plan: Plan, found: Account, together: Coalitions | None
 ) -> dict[str, Any]:
     """The JSON object of `topdp account`."""
-    details = {"guarantee": build.guarantee(config), "releases": plan.releases, **found.details()}
+    details = {"releases": plan.releases, **found.details()}
     details["sigma"] = (plan.full_scale / config.privacy.clip).tolist()
     if together is not None:
         epsilon, members = together.worst_epsilon(found.delta)

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from topdp.learning.models import FlatModel
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
+from topdp.privacy.account import Account
 from topdp.settings.config import RunConfig
 from topdp.simulator.engine import Evaluation
 
 Metrics = dict[str, Any]
 """One evaluation, as a line of metrics.jsonl holds it."""
-
-_SUMMARY = ("delta", "guarantee", "adjacency", "epsilon", "reasons", "warnings")
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,13 @@ class Result:
     >>> result = topdp.train(torch.nn.Linear(3, 2), shards, topdp.topology.ring(3), sigma=0.1, rounds=4)
     >>> sorted(result.accuracy), result.model(agent=0)
     (['max', 'mean', 'min'], Linear(in_features=3, out_features=2, bias=True))
+    >>> round(result.privacy.epsilon["worst_case"], 3)  # largest over agents, at δ = 1e-5
+    1.76
     """
 
     config: RunConfig
     plan: Plan
-    privacy: dict[str, Any]  # what privacy.json holds: the three answers in full
+    privacy: Account  # the three answers, and who learns what of whom
     metrics: list[Metrics]
     estimates: Tensor  # [agents, d]
     seconds: float
@@ -57,7 +58,7 @@ class Result:
             "run": None if self.folder is None else str(self.folder),
             "rounds": self.config.rounds,
             "accuracy": self.accuracy or None,
-            "privacy": {key: self.privacy[key] for key in _SUMMARY if key in self.privacy},
+            "privacy": self.privacy.summary(),
             "seconds": round(self.seconds, 3),
         }
 

@@ -28,13 +28,13 @@ from topdp import __version__
 from topdp.data import Shards
 from topdp.data.progress import Progress
 from topdp.plan import Plan
+from topdp.privacy.account import Account
 from topdp.report.curves import curves
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.folder import GIVEN, GRAPH_FILE, RunFolder, RunFolderError
 from topdp.runs.loop import Watcher, train_to_the_end
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.runs.result import Result
-from topdp.settings import build
 from topdp.settings.config import (
     ConfigError,
     MethodConfig,
@@ -153,7 +153,7 @@ class Job:
 
     parts: Assembly
     plan: Plan
-    privacy: dict[str, Any]
+    privacy: Account
 
     def result(
         self, metrics: list[dict[str, Any]], estimates: torch.Tensor, seconds: float, folder: Path | None
@@ -164,8 +164,7 @@ class Job:
 
 def _planned(parts: Assembly, watch: Watcher | None) -> Job:
     progress = partial(_show_accounting, watch) if watch else None
-    plan, account = plan_and_account(parts.config, parts.graph, parts.shards.counts, progress)
-    return Job(parts, plan, {"guarantee": build.guarantee(parts.config), **account.details()})
+    return Job(parts, *plan_and_account(parts.config, parts.graph, parts.shards.counts, progress))
 
 
 def _begun(parts: Assembly, folder: RunFolder) -> Job:
@@ -236,7 +235,7 @@ def _room_for(out: Path | None) -> Iterator[None]:
 def _new_folder(path: Path, job: Job) -> RunFolder:
     folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
     folder.mark("running", records=list(job.parts.shards.counts))
-    folder.write_json("privacy.json", job.privacy)
+    folder.write_json("privacy.json", job.privacy.details())
     return folder
 
 

@@ -31,7 +31,6 @@ from topdp.privacy.account import Account
 from topdp.runs.assembly import Assembly
 from topdp.runs.folder import RunFolder
 from topdp.runs.result import Result, metrics_of
-from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig
 from topdp.simulator.engine import State
 
@@ -164,8 +163,7 @@ def _gathered(
     )
     found = parts.engine(setup.plan).evaluate(State(setup.plan.releases, estimates))
     metrics = [metrics_of(config.rounds, found)]
-    privacy = {"guarantee": build.guarantee(config), **account.details()}
-    folder = _folder(out, config, setup, privacy)
+    folder = _folder(out, config, setup, account)
     folder.save_metrics(metrics)
     folder.finish(
         estimates.numpy(),
@@ -175,7 +173,7 @@ def _gathered(
         federation=manifest.hash,
         agents=results,
     )
-    told = Result(config, setup.plan, privacy, metrics, estimates, seconds, parts.flat, out).summary()
+    told = Result(config, setup.plan, account, metrics, estimates, seconds, parts.flat, out).summary()
     per_round = {
         part: float(np.mean([result["milliseconds_per_round"][part] for result in results])) for part in PARTS
     }
@@ -183,14 +181,14 @@ def _gathered(
     return {**told, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}
 
 
-def _folder(out: Path, config: RunConfig, setup: Setup, privacy: dict[str, Any]) -> RunFolder:
+def _folder(out: Path, config: RunConfig, setup: Setup, account: Account) -> RunFolder:
     """The agents' folders are inside already, so the run folder is made beside and moved in."""
     beside = RunFolder.create(out / "agents" / "run", config.to_toml(), setup.plan)
     for file in beside.path.iterdir():
         os.replace(file, out / file.name)
     beside.path.rmdir()
     folder = RunFolder.open(out)
-    folder.write_json("privacy.json", privacy)
+    folder.write_json("privacy.json", account.details())
     return folder
 
 

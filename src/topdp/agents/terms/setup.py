@@ -75,7 +75,7 @@ def completed(
     """The configuration with noise, budgets and records of every agent written out, and what it costs."""
     plan, account = plan_and_account(config, graph, counts, progress)
     guarantee = config.privacy.guarantee
-    spent = account.answers[guarantee.replace("-", "_")]
+    spent = account.answer(guarantee)
     if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
         raise ConfigError(
             f"privacy.guarantee: agents charge their budgets by {guarantee}, which has no finite epsilon "

@@ -53,7 +53,7 @@ class Analysis:
             "calibration": self.calibration,
             "clip": self.clip,
             "sensitivity": exposure.sensitivity.tolist(),
-            "participation": list(dict.fromkeys(map(_participation, self.batches))),
+            "participation": list(dict.fromkeys(map(str, self.batches))),
         }
 
     def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:
@@ -93,10 +93,3 @@ def _without_last_digits(values: Floats) -> Floats:
     distinct, where = np.unique(values, return_inverse=True)
     first = np.diff(distinct, prepend=-1.0) > 1e-13 * distinct
     return np.asarray(distinct[first][np.cumsum(first) - 1][where])
-
-
-def _participation(batches: Batches) -> str:
-    """As every privacy.json has it: a run that was begun earlier is compared with it letter by letter."""
-    if batches.sampled:
-        return f"PoissonSampling(rate={batches.rate!r})"
-    return "EveryRound()" if batches.period == 1 else f"Cyclic(period={batches.period})"
