@@ -61,11 +61,11 @@ def noise_variance(plan: Plan) -> tuple[float, float]:
     return float(estimates.mean() / plan.releases), float(estimates.diagonal().mean() / plan.releases)
 
 
-def measure(alpha: float, seed: int, iterations: int) -> dict[str, float]:
+def measure(alpha: float, seed: int, rounds: int) -> dict[str, float]:
     """The ratios top over plain for one α on one graph."""
     graph = topology.random(AGENTS, CONNECTION, seed)
-    rates = schedules.learning_rates(1.0, iterations, "none")
-    schedule = schedules.schedule(rates, np.ones(iterations + 1), "gradient")
+    rates = schedules.learning_rates(1.0, rounds, "none")
+    schedule = schedules.schedule(rates, np.ones(rounds + 1), "gradient")
     found = []
     for protocol in (PlainSynchronous, TopSynchronous):
         plan = protocol(alpha).plan(graph, schedule, np.ones(AGENTS), seed)
@@ -130,21 +130,19 @@ def picture(table: dict[float, dict[str, list[float]]], path: Path, said: str) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="one graph, 40 iterations; no picture unless named"
-    )
+    parser.add_argument("--quick", action="store_true", help="one graph, 40 rounds; no picture unless named")
     parser.add_argument("--graphs", type=int, default=4, help="how many random graphs")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line on stdout")
     parser.add_argument(
         "--picture", type=Path, help=f"where the figure goes; {PICTURE.name} in docs/pictures"
     )
     arguments = parser.parse_args()
-    graphs, iterations = (1, 40) if arguments.quick else (arguments.graphs, 200)
+    graphs, rounds = (1, 40) if arguments.quick else (arguments.graphs, 200)
 
     out = sys.stderr if arguments.json else sys.stdout
     table: dict[float, dict[str, list[float]]] = {}
     for alpha in ALPHAS:
-        rows = [measure(alpha, seed, iterations) for seed in range(graphs)]
+        rows = [measure(alpha, seed, rounds) for seed in range(graphs)]
         table[alpha] = {name: [float(row[name]) for row in rows] for name in rows[0]}
         if len(table) == 1:
             print(f"{'α':>6}" + "".join(f"{name:>18}" for name in table[alpha]), file=out)
@@ -153,12 +151,12 @@ def main() -> int:
     path = arguments.picture or (None if arguments.quick else PICTURE)
     if path is not None:
         said = (
-            f"Random graphs of {AGENTS} agents, connection {CONNECTION}, T = {iterations}, full batches; "
+            f"Random graphs of {AGENTS} agents, connection {CONNECTION}, T = {rounds}, full batches; "
             f"mean of {graphs} graphs (whiskers: least, largest)"
         )
         print(f"The figure is {picture(table, path, said)}", file=out)
     if arguments.json:
-        settings = {"agents": AGENTS, "connection": CONNECTION, "iterations": iterations, "graphs": graphs}
+        settings = {"agents": AGENTS, "connection": CONNECTION, "rounds": rounds, "graphs": graphs}
         print(json.dumps({"settings": settings, "alpha": {str(alpha): row for alpha, row in table.items()}}))
     return 0
 

@@ -34,15 +34,15 @@ class Job:
     name: str
     agents: int
     degree: float
-    iterations: int
+    rounds: int
     observers: int
     bound: str
 
 
 def jobs(quick: bool) -> list[Job]:
-    def of(name: str, agents: int, degree: float, iterations: int, observers: int) -> list[Job]:
-        iterations = max(5, iterations // 10) if quick else iterations
-        return [Job(f"{name}, {b}", agents, degree, iterations, observers, b) for b in ("aligned", "upper")]
+    def of(name: str, agents: int, degree: float, rounds: int, observers: int) -> list[Job]:
+        rounds = max(5, rounds // 10) if quick else rounds
+        return [Job(f"{name}, {b}", agents, degree, rounds, observers, b) for b in ("aligned", "upper")]
 
     return [
         *of("neighbours", 30, 0.2 * 29, 1000, 30),
@@ -65,8 +65,8 @@ def measure(job: Job) -> dict[str, float]:
     from topdp.protocols import TopSynchronous
 
     graph = topology.random(job.agents, job.degree / (job.agents - 1), seed=0)
-    rates = schedules.learning_rates(0.5, job.iterations, "none")
-    schedule = schedules.schedule(rates, np.ones(job.iterations + 1), "gradient")
+    rates = schedules.learning_rates(0.5, job.rounds, "none")
+    schedule = schedules.schedule(rates, np.ones(job.rounds + 1), "gradient")
     plan = TopSynchronous(0.25).plan(graph, schedule, np.ones(job.agents), seed=0)
     exposed = exposure(job.agents, 1.0)
     observers = range(0, job.agents, job.agents // job.observers)[: job.observers]

@@ -15,7 +15,7 @@ from topdp.cli import app
 from topdp.settings import config
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted(page for place in ("*.md", "docs/**/*.md", "*/README.md") for page in ROOT.glob(place))
 NOT_SET = "—"
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

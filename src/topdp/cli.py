@@ -273,6 +273,9 @@ def reproduce(
     lens: Annotated[
         str, typer.Option("--lens", help="printed, same, honest, or several with commas.")
     ] = "printed,same,honest",
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Pictures and verdicts again, from the CSV files; runs nothing.")
+    ] = False,
     folder: Out = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -281,26 +284,26 @@ def reproduce(
 
     Results go to --out, else to reproduction/, or reproduction-quick/ with --quick.
     """
-    from topdp.reproduce import make as front
-    from topdp.reproduce import settings
+    from topdp.reproduce import make
+    from topdp.reproduce.lenses import FULL, QUICK
     from topdp.runs.assembly import choose_device
 
-    names = front.chosen(figure)
-    lenses = [part.strip() for part in lens.split(",")]
-    for one in lenses:
-        if one not in settings.LENSES:
-            raise ConfigError(f"--lens: got {one!r}.{config.did_you_mean(one, list(settings.LENSES))}")
+    names, lenses, scale = make.named_figures(figure), make.named_lenses(lens), QUICK if quick else FULL
     place = folder or Path("reproduction-quick" if quick else "reproduction")
-    scale = settings.QUICK if quick else settings.FULL
-    chosen = str(choose_device(device))
-    made = front.reproduce(names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False))
+    if redraw:
+        made = make.redraw(names, lenses, scale, place)
+    else:
+        chosen = str(choose_device(device))
+        made = make.reproduce(
+            names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False)
+        )
     if as_json:
         print_json({"out": str(place), **made.to_json()})
     else:
         if made.verdicts:
             show(tables.verdicts(made.to_json()["verdicts"]))
         if quick:
-            show(front.NOT_THE_PAPER)
+            show(make.NOT_THE_PAPER)
         show(f"Figures, numbers and verdicts are in {place}")
 
 

@@ -1,4 +1,12 @@
-"""The noise of the honest lens: one view a plan at ε = 1, kept by name; all else follows by scaling."""
+"""The noise of the honest lens: one view a plan at ε = 1, kept by name; all else follows by scaling.
+
+For the figures and the frontier, whose views take hours when they are computed afresh; a run by itself is
+calibrated by `runs/planning.py`.
+
+**Guarantees.** σ is that of `privacy.calibrate`: the least with which no other agent alone learns more than
+the budget (view, sound bound), one record of one agent added or removed, full batches of equal shards, the
+noise inside the step. Whatever does not follow from the kept σ by exact scaling is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from topdp.errors import InputError
+from topdp.files import write_whole
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.reproduce.processes import in_processes
-from topdp.reproduce.store import Say, name, write
+from topdp.reproduce.store import Say, read_json, run_name
 from topdp.runs.planning import plan_writer
 from topdp.settings import build
 from topdp.settings.config import RunConfig, parse
@@ -22,23 +32,23 @@ UNIT_RECORDS = 100
 LITTLE_WORK = 2e4  # rounds times agents: views that take less are not worth starting processes for
 
 
-class Calibrations:
-    """σ of configurations, in one JSON file."""
+class KeptNoise:
+    """σ of configurations, in one JSON file: name of the configuration at ε = 1 -> σ."""
 
     def __init__(self, file: Path, say: Say) -> None:
         self.file = file
         self.say = say
-        self.known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+        self.known: dict[str, float] = read_json(file)
 
-    def make(self, configs: Iterable[RunConfig]) -> None:
-        """Calibrates whatever is not known yet."""
-        units = {name(unit): unit for unit in map(_at_unit_budget, configs) if unit is not None}
+    def calibrate(self, configs: Iterable[RunConfig]) -> None:
+        """Whatever is not known yet."""
+        units = {run_name(unit): unit for unit in map(_at_unit_budget, configs) if unit is not None}
         missing = [unit for key, unit in units.items() if key not in self.known]
         worthwhile = sum(unit.rounds * unit.topology.agents for unit in missing) > LITTLE_WORK
         for done, (unit, sigma) in enumerate(in_processes(_sigma_of, missing, worthwhile), 1):
-            self.known[name(unit)] = sigma
+            self.known[run_name(unit)] = sigma
             if worthwhile or done == len(missing):
-                write(self.file, json.dumps(self.known, indent=1, sort_keys=True))
+                write_whole(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
             if worthwhile:
                 self.say(f"calibrated {done} of {len(missing)} plans")
 
@@ -53,14 +63,16 @@ class Calibrations:
         assert isinstance(epsilon, float)
         # The loss scales as 1/noise: σ(ε) = σ(1) μ(1)/μ(ε); and the sensitivity as 1/records.
         delta, records = config.privacy.delta, build.counts(config, config.topology.agents)[0]
-        return self.known[name(unit)] * _mu(1.0, delta) / _mu(epsilon, delta) * UNIT_RECORDS / records
+        return self.known[run_name(unit)] * _mu(1.0, delta) / _mu(epsilon, delta) * UNIT_RECORDS / records
 
-    def against_all_others(self, configs: Sequence[RunConfig]) -> list[float]:
+    def epsilon_of_all_others(self, configs: Sequence[RunConfig]) -> list[float]:
         """ε of each run against all other agents together: its largest over the agents."""
         noisy = [(config, self.sigma(config)) for config in configs]
         worthwhile = sum(config.rounds * config.topology.agents for config in configs) > LITTLE_WORK
-        found = {name(config): e for (config, _), e in in_processes(_worst_case, noisy, worthwhile)}
-        return [found[name(config)] for config in configs]
+        found = {
+            run_name(config): e for (config, _), e in in_processes(_epsilon_of_all_others, noisy, worthwhile)
+        }
+        return [found[run_name(config)] for config in configs]
 
 
 @cache
@@ -74,9 +86,16 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
     if config.privacy.sigma is not None or not build.method(config).noisy:
         return None
     if config.data.batch != "full" or config.data.partition != "iid" or config.method.noise_on != "gradient":
-        raise ValueError("Expected full batches of equal shards with the noise inside the step.")
+        raise InputError(
+            f"Expected full batches of equal shards with the noise inside the step, got data.batch = "
+            f"{config.data.batch!r}, data.partition = {config.data.partition!r}, method.noise_on = "
+            f"{config.method.noise_on!r}."
+        )
     if config.privacy.adjacency != "add-remove" or config.train.fading == "sqrt-epoch":
-        raise ValueError("Expected add-remove adjacency, and steps that do not fall by epochs.")
+        raise InputError(
+            f"Expected add-remove adjacency and steps that do not fall by epochs, got privacy.adjacency = "
+            f"{config.privacy.adjacency!r}, train.fading = {config.train.fading!r}."
+        )
     plain_sync = config.method.mode == "sync" and not build.method(config).reuses_noise
     # What all others see of a plain synchronous agent is what each neighbour sees: no view is needed.
     guarantee = "worst-case" if plain_sync else "view"
@@ -89,7 +108,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
     return parse(tree, "unit budget")
 
 
-def _worst_case(noisy: tuple[RunConfig, float]) -> float:
+def _epsilon_of_all_others(noisy: tuple[RunConfig, float]) -> float:
     config, sigma = noisy
     graph = build.graph(config)
     counts = build.counts(config, graph.agents)

@@ -1,4 +1,8 @@
-"""`topdp reproduce`: figures in; pictures, CSV files and verdicts out. Resumable: runs are kept by name."""
+"""`topdp reproduce`: figures in; CSV files, pictures and verdicts out.
+
+Resumable, because runs are kept by name. Pictures and verdicts are made from the CSV files, so they can be
+made again where the runs are not (`redraw`).
+"""
 
 from __future__ import annotations
 
@@ -10,43 +14,24 @@ from typing import Any
 
 import torch
 
+from topdp.files import write_whole
 from topdp.reproduce import frontier
-from topdp.reproduce.figures import (
-    fig1_alpha,
-    fig2_budget,
-    fig3_connection,
-    fig4_agents,
-    fig5_decay,
-    fig6_topology,
-    fig7_strategies,
-    fig8_cifar,
-)
-from topdp.reproduce.figures.figure import Measured, PaperFigure, draw, write_csv
-from topdp.reproduce.runner import Runs
-from topdp.reproduce.settings import LENSES, Scale
-from topdp.reproduce.store import Say
+from topdp.reproduce.figures import FIGURES
+from topdp.reproduce.figures.figure import PaperFigure
+from topdp.reproduce.figures.numbers import read_numbers, write_numbers
+from topdp.reproduce.figures.picture import draw
+from topdp.reproduce.lenses import LENSES, Scale
+from topdp.reproduce.runner import KeptRuns
+from topdp.reproduce.store import Say, read_json
 from topdp.settings.config import ConfigError, RunConfig, did_you_mean
 
-FIGURES: dict[str, PaperFigure] = {
-    module.FIGURE.number: module.FIGURE
-    for module in (
-        fig1_alpha,
-        fig2_budget,
-        fig3_connection,
-        fig4_agents,
-        fig5_decay,
-        fig6_topology,
-        fig7_strategies,
-        fig8_cifar,
-    )
-}
 NAMES = [*FIGURES, *frontier.NAMES]
 QUICK = " --quick"  # at the end of a command
 NOT_THE_PAPER = "Small runs: these verdicts are about them, not about the paper."
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """What became of one claim under one lens."""
 
     figure: str
@@ -64,18 +49,27 @@ class Reproduced:
     """
 
     seconds: dict[str, float]
-    verdicts: list[Verdict]
+    verdicts: list[ClaimVerdict]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def chosen(which: str) -> list[str]:
+def named_figures(which: str) -> list[str]:
     """`all`, or names separated by commas."""
-    names = NAMES if which == "all" else [part.strip() for part in which.split(",")]
+    return NAMES if which == "all" else _known("a figure", which, [*NAMES, "all"])
+
+
+def named_lenses(which: str) -> list[str]:
+    """Names separated by commas."""
+    return _known("a lens", which, list(LENSES))
+
+
+def _known(what: str, which: str, known: list[str]) -> list[str]:
+    names = [part.strip() for part in which.split(",")]
     for name in names:
-        if name not in NAMES:
-            raise ConfigError(f"Expected a figure, got {name!r}.{did_you_mean(name, [*NAMES, 'all'])}")
+        if name not in known or name == "all":
+            raise ConfigError(f"Expected {what}, got {name!r}.{did_you_mean(name, known)}")
     return names
 
 
@@ -84,22 +78,26 @@ def reproduce(
 ) -> Reproduced:
     """Makes the figures under `out`."""
     _expect_own_folder(out, scale)
-    runs = Runs(out / "runs", device, lambda config: _test_records(scale, config), say)
+    runs = KeptRuns(out / "runs", device, lambda config: _test_records(scale, config), say)
     if runs.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tf32 in matrix products: three times the speed
     seconds: dict[str, float] = {}
     names, lenses = list(names), list(lenses)
-    figures = [FIGURES[name] for name in names if name in FIGURES]
     used: list[RunConfig] = []
-    verdicts: list[Verdict] = []
+    verdicts: list[ClaimVerdict] = []
     for lens in lenses:  # all at once: fuller stacks
-        runs.make(config for figure in figures for config in _configs(figure, lens, scale))
+        runs.make(
+            config for name in names if name in FIGURES for config in FIGURES[name].configs(scale, lens)
+        )
     for name in names:
         if name in frontier.NAMES:
             made = {name: frontier.make(name, scale, runs, out, say)}
         else:
-            made = {f"figure{name}-{lens}": _configs(FIGURES[name], lens, scale) for lens in lenses}
-            verdicts += _figure(FIGURES[name], lenses, scale, runs, out)
+            figure = FIGURES[name]
+            made = {_stem(figure, lens): figure.configs(scale, lens) for lens in lenses}
+            for lens in lenses:
+                write_numbers(figure.panels(scale, lens), runs, out / f"{_stem(figure, lens)}.csv")
+                verdicts += _redraw(figure, lens, scale, out)
         for stem, configs in made.items():
             seconds[stem] = _note(out, stem, configs, scale, runs)
             used += configs
@@ -108,47 +106,60 @@ def reproduce(
     return Reproduced(seconds, verdicts)
 
 
+def redraw(names: Iterable[str], lenses: Iterable[str], scale: Scale, out: Path) -> Reproduced:
+    """Pictures and verdicts of the CSV files in `out`; nothing is run."""
+    _expect_own_folder(out, scale)
+    lenses = list(lenses)
+    verdicts: list[ClaimVerdict] = []
+    for name in names:
+        if name in frontier.NAMES:
+            frontier.redraw(name, scale, out)
+        else:
+            verdicts += [v for lens in lenses for v in _redraw(FIGURES[name], lens, scale, out)]
+    return Reproduced({}, verdicts)
+
+
 def _expect_own_folder(out: Path, scale: Scale) -> None:
     """Not one with other things in it, nor with results of other scale under the same names."""
-    made, runs = out / "made.json", out / "runs"
+    runs = out / "runs"
     # Runs of ours are files; `topdp run` makes a folder of the same name, with a folder for each run.
-    own = runs.is_dir() and all(file.suffix in (".json", ".part") for file in runs.iterdir())
+    own = runs.is_dir() and all(
+        file.suffix == ".json" or file.name.startswith(".")  # one that was being written when it was stopped
+        for file in runs.iterdir()
+    )
     if out.is_dir() and any(out.iterdir()) and not own:
         raise ConfigError(f"--out: expected a new or empty folder, or one of topdp reproduce, got {out}.")
-    others = json.loads(made.read_text()).values() if made.exists() else ()
+    others = read_json(out / "made.json").values()
     if any(note["command"].endswith(QUICK) != scale.quick for note in others):
         held = "full runs" if scale.quick else "quick runs"
         raise ConfigError(f"--out: {out} holds results of {held}, which would be overwritten: name another.")
 
 
-def _configs(figure: PaperFigure, lens: str, scale: Scale) -> list[RunConfig]:
-    return [config for panel in figure.panels(scale, lens) for config in panel.configs()]
+def _stem(figure: PaperFigure, lens: str) -> str:
+    return f"figure{figure.number}-{lens}"
 
 
-def _figure(figure: PaperFigure, lenses: list[str], scale: Scale, runs: Runs, out: Path) -> list[Verdict]:
-    verdicts = []
-    for lens in lenses:
-        measured = Measured(lens, figure.panels(scale, lens), runs)
-        stem = out / f"figure{figure.number}-{lens}"
-        write_csv(measured, stem.with_suffix(".csv"))
-        for ending in (".png", ".svg"):
-            title = f"Figure {figure.number}: {figure.title}"
-            draw(measured, title + scale.remark, scale.epochs, stem.with_suffix(ending))
-        found = [
-            Verdict(figure.number, lens, claim.sentence, *claim.verdict(measured))
-            for claim in figure.claims
-            if lens in claim.lenses
-        ]
-        stem.with_suffix(".md").write_text(_words(figure, lens, found, stem.name, scale), encoding="utf-8")
-        verdicts += found
+def _redraw(figure: PaperFigure, lens: str, scale: Scale, out: Path) -> list[ClaimVerdict]:
+    """The picture and the verdicts of one lens, from its CSV file."""
+    stem = out / _stem(figure, lens)
+    numbers = read_numbers(lens, figure.panels(scale, lens), stem.with_suffix(".csv"))
+    draw(numbers, f"Figure {figure.number}: {figure.title}{scale.remark}", scale.epochs, stem)
+    verdicts = [
+        ClaimVerdict(figure.number, lens, claim.sentence, *claim.verdict(numbers))
+        for claim in figure.claims
+        if lens in claim.lenses
+    ]
+    write_whole(stem.with_suffix(".md"), _table(figure, lens, verdicts, scale))
     return verdicts
 
 
-def _words(figure: PaperFigure, lens: str, verdicts: list[Verdict], name: str, scale: Scale) -> str:
+def _table(figure: PaperFigure, lens: str, verdicts: list[ClaimVerdict], scale: Scale) -> str:
+    stem = _stem(figure, lens)
     lines = [
-        f"### Figure {figure.number}, {LENSES[lens]}",
+        f"### Figure {figure.number}: {figure.title}",
         "",
-        f"![Figure {figure.number}: {figure.title}]({name}.png)",
+        f"Lens `{lens}` ({LENSES[lens]}). Numbers: [{stem}.csv]({stem}.csv). Picture: {stem}.png, drawn from "
+        f"them by `{_command(stem, scale)} --redraw --out .` in this folder.",
         "",
         *([NOT_THE_PAPER, ""] if scale.quick else []),
         "| claim | verdict | measured (%) |",
@@ -158,15 +169,18 @@ def _words(figure: PaperFigure, lens: str, verdicts: list[Verdict], name: str, s
     return "\n".join(lines) + "\n"
 
 
-def _note(out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: Runs) -> float:
-    """Keeps what made a result beside it; returns the seconds of its runs."""
-    file = out / "made.json"
-    made = json.loads(file.read_text()) if file.exists() else {}
+def _command(stem: str, scale: Scale) -> str:
     figure, _, lens = stem.removeprefix("figure").partition("-")
     what = f"{figure} --lens {lens}" if figure in FIGURES else stem
-    command = f"topdp reproduce {what}" + (QUICK if scale.quick else "")
-    made[stem] = {"command": command, "seeds": list(scale.seeds), **runs.made(configs)}
-    file.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+    return f"topdp reproduce {what}" + (QUICK if scale.quick else "")
+
+
+def _note(out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: KeptRuns) -> float:
+    """Keeps what made a result beside it; returns the seconds of its runs."""
+    file = out / "made.json"
+    made = read_json(file)
+    made[stem] = {"command": _command(stem, scale), "seeds": list(scale.seeds), **runs.made(configs)}
+    write_whole(file, json.dumps(made, indent=1, sort_keys=True) + "\n")
     return float(made[stem]["seconds"])
 
 

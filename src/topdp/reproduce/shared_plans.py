@@ -1,4 +1,7 @@
-"""The plans of a stack of runs. No torch: plans are written in processes, which would wait for its import."""
+"""The plans of a stack of runs: runs that differ in nothing but their noise share one, scaled.
+
+No torch: plans are written in processes of their own, which would wait for its import.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ LITTLE_WORK = 1e6  # rounds times agents: plans that take less are not worth sta
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class PlanInputs:
     """What a plan is written from, but for its noise."""
 
     config: RunConfig
@@ -28,20 +31,20 @@ class Unit:
 def shared_plans(
     configs: list[RunConfig], graphs: list[Topology], counts: list[tuple[int, ...]], sigmas: list[float]
 ) -> list[Plan]:
-    """Pruned plans; runs that differ in nothing but their noise share one, scaled."""
-    keys, units = [], {}
+    """The pruned plan of each run, with its noise: for the engine, not for accounting."""
+    keys, distinct = [], {}
     for config, graph, held in zip(configs, graphs, counts, strict=True):
         schedule = build.schedule(config, min(held))
         along = schedule.rate.tobytes(), schedule.noise.tobytes()
         keys.append((config.seed, str(config.topology), build.protocol(config), *along))
-        units[keys[-1]] = Unit(config, graph, held)
-    work = sum(unit.config.rounds * unit.graph.agents for unit in units.values())
-    written = dict(in_processes(_written, list(units.values()), work > LITTLE_WORK))
+        distinct[keys[-1]] = PlanInputs(config, graph, held)
+    work = sum(inputs.config.rounds * inputs.graph.agents for inputs in distinct.values())
+    written = dict(in_processes(_written, list(distinct.values()), work > LITTLE_WORK))
     return [
-        written[units[key]].noise_scaled(sigma * config.privacy.clip)
+        written[distinct[key]].noise_scaled(sigma * config.privacy.clip)
         for key, config, sigma in zip(keys, configs, sigmas, strict=True)
     ]
 
 
-def _written(unit: Unit) -> Plan:
-    return prune(plan_writer(unit.config, unit.graph, unit.counts)(np.ones(unit.graph.agents)))
+def _written(inputs: PlanInputs) -> Plan:
+    return prune(plan_writer(inputs.config, inputs.graph, inputs.counts)(np.ones(inputs.graph.agents)))

@@ -1,9 +1,10 @@
-"""The search for the best setting of each method at each budget: in each mode from a start to the best
-neighbour, until no neighbour is better; then to more rounds, as long as these are better.
+"""The search for the best setting of each method at each budget.
 
-Neighbours share the noise of one seed, so that one seed compares them well. Other rounds are other noise:
-they are compared by the mean over several seeds. All methods, budgets and modes take each step together, so
-that their runs can be stacked.
+It climbs: in each mode from a start to the best neighbour, until no neighbour is better; then to more rounds,
+as long as these are better. Neighbours share the noise of one seed, so that one seed compares them well.
+Other rounds are other noise: they are compared by the mean over several seeds. All methods, budgets and modes
+take each step together, so that their runs can be stacked. It runs nothing itself: a function given to it
+says how accurate settings are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class Key(NamedTuple):
+class Case(NamedTuple):
     """What a best setting is sought for."""
 
     method: str
@@ -23,7 +24,7 @@ class Key(NamedTuple):
     mode: str
 
 
-class Point(NamedTuple):
+class Candidate(NamedTuple):
     """A setting. The rate is per unit of clip: λ·C is what moves a clipped gradient."""
 
     rounds: int
@@ -34,12 +35,12 @@ class Point(NamedTuple):
 
 Seeds = tuple[int, ...]
 
-Measure = Callable[[list[tuple[Key, Point]], Seeds], list[float]]
+Measure = Callable[[list[tuple[Case, Candidate]], Seeds], list[float]]
 """The validation accuracy of settings: the mean over seeds."""
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchSpace:
     """Where settings are sought: rates without end, of all else these values, in this order."""
 
     rounds: tuple[int, ...]
@@ -51,73 +52,74 @@ class Search:
     budgets: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     methods: tuple[str, ...] = ("plain", "top")
 
-    def starts(self) -> dict[Key, Point]:
+    def starts(self) -> dict[Case, Candidate]:
         """Few rounds, because they are cheap; the middle of all else."""
         clip, alpha = _middle(self.clips), _middle(self.alphas)
         return {
-            Key(method, epsilon, mode): Point(self.rounds[0], self.rate * epsilon, clip, alpha)
+            Case(method, epsilon, mode): Candidate(self.rounds[0], self.rate * epsilon, clip, alpha)
             for method in self.methods
             for epsilon in self.budgets
             for mode in self.modes
         }
 
-    def around(self, point: Point) -> Iterator[Point]:
+    def around(self, candidate: Candidate) -> Iterator[Candidate]:
         """The settings one step away that take as many rounds."""
         for factor in (0.5, 2.0):
-            yield point._replace(rate=factor * point.rate)
-        for clip in _beside(self.clips, point.clip):
-            yield point._replace(clip=clip)
-        for alpha in _beside(self.alphas, point.alpha):
-            yield point._replace(alpha=alpha)
+            yield candidate._replace(rate=factor * candidate.rate)
+        for clip in _beside(self.clips, candidate.clip):
+            yield candidate._replace(clip=clip)
+        for alpha in _beside(self.alphas, candidate.alpha):
+            yield candidate._replace(alpha=alpha)
 
-    def longer(self, point: Point) -> Iterator[Point]:
+    def longer(self, candidate: Candidate) -> Iterator[Candidate]:
         """The next more rounds: as long a way in all, or as long steps."""
-        for rounds in self.rounds[self.rounds.index(point.rounds) + 1 :][:1]:
-            for rate in (point.rate * point.rounds / rounds, point.rate):
-                yield point._replace(rounds=rounds, rate=rate)
+        for rounds in self.rounds[self.rounds.index(candidate.rounds) + 1 :][:1]:
+            for rate in (candidate.rate * candidate.rounds / rounds, candidate.rate):
+                yield candidate._replace(rounds=rounds, rate=rate)
 
 
-class Found(NamedTuple):
+class BestSetting(NamedTuple):
     """The best setting of a method at a budget, and how many were tried for it."""
 
-    key: Key
-    point: Point
+    case: Case
+    candidate: Candidate
     tried: int
 
 
-def tune(search: Search, measure: Measure) -> list[Found]:
+def tune(space: SearchSpace, measure: Measure) -> list[BestSetting]:
     """The best setting of every method at every budget, of any mode."""
-    tuning = _Tuning(search.starts(), measure)
-    tuning.move(search.around, search.seeds[:1])
-    heights = tuning.move(search.longer, search.seeds)
+    climb = _Climb(space.starts(), measure)
+    climb.move(space.around, space.seeds[:1])
+    heights = climb.move(space.longer, space.seeds)
     found = []
-    for method in search.methods:
-        for epsilon in search.budgets:
-            keys = [Key(method, epsilon, mode) for mode in search.modes]
-            best = max(keys, key=heights.__getitem__)
-            found.append(Found(best, tuning.best[best], sum(len(tuning.tried[key]) for key in keys)))
+    for method in space.methods:
+        for epsilon in space.budgets:
+            cases = [Case(method, epsilon, mode) for mode in space.modes]
+            best = max(cases, key=heights.__getitem__)
+            tried = sum(len(climb.tried[case]) for case in cases)
+            found.append(BestSetting(best, climb.best[best], tried))
     return found
 
 
-class _Tuning:
+class _Climb:
     """What was tried so far, and the best of it."""
 
-    def __init__(self, starts: dict[Key, Point], measure: Measure) -> None:
+    def __init__(self, starts: dict[Case, Candidate], measure: Measure) -> None:
         self.best, self.measure = starts, measure
-        self.tried: dict[Key, set[Point]] = {key: set() for key in starts}
+        self.tried: dict[Case, set[Candidate]] = {case: set() for case in starts}
 
-    def move(self, onwards: Callable[[Point], Iterator[Point]], seeds: Seeds) -> dict[Key, float]:
+    def move(self, onwards: Callable[[Candidate], Iterator[Candidate]], seeds: Seeds) -> dict[Case, float]:
         """Onwards to the best, until nothing there is better; the accuracies that it ends with."""
-        known: dict[Key, dict[Point, float]] = {key: {} for key in self.best}
+        known: dict[Case, dict[Candidate, float]] = {case: {} for case in self.best}
         while True:
-            points = [(key, p) for key, at in self.best.items() for p in (at, *onwards(at))]
-            new = [(key, p) for key, p in points if p not in known[key]]
-            for (key, point), accuracy in zip(new, self.measure(new, seeds), strict=True):
-                known[key][point] = accuracy
-                self.tried[key].add(point)
-            best = {key: max(several, key=several.__getitem__) for key, several in known.items()}
+            candidates = [(case, p) for case, at in self.best.items() for p in (at, *onwards(at))]
+            new = [(case, p) for case, p in candidates if p not in known[case]]
+            for (case, candidate), accuracy in zip(new, self.measure(new, seeds), strict=True):
+                known[case][candidate] = accuracy
+                self.tried[case].add(candidate)
+            best = {case: max(several, key=several.__getitem__) for case, several in known.items()}
             if best == self.best:
-                return {key: known[key][point] for key, point in best.items()}
+                return {case: known[case][candidate] for case, candidate in best.items()}
             self.best = best
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from topdp.reproduce.figures.figure import Check, Measured, Panel, percent
-from topdp.reproduce.settings import PROPOSED
+from topdp.reproduce.figures.figure import Check, FigureNumbers, Panel, percent
+from topdp.reproduce.lenses import PROPOSED
 
 
-def gap(measured: Measured, panel: Panel, at: int = 0) -> float:
+def gap(numbers: FigureNumbers, panel: Panel, at: int = 0) -> float:
     """Proposed minus the best baseline, means over seeds."""
-    best = max(measured.final(panel, label, at).mean() for label in measured.baselines(panel))
-    return float(measured.final(panel, PROPOSED, at).mean() - best)
+    best = max(numbers.final(panel, label, at).mean() for label in numbers.baselines(panel))
+    return float(numbers.final(panel, PROPOSED, at).mean() - best)
 
 
-def above_every_baseline(measured: Measured) -> list[tuple[bool, str]]:
+def above_every_baseline(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     """In every panel, and at every x."""
     cases = []
-    for panel in measured.panels:
+    for panel in numbers.panels:
         for at in range(len(panel.x or (0,))):
-            own = measured.final(panel, PROPOSED, at).mean()
-            over = gap(measured, panel, at)
+            own = numbers.final(panel, PROPOSED, at).mean()
+            over = gap(numbers, panel, at)
             where = panel.title if panel.x is None else f"{panel.title}, {panel.x[at]:g}"
             cases.append((over > 0, f"{where}: {percent(own)} against {percent(own - over)}"))
     return cases
@@ -29,10 +29,10 @@ def above_every_baseline(measured: Measured) -> list[tuple[bool, str]]:
 def gap_grows(groups: dict[str, list[str]]) -> Check:
     """Along the panels of each group, in their order; an advantage below zero is none."""
 
-    def check(measured: Measured) -> list[tuple[bool, str]]:
+    def check(numbers: FigureNumbers) -> list[tuple[bool, str]]:
         cases = []
         for group, titles in groups.items():
-            gaps = [gap(measured, measured[title]) for title in titles]
+            gaps = [gap(numbers, numbers[title]) for title in titles]
             text = ", ".join(f"{100 * value:+.1f}" for value in gaps)
             grows = bool(np.all(np.diff(gaps) > 0)) and min(gaps) > 0
             cases.append((grows, f"{group}: {text} points"))
@@ -44,11 +44,11 @@ def gap_grows(groups: dict[str, list[str]]) -> Check:
 def ordered(better: str, worse: str) -> Check:
     """One line above another, panel by panel."""
 
-    def check(measured: Measured) -> list[tuple[bool, str]]:
+    def check(numbers: FigureNumbers) -> list[tuple[bool, str]]:
         cases = []
-        for panel in measured.panels:
+        for panel in numbers.panels:
             for at in range(len(panel.x or (0,))):
-                a, b = (measured.final(panel, label, at).mean() for label in (better, worse))
+                a, b = (numbers.final(panel, label, at).mean() for label in (better, worse))
                 cases.append((bool(a > b), f"{panel.title}: {percent(a)} against {percent(b)}"))
         return cases
 
@@ -58,13 +58,13 @@ def ordered(better: str, worse: str) -> Check:
 def changes_little(points: float) -> Check:
     """The proposed method's accuracy differs by at most so many percentage points between the panels or x."""
 
-    def check(measured: Measured) -> list[tuple[bool, str]]:
+    def check(numbers: FigureNumbers) -> list[tuple[bool, str]]:
         finals = [
             (
                 panel.title if panel.x is None else f"{panel.x[at]:g}",
-                measured.final(panel, PROPOSED, at).mean(),
+                numbers.final(panel, PROPOSED, at).mean(),
             )
-            for panel in measured.panels
+            for panel in numbers.panels
             for at in range(len(panel.x or (0,)))
         ]
         values = [value for _, value in finals]

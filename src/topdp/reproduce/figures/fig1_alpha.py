@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from topdp.reproduce.figures.checks import above_every_baseline, gap_grows, ordered
-from topdp.reproduce.figures.figure import Claim, Measured, Panel, PaperFigure, percent
-from topdp.reproduce.settings import PROPOSED, Scale, methods, setting
+from topdp.reproduce.figures.figure import Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.reproduce.lenses import PROPOSED, Scale, figure_run, methods_by_label
 
 ALPHAS = (0.75, 0.5, 0.25, 0.125)
 MODES = ("sync", "async")
@@ -21,8 +21,10 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
         Panel(
             title(mode, alpha),
             {
-                label: [[setting(scale, lens, method, seed, mode=mode, alpha=alpha) for seed in scale.seeds]]
-                for label, method in methods(lens).items()
+                label: [
+                    [figure_run(scale, lens, method, seed, mode=mode, alpha=alpha) for seed in scale.seeds]
+                ]
+                for label, method in methods_by_label(lens).items()
             },
         )
         for mode in MODES
@@ -30,21 +32,21 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
     ]
 
 
-def baselines_fall(measured: Measured) -> list[tuple[bool, str]]:
+def baselines_fall(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
     for mode in MODES:
-        for label in measured.baselines(measured.panels[0]):
-            ends = [measured.final(measured[title(mode, alpha)], label).mean() for alpha in ALPHAS]
+        for label in numbers.baselines(numbers.panels[0]):
+            ends = [numbers.final(numbers[title(mode, alpha)], label).mean() for alpha in ALPHAS]
             cases.append((ends[-1] < ends[0] - 0.01, f"{mode} {label}: " + " ".join(map(percent, ends))))
     return cases
 
 
-def sync_is_faster(measured: Measured) -> list[tuple[bool, str]]:
+def sync_is_faster(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
     for alpha in ALPHAS:
         early = []
         for mode in MODES:
-            done, accuracy = measured.curve(measured[title(mode, alpha)], PROPOSED)
+            done, accuracy = numbers.curve(numbers[title(mode, alpha)], PROPOSED)
             at = int(np.searchsorted(done, 1 / 6))
             early.append(float(accuracy.mean(0)[at]))
         text = f"α = {alpha:g}, after {done[at]:.0%}: {percent(early[0])} sync, {percent(early[1])} async"

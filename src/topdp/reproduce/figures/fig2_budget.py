@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from topdp.reproduce.figures.checks import above_every_baseline, gap
-from topdp.reproduce.figures.figure import Claim, Measured, Panel, PaperFigure, percent
-from topdp.reproduce.settings import PROPOSED, Scale, methods, setting
+from topdp.reproduce.figures.figure import Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.reproduce.lenses import PROPOSED, Scale, figure_run, methods_by_label
 
 BUDGETS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -17,10 +17,10 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
             mode,
             {
                 label: [
-                    [setting(scale, lens, method, seed, mode=mode, epsilon=budget) for seed in scale.seeds]
+                    [figure_run(scale, lens, method, seed, mode=mode, epsilon=budget) for seed in scale.seeds]
                     for budget in BUDGETS
                 ]
-                for label, method in methods(lens).items()
+                for label, method in methods_by_label(lens).items()
             },
             BUDGETS,
             "privacy budget ε",
@@ -29,18 +29,18 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
     ]
 
 
-def falls_with_the_budget(measured: Measured) -> list[tuple[bool, str]]:
+def falls_with_the_budget(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
-    for panel in measured.panels:
-        ends = [measured.final(panel, PROPOSED, at).mean() for at in range(len(BUDGETS))]
+    for panel in numbers.panels:
+        ends = [numbers.final(panel, PROPOSED, at).mean() for at in range(len(BUDGETS))]
         cases.append((bool(np.all(np.diff(ends) > 0)), f"{panel.title}: " + " ".join(map(percent, ends))))
     return cases
 
 
-def advantage_grows(measured: Measured) -> list[tuple[bool, str]]:
+def advantage_grows(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
-    for panel in measured.panels:
-        gaps = [gap(measured, panel, at) for at in range(len(BUDGETS))]
+    for panel in numbers.panels:
+        gaps = [gap(numbers, panel, at) for at in range(len(BUDGETS))]
         text = " ".join(f"{100 * value:+.1f}" for value in gaps)
         grows = bool(np.all(np.diff(gaps) < 0)) and min(gaps) > 0
         cases.append((grows, f"{panel.title}, from small to large ε: {text}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topdp.reproduce.figures.checks import above_every_baseline, changes_little
 from topdp.reproduce.figures.figure import Claim, Panel, PaperFigure
-from topdp.reproduce.settings import Scale, methods, setting
+from topdp.reproduce.lenses import Scale, figure_run, methods_by_label
 
 
 def panels(scale: Scale, lens: str) -> list[Panel]:
@@ -16,11 +16,13 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
             {
                 label: [
                     [
-                        setting(scale, lens, method, seed, topology={"connection": min(1.0, rate * factor)})
+                        figure_run(
+                            scale, lens, method, seed, topology={"connection": min(1.0, rate * factor)}
+                        )
                         for seed in scale.seeds
                     ]
                 ]
-                for label, method in methods(lens).items()
+                for label, method in methods_by_label(lens).items()
             },
         )
         for rate in (0.1, 0.4)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from topdp.reproduce.figures.checks import above_every_baseline
-from topdp.reproduce.figures.figure import Claim, Measured, Panel, PaperFigure, percent
-from topdp.reproduce.settings import PROPOSED, Scale, methods, setting
+from topdp.reproduce.figures.figure import Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.reproduce.lenses import PROPOSED, Scale, figure_run, methods_by_label
 
 COUNTS = (40, 50)
 
@@ -14,16 +14,16 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
         Panel(
             f"{count} agents",
             {
-                label: [[setting(scale, lens, method, seed, agents=count) for seed in scale.seeds]]
-                for label, method in methods(lens).items()
+                label: [[figure_run(scale, lens, method, seed, agents=count) for seed in scale.seeds]]
+                for label, method in methods_by_label(lens).items()
             },
         )
         for count in COUNTS
     ]
 
 
-def more_is_a_little_better(measured: Measured) -> list[tuple[bool, str]]:
-    few, many = (measured.final(panel, PROPOSED).mean() for panel in measured.panels)
+def more_is_a_little_better(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+    few, many = (numbers.final(panel, PROPOSED).mean() for panel in numbers.panels)
     return [(0 < many - few < 0.03, f"40 agents {percent(few)}, 50 agents {percent(many)}")]
 
 

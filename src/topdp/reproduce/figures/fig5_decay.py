@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topdp.reproduce.figures.figure import Claim, Measured, Panel, PaperFigure, percent
-from topdp.reproduce.settings import PROPOSED, Scale, setting
+from topdp.reproduce.figures.figure import Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.reproduce.lenses import PROPOSED, Scale, figure_run
 
 FACTORS = (0.7, 0.8, 0.9, 1.0)
 PERIODS = (8.0, 9.0, 10.0, 11.0, 12.0)
@@ -13,7 +13,7 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
     def line(decays: list[tuple[float, float]]) -> dict[str, list[list[object]]]:
         return {
             PROPOSED: [
-                [setting(scale, lens, PROPOSED, seed, decay=decay) for seed in scale.seeds]
+                [figure_run(scale, lens, PROPOSED, seed, decay=decay) for seed in scale.seeds]
                 for decay in decays
             ]
         }
@@ -24,17 +24,17 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
     ]
 
 
-def limited_impact(measured: Measured) -> list[tuple[bool, str]]:
+def limited_impact(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
-    for panel in measured.panels:
-        ends = [measured.final(panel, PROPOSED, at).mean() for at in range(len(panel.x or ()))]
+    for panel in numbers.panels:
+        ends = [numbers.final(panel, PROPOSED, at).mean() for at in range(len(panel.x or ()))]
         cases.append((max(ends) - min(ends) <= 0.03, f"{panel.title}: " + " ".join(map(percent, ends))))
     return cases
 
 
-def longer_is_a_little_worse(measured: Measured) -> list[tuple[bool, str]]:
-    panel = measured["impact of the period"]
-    first, last = (measured.final(panel, PROPOSED, at).mean() for at in (0, len(PERIODS) - 1))
+def longer_is_a_little_worse(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+    panel = numbers["impact of the period"]
+    first, last = (numbers.final(panel, PROPOSED, at).mean() for at in (0, len(PERIODS) - 1))
     return [(last < first, f"8 epochs {percent(first)}, 12 epochs {percent(last)}")]
 
 

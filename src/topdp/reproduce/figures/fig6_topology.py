@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from topdp.reproduce.figures.checks import above_every_baseline, gap
-from topdp.reproduce.figures.figure import Claim, Measured, Panel, PaperFigure
-from topdp.reproduce.settings import Scale, methods, setting
+from topdp.reproduce.figures.figure import Claim, FigureNumbers, Panel, PaperFigure
+from topdp.reproduce.lenses import Scale, figure_run, methods_by_label
 
 KINDS = ("ring", "star", "tree", "mesh")
 
@@ -16,11 +16,11 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
             {
                 label: [
                     [
-                        setting(scale, lens, method, seed, mode=mode, topology={"kind": kind})
+                        figure_run(scale, lens, method, seed, mode=mode, topology={"kind": kind})
                         for seed in scale.seeds
                     ]
                 ]
-                for label, method in methods(lens).items()
+                for label, method in methods_by_label(lens).items()
             },
         )
         for mode in ("sync", "async")
@@ -28,10 +28,10 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
     ]
 
 
-def smaller_when_asynchronous(measured: Measured) -> list[tuple[bool, str]]:
+def smaller_when_asynchronous(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
     for kind in KINDS:
-        sync, other = (gap(measured, measured[f"{mode}, {kind}"]) for mode in ("sync", "async"))
+        sync, other = (gap(numbers, numbers[f"{mode}, {kind}"]) for mode in ("sync", "async"))
         cases.append((sync > max(other, 0.0), f"{kind}: {100 * sync:+.1f} sync, {100 * other:+.1f} async"))
     return cases
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from topdp.reproduce.figures.figure import Claim, Measured, Panel, PaperFigure, percent
-from topdp.reproduce.settings import Scale, methods, setting
+from topdp.reproduce.figures.figure import Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.reproduce.lenses import Scale, figure_run, methods_by_label
 
 TITLES = [(mode, alpha) for mode in ("sync", "async") for alpha in (0.5, 0.25)]
 
@@ -15,29 +15,31 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
         Panel(
             f"{mode}, α = {alpha:g}",
             {
-                label: [[setting(scale, lens, method, seed, mode=mode, alpha=alpha) for seed in scale.seeds]]
-                for label, method in {**methods(lens), "top": "top"}.items()
+                label: [
+                    [figure_run(scale, lens, method, seed, mode=mode, alpha=alpha) for seed in scale.seeds]
+                ]
+                for label, method in {**methods_by_label(lens), "top": "top"}.items()
             },
         )
         for mode, alpha in TITLES
     ]
 
 
-def alike_at_first(measured: Measured) -> list[tuple[bool, str]]:
+def alike_at_first(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
-    for panel in measured.panels:
-        done, with_decay = measured.curve(panel, "top-dp")
-        _, without = measured.curve(panel, "top")
+    for panel in numbers.panels:
+        done, with_decay = numbers.curve(panel, "top-dp")
+        _, without = numbers.curve(panel, "top")
         early = done <= 1 / 3
         largest = float(np.abs(with_decay.mean(0) - without.mean(0))[early].max())
         cases.append((largest <= 0.02, f"{panel.title}: at most {100 * largest:.1f} points apart"))
     return cases
 
 
-def a_little_better_later(measured: Measured) -> list[tuple[bool, str]]:
+def a_little_better_later(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
-    for panel in measured.panels:
-        a, b = (measured.final(panel, label).mean() for label in ("top-dp", "top"))
+    for panel in numbers.panels:
+        a, b = (numbers.final(panel, label).mean() for label in ("top-dp", "top"))
         cases.append((bool(a >= b), f"{panel.title}: {percent(a)} with, {percent(b)} without"))
     return cases
 

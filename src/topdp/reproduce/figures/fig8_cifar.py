@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from topdp.reproduce.figures.checks import above_every_baseline
-from topdp.reproduce.figures.figure import Claim, Measured, Panel, PaperFigure, percent
-from topdp.reproduce.settings import PROPOSED, Scale, methods, setting
+from topdp.reproduce.figures.figure import Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.reproduce.lenses import PROPOSED, Scale, figure_run, methods_by_label
 
 
 def panels(scale: Scale, lens: str) -> list[Panel]:
@@ -13,30 +13,30 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
             mode,
             {
                 label: [
-                    [setting(scale, lens, method, seed, mode=mode, data="cifar10") for seed in scale.seeds]
+                    [figure_run(scale, lens, method, seed, mode=mode, data="cifar10") for seed in scale.seeds]
                 ]
-                for label, method in methods(lens).items()
+                for label, method in methods_by_label(lens).items()
             },
         )
         for mode in ("sync", "async")
     ]
 
 
-def near_no_noise(measured: Measured) -> list[tuple[bool, str]]:
+def near_no_noise(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
-    for panel in measured.panels:
-        own, ceiling = (measured.final(panel, label).mean() for label in (PROPOSED, "no-noise"))
+    for panel in numbers.panels:
+        own, ceiling = (numbers.final(panel, label).mean() for label in (PROPOSED, "no-noise"))
         cases.append(
             (ceiling - own <= 0.05, f"{panel.title}: {percent(own)} against {percent(ceiling)} without noise")
         )
     return cases
 
 
-def baselines_do_not_converge(measured: Measured) -> list[tuple[bool, str]]:
+def baselines_do_not_converge(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     cases = []
-    for panel in measured.panels:
-        for label in measured.baselines(panel):
-            end = measured.final(panel, label).mean()
+    for panel in numbers.panels:
+        for label in numbers.baselines(panel):
+            end = numbers.final(panel, label).mean()
             cases.append((end < 0.15, f"{panel.title} {label}: {percent(end)}"))
     return cases
 

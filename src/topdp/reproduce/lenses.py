@@ -4,11 +4,14 @@
 the sensitivity the paper uses, C/|D_i|, though batches are of 20. `same`: one full-scale σ for every method,
 the least that the paper's sensitivity allows; what the paper evidently ran. `honest`: full local batches, and
 every method calibrated to the same true view ε.
+
+Which runs a figure needs is said by the figure; how they are executed, by `runner`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from topdp.data.catalogue import CATALOGUE
@@ -22,6 +25,9 @@ LENSES = {
     "same": "the same full-scale noise for every method",
     "honest": "equal true privacy: every method calibrated to the same view ε, full batches",
 }
+GUARANTEES = {"printed": "claimed", "same": "claimed", "honest": "view"}
+"""What the ε of a lens is; that of `same` is what the paper's sensitivity would make of that noise."""
+
 EPOCHS = 60  # of the paper's runs
 BASELINES = ("li18", "li18-ma", "udp", "optimal")
 PROPOSED = "top-dp"
@@ -29,12 +35,12 @@ PROPOSED = "top-dp"
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the runs are. `epoch`: rounds an epoch of the paper's runs."""
+    """How large the runs are."""
 
     name: str
     agents: int
     epochs: int
-    epoch: int
+    rounds_per_epoch: int  # of the paper's runs
     honest_rounds: int
     seeds: tuple[int, ...]
     batch: int
@@ -47,7 +53,7 @@ class Scale:
 
     @property
     def rounds(self) -> int:
-        return self.epochs * self.epoch
+        return self.epochs * self.rounds_per_epoch
 
     @property
     def quick(self) -> bool:
@@ -63,16 +69,16 @@ class Scale:
 
 
 FULL = Scale(
-    "full", agents=30, epochs=EPOCHS, epoch=100, honest_rounds=200, seeds=(0, 1, 2), batch=20,
+    "full", agents=30, epochs=EPOCHS, rounds_per_epoch=100, honest_rounds=200, seeds=(0, 1, 2), batch=20,
     cifar={"evaluations": 12},
 )  # fmt: skip
 QUICK = Scale(
-    "quick", agents=10, epochs=6, epoch=10, honest_rounds=40, seeds=(0,), batch=20, connection=0.5,
+    "quick", agents=10, epochs=6, rounds_per_epoch=10, honest_rounds=40, seeds=(0,), batch=20, connection=0.5,
     records=200, test_records=1000, cifar={"epochs": 2, "honest_rounds": 10, "records": 60},
 )  # fmt: skip
 
 
-def setting(
+def figure_run(
     scale: Scale,
     lens: str,
     method: str,
@@ -117,7 +123,7 @@ def setting(
         "train": {
             "learning_rate": 0.5 if honest else 0.05,
             "fading": "linear" if honest else "sqrt-epoch",
-            "rounds_per_epoch": scale.epoch,
+            "rounds_per_epoch": scale.rounds_per_epoch,
             "evaluate_every": max(1, rounds // evaluations),
         },
     }
@@ -127,15 +133,20 @@ def setting(
 
 
 def _sigma(scale: Scale, lens: str, method: str, agents: int, epsilon: float, data: str) -> float:
-    """σ under the paper's own sensitivity C/|D_i|, T+1 releases; the decay counted as free, as it does."""
+    """σ under the paper's own sensitivity C/|D_i|; the decay counted as free, as it does."""
     records = CATALOGUE[data].shapes["train_inputs"][0] // agents
     records = min(records, scale.records or records)
     rule = "tight" if lens == "same" else METHODS[method].calibration or "theorem1"
-    return CALIBRATIONS[rule].calibrate(epsilon, 1e-5, scale.rounds + 1, Full(records)).sigma
+    return _published_sigma(rule, epsilon, scale.rounds + 1, records)
 
 
-def methods(lens: str) -> dict[str, str]:
-    """Label -> method: under `same` and `honest` all baselines are one and the same, the plain rule."""
+@cache
+def _published_sigma(rule: str, epsilon: float, releases: int, records: int) -> float:
+    return CALIBRATIONS[rule].calibrate(epsilon, 1e-5, releases, Full(records)).sigma
+
+
+def methods_by_label(lens: str) -> dict[str, str]:
+    """The lines of a figure. Under `same` and `honest` all baselines are one and the same, the plain rule."""
     if lens == "printed":
         return {name: name for name in ("no-noise", *BASELINES, PROPOSED)}
     return {"no-noise": "no-noise", "every baseline": "plain", PROPOSED: PROPOSED}
