@@ -96,7 +96,7 @@ def _advance(
         (weight[used], at[used], np.concatenate([[0], np.cumsum(used.sum(axis=1))])),
         shape=(len(rows), len(before.rows)),
     )
-    # P ← W P Wᵀ + N Nᵀ, paper-notes §4
+    # P ← W P Wᵀ + N Nᵀ (Kalman 1960)
     P = mix @ np.ascontiguousarray((mix @ before.P).T)
     fresh_variance = _add_noise(P, plan, this, rows, unknown, distinct)
     share = np.where(used, np.abs(weight), 0.0)

@@ -34,7 +34,19 @@ ROUNDING = 1e-10  # share of a row's step that is rounding when the step is comp
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The loss of every owner to all others. `mu` [agents] is nan for owners with Poisson samples."""
+    """The loss of every owner to all others. `mu` [agents] is nan for owners with Poisson samples.
+
+    >>> from topdp.privacy import exposure, worst_case
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> exposed = exposure(6, sensitivity=1.0)
+    >>> worst_case(plan, exposed).mu.round(2).tolist()
+    [1.17, 1.17, 1.17, 1.17, 1.17, 1.17]
+    """
 
     mu: Floats
     losses: tuple[Loss, ...]
@@ -45,7 +57,19 @@ class WorstCase:
 
 
 def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
-    """What all other agents together learn about one record of each owner."""
+    """What all other agents together learn about one record of each owner.
+
+    >>> from topdp.privacy import exposure
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> exposed = exposure(6, sensitivity=1.0)
+    >>> worst_case(plan, exposed).epsilon(1e-5).round(2).tolist()
+    [5.24, 5.24, 5.24, 5.24, 5.24, 5.24]
+    """
     check(plan, exposure)
     per_release = information(plan)
     losses = [

@@ -25,7 +25,13 @@ PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async")
 
 @dataclass(frozen=True)
 class Analysis:
-    """A calibration by name, and how the records of each agent enter its batches."""
+    """A calibration by name, and how the records of each agent enter its batches.
+
+    >>> from topdp.plan import Cycle
+    >>> analysis = Analysis("tight", (Cycle(2000, 20),) * 3, clip=4.0)
+    >>> analysis.exposure().sensitivity.tolist()
+    [0.2, 0.2, 0.2]
+    """
 
     calibration: str
     batches: tuple[Batches, ...]
