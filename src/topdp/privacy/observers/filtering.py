@@ -212,7 +212,7 @@ def _guard(inverse: Floats, variance: Floats) -> float:
 
 
 def _live(plan: Plan, coalition: Bools, unknown: Bools) -> tuple[Bools, Bools]:
-    """[rounds, m] twice: the rows J sees; those it sees or that a later sight of J depends on.
+    """[releases, m] twice: the rows J sees; those it sees or that a later sight of J depends on.
 
     J's own rows that hold nothing but what J knows are not live: they tell it nothing.
     """

@@ -43,7 +43,7 @@ def aligned(plan: Plan, coalition: Bools, owners: Ints, period: Ints) -> list[Fl
 
 
 def grams(plan: Plan, coalition: Bools, owners: Ints) -> Iterator[Floats]:
-    """M [rounds, rounds] for each owner, per unit of gradient change.
+    """M [releases, releases] for each owner, per unit of gradient change.
 
     Row and column r are infinite where J sees the change of round r without noise.
     """

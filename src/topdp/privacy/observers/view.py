@@ -41,7 +41,7 @@ GRAM_BYTES = 1 << 29
 """Memory for the matrices M of one observer; more owners than fit are taken in turns."""
 
 LONG = 512
-"""Of plans with more rounds, M is computed near its diagonal only, with a bound on the rest (`banded`)."""
+"""Of plans with more releases, M is computed near its diagonal only, with a bound on the rest (`banded`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ def view(
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
     are those some row of which the observer reads, `all` everybody else. `bound="aligned"` leaves the upper
     bound out: a lower value for all owners at once, many times faster. `progress(done, total)` is called
-    after each observer. `widest`: a plan of more than LONG rounds is refused if changes have to be followed
+    after each observer. `widest`: a plan of more than LONG releases is refused if changes have to be followed
     for more rounds than this.
 
     >>> from topdp.privacy import exposure

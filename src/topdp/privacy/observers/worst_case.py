@@ -102,7 +102,7 @@ def composed(
 
 
 def information(plan: Plan) -> Floats:
-    """[rounds, agents]: 1/z² of every owner's release in every round, at unit sensitivity.
+    """[releases, agents]: 1/z² of every owner's release in every round, at unit sensitivity.
 
     1/z² = stepᵀ(BBᵀ)⁺step over the owner's rows of the round, B the standard deviations of the draws that
     count; infinite when `step` leaves the range of B.
@@ -148,12 +148,12 @@ def fresh_releases(plan: Plan) -> Bools:
 
 
 def _carries(plan: Plan, rounds: slice) -> Bools:
-    """[rounds, m]: which rows carry a gradient."""
+    """[releases, m]: which rows carry a gradient."""
     return np.asarray(plan.carries.values[plan.carries.which[rounds]] & plan.exists[rounds])
 
 
 def _own_std(plan: Plan, counts: PerRound, rounds: slice) -> Floats:
-    """[rounds, m, v]: standard deviations per unit of scale, 0 for draws that do not count."""
+    """[releases, m, v]: standard deviations per unit of scale, 0 for draws that do not count."""
     return np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
 
 
@@ -217,5 +217,5 @@ def _release(draw: Ints, std: Floats, step: Floats) -> float:
     return float(D @ D) * guard**2
 
 
-def _chunks(rounds: int) -> Iterable[slice]:
-    return (slice(start, min(start + CHUNK, rounds)) for start in range(0, rounds, CHUNK))
+def _chunks(releases: int) -> Iterable[slice]:
+    return (slice(start, min(start + CHUNK, releases)) for start in range(0, releases, CHUNK))

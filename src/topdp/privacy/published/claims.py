@@ -83,7 +83,7 @@ class Analysis:
 
 
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
-    """[rounds, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
+    """[releases, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
     check(plan, exposure)
     if plan.protocol not in PROTOCOLS:
         raise NotCovered(f"No published analysis covers plans of protocol {plan.protocol!r}.")
