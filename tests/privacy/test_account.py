@@ -185,7 +185,7 @@ def test_cycles_count_the_worst_place_in_the_cycle():
     expected = epsilon_of(np.sqrt(3) * 2.0 / 5, DELTA)
     np.testing.assert_allclose(found.claimed.epsilon, expected, rtol=1e-9)
     np.testing.assert_allclose(found.worst_case.epsilon, expected, rtol=1e-9)
-    assert strict_json(found)["participation"] == ["Cyclic(period=4)"]
+    assert strict_json(found)["participation"] == ["once in 4 rounds"]
 
 
 @pytest.mark.parametrize(
