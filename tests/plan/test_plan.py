@@ -95,7 +95,7 @@ def test_on_the_papers_graph_about_a_third_of_the_messages_is_live():
     plan = TopSynchronous(0.25).plan(graph, constant_schedule(200), np.ones(30), 0)
     messages = plan.rows - 30
     live = plans.prune(plan).exists[1:-1, 30:].sum(axis=1).mean()
-    assert 0.25 < live / messages < 0.45  # paper-notes: 63 of 170 at rate 0.2
+    assert 0.25 < live / messages < 0.45  # docs/design.md: 61 of 185 at rate 0.2
 
 
 def test_describe_reads_like_the_update_rule(small):

@@ -1,1 +1,56 @@
-"""..."""
+"""How private is a plan? Read from the plan itself, before the first record is.
+
+`account` gives the three answers, `calibrate` the least noise that keeps a budget, `spending` what an owner
+has spent after each release. Beneath them are three rooms: `basics`, single Gaussian releases and what one
+record can change; `observers`, what somebody who reads rows learns (`view`, `coalitions`, `worst_case`);
+`published`, what the literature asks and claims (`CALIBRATIONS`, `side_by_side`).
+
+Nothing is estimated where no analysis covers a question: that is refused by name, as `NotCovered`.
+"""
+
+from topdp.privacy.account import GUARANTEES, Account, Answer, Status, account
+from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.basics.exposure import Exposure, exposure
+from topdp.privacy.basics.gaussian import compose, delta_of, epsilon_of, mu_of, noise_multiplier
+from topdp.privacy.calibrate import CalibratedNoise, calibrate
+from topdp.privacy.observers.coalitions import Coalitions, coalitions
+from topdp.privacy.observers.view import View, view
+from topdp.privacy.observers.worst_case import WorstCase, worst_case
+from topdp.privacy.published.calibration import Calibrated, Calibration
+from topdp.privacy.published.claims import Analysis
+from topdp.privacy.published.rules import CALIBRATIONS
+from topdp.privacy.published.side_by_side import side_by_side
+from topdp.privacy.spending import Spending, spending
+
+__all__ = [
+    "CALIBRATIONS",
+    "GUARANTEES",
+    "Account",
+    "Analysis",
+    "Answer",
+    "Calibrated",
+    "CalibratedNoise",
+    "Calibration",
+    "Coalitions",
+    "Exposure",
+    "NotCovered",
+    "PrivacyError",
+    "PrivacyWarning",
+    "Spending",
+    "Status",
+    "View",
+    "WorstCase",
+    "account",
+    "calibrate",
+    "coalitions",
+    "compose",
+    "delta_of",
+    "epsilon_of",
+    "exposure",
+    "mu_of",
+    "noise_multiplier",
+    "side_by_side",
+    "spending",
+    "view",
+    "worst_case",
+]

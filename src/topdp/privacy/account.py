@@ -25,7 +25,12 @@ GUARANTEES = ("claimed", "view", "worst-case")
 
 
 class Status(StrEnum):
-    """What kind of answer it is: for programs, as `reason` is for people."""
+    """What kind of answer it is: for programs, as `reason` is for people.
+
+    >>> from topdp.privacy import Answer
+    >>> Answer(None, "No analysis covers it.").status is Status.REFUSED
+    True
+    """
 
     FINITE = "finite"
     INFINITE = "infinite"
@@ -36,7 +41,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """[agents] ε; None where the accountant refused, and `reason` says why. Infinite is said as such."""
+    """[agents] ε; None where the accountant refused, and `reason` says why. Infinite is said as such.
+
+    >>> import numpy as np
+    >>> Answer(np.array([0.5, 1.0])).largest
+    1.0
+    """
 
     epsilon: Floats | None
     reason: str | None = None
@@ -67,6 +77,20 @@ class Account:
     """What is known of a plan's privacy at one δ.
 
     `guarantee` names the answer that meets the budget; None where the noise was given.
+
+    >>> from topdp.privacy import Analysis, account
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Full, Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> analysis = Analysis("tight", (Full(100),) * 6, clip=100.0)
+    >>> found = account(plan, analysis, delta=1e-5)
+    >>> round(found.worst_case.largest, 2), found.view.epsilon.round(2).tolist()
+    (5.24, [2.94, 2.97, 2.95, 2.96, 3.06, 3.06])
+    >>> print(found.answer("view").status)
+    finite
     """
 
     delta: float
@@ -160,6 +184,18 @@ def account(
 
     `seen`: its view, where a calibration has it already. `patient`: also the view of a very long plan.
     `guarantee`: by which the noise was calibrated.
+
+    >>> from topdp.privacy import Analysis
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Full, Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> analysis = Analysis("tight", (Full(100),) * 6, clip=100.0)
+    >>> found = account(plan, analysis, delta=1e-5)
+    >>> {name: round(answer.largest, 2) for name, answer in found.answers.items()}
+    {'claimed': 2.59, 'view': 3.06, 'worst_case': 5.24}
     """
     delta = expect_delta(delta)
     exposure = analysis.exposure()

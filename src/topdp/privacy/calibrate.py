@@ -37,7 +37,12 @@ MARGIN = 1 + 1e-7  # covers the rounding of the last product, and of bounds foun
 
 @dataclass(frozen=True, eq=False)
 class CalibratedNoise:
-    """Full-scale standard deviations [agents], and the view of the plan they make where one was computed."""
+    """Full-scale standard deviations [agents], and the view of the plan they make where one was computed.
+
+    >>> import numpy as np
+    >>> CalibratedNoise(np.array([0.1, 0.2])).seen is None
+    True
+    """
 
     deviation: Floats
     seen: View | None = None
@@ -56,6 +61,21 @@ def calibrate(
 
     **Guarantees.** The account of the plan under `guarantee` is at most ε for every agent, and at least
     (1 - 1e-6)·ε for the agent that binds. A plan that no amount of noise can make private is refused.
+
+    >>> from topdp.privacy import Analysis, account
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Full, Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> def write(deviation):
+    ...     return TopSynchronous(0.5).plan(topology.ring(6), steps, deviation, seed=0)
+    >>> analysis = Analysis("tight", (Full(100),) * 6, clip=100.0)
+    >>> found = calibrate(write, analysis, "view", epsilon=np.ones(6), delta=1e-5)
+    >>> found.deviation.round(2).tolist()
+    [13.65, 13.65, 13.65, 13.65, 13.65, 13.65]
+    >>> round(account(write(found.deviation), analysis, delta=1e-5).view.largest, 4)
+    1.0
     """
     delta = expect_delta(delta)
     epsilon = np.array([expect_epsilon(float(e)) for e in epsilon])

@@ -43,18 +43,21 @@ History = Sequence[tuple[int, float]]
 class Spending:
     """What the releases of one owner cost; `information` [releases] is 1/z² of those in the plan.
 
+    >>> from topdp.privacy import Analysis, spending
+    >>> import numpy as np
     >>> from topdp import topology
-    >>> from topdp.plan import Full, learning_rates, schedule
-    >>> from topdp.protocols import PlainSynchronous
-    >>> steps = schedule(learning_rates(0.1, 3, "none"), np.ones(4), "gradient")
-    >>> plan = PlainSynchronous(0.5).plan(topology.ring(4), steps, np.full(4, 2.0), seed=0)
-    >>> spent = spending(plan, Analysis("tight", (Full(100),) * 4, clip=100.0), owner=0, delta=1e-5)
-    >>> spent.information.tolist()
-    [0.25, 0.25, 0.25, 0.25]
-    >>> spent.curve("worst-case").round(2).tolist()
-    [1.99, 2.94, 3.71, 4.38]
-    >>> round(spent.worst_case([(0, 0.25), (2, spent.release(rate=0.1, scale=0.1, std=2.0))]), 2)
-    2.94
+    >>> from topdp.plan import Full, Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> analysis = Analysis("tight", (Full(100),) * 6, clip=100.0)
+    >>> spent = spending(plan, analysis, owner=0, delta=1e-5)
+    >>> spent.information.round(2).tolist()
+    [0.04, 0.15, 0.15, 0.15, 0.15, 0.15, 0.15, 0.15, 0.15, 0.15]
+    >>> round(spent.worst_case([(0, 0.04), (1, 0.15)]), 2)
+    1.71
+    >>> round(spent.worst_case([(0, 0.04), (1, spent.release(rate=0.1, scale=0.1, std=2.0))]), 2)
+    2.17
     """
 
     plan: Plan
@@ -147,14 +150,20 @@ class Spending:
 def spending(plan: Plan, analysis: Analysis, owner: int, delta: float) -> Spending:
     """What the releases of `owner` cost at δ; refused where one of them has no noise at all.
 
+    >>> from topdp.privacy import Analysis
+    >>> import numpy as np
     >>> from topdp import topology
-    >>> from topdp.plan import Full, learning_rates, schedule
+    >>> from topdp.plan import Full, Schedule
     >>> from topdp.protocols import TopSynchronous
-    >>> steps = schedule(learning_rates(0.1, 9, "none"), np.ones(10), "gradient")
-    >>> plan = TopSynchronous(0.5).plan(topology.ring(4), steps, np.full(4, 5.0), seed=0)
-    >>> spent = spending(plan, Analysis("tight", (Full(100),) * 4, clip=100.0), owner=0, delta=1e-5)
-    >>> [round(float(spent.curve(name)[-1]), 2) for name in ("claimed", "view", "worst-case")]
-    [2.59, 3.23, 5.24]
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> analysis = Analysis("tight", (Full(100),) * 6, clip=100.0)
+    >>> spent = spending(plan, analysis, owner=0, delta=1e-5)
+    >>> for guarantee in ("claimed", "view", "worst-case"):
+    ...     print(guarantee, spent.curve(guarantee)[[0, 4, 9]].round(2).tolist())
+    claimed [0.73, 1.76, 2.59]
+    view [0.73, 2.04, 2.94]
+    worst-case [0.73, 3.35, 5.24]
     """
     exposure = analysis.exposure()
     check(plan, exposure)

@@ -140,7 +140,8 @@ def test_cyclic_takes_the_worst_class(T, period, z, sensitivity):
 
 
 def test_collusion_costs_more_under_reuse_by_the_number_of_rows():
-    # paper-notes §3.6: deg(i)+1 rows leave each agent; on a ring two of them with variance 1 - (1-α)².
+    # docs/privacy.md, "Against collusion": deg(i)+1 rows leave each agent; on a ring two of them with noise
+    # of variance 1 - (1-α)² (Eq. 5).
     plan = make(TopSynchronous, graphs.ring(6), 10, alpha=0.5)
     expected = 1 + 10 * (1 + 2 / 0.75)
     assert worst_case(plan, exposure(6, 1.0)).mu ** 2 == pytest.approx(expected)

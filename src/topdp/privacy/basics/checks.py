@@ -14,7 +14,8 @@ from topdp.errors import InputError
 class PrivacyError(InputError):
     """Input for which no privacy statement has a meaning.
 
-    >>> expect_delta(1.0)
+    >>> from topdp.privacy import epsilon_of
+    >>> epsilon_of(0.5, delta=1.0)
     Traceback (most recent call last):
         ...
     topdp.privacy.basics.checks.PrivacyError: Expected 0 < delta=1.0 < 1.
@@ -22,11 +23,29 @@ class PrivacyError(InputError):
 
 
 class NotCovered(PrivacyError):  # noqa: N818 - an answer, not a fault
-    """A well-formed question that the asked analysis does not cover. Nothing is estimated instead."""
+    """A well-formed question that the asked analysis does not cover. Nothing is estimated instead.
+
+    >>> from topdp.plan import Poisson
+    >>> from topdp.privacy import CALIBRATIONS
+    >>> CALIBRATIONS["udp"].calibrate(1.0, 1e-5, releases=10, batches=Poisson(2000, 20))
+    Traceback (most recent call last):
+        ...
+    topdp.privacy.basics.checks.NotCovered: Calibration 'udp' with Poisson batches: its analysis samples \
+agents, not records. Use 'tight', 'optimal' or 'moments'.
+    """
 
 
 class PrivacyWarning(UserWarning):
-    """The method's own claim is smaller than the privacy loss it really has."""
+    """The method's own claim is smaller than the privacy loss it really has.
+
+    >>> import warnings
+    >>> from topdp.privacy import CALIBRATIONS
+    >>> with warnings.catch_warnings(record=True) as said:
+    ...     warnings.simplefilter("always", PrivacyWarning)
+    ...     claimed = CALIBRATIONS["udp"].claim([0.4], 1e-5)
+    >>> print(str(said[0].message)[:88])
+    Calibration 'udp' claims epsilon=11.9963 at delta=1e-05; the same releases are exactly e
+    """
 
 
 def expect_epsilon(epsilon: float) -> float:

@@ -32,6 +32,8 @@ class Exposure:
     `adjacency`; a row made with step λ changes by at most λ·sensitivity in every round that uses the record.
     That gradients are clipped to this sensitivity is the caller's promise.
 
+    >>> import numpy as np
+    >>> from topdp.plan import Full
     >>> Exposure(np.array([0.5]), (Full(2000),)).sampled
     False
     """

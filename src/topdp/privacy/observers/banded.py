@@ -36,15 +36,15 @@ ALONE = 1e-13
 class Band:
     """M[r, r + k] = values[r, k] of one owner, per unit of gradient change."""
 
-    values: Floats  # [rounds, width]
-    rest: Floats  # [rounds]
-    leaks: Bools  # [rounds]: seen without noise
+    values: Floats  # [releases, width]
+    rest: Floats  # [releases]
+    leaks: Bools  # [releases]: seen without noise
 
-    def leading(self, rounds: int) -> Band:
-        """Of the first rounds alone: what the owner's data tell if they do not enter later ones."""
-        values = self.values[:rounds].copy()
-        values[np.arange(rounds)[:, None] + np.arange(values.shape[1]) >= rounds] = 0.0
-        return Band(values, self.rest[:rounds], self.leaks[:rounds])
+    def leading(self, releases: int) -> Band:
+        """Of the first releases alone: what the owner's data tell if they do not enter later ones."""
+        values = self.values[:releases].copy()
+        values[np.arange(releases)[:, None] + np.arange(values.shape[1]) >= releases] = 0.0
+        return Band(values, self.rest[:releases], self.leaks[:releases])
 
 
 def bands(plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None) -> Iterator[Band]:

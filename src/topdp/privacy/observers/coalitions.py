@@ -30,6 +30,17 @@ class Coalitions:
     **Guarantees.** As `view`, for each coalition. If `complete`, no coalition of up to `size` agents learns
     more than the worst one here (by the view's upper bound). If not, `worst` is only a lower bound on that:
     coalitions that were not drawn may learn more.
+
+    >>> from topdp.privacy import coalitions, exposure
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> exposed = exposure(6, sensitivity=1.0)
+    >>> coalitions(plan, exposed, size=3, limit=10).statement
+    '10 of 20 coalitions of 3 agents, sampled: a lower bound on the worst coalition.'
     """
 
     view: View
@@ -77,6 +88,18 @@ def coalitions(
     """The views of all coalitions of `size` agents, or of `limit` sampled ones, about everybody else.
 
     A sampled coalition is drawn around an owner: first among the agents that read its rows, then among all.
+
+    >>> from topdp.privacy import exposure
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> exposed = exposure(6, sensitivity=1.0)
+    >>> mu, members = coalitions(plan, exposed, size=2).worst()
+    >>> round(float(mu[0]), 2), members[0]
+    (1.06, (1, 5))
     """
     size = min(expect_count("coalition size", size), plan.agents - 1)
     expect_count("limit", limit)

@@ -96,7 +96,7 @@ def _advance(
         (weight[used], at[used], np.concatenate([[0], np.cumsum(used.sum(axis=1))])),
         shape=(len(rows), len(before.rows)),
     )
-    # P ← W P Wᵀ + N Nᵀ, paper-notes §4
+    # P ← W P Wᵀ + N Nᵀ (Kalman 1960)
     P = mix @ np.ascontiguousarray((mix @ before.P).T)
     fresh_variance = _add_noise(P, plan, this, rows, unknown, distinct)
     share = np.where(used, np.abs(weight), 0.0)
@@ -212,7 +212,7 @@ def _guard(inverse: Floats, variance: Floats) -> float:
 
 
 def _live(plan: Plan, coalition: Bools, unknown: Bools) -> tuple[Bools, Bools]:
-    """[rounds, m] twice: the rows J sees; those it sees or that a later sight of J depends on.
+    """[releases, m] twice: the rows J sees; those it sees or that a later sight of J depends on.
 
     J's own rows that hold nothing but what J knows are not live: they tell it nothing.
     """

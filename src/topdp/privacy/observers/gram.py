@@ -43,7 +43,7 @@ def aligned(plan: Plan, coalition: Bools, owners: Ints, period: Ints) -> list[Fl
 
 
 def grams(plan: Plan, coalition: Bools, owners: Ints) -> Iterator[Floats]:
-    """M [rounds, rounds] for each owner, per unit of gradient change.
+    """M [releases, releases] for each owner, per unit of gradient change.
 
     Row and column r are infinite where J sees the change of round r without noise.
     """
@@ -77,7 +77,7 @@ def look(sight: Sight, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
 
     `column` [live]: which column the gradient of this round enters in each row; -1 for none.
     """
-    # S ← W S + step; the part of it that J sees; S ← S - K D, paper-notes §4
+    # S ← W S + step; the part of it that J sees; S ← S - K D (Kalman 1960)
     S = np.asarray(sight.mix @ S)
     rows = np.flatnonzero((column >= 0) & (sight.step != 0))
     S[rows, column[rows]] += sight.step[rows]

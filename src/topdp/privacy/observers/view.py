@@ -41,7 +41,7 @@ GRAM_BYTES = 1 << 29
 """Memory for the matrices M of one observer; more owners than fit are taken in turns."""
 
 LONG = 512
-"""Of plans with more rounds, M is computed near its diagonal only, with a bound on the rest (`banded`)."""
+"""Of plans with more releases, M is computed near its diagonal only, with a bound on the rest (`banded`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,20 @@ class View:
     that cannot be an owner's largest are not made as tight as they could be. An `upper` of None was not
     asked for. Owners with Poisson samples have no μ: their loss, an upper bound for every observer, is in
     `samples`.
+
+    >>> from topdp.privacy import exposure, view
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> exposed = exposure(6, sensitivity=1.0)
+    >>> seen = view(plan, exposed, owners="all")
+    >>> seen.worst().round(2).tolist()
+    [0.71, 0.71, 0.71, 0.71, 0.73, 0.73]
+    >>> round(seen.loss(owner=0, observer=3).epsilon(1e-5), 2)
+    1.42
     """
 
     observers: tuple[tuple[int, ...], ...]
@@ -104,8 +118,19 @@ def view(
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
     are those some row of which the observer reads, `all` everybody else. `bound="aligned"` leaves the upper
     bound out: a lower value for all owners at once, many times faster. `progress(done, total)` is called
-    after each observer. `widest`: a plan of more than LONG rounds is refused if changes have to be followed
+    after each observer. `widest`: a plan of more than LONG releases is refused if changes have to be followed
     for more rounds than this.
+
+    >>> from topdp.privacy import exposure
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> exposed = exposure(6, sensitivity=1.0)
+    >>> view(plan, exposed, observers=[1, (1, 5)], owners=[0]).epsilon(1e-5)[0].round(2).tolist()
+    [2.91, 4.68]
     """
     check(plan, exposure)
     if bound not in ("upper", "aligned"):

@@ -34,7 +34,19 @@ ROUNDING = 1e-10  # share of a row's step that is rounding when the step is comp
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The loss of every owner to all others. `mu` [agents] is nan for owners with Poisson samples."""
+    """The loss of every owner to all others. `mu` [agents] is nan for owners with Poisson samples.
+
+    >>> from topdp.privacy import exposure, worst_case
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> exposed = exposure(6, sensitivity=1.0)
+    >>> worst_case(plan, exposed).mu.round(2).tolist()
+    [1.17, 1.17, 1.17, 1.17, 1.17, 1.17]
+    """
 
     mu: Floats
     losses: tuple[Loss, ...]
@@ -45,7 +57,19 @@ class WorstCase:
 
 
 def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
-    """What all other agents together learn about one record of each owner."""
+    """What all other agents together learn about one record of each owner.
+
+    >>> from topdp.privacy import exposure
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> exposed = exposure(6, sensitivity=1.0)
+    >>> worst_case(plan, exposed).epsilon(1e-5).round(2).tolist()
+    [5.24, 5.24, 5.24, 5.24, 5.24, 5.24]
+    """
     check(plan, exposure)
     per_release = information(plan)
     losses = [
@@ -78,7 +102,7 @@ def composed(
 
 
 def information(plan: Plan) -> Floats:
-    """[rounds, agents]: 1/z² of every owner's release in every round, at unit sensitivity.
+    """[releases, agents]: 1/z² of every owner's release in every round, at unit sensitivity.
 
     1/z² = stepᵀ(BBᵀ)⁺step over the owner's rows of the round, B the standard deviations of the draws that
     count; infinite when `step` leaves the range of B.
@@ -124,12 +148,12 @@ def fresh_releases(plan: Plan) -> Bools:
 
 
 def _carries(plan: Plan, rounds: slice) -> Bools:
-    """[rounds, m]: which rows carry a gradient."""
+    """[releases, m]: which rows carry a gradient."""
     return np.asarray(plan.carries.values[plan.carries.which[rounds]] & plan.exists[rounds])
 
 
 def _own_std(plan: Plan, counts: PerRound, rounds: slice) -> Floats:
-    """[rounds, m, v]: standard deviations per unit of scale, 0 for draws that do not count."""
+    """[releases, m, v]: standard deviations per unit of scale, 0 for draws that do not count."""
     return np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
 
 
@@ -193,5 +217,5 @@ def _release(draw: Ints, std: Floats, step: Floats) -> float:
     return float(D @ D) * guard**2
 
 
-def _chunks(rounds: int) -> Iterable[slice]:
-    return (slice(start, min(start + CHUNK, rounds)) for start in range(0, rounds, CHUNK))
+def _chunks(releases: int) -> Iterable[slice]:
+    return (slice(start, min(start + CHUNK, releases)) for start in range(0, releases, CHUNK))

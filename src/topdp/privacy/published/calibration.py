@@ -38,6 +38,12 @@ class Calibrated:
     `noise_multiplier` is noise std / Δ; `sigma` is noise std / clip, the paper's σ; `sensitivity` is Δ /
     clip. `exact_epsilon` is what the same releases really are at `delta`, None for sampled batches (not
     computed).
+
+    >>> from topdp.plan import Full
+    >>> from topdp.privacy import CALIBRATIONS
+    >>> found = CALIBRATIONS["moments"].calibrate(1.0, 1e-5, releases=1000, batches=Full(2000))
+    >>> round(found.sigma, 4), round(found.exact_epsilon, 2)
+    (0.0775, 0.74)
     """
 
     calibration: str
@@ -53,7 +59,15 @@ class Calibrated:
 
 
 class Calibration(ABC):
-    """One method. Subclasses say z for a budget and ε for a noise, for the releases that hold one record."""
+    """One method. Subclasses say z for a budget and ε for a noise, for the releases that hold one record.
+
+    >>> from topdp.plan import Full
+    >>> from topdp.privacy import CALIBRATIONS
+    >>> tight = CALIBRATIONS["tight"]
+    >>> z = tight.calibrate(1.0, 1e-5, releases=100, batches=Full(2000)).noise_multiplier
+    >>> round(z, 2), round(tight.claim([z] * 100, 1e-5), 6)
+    (37.31, 1.0)
+    """
 
     name: ClassVar[str]
 

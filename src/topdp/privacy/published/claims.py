@@ -25,7 +25,13 @@ PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async")
 
 @dataclass(frozen=True)
 class Analysis:
-    """A calibration by name, and how the records of each agent enter its batches."""
+    """A calibration by name, and how the records of each agent enter its batches.
+
+    >>> from topdp.plan import Cycle
+    >>> analysis = Analysis("tight", (Cycle(2000, 20),) * 3, clip=4.0)
+    >>> analysis.exposure().sensitivity.tolist()
+    [0.2, 0.2, 0.2]
+    """
 
     calibration: str
     batches: tuple[Batches, ...]
@@ -77,7 +83,7 @@ class Analysis:
 
 
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
-    """[rounds, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
+    """[releases, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
     check(plan, exposure)
     if plan.protocol not in PROTOCOLS:
         raise NotCovered(f"No published analysis covers plans of protocol {plan.protocol!r}.")
