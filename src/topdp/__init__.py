@@ -1,23 +1,26 @@
 """topdp: agents on a graph train one model together, and know what each neighbour can learn.
 
-`topdp.train` and `topdp.Shards` need torch and are imported when first asked for; graphs, plans, privacy and
-reports work without it.
+`topdp.train` takes your model, your shards and your graph; `topdp.privacy` says how private a plan is. What
+needs torch is imported when first asked for: graphs, plans, privacy and reports work without it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topdp import data, plan, privacy, protocols, topology
+    from topdp import data, errors, plan, privacy, protocols, topology
     from topdp.data import Shards
+    from topdp.errors import TopdpError
     from topdp.runs import Result, train
 
 __version__ = "0.1.0"
 __all__ = [
     "Result",
     "Shards",
+    "TopdpError",
     "__version__",
     "data",
+    "errors",
     "plan",
     "privacy",
     "protocols",
@@ -25,7 +28,7 @@ __all__ = [
     "train",
 ]
 
-_LAZY = {"train": "topdp.runs", "Result": "topdp.runs", "Shards": "topdp.data"}
+_LAZY = {"Result": "topdp.runs", "Shards": "topdp.data", "TopdpError": "topdp.errors", "train": "topdp.runs"}
 
 
 def __getattr__(name: str) -> Any:

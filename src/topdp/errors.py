@@ -31,6 +31,7 @@ class ExitCode(IntEnum):
 class TopdpError(Exception):
     """What topdp says when it cannot do as asked.
 
+    >>> from topdp.errors import InputError, TopdpError
     >>> try:
     ...     raise InputError("Expected 0 <= alpha <= 1, got 2.")
     ... except TopdpError as error:

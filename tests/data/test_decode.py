@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from data_files import same, small_arrays, write_batches, write_csv, write_idx, write_sheets
 
-from topdp.data import DataError, decode
+from topdp.data import decode
+from topdp.errors import DataError
 
 MNIST = small_arrays("mnist")
 CIFAR = small_arrays("cifar10")

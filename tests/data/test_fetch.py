@@ -21,9 +21,12 @@ import requests
 from data_files import same, small_arrays, write_batches, write_csv, write_idx, write_sheets
 from rich.progress import Progress as Bars
 
-from topdp.data import DataError, DiskError, available, console_progress, fetch, load, progress, sources
+from topdp.data import available, fetch, load, progress, sources
 from topdp.data.catalogue import CATALOGUE, Package
 from topdp.data.decode import NAMES, Arrays
+from topdp.data.disk import DiskError
+from topdp.data.progress import console_progress
+from topdp.errors import DataError
 
 StandIn = Callable[..., Arrays]
 PIP, NPM, APT = (

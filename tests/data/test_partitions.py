@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topdp.data import PARTITIONS, DataError, partition
-from topdp.errors import InputError
+from topdp.data import PARTITIONS, partition
+from topdp.errors import DataError, InputError
 
 LABELS = np.repeat(np.arange(10), 60)
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from topdp.data import Selection, select
+from topdp.data.selection import Selection, select
 from topdp.errors import InputError
 from topdp.plan import Batches, Cycle, Full, Poisson
 

@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
-from topdp.data import DataError, Dataset, Shards, load, partition
+from topdp.data import Dataset, Shards, load, partition
+from topdp.errors import DataError
 
 
 def blobs(records: int, seed: int = 0, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:

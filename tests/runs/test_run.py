@@ -15,7 +15,7 @@ import torch
 import topdp
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
-from topdp.data import DataError
+from topdp.errors import DataError
 from topdp.files import FileError
 from topdp.runs import planning, run
 from topdp.runs.assembly import choose_device

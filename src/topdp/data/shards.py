@@ -28,6 +28,7 @@ class Shards:
     Agent i holds `inputs[i, :sizes[i]]` and `labels[i, :sizes[i]]`; the rest of its row is zeros and is no
     record. Every record has been checked: finite, labels in 0..classes-1, one shape for all.
 
+    >>> import numpy as np
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
     >>> shards = Shards.from_arrays([(x[:5], y[:5]), (x[5:], y[5:])])
     >>> shards.agents, shards.counts, shards.classes

@@ -35,13 +35,21 @@ NOBODY = -1  # pads the lists of sources, draws and readers
 
 
 class PlanError(InputError):
-    """A plan that cannot be: an index out of range, noise that is not a number, a foreign file."""
+    """A plan that cannot be: an index out of range, noise that is not a number, a foreign file.
+
+    >>> from pathlib import Path
+    >>> load(Path("nowhere.npz"))
+    Traceback (most recent call last):
+        ...
+    topdp.plan.plan.PlanError: Expected a plan written by topdp in nowhere.npz, could not read one: ...
+    """
 
 
 @dataclass(frozen=True)
 class PerRound:
     """One array for every round 0 .. T, stored once for all rounds that share it.
 
+    >>> import numpy as np
     >>> ones = PerRound.same(np.ones(3), releases=100)
     >>> len(ones), ones.values.shape, ones[99]
     (100, (1, 3), array([1., 1., 1.]))
@@ -76,7 +84,16 @@ class PerRound:
 
 
 class Round(NamedTuple):
-    """One round of a plan, as plain arrays over all m rows."""
+    """One round of a plan, as plain arrays over all m rows.
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
+    >>> ring = topdp.topology.ring(4)
+    >>> plan = topdp.protocols.PlainSynchronous(0.25).plan(ring, schedule, np.ones(4), seed=0)
+    >>> plan[1].weight[0].tolist(), plan[1].std[0].tolist(), plan[1].readers[0].tolist()
+    ([0.25, 0.75], [0.5], [1, 3])
+    """
 
     source: Indices  # [m, w] rows of the round before; NOBODY where there is none
     weight: Floats  # [m, w]
@@ -95,6 +112,7 @@ class Plan:
     sees a row and `known_by` to know who can subtract a draw. A pruned plan lacks rows that are sent, so the
     accountant refuses it.
 
+    >>> import numpy as np
     >>> import topdp
     >>> rates = topdp.plan.learning_rates(0.5, rounds=20, fading="linear")
     >>> schedule = topdp.plan.schedule(rates, topdp.plan.step_decay(1.0, 1, rounds=20), "gradient")
@@ -180,6 +198,7 @@ def prune(plan: Plan) -> Plan:
     Same estimates under the same draws; about a third of the messages remain on the paper's graphs. For the
     simulator only: real agents send all rows, and the accountant reads all of them.
 
+    >>> import numpy as np
     >>> import topdp
     >>> rates = topdp.plan.learning_rates(0.5, rounds=20, fading="linear")
     >>> schedule = topdp.plan.schedule(rates, topdp.plan.step_decay(1.0, 1, rounds=20), "gradient")
@@ -206,6 +225,7 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
     estimate and the last message of 7 for 2, carries 2's gradient, gets noise of standard deviation 0.13,
     and is sent to 5.
 
+    >>> import numpy as np
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
     >>> ring = topdp.topology.ring(3)
@@ -243,6 +263,8 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
 def save(plan: Plan, path: Path) -> None:
     """Writes the plan as one .npz file, which `load` reads.
 
+    >>> import numpy as np
+    >>> from pathlib import Path
     >>> import tempfile, topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
     >>> ring = topdp.topology.ring(3)
@@ -258,7 +280,14 @@ def save(plan: Plan, path: Path) -> None:
 
 
 def load(path: Path) -> Plan:
-    """Reads what `save` wrote, and checks it: a foreign or damaged file is refused by name."""
+    """Reads what `save` wrote, and checks it: a foreign or damaged file is refused by name.
+
+    >>> from pathlib import Path
+    >>> load(Path("nowhere.npz"))
+    Traceback (most recent call last):
+        ...
+    topdp.plan.plan.PlanError: Expected a plan written by topdp in nowhere.npz, could not read one: ...
+    """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}

@@ -17,6 +17,7 @@ from topdp.plan.arrays import Floats
 class Schedule:
     """Step size λ and noise scale of every release; both [T+1].
 
+    >>> import numpy as np
     >>> Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5)).releases
     21
     """

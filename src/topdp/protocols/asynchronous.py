@@ -22,6 +22,7 @@ from topdp.topology import Topology
 class PlainAsynchronous(Protocol):
     """Pairs exchange estimates that carry full noise.
 
+    >>> import numpy as np
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
     >>> plan = PlainAsynchronous(0.25).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
@@ -43,6 +44,7 @@ class PlainAsynchronous(Protocol):
 class TopAsynchronous(Protocol):
     """Algorithm 2: the noise in the partner's estimate counts towards one's own.
 
+    >>> import numpy as np
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
     >>> plan = TopAsynchronous(0.25).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)

@@ -23,6 +23,7 @@ class Protocol(ABC):
 
     A protocol of one's own writes a plan from a graph and a schedule:
 
+    >>> import numpy as np
     >>> import topdp
     >>> class Silent(topdp.protocols.Protocol):
     ...     def plan(self, topology, schedule, deviation, seed):

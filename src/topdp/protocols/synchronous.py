@@ -24,6 +24,7 @@ CHUNK = 512  # rounds drawn at once: bounds the memory of the arrays below
 class PlainSynchronous(Protocol):
     """One estimate an agent and round, with full noise, sent to all neighbours (Eq. 3).
 
+    >>> import numpy as np
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
     >>> plan = PlainSynchronous(0.25).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
@@ -64,6 +65,7 @@ class TopSynchronous(Protocol):
     The message i→j mixes in what a k ∈ N_i^j sent to i, which j never saw, and adds only the rest of the
     noise. Neighbours that nobody covers (N_i^j empty) read the estimate itself.
 
+    >>> import numpy as np
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
     >>> plan = TopSynchronous(0.25).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)

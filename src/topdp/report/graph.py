@@ -15,7 +15,8 @@ from scipy.spatial import cKDTree
 
 from topdp.plan.arrays import Floats
 from topdp.report import style
-from topdp.topology import Topology, grid_columns
+from topdp.topology import Topology
+from topdp.topology.families import grid_columns
 
 LABEL_LIMIT = 60
 """Above this many agents numbers and arrows are left out."""

@@ -13,7 +13,6 @@ from topdp.topology.edge_lists import read_edge_list
 from topdp.topology.families import (
     complete,
     grid,
-    grid_columns,
     mesh,
     random,
     regular,
@@ -46,7 +45,6 @@ __all__ = [
     "describe",
     "from_edges",
     "grid",
-    "grid_columns",
     "mesh",
     "random",
     "read_edge_list",

@@ -16,6 +16,7 @@ def read_edge_list(path: str | Path) -> Topology:
     `source target` (a directed file), anything but two names. An unconnected graph is refused with its
     components.
 
+    >>> from pathlib import Path
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = Path(folder) / "hospitals.txt"

@@ -31,7 +31,14 @@ _CHUNK = 1 << 24  # entries of a temporary array; keeps memory flat on large den
 
 
 class TopologyError(InputError):
-    """A graph that cannot be used or made: says what was expected, what came and what to do."""
+    """A graph that cannot be used or made: says what was expected, what came and what to do.
+
+    >>> try:
+    ...     from_edges([(0, 1), (2, 3)], agents=4)
+    ... except TopologyError as error:
+    ...     print(error)
+    Expected a connected graph, got 2 components: {0, 1}, {2, 3}; link them, or run each on its own.
+    """
 
 
 @dataclass(frozen=True, eq=False)
