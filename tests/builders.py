@@ -1,25 +1,22 @@
-"""Small graphs, schedules and data for tests."""
+"""Small graphs, schedules and data for tests, and every protocol there is."""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
 
-from topdp import topology
+from topdp import protocols, topology
 from topdp.data import Shards
 from topdp.plan import Batches, Cycle, Full, Poisson, schedules
 from topdp.plan.schedules import Schedule
-from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
+from topdp.protocols import Protocol
+from topdp.settings.config import MethodConfig
+from topdp.settings.methods import METHODS
 from topdp.topology import Topology
-
-PROTOCOLS: dict[str, type[Protocol]] = {
-    "plain-sync": PlainSynchronous,
-    "top-sync": TopSynchronous,
-    "plain-async": PlainAsynchronous,
-    "top-async": TopAsynchronous,
-}
 
 GRAPHS: dict[str, Topology] = {
     "random": topology.random(12, 0.3, 1),
@@ -31,9 +28,41 @@ GRAPHS: dict[str, Topology] = {
 }
 
 
-def constant_schedule(iterations: int, rate: float = 0.1, noise_on: str = "gradient") -> Schedule:
-    rates = schedules.learning_rates(rate, iterations, "none")
-    return schedules.schedule(rates, schedules.step_decay(1.0, 1, iterations), noise_on)
+def constant_schedule(rounds: int, rate: float = 0.1, noise_on: str = "gradient") -> Schedule:
+    rates = schedules.learning_rates(rate, rounds, "none")
+    return schedules.schedule(rates, schedules.step_decay(1.0, 1, rounds), noise_on)
+
+
+def _every_protocol() -> dict[str, type[Protocol]]:
+    """What topdp.protocols hands out, by the name that each writes into its plans."""
+    exported = [getattr(protocols, name) for name in protocols.__all__]
+    kinds = [kind for kind in exported if inspect.isclass(kind) and issubclass(kind, Protocol)]
+    return {
+        kind(0.5).plan(topology.ring(3), constant_schedule(1), np.ones(3), 0).protocol: kind
+        for kind in kinds
+        if not inspect.isabstract(kind)
+    }
+
+
+PROTOCOLS = _every_protocol()
+"""Contract, privacy, stacking, kernels and agents are tested on all of these."""
+
+
+def _settings() -> dict[str, tuple[str, str]]:
+    kinds = {kind: name for name, kind in PROTOCOLS.items()}
+    return {
+        kinds[type(method.protocol(mode, alpha=0.5, offline=0.0))]: (
+            f"method.name={method.name}",
+            f"method.mode={mode}",
+        )
+        for method in METHODS.values()
+        for mode in get_args(MethodConfig.model_fields["mode"].annotation)
+        if method.noisy and method.calibration is None
+    }
+
+
+SETTINGS = _settings()
+"""The changes to a configuration under which each protocol runs."""
 
 
 def blobs(agents: int, records: int = 40, classes: int = 3, seed: int = 0) -> Shards:

@@ -6,8 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
-from topdp import cli
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("topdp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("topdp")
+
+# Consoles keep the width that they find when they are made; tests set their own.
+os.environ.pop("COLUMNS", None)
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which torch may do on its own
@@ -16,6 +22,7 @@ if not torch.cuda.is_available():
 @pytest.fixture
 def topdp(monkeypatch, capsys):
     """The command line in this process: exit code, stdout, stderr."""
+    from topdp import cli
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["topdp", *map(str, arguments)])

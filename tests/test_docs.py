@@ -87,6 +87,13 @@ def test_links_lead_somewhere(page):
     assert not broken
 
 
+@every_page
+def test_files_that_are_named_are_there(page):
+    """`tests/...`, `scripts/...` and the like, from the top of the repository."""
+    named = re.findall(r"`((?:src|tests|scripts|benchmarks|docs|deploy)/[\w./-]+)`", text_of(page))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def mentions(text: str) -> list[str]:
     """What stands behind `topdp` in code: inline, or on a line of a block that is not Python or TOML."""
     code = [

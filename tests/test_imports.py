@@ -107,6 +107,17 @@ def test_the_first_page_shows_the_rooms_in_the_same_order():
     assert shown == [room for room in rooms if room != "__main__"]
 
 
+def test_every_room_has_its_tests():
+    rooms = {file.relative_to(SOURCE).parts[0] for file in SOURCE.rglob("*.py")} - {
+        "__init__.py",
+        "__main__.py",
+    }
+    tests = ROOT / "tests"
+    found = {room.name for room in tests.iterdir() if list(room.rglob("test_*.py"))}
+    found |= {file.name.removeprefix("test_") for file in tests.glob("test_*.py")}
+    assert rooms - found == set()
+
+
 # The package's own front door hands out what is asked for by name, and may look anywhere.
 @pytest.mark.parametrize("module", sorted(FILES.keys() - {"topdp"}))
 def test_a_file_imports_only_files_above_it(module):

@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     classes=st.integers(2, 5),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_no_record_at_two_agents(kind: str, agents: int, records: int, classes: int, seed: int) -> None:
     labels = np.arange(records) % classes
     parts = partition(labels, agents, kind, seed, **OPTIONS[kind])

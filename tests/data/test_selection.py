@@ -38,7 +38,7 @@ def used(batches: list[Batches], seed: int, round: int) -> list[list[int]]:
     seed=st.integers(0, 2**32),
     round=st.integers(0, 10**6),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_contract(counts: tuple[int, ...], size: int, kind: str, seed: int, round: int) -> None:
     batches: list[Batches] = [
         Full(count) if kind == "full" else (Cycle if kind == "cycle" else Poisson)(count, size)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders import PROTOCOLS
 from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
 from topdp.privacy.account import Account, account
@@ -15,14 +16,7 @@ from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.observers.view import view
 from topdp.privacy.published.claims import Analysis
-from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
 
-PROTOCOLS: dict[str, type[Protocol]] = {
-    "plain-sync": PlainSynchronous,
-    "top-sync": TopSynchronous,
-    "plain-async": PlainAsynchronous,
-    "top-async": TopAsynchronous,
-}
 GRAPH = topology.ring(6)
 DELTA = 1e-5
 NAMES = ("claimed", "view", "worst_case")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import PROTOCOLS
 from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Plan, PlanError, Poisson, schedules
@@ -23,14 +24,8 @@ from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published import CALIBRATIONS
 from topdp.privacy.published.claims import Analysis, noise_multipliers
 from topdp.privacy.published.side_by_side import side_by_side
-from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
+from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous
 
-PROTOCOLS: dict[str, type[Protocol]] = {
-    "plain-sync": PlainSynchronous,
-    "top-sync": TopSynchronous,
-    "plain-async": PlainAsynchronous,
-    "top-async": TopAsynchronous,
-}
 GRAPH = topology.random(6, 0.5, seed=4)
 DELTA = 1e-5
 BUDGETS = {  # name -> ε of each agent, records of each agent

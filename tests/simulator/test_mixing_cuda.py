@@ -1,4 +1,6 @@
-"""The GPU's rows against the processor's. Runs where a GPU is."""
+"""The GPU's rows against the processor's: on a GPU where there is one, elsewhere by Triton's interpreter."""
+
+import os
 
 import numpy as np
 import pytest
@@ -7,9 +9,19 @@ import torch
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.learning.gradients import ClippedGradients
+from topdp.plan import prune
+from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
+from topdp.simulator.mixing import RowByRow, Work
+from topdp.simulator.stacking import StackedNoise, stack_plans
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytest.importorskip("triton")
+from topdp.simulator.mixing_cuda import Fused
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="a GPU runs the kernel itself"
+)
 
 
 def estimates(name, device, deviation, unpruned=False, stop=None, monkeypatch=None):
@@ -30,6 +42,7 @@ def estimates(name, device, deviation, unpruned=False, stop=None, monkeypatch=No
     return engine.estimates(state).clone()
 
 
+@on_a_gpu
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_without_noise_both_devices_make_the_same_rows(name):
     torch.testing.assert_close(
@@ -37,6 +50,7 @@ def test_without_noise_both_devices_make_the_same_rows(name):
     )
 
 
+@on_a_gpu
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_pruned_resumed_and_whole_runs_are_bit_equal(name, monkeypatch):
     whole = estimates(name, "cuda", 0.3)
@@ -45,11 +59,8 @@ def test_pruned_resumed_and_whole_runs_are_bit_equal(name, monkeypatch):
     assert torch.equal(whole, estimates(name, "cuda", 0.3, unpruned=True, monkeypatch=monkeypatch))
 
 
+@on_a_gpu
 def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds():
-    from topdp.simulator.draws import Noise
-    from topdp.simulator.mixing import Work
-    from topdp.simulator.mixing_cuda import Fused
-
     n, d = 24, 100_003
     graph = topology.ring(n)
     schedule = constant_schedule(3, rate=0.0, noise_on="estimate")
@@ -68,3 +79,68 @@ def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds()
     assert correlation.abs().max() < 6 / d**0.5
     shifted = (z[:, 1:] * z[:, :-1]).mean(dim=1)
     assert shifted.abs().max() < 5 / d**0.5
+
+
+@interpreted
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_rows_without_noise_are_the_processors(name):
+    graph = topology.random(8, 0.4, 0)
+    plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(4, rate=0.5), np.zeros(8), 0))
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
+    before = torch.randn(8, 50, generator=generator)
+    noise = Noise(0, plan.draws, plan.releases)
+    mixers = RowByRow(plan, noise, torch.device("cpu")), Fused(plan, noise, torch.device("cpu"))
+    for r in range(plan.releases):
+        gradient = torch.randn(8, 50, generator=generator)
+        made = int(plan.exists[r].sum())
+        outs = [wide[k, :made, :50] for k in range(2)]
+        for mixer, out in zip(mixers, outs, strict=True):
+            mixer(Work(r, before, gradient, out))
+        torch.testing.assert_close(*outs)
+        before = outs[0].clone()
+
+
+@interpreted
+def test_noise_is_standard_normal_and_named_by_round_and_draw():
+    plan = PROTOCOLS["plain-sync"](1.0).plan(
+        topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
+    )
+    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    zeros = torch.zeros(3, 20_000)
+    draws = []
+    for r in (0, 1, 1):
+        out = torch.empty_like(zeros)
+        mixer(Work(r, zeros, zeros, out))
+        draws.append(out)
+    assert torch.equal(draws[1], draws[2])
+    noise = torch.cat(draws[:2]).double()
+    assert noise.mean(1).abs().max() < 5 / 20_000**0.5
+    assert (noise.var(1) - 1).abs().max() < 5 * (2 / 20_000) ** 0.5
+    others = torch.corrcoef(noise) - torch.eye(6)
+    assert others.abs().max() < 5 / 20_000**0.5
+
+
+@interpreted
+def test_a_run_in_a_stack_draws_what_it_draws_alone():
+    """The second run is silent."""
+    deviations, seeds, ring = (1.0, 0.0, 2.0), (3, 4, 5), topology.ring(3)
+    schedule = constant_schedule(2, rate=0.0, noise_on="estimate")
+    plans = [
+        prune(PROTOCOLS[name](0.5).plan(ring, schedule, np.full(3, deviation), 0))
+        for name, deviation in zip(("top-sync", "plain-sync", "plain-sync"), deviations, strict=True)
+    ]
+
+    def first_round(plan, noise):
+        out = torch.empty(int(plan.exists[0].sum()), 40)
+        start = torch.zeros(plan.agents, 40)
+        Fused(plan, noise, torch.device("cpu"))(Work(0, start, start, out))
+        return out[: plan.agents]
+
+    alone = [
+        first_round(plan, Noise(seed, plan.draws, plan.releases))
+        for plan, seed in zip(plans, seeds, strict=True)
+    ]
+    together = first_round(stack_plans(plans), StackedNoise(plans, seeds))
+    assert torch.equal(together, torch.cat(alone))
+    assert not together[3:6].any() and together[:3].all() and together[6:].all()

@@ -1,63 +1,128 @@
+from functools import cache
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import strategies
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
+from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
+from topdp.plan import Plan
 from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.basics.exposure import exposure
 from topdp.privacy.observers.worst_case import worst_case
+from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
 from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
-
-
-def single(name, graph, seed, deviation=0.0, rate=0.5, iterations=6):
-    schedule = constant_schedule(iterations, rate=rate)
-    return PROTOCOLS[name](0.25).plan(graph, schedule, np.full(graph.agents, deviation), seed)
-
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 
 
+def single(name, graph, seed, deviation=0.0, rate=0.5, rounds=6):
+    schedule = constant_schedule(rounds, rate=rate)
+    return PROTOCOLS[name](0.25).plan(graph, schedule, np.full(graph.agents, deviation), seed)
+
+
+class Run(NamedTuple):
+    plan: Plan
+    shards: Shards
+    seed: int
+
+    @classmethod
+    def of(cls, plan, seed, records):
+        return cls(plan, blobs(plan.agents, records, seed=seed), seed)
+
+    def start(self):
+        return gradients().flat.flatten() * (1 + self.seed % 7)
+
+
+@cache
+def gradients():
+    return ClippedGradients(linear_model(), 1.0)
+
+
+def finish(plan, shards, batches, start, device, seed=0, noise=None, select=None):
+    engine = Engine(plan, gradients(), shards, batches, seed, device, noise, select)
+    state = engine.start(start)
+    while state.releases < plan.releases:
+        state = engine.advance(state)
+    return engine.estimates(state).clone()
+
+
+def alone(runs, kind, size, device="cpu"):
+    return torch.cat(
+        [
+            finish(plan, shards, batches_of(shards, kind, size), run.start(), device, seed)
+            for run in runs
+            for plan, shards, seed in [run]
+        ]
+    )
+
+
+def together(runs, kind, size, device="cpu"):
+    plans, shards, seeds = zip(*runs, strict=True)
+    stack = StackedBatches(tuple((tuple(batches_of(run.shards, kind, size)), run.seed) for run in runs))
+    start = torch.cat([run.start().expand(run.plan.agents, -1) for run in runs])
+    noise, held = StackedNoise(plans, seeds), stack_shards(shards)
+    return finish(stack_plans(plans), held, stack.batches, start, device, 0, noise, stack.select)
+
+
 @pytest.mark.parametrize("device", ["cpu", GPU])
-@pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
-def test_every_run_of_a_stack_is_the_run_alone(batches, device):
-    """Four protocols, other graphs, rates, noise and seeds; two runs without noise."""
+@pytest.mark.parametrize(("kind", "size"), [("full", 0), ("cycle", 12), ("poisson", 5)])
+def test_every_run_of_a_stack_is_the_run_alone(kind, size, device):
+    """Every protocol, other graphs, rates, noise and seeds; some runs without noise."""
+    graphs = [topology.ring(5), topology.random(7, 0.5, 0), topology.star(6), topology.ring(4)]
     runs = [
-        (
-            single(name, graph, seed, deviation=0.2 * (seed % 3), rate=0.1 * (seed + 1)),
-            blobs(graph.agents, 20 + 10 * seed, seed=seed),
+        Run.of(
+            single(name, graphs[seed % 4], seed, deviation=0.2 * (seed % 3), rate=0.1 * (seed + 1)),
             seed,
+            20 + 10 * seed,
         )
-        for seed, (name, graph) in enumerate(
-            zip(
-                PROTOCOLS,
-                [topology.ring(5), topology.random(7, 0.5, 0), topology.star(6), topology.ring(4)],
-                strict=True,
-            )
-        )
+        for seed, name in enumerate(PROTOCOLS)
     ]
-    gradients = ClippedGradients(linear_model(), 1.0)
+    torch.testing.assert_close(
+        together(runs, kind, size, device), alone(runs, kind, size, device), rtol=1e-4, atol=1e-6
+    )
 
-    def finish(plan, shards, batches, start, seed=0, noise=None, select=None):
-        engine = Engine(plan, gradients, shards, batches, seed, device, noise, select)
-        state = engine.start(start)
-        while state.releases < plan.releases:
-            state = engine.advance(state)
-        return engine.estimates(state).clone()
 
-    starts = [gradients.flat.flatten() * (1 + seed) for *_, seed in runs]
-    alone = []
-    for (plan, shards, seed), start in zip(runs, starts, strict=True):
-        alone.append(finish(plan, shards, batches_of(shards, batches), start, seed))
-    stacked = StackedBatches(tuple((tuple(batches_of(held, batches)), seed) for _, held, seed in runs))
-    start = torch.cat([s.expand(shards.agents, -1) for s, (_, shards, _) in zip(starts, runs, strict=True)])
-    plans = [plan for plan, *_ in runs]
-    noise = StackedNoise(plans, [seed for *_, seed in runs])
-    held = stack_shards([s for _, s, _ in runs])
-    together = finish(stack_plans(plans), held, stacked.batches, start, noise=noise, select=stacked.select)
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-6)
+@st.composite
+def stacks(draw):
+    """One to four runs of equal length, each on its own graph, under its own protocol, schedule and seed."""
+    rounds = st.just(draw(st.integers(1, 8)))
+    return [
+        Run.of(draw(strategies.written_plans(rounds)), draw(strategies.seeds), draw(st.integers(3, 9)))
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+
+
+@settings(max_examples=60)
+@given(stacks(), st.sampled_from(["full", "cycle", "poisson"]), st.integers(2, 3))
+def test_any_runs_side_by_side_are_what_each_is_alone(runs, kind, size):
+    torch.testing.assert_close(together(runs, kind, size), alone(runs, kind, size), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=30)
+@given(stacks())
+def test_any_run_in_a_stack_draws_what_it_draws_alone(runs):
+    plans, seeds = [run.plan for run in runs], [run.seed for run in runs]
+    noise, generator, first = StackedNoise(plans, seeds), torch.Generator(), 0
+    for plan, seed in zip(plans, seeds, strict=True):
+        own = Noise(seed, plan.draws, plan.releases)
+        numbers = np.arange(plan.draws)
+        keys, names = noise.names(first + numbers)
+        np.testing.assert_array_equal([keys, names], own.names(numbers))
+        for r in range(plan.releases):
+            for draw in numbers:
+                z = [torch.empty(3), torch.empty(3)]
+                noise.fill(z[0], r, int(first + draw), generator)
+                own.fill(z[1], r, int(draw), generator)
+                assert torch.equal(*z)
+        first += plan.draws
 
 
 def test_a_stack_keeps_each_runs_noise_and_is_not_accounted():
@@ -73,4 +138,4 @@ def test_a_stack_keeps_each_runs_noise_and_is_not_accounted():
 
 def test_plans_of_unequal_length_are_refused():
     with pytest.raises(ValueError, match="rounds"):
-        stack_plans([single("plain-sync", topology.ring(4), 0, iterations=k) for k in (3, 4)])
+        stack_plans([single("plain-sync", topology.ring(4), 0, rounds=k) for k in (3, 4)])

@@ -195,7 +195,7 @@ def test_example_of_the_paper() -> None:
 
 
 @given(graphs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_cover_sets_are_the_formula(graph: Topology) -> None:
     sets = neighbours_of(graph)
     for edge, (i, j) in enumerate(graph.directed.tolist()):
@@ -208,7 +208,7 @@ def test_cover_sets_are_the_formula(graph: Topology) -> None:
 
 
 @given(graphs(), st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_relabelling_permutes(graph: Topology, shuffle: object) -> None:
     new = list(range(graph.agents))
     shuffle.shuffle(new)  # type: ignore[attr-defined]

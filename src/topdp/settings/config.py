@@ -189,7 +189,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
         raise ConfigError(f"Expected --set key=value, for example privacy.epsilon=2, got {change!r}.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or a number of thousands of digits
         value = text.strip()  # a bare word is a string: --set method.name=plain
     *sections, last = key.strip().split(".")
     for section in sections:
@@ -211,9 +211,10 @@ UNIONS = {
 
 def _explain(fault: Any) -> str:
     path = [str(part) for part in fault["loc"]]
-    key = ".".join(path[:2]) if len(path) > 2 else ".".join(path)
-    if key in UNIONS:
-        return f"{key}: expected {UNIONS[key]}."
+    union = ".".join(path[:2])  # what follows names the form that did not fit
+    if union in UNIONS:
+        return f"{union}: expected {UNIONS[union]}."
+    key = ".".join(path)
     if fault["type"] == "extra_forbidden":
         return f"{key}: no such key.{did_you_mean(path[-1], _known_keys(path[:-1]))}"
     if fault["type"] == "literal_error":

@@ -5,6 +5,7 @@ import pytest
 import torch
 from history import faults, federation, live, on_virtual_time
 
+from builders import PROTOCOLS, SETTINGS
 from topdp import topology
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -18,11 +19,10 @@ def close(federation):
     torch.testing.assert_close(federation.estimates(), federation.simulated(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("method", ["plain", "top-dp"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_agents_in_memory_end_with_the_simulators_estimates(tmp_path, mode, method, graph):
-    made = federation(tmp_path, f"method.mode={mode}", f"method.name={method}", graph=GRAPHS[graph], rounds=8)
+def test_agents_in_memory_end_with_the_simulators_estimates(tmp_path, protocol, graph):
+    made = federation(tmp_path, *SETTINGS[protocol], graph=GRAPHS[graph], rounds=8)
     run = on_virtual_time(live(made))
     close(made)
     assert faults(run) == []

@@ -20,6 +20,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from builders import PROTOCOLS
 from topdp import topology
 from topdp.plan import Full, Plan, schedules
 from topdp.privacy.basics.exposure import Exposure, exposure
@@ -27,16 +28,9 @@ from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.published.claims import Analysis
-from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous
 from topdp.simulator.draws import Noise
 from topdp.simulator.mixing import RowByRow, Work
 
-PROTOCOLS = {
-    "plain-sync": PlainSynchronous,
-    "top-sync": TopSynchronous,
-    "plain-async": PlainAsynchronous,
-    "top-async": TopAsynchronous,
-}
 GRAPH = topology.random(9, 0.4, seed=2)
 ITERATIONS = 16
 CLIP = 2.0

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import PROTOCOLS
 from topdp import topology as graphs
 from topdp.errors import InputError
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, Poisson, prune, schedules
@@ -34,7 +35,6 @@ SMALL = {
     "small-world": lambda: graphs.small_world(8, degree=4, rewire=0.3, seed=2),
     "regular": lambda: graphs.regular(8, degree=3, seed=1),
 }
-PROTOCOLS = (PlainSynchronous, TopSynchronous, PlainAsynchronous, TopAsynchronous)
 
 
 def make(
@@ -95,7 +95,7 @@ def assert_dense(plan: Plan, J: set[int]) -> None:
         assert np.abs(M[finite] - expected[finite]).max(initial=0.0) <= 1e-9 * size
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS.keys())
 @pytest.mark.parametrize("family", SMALL)
 def test_equals_the_dense_formula(family, protocol):
     graph = SMALL[family]()
@@ -218,7 +218,7 @@ def test_what_an_agent_makes_from_rows_it_never_read_tells_it_of_them():
 
 def test_zero_noise_is_infinite_and_only_where_it_is_seen():
     graph = graphs.ring(6)
-    for protocol in PROTOCOLS:
+    for protocol in PROTOCOLS.values():
         silent = make(protocol, graph, 5, deviation=0.0)
         found = view(silent, exposure(6, 1.0), owners="linked")
         assert np.isinf(found.upper[found.asked]).all() and np.isinf(found.lower[found.asked]).all()
@@ -251,7 +251,7 @@ plans = st.builds(
     lambda protocol, n, p, seed, alpha, T: make(
         protocol, graphs.random(n, p, seed=seed), T, alpha, seed=seed
     ),
-    st.sampled_from(PROTOCOLS),
+    st.sampled_from(list(PROTOCOLS.values())),
     st.integers(4, 7),
     st.floats(0.3, 0.9),
     st.integers(0, 1000),

@@ -12,6 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import PROTOCOLS
 from topdp import topology as graphs
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, Poisson, schedules
 from topdp.privacy.basics import loss
@@ -22,8 +23,6 @@ from topdp.privacy.basics.loss import GaussianLoss, SampledLoss, sampled_loss
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import fresh_releases, information, worst_case
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous
-
-PROTOCOLS = (PlainSynchronous, TopSynchronous, PlainAsynchronous, TopAsynchronous)
 
 
 def make(
@@ -56,7 +55,7 @@ def dense(plan: Plan) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS.keys())
 def test_equals_the_dense_formula(protocol):
     plan = make(
         protocol, graphs.random(7, 0.4, seed=1), 6, deviation=np.linspace(1, 1.4, 7), fading="linear",

@@ -637,7 +637,7 @@ CONTRIBUTORS = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(sorted(CONTRIBUTORS)),
     seed=st.integers(0, 2**32 - 1),

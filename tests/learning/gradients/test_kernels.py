@@ -1,31 +1,23 @@
 """The GPU's kernels, executed by Triton's interpreter: their arithmetic on any machine. Where there is a GPU,
-the tests of gradients and of mixing run them for real."""
+the tests of gradients run them for real."""
 
 import os
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from builders import PROTOCOLS, constant_schedule
-from topdp import topology
 from topdp.learning.gradients import ClippedGradients, ghost
 from topdp.learning.gradients.ghost import Geometry
 from topdp.learning.models import FlatModel
-from topdp.plan import prune
-from topdp.simulator.draws import Noise
-from topdp.simulator.mixing import RowByRow, Work
-from topdp.simulator.stacking import StackedNoise, stack_plans
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("a GPU runs them itself", allow_module_level=True)
 
 from topdp.learning.gradients import convolution_cuda, pooling_cuda
-from topdp.simulator.mixing_cuda import Fused
 
 AGENTS, EXAMPLES = 2, 3
 # channels, outputs, height, width, geometry
@@ -144,68 +136,6 @@ def test_elements_that_lie_too_far_apart_are_copied(monkeypatch):
     monkeypatch.setattr(convolution_cuda, "REACH", x[0, 0].numel())
     with pytest.raises(ValueError, match="one example"):
         convolution_cuda.convolve(x, weight, None, geometry)
-
-
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_rows_without_noise_are_the_processors(name):
-    graph = topology.random(8, 0.4, 0)
-    plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(4, rate=0.5), np.zeros(8), 0))
-    generator = torch.Generator().manual_seed(0)
-    wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
-    before = torch.randn(8, 50, generator=generator)
-    noise = Noise(0, plan.draws, plan.releases)
-    mixers = RowByRow(plan, noise, torch.device("cpu")), Fused(plan, noise, torch.device("cpu"))
-    for r in range(plan.releases):
-        gradient = torch.randn(8, 50, generator=generator)
-        made = int(plan.exists[r].sum())
-        outs = [wide[k, :made, :50] for k in range(2)]
-        for mixer, out in zip(mixers, outs, strict=True):
-            mixer(Work(r, before, gradient, out))
-        torch.testing.assert_close(*outs)
-        before = outs[0].clone()
-
-
-def test_noise_is_standard_normal_and_named_by_round_and_draw():
-    plan = PROTOCOLS["plain-sync"](1.0).plan(
-        topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
-    )
-    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
-    zeros = torch.zeros(3, 20_000)
-    draws = []
-    for r in (0, 1, 1):
-        out = torch.empty_like(zeros)
-        mixer(Work(r, zeros, zeros, out))
-        draws.append(out)
-    assert torch.equal(draws[1], draws[2])
-    noise = torch.cat(draws[:2]).double()
-    assert noise.mean(1).abs().max() < 5 / 20_000**0.5
-    assert (noise.var(1) - 1).abs().max() < 5 * (2 / 20_000) ** 0.5
-    others = torch.corrcoef(noise) - torch.eye(6)
-    assert others.abs().max() < 5 / 20_000**0.5
-
-
-def test_a_run_in_a_stack_draws_what_it_draws_alone():
-    """The second run is silent."""
-    deviations, seeds, ring = (1.0, 0.0, 2.0), (3, 4, 5), topology.ring(3)
-    schedule = constant_schedule(2, rate=0.0, noise_on="estimate")
-    plans = [
-        prune(PROTOCOLS[name](0.5).plan(ring, schedule, np.full(3, deviation), 0))
-        for name, deviation in zip(("top-sync", "plain-sync", "plain-sync"), deviations, strict=True)
-    ]
-
-    def first_round(plan, noise):
-        out = torch.empty(int(plan.exists[0].sum()), 40)
-        start = torch.zeros(plan.agents, 40)
-        Fused(plan, noise, torch.device("cpu"))(Work(0, start, start, out))
-        return out[: plan.agents]
-
-    alone = [
-        first_round(plan, Noise(seed, plan.draws, plan.releases))
-        for plan, seed in zip(plans, seeds, strict=True)
-    ]
-    together = first_round(stack_plans(plans), StackedNoise(plans, seeds))
-    assert torch.equal(together, torch.cat(alone))
-    assert not together[3:6].any() and together[:3].all() and together[6:].all()
 
 
 @pytest.mark.parametrize("lay", [between_nan, among_nan])
