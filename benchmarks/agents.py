@@ -22,11 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from topdp.agents.books.entries import Cost
 from topdp.agents.books.inbox import Inbox
-from topdp.agents.books.ledger import Cost, Ledger
-from topdp.agents.life.agent import void
+from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.failpoints import Failpoints
-from topdp.agents.life.peers import Peers, Terms
+from topdp.agents.life.greeting import Terms
+from topdp.agents.life.peers import Peers
 from topdp.agents.terms import identity, manifest
 from topdp.agents.wire import payload
 from topdp.agents.wire.grpc_transport import GrpcTransport
@@ -49,7 +50,7 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
         ledger,
         Inbox(ledger, {other: range(rows)}),
         transport,
-        lambda body: void(payload.decode(body, numbers)),
+        lambda body: payload.decode(body, numbers),
         Failpoints(),
         Told(name),
     )

@@ -1,4 +1,4 @@
-"""kill -9 at every failpoint in real processes: what the tests of crashes show in one, here in six.
+"""kill -9 at every failpoint in real processes: what `tests/agents/life/test_crash.py` shows in one process.
 
     python benchmarks/kill_matrix.py --seeded                 # every failpoint, both modes
     python benchmarks/kill_matrix.py --mode sync --only after_ledger,after_send
@@ -62,8 +62,9 @@ def recorded(log: str, failpoint: str, history: str, together: str, *arguments: 
     os.dup2(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY), 2)
 
     from topdp import cli
-    from topdp.agents.books.ledger import digest_of
-    from topdp.agents.life.meetings import _unpack as unpack
+    from topdp.agents.books.entries import digest_of
+    from topdp.agents.life.handover import Handover
+    from topdp.agents.wire.codes import MessageKind
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
     file = os.open(history, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
@@ -76,20 +77,21 @@ def recorded(log: str, failpoint: str, history: str, together: str, *arguments: 
         os.write(file, (json.dumps(event) + "\n").encode())
 
     def handed(sender: str, receiver: str, packed: bytes) -> None:
-        round, body = unpack(packed)
-        note("sent", sender, receiver, "handed", round, digest_of(body))
+        row = Handover.unpack(packed)
+        note("sent", sender, receiver, "handed", row.round, digest_of(row.body))
 
     def sent(sender: str, receiver: str, message: Any) -> None:
-        note("sent", sender, receiver, message.kind, message.round, digest_of(message.body))
-        if message.kind == "commit":
+        note("sent", sender, receiver, message.kind.name.lower(), message.round, digest_of(message.body))
+        if message.kind is MessageKind.COMMIT:
             handed(sender, receiver, message.body)
 
     async def recorded_start(self: Any, handle: Any) -> None:
         async def recorded_handle(peer: str, message: Any) -> Any:
             sent(peer, self.name, message)
             reply = await handle(peer, message)
-            note("answered", peer, self.name, message.kind, message.round, message.digest, reply.ok)
-            if message.kind in ("propose", "resolve") and reply.body:
+            kind = message.kind.name.lower()
+            note("answered", peer, self.name, kind, message.round, message.digest, reply.ok)
+            if message.kind in (MessageKind.PROPOSE, MessageKind.RESOLVE) and reply.body:
                 handed(self.name, peer, reply.body)
             return reply
 
@@ -98,7 +100,7 @@ def recorded(log: str, failpoint: str, history: str, together: str, *arguments: 
     async def recorded_request(self: Any, peer: str, message: Any) -> Any:
         sent(self.name, peer, message)
         reply = await request(self, peer, message)
-        if message.kind in ("propose", "resolve") and reply.body:
+        if message.kind in (MessageKind.PROPOSE, MessageKind.RESOLVE) and reply.body:
             handed(peer, self.name, reply.body)
         return reply
 
@@ -168,8 +170,8 @@ class Federation:
             for name, address in zip(self.names, free_addresses(len(self.names)), strict=True)
         ]
         rules = Rules(idle_timeout=idle)
-        manifest, _, _ = federation.of(cards, self.graph, shards.counts, config, rules)
-        manifest.write(folder / "manifest.toml")
+        self.manifest, _, _ = federation.of(cards, self.graph, shards.counts, config, rules)
+        self.manifest.write(folder / "manifest.toml")
         for i, name in enumerate(self.names):
             demo._write_records(folder / name / "records.npz", shards, i)
 
@@ -230,13 +232,14 @@ class Federation:
     def faults(self) -> tuple[int, list[str], int]:
         """(ledgers that verify, what the checker and the books say, bodies of rows on the wire)."""
         from topdp.agents.books.audit import verify
+        from topdp.agents.books.database import TamperedError
         from topdp.agents.books.ledger import Ledger
 
         sys.path[:0] = [path for path in (str(TESTS), str(TESTS / "agents")) if path not in sys.path]
         import history
 
         events = self.events(history)
-        setup = SimpleNamespace(names=self.names, graph=self.graph)
+        setup = SimpleNamespace(manifest=self.manifest)
         found = history.faults(
             SimpleNamespace(
                 federation=SimpleNamespace(setup=setup, state=self.state), wire=SimpleNamespace(events=events)
@@ -250,7 +253,7 @@ class Federation:
             try:
                 verify(ledger)
                 whole += 1
-            except ValueError:
+            except TamperedError:
                 pass  # the checker has said so
             quarantined = ledger.database.rows(
                 "SELECT name, quarantined FROM peers WHERE quarantined NOT NULL"

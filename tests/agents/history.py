@@ -15,12 +15,17 @@ import torch
 from builders import blobs, linear_model
 from topdp import topology
 from topdp.agents.books.audit import verify
-from topdp.agents.books.ledger import ANYBODY, Ledger, digest_of
+from topdp.agents.books.database import TamperedError
+from topdp.agents.books.entries import digest_of
+from topdp.agents.books.ledger import ANYBODY, Ledger
 from topdp.agents.life.agent import Agent
 from topdp.agents.life.equipment import equip
 from topdp.agents.life.failpoints import Failpoints
-from topdp.agents.life.meetings import _unpack as unpack
+from topdp.agents.life.handover import Handover
 from topdp.agents.terms import setup as setups
+from topdp.agents.terms.identity import make
+from topdp.agents.terms.manifest import Rules, create
+from topdp.agents.wire.codes import MessageKind
 from topdp.agents.wire.transport import Handler, Transport, Unreachable
 from topdp.learning.gradients import ClippedGradients
 from topdp.settings import build
@@ -28,6 +33,7 @@ from topdp.settings import config as configurations
 from topdp.simulator.engine import Engine
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
+CARDS = [make(name, f"127.0.0.1:{7400 + k}").card for k, name in enumerate(NAMES)]
 
 
 class Crash(BaseException):
@@ -97,8 +103,8 @@ class Wire:
 
     def handed(self, sender, receiver, packed):
         """A row that went from one to the other inside a meeting."""
-        round, body = unpack(packed)
-        self.events.append(Event("sent", sender, receiver, "handed", round, digest_of(body)))
+        row = Handover.unpack(packed)
+        self.events.append(Event("sent", sender, receiver, "handed", row.round, digest_of(row.body)))
 
 
 class Recorded(Transport):
@@ -116,7 +122,7 @@ class Recorded(Transport):
     async def request(self, peer, message):
         await asyncio.sleep(self.wire.delay)
         if not self.reaches(peer):
-            self.wire.waited.append((self.name, peer, message.kind))
+            self.wire.waited.append((self.name, peer, message.kind.name.lower()))
         lost = self.wire.lose(self.name, peer, message) if self.wire.lose else None
         if not self.open or frozenset((self.name, peer)) in self.wire.cut or lost == "request":
             raise Unreachable("no link")
@@ -124,7 +130,7 @@ class Recorded(Transport):
         if handle is None:
             raise Unreachable(f"{peer} is not there")
         # From here on the bytes have left, whatever becomes of them.
-        facts = (self.name, peer, message.kind, message.round, message.digest)
+        facts = (self.name, peer, message.kind.name.lower(), message.round, message.digest)
         self.wire.events.append(Event("sent", *facts))
         try:
             reply = await handle(self.name, message)
@@ -133,9 +139,9 @@ class Recorded(Transport):
             self.wire.on_crash[peer](crash)
             raise Unreachable(f"{peer} is gone") from None
         self.wire.events.append(Event("answered", *facts, reply.ok))
-        if message.kind == "commit":
+        if message.kind is MessageKind.COMMIT:
             self.wire.handed(self.name, peer, message.body)
-        if message.kind in ("propose", "resolve") and reply.body:
+        if message.kind in (MessageKind.PROPOSE, MessageKind.RESOLVE) and reply.body:
             self.wire.handed(peer, self.name, reply.body)
         if lost == "reply" or not self.open:
             raise Unreachable("the reply was lost")
@@ -155,7 +161,11 @@ class Federation:
     shards: object
     folder: Path
 
-    def work(self, agent, **options):
+    @property
+    def names(self):
+        return self.setup.manifest.names
+
+    def equipment(self, agent, **options):
         records = (
             self.shards.inputs[agent, : self.shards.counts[agent]],
             self.shards.labels[agent, : self.shards.counts[agent]],
@@ -164,16 +174,16 @@ class Federation:
         return equip(self.setup, agent, records, self.shards.classes, **options)
 
     def state(self, agent):
-        return self.folder / self.setup.names[agent]
+        return self.folder / self.names[agent]
 
     def agent(self, number, transport, failpoints=None, **options):
         pairing = options.pop("live_pairing", False)
-        work = self.work(number, **options)
-        return Agent(self.setup, work, self.state(number), transport, failpoints, live_pairing=pairing)
+        mine = self.equipment(number, **options)
+        return Agent(mine, self.state(number), transport, failpoints, live_pairing=pairing)
 
     def simulated(self):
         """[agents, d]: the estimates that the simulator ends with."""
-        config = self.setup.config
+        config = self.setup.manifest.config
         model = self.setup.model(tuple(self.shards.inputs.shape[2:]), self.shards.classes)
         engine = Engine(
             self.setup.plan,
@@ -191,14 +201,11 @@ class Federation:
         from safetensors.torch import load_file
 
         return torch.stack(
-            [
-                load_file(self.state(i) / "estimate.safetensors")["estimate"]
-                for i in range(len(self.setup.names))
-            ]
+            [load_file(self.state(i) / "estimate.safetensors")["estimate"] for i in range(len(self.names))]
         )
 
     def results(self):
-        return [json.loads((self.state(i) / "result.json").read_text()) for i in range(len(self.setup.names))]
+        return [json.loads((self.state(i) / "result.json").read_text()) for i in range(len(self.names))]
 
 
 def model_of_blobs(shape, classes):
@@ -207,7 +214,7 @@ def model_of_blobs(shape, classes):
 
 
 def federation(
-    folder, *changes, graph=None, agents=6, rounds=6, goes_on=False, idle_timeout=4.0, counts=None
+    folder, *changes, graph=None, agents=6, rounds=6, goes_on=False, idle_timeout=4.0, cards=None
 ) -> Federation:
     graph = graph or topology.ring(agents)
     n = graph.agents
@@ -223,8 +230,11 @@ def federation(
     ]
     config = configurations.read(changes=[*basis, *changes])
     complete, _ = setups.completed(config, graph, shards.counts)
-    setup = setups.Setup.of(complete, graph, NAMES[:n], "the federation", goes_on, idle_timeout)
-    return Federation(setup, shards, Path(folder))
+    rules = Rules(dead_neighbour="go-on" if goes_on else "wait", idle_timeout=idle_timeout)
+    cards = cards or CARDS[:n]
+    links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
+    manifest = create(cards, links, complete, rules)
+    return Federation(setups.Setup.of(manifest), shards, Path(folder))
 
 
 @dataclass
@@ -246,7 +256,7 @@ async def live(
     run = Run(made, wire, {}, defaultdict(int))
 
     async def life(number):
-        name = made.setup.names[number]
+        name = made.names[number]
         while number not in run.outcomes:
             run.starts[number] += 1
             choice = failpoints.pop(number, None)
@@ -281,7 +291,7 @@ async def live(
                     wire.crashed.append(name)
             await asyncio.sleep(restart_after)
 
-    numbers = range(len(made.setup.names)) if agents is None else agents
+    numbers = range(len(made.names)) if agents is None else agents
     async with asyncio.TaskGroup() as group:
         for number in numbers:
             group.create_task(life(number))
@@ -291,8 +301,8 @@ async def live(
 def faults(run: Run) -> list[str]:
     """Everything that is wrong with a history; empty when nothing is."""
     found: list[str] = []
-    names = run.federation.setup.names
-    graph = run.federation.setup.graph
+    names = run.federation.setup.manifest.names
+    graph = run.federation.setup.manifest.topology
     books = {}
     for number, name in enumerate(names):
         if not run.federation.state(number).exists():
@@ -300,7 +310,7 @@ def faults(run: Run) -> list[str]:
         ledger = Ledger(run.federation.state(number), writable=False)
         try:
             verify(ledger)
-        except ValueError as error:
+        except TamperedError as error:
             found.append(f"{name}: {error}")
         entries = list(ledger.entries())
         applied = ledger.database.rows("SELECT sender, round, applied FROM inbox WHERE applied IS NOT NULL")

@@ -11,6 +11,7 @@ import socket
 
 from topdp.agents.terms.identity import Card, Identity, make
 from topdp.agents.terms.manifest import Manifest, Rules, create
+from topdp.agents.wire.codes import ReplyCode
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.settings.config import RunConfig
@@ -86,7 +87,7 @@ class Echo:
 
     async def __call__(self, peer, message: Message) -> Reply:
         self.seen.append((peer, message.kind, message.round))
-        return Reply(True, f"{self.name} heard {peer}", hashlib.sha256(message.body).digest())
+        return Reply(ReplyCode.OK, f"{self.name} heard {peer}", hashlib.sha256(message.body).digest())
 
 
 async def until_answered(transport, peer, message):

@@ -11,8 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from topdp.agents.books.audit import verify
 from topdp.agents.books.database import FILE, LedgerError, TamperedError
-from topdp.agents.books.inbox import Inbox, Verdict
-from topdp.agents.books.ledger import Cost, Ledger, digest_of
+from topdp.agents.books.entries import Cost, digest_of
+from topdp.agents.books.inbox import Inbox
+from topdp.agents.books.ledger import Ledger
+from topdp.agents.wire.codes import ReplyCode
 
 
 @pytest.fixture
@@ -174,17 +176,18 @@ def test_the_inbox_says_why(ledger):
         inbox.settle(verdict, sender, round, digest_of(body), body)
         return verdict
 
-    assert judged("mallory", 0, b"a") is Verdict.STRANGER
-    assert judged("bob", 1, b"b") is Verdict.GAP
-    assert judged("bob", 0, b"a") is Verdict.NEW
-    assert judged("bob", 0, b"a") is Verdict.AGAIN
-    assert judged("bob", 2, b"c") is Verdict.UNKNOWN_ROUND
-    assert judged("bob", 1, b"b") is Verdict.NEW
-    assert judged("bob", 3, b"d") is Verdict.NEW
-    assert judged("bob", 9, b"e") is Verdict.LATER
-    assert judged("bob", 1, b"another") is Verdict.EQUIVOCATION
-    assert "two different rows for round 1" in ledger.quarantined("bob")
-    assert judged("bob", 1, b"b") is Verdict.QUARANTINED
+    assert judged("mallory", 0, b"a") is ReplyCode.STRANGER
+    assert judged("bob", 1, b"b") is ReplyCode.GAP
+    assert judged("bob", 0, b"a") is ReplyCode.OK
+    assert judged("bob", 0, b"a") is ReplyCode.AGAIN
+    assert judged("bob", 2, b"c") is ReplyCode.UNKNOWN_ROUND
+    assert judged("bob", 1, b"b") is ReplyCode.OK
+    assert judged("bob", 3, b"d") is ReplyCode.OK
+    assert judged("bob", 9, b"e") is ReplyCode.LATER
+    assert judged("bob", 1, b"another") is ReplyCode.EQUIVOCATION
+    assert "two different rows for round 1" in ledger.quarantined("bob").words
+    assert ledger.quarantined("bob").code is ReplyCode.EQUIVOCATION and ledger.quarantined("eve") is None
+    assert judged("bob", 1, b"b") is ReplyCode.QUARANTINED
     assert ledger.seen("bob") == 3
 
 
@@ -234,12 +237,12 @@ class Books(RuleBasedStateMachine):
         inbox = Inbox(self.ledger, {"bob": range(6)}, window=100)
         verdict = inbox.judge("bob", round, digest_of(body))
         inbox.settle(verdict, "bob", round, digest_of(body), body)
-        if verdict is Verdict.NEW:
+        if verdict is ReplyCode.OK:
             assert round not in self.arrived and all(r in self.arrived for r in range(round))
             self.arrived[round] = body
-        elif verdict is Verdict.AGAIN:
+        elif verdict is ReplyCode.AGAIN:
             assert self.arrived[round] == body
-        elif verdict is Verdict.EQUIVOCATION:
+        elif verdict is ReplyCode.EQUIVOCATION:
             assert self.arrived[round] != body
 
     @precondition(lambda self: self.counter)

@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from topdp import topology
-from topdp.agents.books.inbox import Verdict
-from topdp.agents.books.ledger import ANYBODY, Cost, Ledger
+from topdp.agents.books.database import LedgerError
+from topdp.agents.books.entries import Cost
+from topdp.agents.books.ledger import ANYBODY, Ledger
 from topdp.agents.books.pairing import Pairing
 from topdp.agents.life import failpoints
-from topdp.agents.life.budget import BudgetError
+from topdp.agents.life.handover import Handover
+from topdp.agents.wire import payload
+from topdp.agents.wire.codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, Reply
+from topdp.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -24,7 +29,7 @@ LIVE = {i: {"live_pairing": True, "seeded": False} for i in range(6)}
 
 def meetings(made):
     found = {}
-    for number, name in enumerate(made.setup.names):
+    for number, name in enumerate(made.names):
         ledger = Ledger(made.state(number), writable=False)
         found[name] = ledger.database.rows("SELECT id, partner, status, applied FROM pairs")
         ledger.close()
@@ -91,8 +96,106 @@ def test_who_is_cut_off_works_alone(tmp_path):
 
 def test_poisson_batches_are_refused(tmp_path):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=2)
-    with pytest.raises(BudgetError, match="live pairing"):
+    with pytest.raises(InputError, match="live pairing"):
         made.agent(0, Wire().transport("ada"), live_pairing=True)
+
+
+def test_a_ledger_is_for_planned_partners_or_for_found_ones(tmp_path):
+    """What was charged on the way is not what the plan would have cost, nor the other way round."""
+    made = federation(tmp_path, "method.mode=async", agents=3, rounds=2)
+    for first in (True, False):
+        made.folder = tmp_path / str(first)
+        made.agent(0, Wire().transport("ada"), live_pairing=first).ledger.close()
+        with pytest.raises(LedgerError, match="Expected partners = "):
+            made.agent(0, Wire().transport("ada"), live_pairing=not first)
+
+
+def test_only_the_partner_hears_how_a_meeting_ended_and_only_until_it_knows(tmp_path):
+    books = {name: Ledger(tmp_path / name, "f", name) for name in ("ada", "bob")}
+    pairing = {name: Pairing(ledger) for name, ledger in books.items()}
+    for name, ledger in books.items():
+        ledger.release(0, Cost(0.1), {ANYBODY: name.encode()}, b"state")
+    ada = pairing["ada"]
+    id = ada.propose()
+    assert ada.outcome(id, "bob") == (ReplyCode.UNDECIDED, None)
+    assert pairing["bob"].accept(id, "ada") and ada.commit(id, "bob", 0, 0, b"bob") is ReplyCode.OK
+    assert ada.outcome(id, "bob") == (ReplyCode.COMMITTED, ada.find(id))
+    assert ada.outcome(id, "eve") == (ReplyCode.NO_MEETING, None)
+    assert ada.outcome("another", "bob") == pairing["bob"].outcome(id, "ada") == (ReplyCode.ABORTED, None)
+    ada.told(id)
+    assert ada.outcome(id, "bob") == (ReplyCode.NO_MEETING, None)
+    for ledger in books.values():
+        ledger.close()
+
+
+GARBAGE = {
+    "nothing": b"",
+    "no head": b'\x00\x05[0, "',
+    "a head of another kind": b"\x00\x02{}row",
+    "a round that is none": Handover("0", "x", b"row").pack(),
+    "no row": Handover(0, "x", b"row").pack(),
+}
+
+
+@pytest.mark.parametrize("case", GARBAGE)
+@pytest.mark.parametrize("who", ["proposer", "acceptor"])
+def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplog):
+    """Both the one who was asked and the one who commits; our own books are not to blame for it."""
+    made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
+
+    class Liar(Wire):
+        def transport(self, name):
+            made = super().transport(name)
+
+            async def request(peer, message):
+                proposed = message.kind is MessageKind.PROPOSE
+                return Reply(ReplyCode.OK if proposed else ReplyCode.BUSY, body=GARBAGE[case])
+
+            made.request = request
+            return made
+
+    async def scene():
+        agent = made.agent(0, Liar().transport("ada"), live_pairing=True)
+        agent.ledger.release(0, Cost(0.1), {ANYBODY: b"row"}, b"state")
+        if who == "acceptor":
+            await agent.life._ask()
+        else:
+            reply = await agent.peers.handle("bob", Message.of(MessageKind.COMMIT, 0, GARBAGE[case]))
+            assert reply.code is ReplyCode.NOT_A_ROW
+        found = agent.ledger.quarantined("bob"), agent.life.pairing.pairs(), agent.peers.fault
+        agent.ledger.close()
+        return found
+
+    quarantined, pairs, fault = on_virtual_time(scene())
+    assert quarantined.code is ReplyCode.NOT_A_ROW and pairs == [] and fault is None
+    assert sum("not_a_row" in record.message for record in caplog.records) == 1
+
+
+def test_books_that_cannot_be_written_are_not_held_against_the_partner(tmp_path):
+    made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
+
+    async def scene():
+        agent = made.agent(0, Wire().transport("ada"), live_pairing=True)
+        agent.ledger.database.connection.execute("PRAGMA query_only = 1")
+        row = payload.encode(made.equipment(0).start.numpy())
+        id = agent.life.pairing.propose()
+        with pytest.raises(LedgerError, match="Make the folder writable"):
+            agent.life.pairing.commit(id, "bob", 0, 0, row)
+        agent.life.pairing.give_up()
+        agent.peers.transport.request = lambda *_: answered(
+            Reply(ReplyCode.OK, body=Handover(0, "", row).pack())
+        )
+        with pytest.raises(LedgerError, match="Make the folder writable"):
+            await agent.life._ask()
+        agent.ledger.database.connection.execute("PRAGMA query_only = 0")
+        found = agent.ledger.quarantined("bob")
+        agent.ledger.close()
+        return found
+
+    async def answered(reply):
+        return reply
+
+    assert on_virtual_time(scene()) is None
 
 
 def test_the_checker_finds_a_meeting_that_one_side_made_up():
@@ -136,7 +239,7 @@ class Three(RuleBasedStateMachine):
         if not keep:
             self.yes.remove((id, one, other, round, body, own))
         if self.pairing[one].proposing == id:
-            assert self.pairing[one].commit(id, other, own, round, body) in (Verdict.NEW, Verdict.AGAIN)
+            assert self.pairing[one].commit(id, other, own, round, body) in (ReplyCode.OK, ReplyCode.AGAIN)
 
     @rule(one=st.sampled_from(names), acknowledged=st.booleans())
     def tell(self, one, acknowledged):
@@ -151,11 +254,10 @@ class Three(RuleBasedStateMachine):
         pair = self.pairing[one].prepared()
         if pair is None:
             return
-        outcome = self.pairing[pair.partner].outcome(pair.id)
-        if outcome == "aborted":
+        outcome, theirs = self.pairing[pair.partner].outcome(pair.id, one)
+        if outcome is ReplyCode.ABORTED:
             self.pairing[one].aborted(pair.id)
-        elif outcome == "committed":
-            theirs = self.pairing[pair.partner].find(pair.id)
+        elif outcome is ReplyCode.COMMITTED:
             body = self.pairing[pair.partner].own_row(theirs.own_round)
             assert self.pairing[one].committed(pair.id, pair.partner, theirs.own_round, body).accepted
 

@@ -7,7 +7,8 @@ import pytest
 from history import faults, federation, live, on_virtual_time
 
 from topdp import topology
-from topdp.agents.books.ledger import Cost, Ledger
+from topdp.agents.books.entries import Cost
+from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.budget import allows, meter
 from topdp.privacy.account import account
 from topdp.privacy.basics.checks import PrivacyError
@@ -72,7 +73,7 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, guarantee
         graph=topology.random(6, 0.5, 1),
         rounds=9,
     )
-    analysis = build.analysis(made.setup.config, made.setup.counts)
+    analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
     said = account(made.setup.plan, analysis, 1e-5).answers[guarantee.replace("-", "_")].epsilon
     for agent in range(6):
         gauge = meter(made.setup.plan, analysis, agent, 1e-5, guarantee, True)
@@ -90,7 +91,7 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, guarantee
 @pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
 def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
     made = federation(tmp_path, f"data.batch={batch}", graph=topology.random(6, 0.5, 1), rounds=60)
-    analysis = build.analysis(made.setup.config, made.setup.counts)
+    analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
     whole = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
     monkeypatch.setattr(views, "LONG", 10)
     monkeypatch.setattr(banded, "CHUNK", 8)
@@ -101,7 +102,7 @@ def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
 
 def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=5)
-    analysis = build.analysis(made.setup.config, made.setup.counts)
+    analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
     gauge = meter(made.setup.plan, analysis, 0, 1e-5, "worst-case", True)
     history = [(r, float(gauge.planned[r])) for r in range(6)]
     curve = [gauge.worst_case(history[: r + 1]) for r in range(6)]
@@ -118,7 +119,7 @@ def test_under_the_view_a_neighbour_that_stops_makes_the_rest_charge_by_worst_ca
     assert faults(run) == []
     for j in range(1, 6):
         entries, meta = books(made, j)
-        assert "stopped" in meta and (made.setup.names[0] in meta["departed"]) == (j in (1, 5))
+        assert "stopped" in meta and (made.names[0] in meta["departed"]) == (j in (1, 5))
         assert entries[-1].total >= entries[-1].worst_case * (1 - 1e-12)
         assert run.outcomes[j].result["spent"]["charged_by"] == "worst-case"
     assert all(outcome.finished for outcome in run.outcomes.values())
@@ -126,7 +127,7 @@ def test_under_the_view_a_neighbour_that_stops_makes_the_rest_charge_by_worst_ca
 
 def test_view_without_waiting_is_charged_by_worst_case(tmp_path):
     made = federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4)
-    analysis = build.analysis(made.setup.config, made.setup.counts)
+    analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
     assert meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan is not None
     assert meter(made.setup.plan, analysis, 0, 1e-5, "view", False).by_plan is None
 
@@ -140,7 +141,7 @@ def test_rows_without_noise_are_refused_before_anything_is_sent(tmp_path):
     from dataclasses import replace
 
     made = federation(tmp_path, agents=3, rounds=2)
-    analysis = build.analysis(made.setup.config, made.setup.counts)
+    analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
     silent = replace(made.setup.plan, scale=np.zeros_like(made.setup.plan.scale))
     with pytest.raises(PrivacyError, match="Expected noise in every row"):
         meter(silent, analysis, 0, 1e-5, "worst-case", True)

@@ -44,11 +44,11 @@ def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
 
     def fresh(self, peer):
         message = original(self, peer)
-        if message is None or message.kind != "row":
+        if message is None or message.kind is not peers.MessageKind.ROW:
             return message
         sends.append(message)
-        body = payload.encode(torch.randn(len(made.work(0).start)).numpy())
-        return peers.Message("row", message.round, peers.digest_of(body), body)
+        body = payload.encode(torch.randn(len(made.equipment(0).start)).numpy())
+        return peers.Message.of(message.kind, message.round, body)
 
     monkeypatch.setattr(peers.Peers, "_next", fresh)
     run = on_virtual_time(live(made, failpoints={0: "after_send:1"}))

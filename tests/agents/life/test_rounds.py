@@ -11,26 +11,26 @@ from history import Crash, Wire, faults, federation, live, on_virtual_time
 
 from topdp import topology
 from topdp.agents.books import inbox
-from topdp.agents.books.inbox import Verdict
-from topdp.agents.books.ledger import Ledger, digest_of
-from topdp.agents.life.peers import TrustError
+from topdp.agents.books.ledger import Ledger
 from topdp.agents.wire import payload
-from topdp.agents.wire.transport import Message, Unreachable
+from topdp.agents.wire.codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, Reply, Unreachable
+from topdp.errors import TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 
 def row(made, value=1.0):
-    return payload.encode(torch.full((len(made.work(0).start),), value).numpy())
+    return payload.encode(torch.full((len(made.equipment(0).start),), value).numpy())
 
 
-def message(round, body, kind="row"):
-    return Message(kind, round, digest_of(body), body)
+def message(round, body, kind=MessageKind.ROW):
+    return Message.of(kind, round, body)
 
 
 async def alone(made, number, wire):
     """One agent, started, whose neighbours are played by the test."""
-    agent = made.agent(number, wire.transport(made.setup.names[number]))
+    agent = made.agent(number, wire.transport(made.names[number]))
     task = asyncio.create_task(agent.run())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -101,7 +101,7 @@ def test_replays_are_acknowledged_and_applied_once(tmp_path):
         return run
 
     run = on_virtual_time(scene())
-    first = next(s for s in sent if s[2].kind == "row" and s[2].round == 0 and s[1] == "ada")
+    first = next(s for s in sent if s[2].kind is MessageKind.ROW and s[2].round == 0 and s[1] == "ada")
 
     async def replay():
         agent = made.agent(0, Wire().transport("ada"))
@@ -113,7 +113,7 @@ def test_replays_are_acknowledged_and_applied_once(tmp_path):
         return replies, applied
 
     replies, applied = on_virtual_time(replay())
-    assert [(reply.ok, reply.reason) for reply in replies] == [(True, "again")] * 3
+    assert [(reply.ok, reply.code) for reply in replies] == [(True, ReplyCode.AGAIN)] * 3
     assert applied == [(1,)]
     assert faults(run) == []
 
@@ -122,12 +122,12 @@ def test_without_the_check_a_replay_ends_at_the_books(tmp_path, monkeypatch):
     """Replays are told from rows by the inbox; were they not, the ledger would still not take one twice."""
     from topdp.agents.books.database import LedgerError
 
-    monkeypatch.setattr(inbox.Inbox, "judge", lambda self, *facts: Verdict.NEW)
+    monkeypatch.setattr(inbox.Inbox, "judge", lambda self, *facts: ReplyCode.OK)
     made = federation(tmp_path, agents=3, rounds=4)
 
     async def scene():
         agent = made.agent(0, Wire().transport("ada"))
-        assert (await agent.peers.handle("bob", message(0, row(made)))).reason == ""
+        assert (await agent.peers.handle("bob", message(0, row(made)))).code is ReplyCode.OK
         with pytest.raises(LedgerError):
             await agent.peers.handle("bob", message(0, row(made)))
         agent.ledger.close()
@@ -151,8 +151,8 @@ def equivocated(tmp_path):
 def test_two_stories_under_one_name_are_quarantined_and_logged_once(tmp_path, caplog):
     replies, reason = equivocated(tmp_path)
     assert [reply.ok for reply in replies] == [True, False, False]
-    assert replies[1].reason == Verdict.EQUIVOCATION.value and replies[2].reason == Verdict.QUARANTINED.value
-    assert "two different rows for round 0" in reason
+    assert [reply.code for reply in replies[1:]] == [ReplyCode.EQUIVOCATION, ReplyCode.QUARANTINED]
+    assert reason.code is ReplyCode.EQUIVOCATION and "two different rows for round 0" in reason.words
     assert sum("equivocation" in record.message for record in caplog.records) == 1
 
 
@@ -161,7 +161,7 @@ def test_without_the_check_two_stories_would_pass(tmp_path, monkeypatch):
 
     def credulous(self, sender, round, digest):
         verdict = original(self, sender, round, digest)
-        return Verdict.AGAIN if verdict is not Verdict.NEW else verdict
+        return ReplyCode.AGAIN if verdict is not ReplyCode.OK else verdict
 
     monkeypatch.setattr(inbox.Inbox, "judge", credulous)
     replies, reason = equivocated(tmp_path)
@@ -188,7 +188,35 @@ def test_what_is_no_row_quarantines_its_sender_and_the_round_goes_on(tmp_path, b
         return rounds
 
     assert on_virtual_time(scene()) == 2
-    assert sum("payload" in record.message and "bob" in record.message for record in caplog.records) == 1
+    assert sum("not_a_row" in record.message and "bob" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "times"), [(ReplyCode.LATER, 3), (ReplyCode.GAP, 1)], ids=["too early", "refused"]
+)
+def test_what_comes_too_early_is_sent_again_and_what_is_refused_is_not(tmp_path, code, times):
+    made = federation(tmp_path, agents=3, rounds=4)
+
+    async def scene():
+        wire, bodies = Wire(), []
+
+        async def bob(sender, message):
+            if message.kind is MessageKind.HELLO:
+                return Reply(ReplyCode.OK, body=agent.peers.greeting("bob").encode())
+            bodies.append(message.body)
+            return Reply(code if len(bodies) < 3 else ReplyCode.OK)
+
+        wire.handlers["bob"] = bob
+        agent = made.agent(0, wire.transport("ada"))
+        task = asyncio.create_task(agent.run())
+        await asyncio.sleep(10)
+        owed, refused = agent.peers.owes("bob"), "bob" in agent.peers.refused_by
+        await ended(agent, task)
+        return bodies, owed, refused
+
+    bodies, owed, refused = on_virtual_time(scene())
+    assert len(bodies) == times and len(set(bodies)) == 1
+    assert owed == [] and refused == (code is not ReplyCode.LATER)
 
 
 def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
@@ -199,12 +227,14 @@ def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
         replies = [
             await agent.peers.handle("cleo", message(0, row(made))),  # no neighbour on the ring
             await agent.peers.handle("mallory", message(0, row(made))),
-            await agent.peers.handle("cleo", message(0, agent.peers.greeting("cleo").encode(), kind="hello")),
-            await agent.peers.handle("cleo", message(0, b"", kind="stop")),
-            await agent.peers.handle("bob", message(0, b"", kind="shutdown")),
-            await agent.peers.handle("bob", Message("row", 0, "0" * 64, row(made))),
-            await agent.peers.handle("bob", message(0, b"[" * 5000, kind="hello")),
-            await agent.peers.handle("bob", message(0, b'{"terms": 3}', kind="hello")),
+            await agent.peers.handle(
+                "cleo", message(0, agent.peers.greeting("cleo").encode(), kind=MessageKind.HELLO)
+            ),
+            await agent.peers.handle("cleo", message(0, b"", kind=MessageKind.STOP)),
+            await agent.peers.handle("bob", message(0, b"", kind=MessageKind.PROPOSE)),
+            await agent.peers.handle("bob", Message(MessageKind.ROW, 0, "0" * 64, row(made))),
+            await agent.peers.handle("bob", message(0, b"[" * 5000, kind=MessageKind.HELLO)),
+            await agent.peers.handle("bob", message(0, b'{"terms": 3}', kind=MessageKind.HELLO)),
             await agent.peers.handle("bob", message(1, row(made))),  # round 0 is missing
             await agent.peers.handle("bob", message(99, row(made))),
         ]
@@ -213,6 +243,14 @@ def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
         return replies, seen
 
     replies, seen = on_virtual_time(scene())
+    assert [reply.code for reply in replies] == [
+        *[ReplyCode.STRANGER] * 4,
+        ReplyCode.UNKNOWN_KIND,
+        ReplyCode.DAMAGED,
+        *[ReplyCode.NOT_A_GREETING] * 2,
+        ReplyCode.GAP,
+        ReplyCode.UNKNOWN_ROUND,
+    ]
     assert not any(reply.ok for reply in replies) and seen == -1
 
 
@@ -226,7 +264,7 @@ def test_an_agent_with_an_old_copy_of_its_ledger_is_found_out_by_its_neighbours(
     assert isinstance(error, TrustError) and "old copy" in str(error)
     for number in (1, 2):
         ledger = Ledger(made.state(number), writable=False)
-        assert ledger.seen("ada") > 1 and "rolled back" in ledger.quarantined("ada")
+        assert ledger.seen("ada") > 1 and ledger.quarantined("ada").code is ReplyCode.ROLLED_BACK
         ledger.close()
 
 
@@ -235,7 +273,7 @@ async def _rolled_back(made, tmp_path):
     wire = Wire(delay=0.1)
 
     async def others(number):
-        agent = made.agent(number, wire.transport(made.setup.names[number]))
+        agent = made.agent(number, wire.transport(made.names[number]))
         return await agent.run()
 
     async with asyncio.TaskGroup() as group:
@@ -269,7 +307,7 @@ def told(made, **changes):
     async def scene():
         agent = made.agent(0, Wire().transport("ada"))
         greeting = replace(agent.peers.greeting("bob"), **changes)
-        reply = await agent.peers.handle("bob", message(0, greeting.encode(), kind="hello"))
+        reply = await agent.peers.handle("bob", message(0, greeting.encode(), kind=MessageKind.HELLO))
         agent.ledger.close()
         return reply, agent.peers.fault
 
@@ -309,8 +347,7 @@ def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
 
 def test_another_manifest_is_refused_by_both(tmp_path):
     made = federation(tmp_path / "one", agents=2, graph=topology.complete(2), rounds=2)
-    other = federation(tmp_path / "two", agents=2, graph=topology.complete(2), rounds=2)
-    other.setup = replace(other.setup, federation="another")
+    other = federation(tmp_path / "two", graph=topology.complete(2), rounds=2, idle_timeout=5.0)
 
     async def scene():
         wire = Wire()
@@ -326,7 +363,7 @@ def test_asked_to_stop_it_ends_cleanly_and_continues(tmp_path):
 
     async def scene():
         wire = Wire(delay=0.1)
-        agents = [made.agent(i, wire.transport(made.setup.names[i])) for i in range(3)]
+        agents = [made.agent(i, wire.transport(made.names[i])) for i in range(3)]
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         while agents[0].ledger.round < 2:
             await asyncio.sleep(0.001)

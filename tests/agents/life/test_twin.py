@@ -81,20 +81,15 @@ def test_agents_over_grpc_end_with_the_simulators_estimates(tmp_path, mode):
 
     import sites
 
-    from topdp.agents.life.agent import Agent
-    from topdp.agents.terms.setup import Setup
-
-    made = federation(tmp_path, f"method.mode={mode}", graph=topology.ring(4), rounds=5)
-    here = sites.Federation(
-        sites.NAMES, links=[(sites.NAMES[i], sites.NAMES[j]) for i, j in made.setup.graph.edges]
-    )
-    made.setup = Setup.of(made.setup.config, made.setup.graph, sites.NAMES, here.manifest.hash)
+    identities = {name: sites.at(made, sites.free_address()) for name, made in sites.MADE.items()}
+    cards = [one.card for one in identities.values()]
+    made = federation(tmp_path, f"method.mode={mode}", graph=topology.ring(4), rounds=5, cards=cards)
 
     async def all_of_them():
         agents = []
         for number, name in enumerate(sites.NAMES):
-            transport = sites.GrpcTransport(here.identities[name], here.manifest)
-            agents.append(Agent(made.setup, made.work(number), made.state(number), transport))
+            transport = sites.GrpcTransport(identities[name], made.setup.manifest)
+            agents.append(made.agent(number, transport))
         return await asyncio.gather(*(agent.run() for agent in agents))
 
     outcomes = sites.run(all_of_them())

@@ -1,22 +1,18 @@
 """The commands as people call them: real processes, gRPC, mutual TLS, kill -9."""
 
-import asyncio
 import json
 import os
 import stat
 import subprocess
 import sys
-import urllib.request
 
 import numpy as np
 import pytest
-from history import Wire, federation
-from typer.testing import CliRunner
 
 from builders import blobs_file
-from topdp.agents.site import demo, metrics
-from topdp.agents.terms import manifest, setup
-from topdp.cli import app
+from topdp.agents.site import demo
+from topdp.agents.terms import manifest
+from topdp.agents.terms.setup import Setup
 from topdp.runs import run
 from topdp.runs.folder import RunFolder
 from topdp.settings import config
@@ -32,12 +28,7 @@ def small(data, *changes):
     return config.read(changes=[*basis, "privacy.guarantee=worst-case", "privacy.epsilon=20.0", *changes])
 
 
-def command(*arguments):
-    """In this process: what is tested are arguments, words and exit codes."""
-    return CliRunner().invoke(app, [*map(str, arguments)])
-
-
-def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path):
+def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path, topdp):
     """Two of three processes die by SIGKILL, at different places, and are started again."""
     wanted = small(data)
     said = []
@@ -58,8 +49,9 @@ def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path
     assert {"run", "rounds", "accuracy", "privacy", "seconds"} <= set(found)
     for i in range(3):
         state = tmp_path / "demo" / "agents" / f"agent{i}" / "state"
-        checked = command("agent", "ledger", "verify", "--state", state, "--json")
-        assert checked.exit_code == 0 and json.loads(checked.stdout)["charges"] == 9
+        checked = topdp("agent", "ledger", "verify", "--state", state, "--json")
+        assert checked.code == 0 and json.loads(checked.out)["charges"] == 9
+        assert json.loads((state / "result.json").read_text())["releases"] == 9
         assert stat.S_IMODE(os.stat(state / "ledger.sqlite").st_mode) == 0o600
 
 
@@ -71,78 +63,32 @@ def test_one_with_a_small_budget_ends_with_code_3_and_the_other_with_0(data, tmp
     assert not found["seeded"] and "warning" not in found["agents"][0]
 
 
-def test_from_nothing_to_a_manifest(data, tmp_path):
+def test_from_nothing_to_a_manifest(tmp_path, topdp):
     cards = []
     for port, name in enumerate(("ada", "bob", "cleo"), start=7401):
         here = ("--name", name, "--identity", tmp_path / name, "--address", f"localhost:{port}")
-        made = command("agent", "init", *here)
-        assert made.exit_code == 0 and "BEGIN CERTIFICATE" in made.stdout and "PRIVATE" not in made.stdout
+        made = topdp("agent", "init", *here)
+        assert made.code == 0 and "BEGIN CERTIFICATE" in made.out and "PRIVATE" not in made.out
         cards.append(tmp_path / name / "card.toml")
-    again = command("agent", "init", "--name", "ada", "--identity", tmp_path / "ada")
-    assert again.exit_code == 4 and "Expected no identity" in again.output
 
     place = tmp_path / "manifest.toml"
     common = ("federation", "create", *cards, "--links", "ada-bob,bob-cleo", "--json")
     common += ("--set", "rounds=5", "--set", "topology.kind=ring")
-    made = command(*common, "--records", "100,80,60", "--out", place)
-    assert made.exit_code == 0, made.output
+    made = topdp(*common, "--records", "100,80,60", "--out", place)
+    assert made.code == 0, made.err
     terms = manifest.read(place)
-    assert terms.hash == json.loads(made.stdout)["hash"] and terms.links == ((0, 1), (1, 2))
+    assert terms.hash == json.loads(made.out)["hash"] and terms.links == ((0, 1), (1, 2))
     assert terms.config.data.sizes == [100, 80, 60] and len(terms.config.privacy.sigma) == 3
-    assert setup.Setup.of(terms.config, terms.topology, terms.names, terms.hash).counts == (100, 80, 60)
+    assert Setup.of(terms).counts == (100, 80, 60)
 
     agreed = place.read_bytes()
-    over = command(*common, "--records", "100", "--out", place)
-    assert over.exit_code == 2 and "exists" in over.output and place.read_bytes() == agreed
+    over = topdp(*common, "--records", "100", "--out", place)
+    assert over.code == 2 and "exists" in over.err and place.read_bytes() == agreed
 
-    other = tmp_path / "other.toml"
-    assert command(*common, "--records", "100,80", "--out", other).exit_code == 2
-    assert command(*common, "--records", "many", "--out", other).exit_code == 2
-    warned = command(*common, "--records", "100", "--dead-neighbour", "go-on", "--out", other)
-    assert warned.exit_code == 0 and "charge by worst case" in warned.output
-
-    short = ("--data", data, "--state", tmp_path / "state", "--identity", tmp_path / "ada")
-    started = command("agent", "start", "--manifest", place, *short)
-    assert started.exit_code == 5 and "as the manifest says" in " ".join(started.output.split())
+    warned = topdp(*common, "--records", "100", "--dead-neighbour", "go-on", "--out", tmp_path / "other.toml")
+    assert warned.code == 0 and "charge by worst case" in " ".join(warned.err.split())
 
 
 def test_help_needs_neither_torch_nor_grpc():
     code = "import sys, topdp.cli; sys.exit(any(m in sys.modules for m in ('torch', 'grpc', 'cryptography')))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["agent", "status", "--state", "nowhere"], 2, "there is none"),
-        (["agent", "ledger", "verify", "--state", "nowhere"], 2, "there is none"),
-        (["agent", "start", "--manifest", "no", "--data", "no", "--state", "s"], 4, "readable manifest"),
-        (["federation", "demo", "--budget", "9=1"], 2, "--budget"),
-        (["federation", "demo", "--set", "method.name=no-noise", "--out", "x"], 2, "no finite epsilon"),
-    ],
-)
-def test_what_cannot_be_is_said_with_its_exit_code(tmp_path, arguments, code, words, monkeypatch, data):
-    monkeypatch.chdir(tmp_path)
-    if arguments[:2] == ["federation", "demo"]:
-        arguments = [*arguments, "--set", f'data.name="{data}"', "--agents", "3"]
-    done = command(*arguments)
-    assert done.exit_code == code and words in " ".join(done.output.split()), done.output
-
-
-def test_numbers_for_prometheus_are_served_on_loopback(tmp_path, quick):
-    made = federation(tmp_path, agents=3, rounds=2)
-
-    async def scene():
-        agent = made.agent(0, Wire().transport("ada"))
-        server = await metrics.serve(agent, 0)
-        host, port = server.sockets[0].getsockname()
-        read = asyncio.to_thread(
-            lambda: urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=5).read().decode()
-        )
-        text = await read
-        server.close()
-        agent.ledger.close()
-        return host, text
-
-    host, text = asyncio.run(scene())
-    assert host == "127.0.0.1" and 'topdp_rounds{agent="ada"} 0' in text and 'peer="bob"' in text

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from topdp.agents.terms import identity
 from topdp.agents.terms.identity import Card, Identity, IdentityError, init, load, make, parse_card, read_card
+from topdp.errors import TrustError
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +86,19 @@ def test_a_missing_file_is_named(copy, missing):
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
 def test_a_key_that_others_can_read_is_refused(copy, mode):
     (copy / "key.pem").chmod(mode)
-    with pytest.raises(IdentityError, match="mode 600"):
+    with pytest.raises(TrustError, match="mode 600"):
         load(copy)
 
 
 def test_a_foreign_key_is_refused(copy):
     (copy / "key.pem").write_bytes(make("clinic-1").key_pem())
-    with pytest.raises(IdentityError, match="got another key"):
+    with pytest.raises(TrustError, match="got another key"):
         load(copy)
 
 
 def test_a_foreign_certificate_is_refused(copy):
     (copy / "certificate.pem").write_text(make("clinic-1").card.certificate)
-    with pytest.raises(IdentityError, match="got another one"):
+    with pytest.raises(TrustError, match="got another one"):
         load(copy)
 
 
@@ -118,7 +119,7 @@ def test_a_key_of_another_kind_is_refused(copy):
 def test_an_expired_identity_is_refused(made):
     folder, own = made
     late = datetime.now(UTC) + identity.VALIDITY
-    with pytest.raises(IdentityError, match="valid from"):
+    with pytest.raises(TrustError, match="valid from"):
         load(folder, now=late)
     assert own.card.expired(datetime.now(UTC) - timedelta(days=2))
     assert not own.card.expired()
@@ -141,7 +142,8 @@ def test_a_changed_card_is_refused(made):
     ]
     for old, new, word in changes:
         assert old in text
-        with pytest.raises(IdentityError, match=word):
+        kind = TrustError if word == "fingerprint" else IdentityError
+        with pytest.raises(kind, match=word):
             parse_card(text.replace(old, new))
     with pytest.raises(IdentityError, match="expected a card"):
         parse_card(text + 'more = "x"\n')
@@ -173,7 +175,7 @@ def test_two_certificates_are_not_a_card(made):
 
 
 def test_a_key_without_its_certificate_is_no_identity(made):
-    with pytest.raises(IdentityError, match="another key"):
+    with pytest.raises(TrustError, match="another key"):
         Identity(made[1].card, make("x").key)
 
 

@@ -29,17 +29,19 @@ from topdp.agents.terms.identity import TLS_NAME, Card, Identity, make
 from topdp.agents.wire import handshake, payload
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.chunks import PIECE
-from topdp.agents.wire.grpc_transport import METHOD, SERVICE, GrpcTransport, _Accepted, _Dialled, aio, grpc
+from topdp.agents.wire.codes import MessageKind, ReplyCode
+from topdp.agents.wire.grpc_streams import Accepted, Dialled
+from topdp.agents.wire.grpc_transport import METHOD, SERVICE, GrpcTransport, aio, grpc
 from topdp.agents.wire.handshake import Party, Stream
-from topdp.agents.wire.refusals import Refused
+from topdp.agents.wire.refusals import LinkEnded
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 
 LISTENS = ("ant", "cat", "bee")  # bee has the highest number: it is dialled by both
 DIALS = ("bee", "ant", "cat")  # bee has the lowest: it dials both
 LARGEST = 2**20
-ROW = Message.of("row", 1, b"honest")
+ROW = Message.of(MessageKind.ROW, 1, b"honest")
 REFUSED = (
-    Refused,
+    LinkEnded,
     ConnectionError,
 )  # who writes while it is refused may not hear why: gRPC says INTERNAL then
 
@@ -136,7 +138,7 @@ async def ant_in(fed, insecure=False, compression=None):
     """ant has opened a link as it should, and may now do what it likes."""
     async with call_to(fed, fed.identities["ant"], insecure, compression) as call:
         party = Party(fed.identities["ant"], fed.manifest.hash)
-        await handshake.dial(_Dialled(call), party, fed.manifest.card("bee"))
+        await handshake.dial(Dialled(call), party, fed.manifest.card("bee"))
         yield call
 
 
@@ -151,7 +153,7 @@ def claiming(card, key):
 async def tries(fed, who, insecure=False, leaf=None):
     """Opens a link to bee as `who`, over TLS with `leaf`; sends a request when it is let in."""
     async with call_to(fed, leaf or who, insecure) as call:
-        stream = _Dialled(call)
+        stream = Dialled(call)
         await handshake.dial(stream, Party(who, fed.manifest.hash), fed.manifest.card("bee"))
         await stream.write(request(1, b"evil"))
         while (frame := await stream.read()) is not None:
@@ -162,16 +164,16 @@ async def tries(fed, who, insecure=False, leaf=None):
 
 async def ended(call):
     """Reads until the other end ends the stream, and says how."""
-    stream = _Dialled(call)
+    stream = Dialled(call)
     try:
         while (frame := await stream.read()) is not None:
-            assert frame.WhichOneof("content") != "response" or not frame.response.ok
-    except (Refused, ConnectionError) as error:
+            assert frame.WhichOneof("content") != "response" or frame.response.code == ReplyCode.DAMAGED
+    except (LinkEnded, ConnectionError) as error:
         return error
     return None
 
 
-def request(number, body, size=None, digest=None, kind="row", data=None):
+def request(number, body, size=None, digest=None, kind="ROW", data=None):
     return wire.Frame(
         request=wire.Request(
             id=number,
@@ -258,14 +260,14 @@ def test_a_forged_leaf_of_a_neighbour_is_refused_by_the_listener(caplog, monkeyp
 
             # Without the comparison of fingerprints the signature still stands in the way ...
             monkeypatch.setattr(handshake, "card_of_leaf", by_common_name)
-            with pytest.raises(Refused, match="does not hold the key of cat"):
+            with pytest.raises(LinkEnded, match="does not hold the key of cat"):
                 await tries(fed, forged, leaf=leaf)
             # ... and without both the attack succeeds: TLS itself has nothing against it.
             monkeypatch.setattr(handshake, "check_signature", lambda *_: None)
             watch.honest.cancel()
             watch.seen.seen.clear()
             await watch.cat.close()
-            assert (await tries(fed, forged, leaf=leaf)).reason == "bee heard cat"
+            assert (await tries(fed, forged, leaf=leaf)).words == "bee heard cat"
             raise Succeeded
 
     with pytest.raises(Succeeded):
@@ -348,11 +350,11 @@ def test_an_expired_certificate_is_refused(caplog, monkeypatch):
         fed = federation(identities={"ant": ant})
         async with Watch(fed, insecure=True) as watch:
             for _ in range(2):
-                with pytest.raises(Refused, match="valid from"):
+                with pytest.raises(LinkEnded, match="valid from"):
                     await tries_expired(fed)
             assert not watch.from_others and told(caplog) == [("someone", "expired")]
             monkeypatch.setattr(handshake, "check_validity", lambda *_: None)
-            assert (await tries_expired(fed)).ok
+            assert (await tries_expired(fed)).code == ReplyCode.OK
 
     async def tries_expired(fed):
         return await tries(fed, fed.identities["ant"], insecure=True)
@@ -376,7 +378,7 @@ HELLOS = {
     "another receiver": ({"receiver": "cat"}, "name"),
     "another federation": ({"federation": bytes(32)}, "manifest"),
     "no federation": ({"federation": b""}, "manifest"),
-    "another version": ({"version": 2}, "version"),
+    "another version": ({"version": 1}, "version"),
     "short nonce": ({"nonce": b"x"}, "protocol"),
 }
 
@@ -391,8 +393,8 @@ def test_a_hello_that_does_not_fit_is_refused(case, caplog):
             frame = Party(fed.identities["ant"], fed.manifest.hash).hello("bee", bytes(32))
             for key, value in change.items():
                 setattr(frame.hello, key, value)
-            await _Dialled(call).write(frame)
-            assert isinstance(await ended(call), Refused)
+            await Dialled(call).write(frame)
+            assert isinstance(await ended(call), LinkEnded)
 
     run(body())
     assert told(caplog) == [("ant", kind)]
@@ -402,8 +404,8 @@ def test_a_request_instead_of_a_hello_is_refused(caplog):
     async def body():
         fed = federation()
         async with Watch(fed) as watch, call_to(fed, fed.identities["ant"]) as call:
-            await _Dialled(call).write(request(1, b"x"))
-            assert isinstance(await ended(call), Refused) and not watch.from_others
+            await Dialled(call).write(request(1, b"x"))
+            assert isinstance(await ended(call), LinkEnded) and not watch.from_others
 
     run(body())
     assert told(caplog) == [("ant", "protocol")]
@@ -429,7 +431,7 @@ def test_a_neighbour_cannot_take_anothers_name(caplog):
                 async with call_to(fed, fed.identities["ant"]) as call:
                     frame = Party(fed.identities["ant"], fed.manifest.hash).hello("bee", bytes(32))
                     frame.hello.sender = "cat"
-                    await _Dialled(call).write(frame)
+                    await Dialled(call).write(frame)
                     assert "'cat', and is ant" in str(await ended(call))
             assert not watch.from_others
 
@@ -444,12 +446,12 @@ def test_without_tls_a_name_needs_its_key(caplog, monkeypatch):
         fed = federation()
         liar = claiming(fed.manifest.card("cat"), MADE["ant"].key)
         async with Watch(fed, insecure=True) as watch:
-            with pytest.raises(Refused, match="does not hold the key of cat"):
+            with pytest.raises(LinkEnded, match="does not hold the key of cat"):
                 await tries(fed, liar, insecure=True)
             assert not watch.from_others
             monkeypatch.setattr(handshake, "check_signature", lambda *_: None)
             watch.honest.cancel()
-            assert (await tries(fed, liar, insecure=True)).reason == "bee heard cat"
+            assert (await tries(fed, liar, insecure=True)).words == "bee heard cat"
             raise Succeeded
 
     with pytest.raises(Succeeded):
@@ -475,12 +477,12 @@ def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
         sent = []
         async with call_to(fed, MADE["ant"], insecure=True) as call:
             party = Party(fed.identities["ant"], fed.manifest.hash)
-            await handshake.dial(Recorder(_Dialled(call), sent), party, fed.manifest.card("bee"))
+            await handshake.dial(Recorder(Dialled(call), sent), party, fed.manifest.card("bee"))
         return sent
 
     async def replay(fed, sent):
         async with call_to(fed, MADE["ant"], insecure=True) as call:
-            stream = _Dialled(call)
+            stream = Dialled(call)
             for frame in (*sent, request(1, b"evil")):
                 await stream.write(frame)
             while (frame := await stream.read()) is not None:
@@ -498,7 +500,7 @@ def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
             assert not watch.from_others
             await until(lambda: ("someone", "signature") in told(caplog))
             monkeypatch.setattr(handshake, "fresh_nonce", lambda: bytes(32))
-            assert (await replay(fed, await record(fed))).reason == "bee heard ant"
+            assert (await replay(fed, await record(fed))).words == "bee heard ant"
 
     run(body())
     assert told(caplog).count(("someone", "signature")) == 1
@@ -533,15 +535,16 @@ SENT = {
     "piece of nothing": ([chunk(7, b"x")], "protocol"),
     "piece of an answer": ([chunk(1, b"x", answer=True)], "protocol"),
     "piece after the end": ([request(1, b"x", digest=bytes(32)), chunk(1, b"y")], "protocol"),
-    "answer to nothing": ([wire.Frame(response=wire.Response(id=1, ok=True))], "protocol"),
+    "answer to nothing": ([wire.Frame(response=wire.Response(id=1, code="OK"))], "protocol"),
     "receipt for nothing": ([wire.Frame(received=wire.Received(id=1, pieces=1))], "protocol"),
     "same number twice": ([request(1, BODY), request(1, BODY)], "protocol"),
     "numbers left out": ([request(2, BODY)], "protocol"),
-    "no kind": ([request(1, b"x", kind="")], "protocol"),
-    "long kind": ([request(1, b"x", kind="x" * 65)], "protocol"),
+    "no kind": ([request(1, b"x", kind=0)], "protocol"),
+    "unknown kind": ([request(1, b"x", kind=99)], "protocol"),
+    "negative kind": ([request(1, b"x", kind=-1)], "protocol"),
     "short digest": ([request(1, b"x", digest=b"x")], "protocol"),
     "too many at once": ([request(k, BODY) for k in range(1, 6)], "flood"),
-    "second hello": ([wire.Frame(hello=wire.Hello(version=1))], "protocol"),
+    "second hello": ([wire.Frame(hello=wire.Hello(version=2))], "protocol"),
     "second proof": ([wire.Frame(proof=wire.Proof())], "protocol"),
     "empty frame": ([wire.Frame()], "protocol"),
     "garbage": ([b"\xff" * 1000], "garbage"),
@@ -561,7 +564,7 @@ def test_what_breaks_the_rules_ends_the_link_and_is_told_once(case, caplog):
                 async with ant_in(fed) as call:
                     for frame in frames:
                         await call.write(frame if isinstance(frame, bytes) else frame.SerializeToString())
-                    assert isinstance(await ended(call), Refused)
+                    assert isinstance(await ended(call), LinkEnded)
             assert not watch.from_others
 
     run(body())
@@ -589,7 +592,7 @@ async def cut_after(message, frames, **rules):
     fed = federation(**rules)
     async with Watch(fed) as watch, ant_in(fed) as call:
         task = asyncio.create_task(watch.bee.request("ant", message))
-        stream = _Dialled(call)
+        stream = Dialled(call)
         while (await stream.read()).WhichOneof("content") != "request":
             pass
         for frame in frames:
@@ -598,11 +601,15 @@ async def cut_after(message, frames, **rules):
             await task
 
 
+EMPTY = hashlib.sha256(b"").digest()
 BAD_ANSWERS = {
-    "other digest": (wire.Response(id=1, ok=True, digest=bytes(32), size=1, data=b"x"), "digest"),
-    "oversized": (wire.Response(id=1, ok=True, digest=bytes(32), size=LARGEST + 1), "oversized"),
-    "long reason": (wire.Response(id=1, digest=hashlib.sha256(b"").digest(), reason="x" * 1001), "protocol"),
-    "to another request": (wire.Response(id=2, digest=hashlib.sha256(b"").digest()), "protocol"),
+    "other digest": (wire.Response(id=1, code="OK", digest=bytes(32), size=1, data=b"x"), "digest"),
+    "oversized": (wire.Response(id=1, code="OK", digest=bytes(32), size=LARGEST + 1), "oversized"),
+    "long words": (wire.Response(id=1, code="OK", digest=EMPTY, words="x" * 1001), "protocol"),
+    "to another request": (wire.Response(id=2, code="OK", digest=EMPTY), "protocol"),
+    "no code": (wire.Response(id=1, digest=EMPTY), "protocol"),
+    "unknown code": (wire.Response(id=1, code=99, digest=EMPTY), "protocol"),
+    "negative code": (wire.Response(id=1, code=-1, digest=EMPTY), "protocol"),
 }
 
 
@@ -613,9 +620,8 @@ def test_a_bad_answer_is_no_answer(case, caplog):
     assert told(caplog) == [("ant", kind)]
 
 
-EMPTY = hashlib.sha256(b"").digest()
 TOO_EARLY = {
-    "answer before the end": [wire.Frame(response=wire.Response(id=1, ok=True, digest=EMPTY))],
+    "answer before the end": [wire.Frame(response=wire.Response(id=1, code="OK", digest=EMPTY))],
     "receipt for what was not sent": [wire.Frame(received=wire.Received(id=1, pieces=9))],
     "receipt for nothing": [wire.Frame(received=wire.Received(id=1, pieces=0))],
     "receipt twice": [wire.Frame(received=wire.Received(id=1, pieces=1))] * 2,
@@ -625,12 +631,14 @@ TOO_EARLY = {
 @pytest.mark.parametrize("case", TOO_EARLY)
 def test_a_peer_cannot_have_received_what_was_not_sent(case, caplog):
     """bee sends ten pieces, of which no more than four are on their way."""
-    run(cut_after(Message.of("row", 1, bytes(10 * PIECE)), TOO_EARLY[case], largest_body=10 * PIECE))
+    run(
+        cut_after(Message.of(MessageKind.ROW, 1, bytes(10 * PIECE)), TOO_EARLY[case], largest_body=10 * PIECE)
+    )
     assert told(caplog) == [("ant", "protocol")]
 
 
 def test_an_answer_cannot_begin_twice(caplog):
-    half = wire.Response(id=1, ok=True, digest=bytes(32), size=2 * PIECE, data=bytes(PIECE))
+    half = wire.Response(id=1, code="OK", digest=bytes(32), size=2 * PIECE, data=bytes(PIECE))
     run(cut_after(ROW, [wire.Frame(response=half)] * 2))
     assert told(caplog) == [("ant", "protocol")]
 
@@ -645,7 +653,7 @@ def test_a_second_link_takes_the_place_of_the_first(caplog):
             async with ant_in(fed) as second:
                 assert "new link" in str(await ended(first))
                 await until(lambda: watch.bee._peers["ant"].link not in (None, link))
-                await _Dialled(second).write(request(1, b"x"))
+                await Dialled(second).write(request(1, b"x"))
                 await until(lambda: watch.from_others)
 
     run(body())
@@ -656,12 +664,12 @@ def test_a_body_with_another_digest_is_refused_and_told_once(caplog):
     async def body():
         fed = federation()
         async with Watch(fed) as watch, ant_in(fed) as call:
-            stream = _Dialled(call)
+            stream = Dialled(call)
             for number in (1, 2):
                 await stream.write(request(number, b"x", digest=bytes(32)))
                 while (frame := await stream.read()).WhichOneof("content") != "response":
                     pass
-                assert not frame.response.ok and "digest" in frame.response.reason
+                assert frame.response.code == ReplyCode.DAMAGED
             assert not watch.from_others
 
     run(body())
@@ -771,7 +779,7 @@ def test_a_peer_that_pings_and_never_answers_or_reads_is_cut(caplog):
 
             task = asyncio.create_task(ping())
             with pytest.raises(Unreachable, match="nothing moved"):
-                await watch.bee.request("ant", Message.of("row", 1, bytes(LARGEST)))
+                await watch.bee.request("ant", Message.of(MessageKind.ROW, 1, bytes(LARGEST)))
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -867,7 +875,7 @@ def test_memory_stays_bounded(caplog):
         async def slow(peer, message):
             if peer == "ant":
                 await stuck.wait()
-            return Reply(True)
+            return Reply(ReplyCode.OK)
 
         async with Watch(fed, slow) as watch:
             big = bytes(LARGEST)
@@ -889,7 +897,7 @@ def test_memory_stays_bounded(caplog):
             assert (
                 peak < 4 * in_flight * LARGEST
             )  # what the manifest promises for a link; 15 links would be 60
-            assert len(watch.bee._peers["ant"].work.running) <= in_flight
+            assert len(watch.bee._peers["ant"].pending.running) <= in_flight
             stuck.set()
 
     run(body())
@@ -922,16 +930,16 @@ def test_rows_that_are_none_are_refused_and_the_link_goes_on(case):
             try:
                 payload.decode(message.body, D, rules.dtype, rules.largest_norm)
             except payload.PayloadError as error:
-                return Reply(False, str(error))
-            return Reply(True)
+                return Reply(ReplyCode.NOT_A_ROW, str(error))
+            return Reply(ReplyCode.OK)
 
         ant, bee = fed.transport("ant"), fed.transport("bee")
         try:
             await bee.start(handle)
             await ant.start(handle)
-            good = Message.of("row", 1, payload.encode(np.ones(D, np.float32)))
+            good = Message.of(MessageKind.ROW, 1, payload.encode(np.ones(D, np.float32)))
             assert (await ant.request("bee", good)).ok
-            reply = await ant.request("bee", Message.of("row", 2, data))
+            reply = await ant.request("bee", Message.of(MessageKind.ROW, 2, data))
             assert not reply.ok and word in reply.reason
             assert (await ant.request("bee", good)).ok
         finally:
@@ -985,7 +993,7 @@ class Server:
 
     async def open(self, _, context):
         self.attempt.set()
-        stream = Recorder(_Accepted(context), [])
+        stream = Recorder(Accepted(context), [])
         party = Party(at(self.identity, ""), self.federation.manifest.hash)
         try:
             hello = await stream.read()
@@ -1004,7 +1012,7 @@ class Server:
             while (frame := await stream.read()) is not None:
                 if frame.WhichOneof("content") == "request":
                     digest = hashlib.sha256(b"").digest()
-                    answer = wire.Response(id=frame.request.id, ok=True, reason="evil", digest=digest)
+                    answer = wire.Response(id=frame.request.id, code="OK", words="evil", digest=digest)
                     await stream.write(wire.Frame(response=answer))
         finally:
             self.refused.set()

@@ -14,16 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites import Echo, Federation, free_address, run, until_answered
 
-from topdp.agents.terms.identity import IdentityError, make
+from topdp.agents.terms.identity import make
+from topdp.agents.wire import wire_pb2
 from topdp.agents.wire.chunks import PIECE, Incoming, pieces
-from topdp.agents.wire.grpc_transport import Backoff, GrpcTransport
-from topdp.agents.wire.patience import CHECKS, Patience
-from topdp.agents.wire.refusals import Refused, Told
+from topdp.agents.wire.codes import WORDS, MessageKind, ReplyCode
+from topdp.agents.wire.grpc_transport import GrpcTransport
+from topdp.agents.wire.patience import CHECKS, Backoff, Patience
+from topdp.agents.wire.refusals import LinkEnded, Told
 from topdp.agents.wire.transport import Memory, Message, Reply, Unreachable
+from topdp.errors import InputError, TrustError
 
 ROOT = Path(__file__).parents[3]
 MEGABYTES = random.Random(0).randbytes(3_000_000)
-ROW = Message.of("row", 3, b"numbers")
+ROW = Message.of(MessageKind.ROW, 3, b"numbers")
 
 
 class Ground:
@@ -82,8 +85,8 @@ def contract(body):
 async def test_both_ends_ask_and_answer(ground):
     ant, bee = await ground.start()
     digest = hashlib.sha256(ROW.body).digest()
-    assert await ant.request("bee", ROW) == Reply(True, "bee heard ant", digest)
-    assert await bee.request("ant", ROW) == Reply(True, "ant heard bee", digest)
+    assert await ant.request("bee", ROW) == Reply(ReplyCode.OK, "bee heard ant", digest)
+    assert await bee.request("ant", ROW) == Reply(ReplyCode.OK, "ant heard bee", digest)
 
 
 @contract
@@ -92,25 +95,25 @@ async def test_a_message_arrives_as_it_was_sent(ground):
 
     async def keep(peer, message):
         came.append((peer, message))
-        return Reply(False, "no: ünïcode", b"\x00" * 5)
+        return Reply(ReplyCode.BUSY, "no: ünïcode", b"\x00" * 5)
 
     ant, _ = await ground.start(bee=keep)
     for message in (
-        Message.of("row", 2**40, b""),
-        Message.of("commit", -1, b"\x00"),
-        Message.of("ü", 0, b"x" * PIECE),
+        Message.of(MessageKind.ROW, 2**40, b""),
+        Message.of(MessageKind.COMMIT, -1, b"\x00"),
+        Message.of(MessageKind.HELLO, 0, b"x" * PIECE),
     ):
-        assert await ant.request("bee", message) == Reply(False, "no: ünïcode", b"\x00" * 5)
+        assert await ant.request("bee", message) == Reply(ReplyCode.BUSY, "no: ünïcode", b"\x00" * 5)
         assert came.pop() == ("ant", message)
 
 
 @contract
 async def test_large_bodies_both_ways_at_once(ground):
     async def back(peer, message):
-        return Reply(True, "", message.body[::-1])
+        return Reply(ReplyCode.OK, "", message.body[::-1])
 
     ant, bee = await ground.start(back, back)
-    message = Message.of("row", 0, MEGABYTES)
+    message = Message.of(MessageKind.ROW, 0, MEGABYTES)
     replies = await asyncio.gather(ant.request("bee", message), bee.request("ant", message))
     assert all(reply.body == MEGABYTES[::-1] for reply in replies)
 
@@ -120,7 +123,7 @@ async def test_many_at_once_and_each_gets_its_own_reply(ground):
     ant, bee = await ground.start()
     bodies = [bytes([k]) * (k * 3001) for k in range(40)]
     asked = [
-        end.request(peer, Message.of("row", k, body))
+        end.request(peer, Message.of(MessageKind.ROW, k, body))
         for k, body in enumerate(bodies)
         for end, peer in ((ant, "bee"), (bee, "ant"))
     ]
@@ -138,11 +141,11 @@ async def test_a_later_request_may_be_answered_first(ground):
             await second.wait()
         else:
             second.set()
-        return Reply(True, str(message.round))
+        return Reply(ReplyCode.OK, str(message.round))
 
     ant, _ = await ground.start(bee=handle)
     first, later = await asyncio.gather(
-        ant.request("bee", Message.of("row", 1)), ant.request("bee", Message.of("row", 2))
+        ant.request("bee", Message.of(MessageKind.ROW, 1)), ant.request("bee", Message.of(MessageKind.ROW, 2))
     )
     assert (first.reason, later.reason) == ("1", "2")
 
@@ -150,7 +153,7 @@ async def test_a_later_request_may_be_answered_first(ground):
 @contract
 async def test_a_handler_may_ask_back(ground):
     async def ask_back(peer, message):
-        return await bee.request(peer, Message.of("back", message.round))
+        return await bee.request(peer, Message.of(MessageKind.BYE, message.round))
 
     ant, bee = await ground.start(bee=ask_back)
     assert (await ant.request("bee", ROW)).reason == "ant heard bee"
@@ -160,8 +163,8 @@ async def test_a_handler_may_ask_back(ground):
 async def test_a_body_that_does_not_match_its_digest_never_reaches_the_handler(ground):
     echo = Echo("bee")
     ant, _ = await ground.start(bee=echo)
-    reply = await ant.request("bee", Message("row", 0, "00" * 32, b"x"))
-    assert not reply.ok and "digest" in reply.reason and not echo.seen
+    reply = await ant.request("bee", Message(MessageKind.ROW, 0, "00" * 32, b"x"))
+    assert reply.code is ReplyCode.DAMAGED and not echo.seen
     assert (await ant.request("bee", ROW)).ok
 
 
@@ -172,7 +175,7 @@ async def test_a_handler_that_fails_is_unreachable_once_and_logged(ground, caplo
     async def handle(peer, message):
         if faults:
             raise faults.pop()
-        return Reply(True)
+        return Reply(ReplyCode.OK)
 
     ant, _ = await ground.start(bee=handle)
     with pytest.raises(Unreachable, match="could not answer"):
@@ -222,7 +225,7 @@ async def test_a_handler_that_has_begun_ends_even_if_the_sender_leaves(ground):
         here.set()
         await go.wait()
         ended.set()
-        return Reply(True)
+        return Reply(ReplyCode.OK)
 
     ant, _ = await ground.start(bee=slow)
     task = asyncio.create_task(ant.request("bee", ROW))
@@ -238,7 +241,7 @@ async def test_a_handler_that_has_begun_ends_even_if_the_sender_leaves(ground):
 async def test_a_caller_who_gives_up_harms_nobody(ground):
     ant, _ = await ground.start()
     await ant.request("bee", ROW)
-    task = asyncio.create_task(ant.request("bee", Message.of("row", 1, MEGABYTES)))
+    task = asyncio.create_task(ant.request("bee", Message.of(MessageKind.ROW, 1, MEGABYTES)))
     for _ in range(3):
         await asyncio.sleep(0)
     task.cancel()
@@ -288,6 +291,14 @@ def test_the_generated_code_is_in_step_with_the_proto(tmp_path):
         assert body(tmp_path / name) == body(ROOT / "src" / "topdp" / "agents" / "wire" / name), (
             "run scripts/generate-wire"
         )
+
+
+def test_codes_are_those_of_the_proto_and_each_reply_has_words():
+    for codes, proto in ((MessageKind, wire_pb2.Request.Kind), (ReplyCode, wire_pb2.Response.Code)):
+        assert {code.name: code.value for code in codes} | {"NONE": 0} == dict(proto.items())
+    assert set(WORDS) == set(ReplyCode) and len(set(WORDS.values())) == len(WORDS)
+    accepted = {code for code in ReplyCode if Reply(code).ok}
+    assert accepted == {ReplyCode.OK, ReplyCode.AGAIN, ReplyCode.ABORTED, ReplyCode.COMMITTED}
 
 
 def test_backoff_grows_from_a_fifth_of_a_second_to_three_and_varies():
@@ -412,14 +423,14 @@ def test_a_piece_of_another_length_is_refused(size, length):
         incoming.add(bytes(length))
         assert not incoming.intact
     else:
-        with pytest.raises(Refused, match="chunk"):
+        with pytest.raises(LinkEnded, match="chunk"):
             incoming.add(bytes(length))
 
 
 def test_a_body_above_the_limit_is_refused_before_it_comes():
-    with pytest.raises(Refused, match="oversized"):
+    with pytest.raises(LinkEnded, match="oversized"):
         Incoming(1001, bytes(32), 1000)
-    with pytest.raises(Refused, match="digest"):
+    with pytest.raises(LinkEnded, match="digest"):
         Incoming(10, bytes(31), 1000)
 
 
@@ -442,9 +453,9 @@ def test_insecure_links_are_for_loopback_only_and_say_so(caplog):
         "agent.example.org:7400",
         "localhost.evil:1",
     ):
-        with pytest.raises(IdentityError, match="loopback"):
+        with pytest.raises(InputError, match="loopback"):
             federation.transport("bee", listen=address, insecure=True)
-        with pytest.raises(IdentityError, match="loopback"):
+        with pytest.raises(InputError, match="loopback"):
             Federation(addresses={"bee": address}).transport("ant", insecure=True)
     for address in ("localhost:7400", "[::1]:7400", "127.3.2.1:7400"):
         federation.transport("bee", listen=address, insecure=True)
@@ -459,7 +470,7 @@ def test_insecure_links_are_for_loopback_only_and_say_so(caplog):
 
 def test_an_identity_that_the_manifest_does_not_list_is_refused():
     federation = Federation()
-    with pytest.raises(IdentityError, match="that the manifest lists for ant"):
+    with pytest.raises(TrustError, match="that the manifest lists for ant"):
         GrpcTransport(make("ant"), federation.manifest)
 
 
@@ -468,7 +479,7 @@ def test_a_port_that_is_taken_is_named():
         federation = Federation()
         async with federation.started("bee"):
             other = federation.transport("bee")
-            with pytest.raises(OSError, match=federation.identities["bee"].card.address):
+            with pytest.raises(InputError, match=federation.identities["bee"].card.address):
                 await other.start(Echo("bee"))
             await other.close()
 
@@ -479,7 +490,7 @@ def test_who_is_dialled_by_nobody_opens_no_port():
     async def body():
         async with Federation(closed=["ant"]).started() as (ant, bee):
             await ant.request("bee", ROW)
-            assert ant.links() == {"bee": "linked"} and bee.links() == {"ant": "linked"}
+            assert ant.reaches("bee") and bee.reaches("ant")
             assert ant._server is None and bee._server is not None and bee.dials == []
 
     run(body())
@@ -498,10 +509,9 @@ def test_only_neighbours_can_be_asked():
 def test_too_large_a_body_is_refused_at_home():
     async def body():
         async with Federation(largest_body=5000).started() as (ant, _):
-            assert (await ant.request("bee", Message.of("row", 0, bytes(5000)))).ok
-            for message in (Message.of("row", 0, bytes(5001)), Message.of("x" * 65, 0), Message.of("", 0)):
-                with pytest.raises(ValueError, match="at most"):
-                    await ant.request("bee", message)
+            assert (await ant.request("bee", Message.of(MessageKind.ROW, 0, bytes(5000)))).ok
+            with pytest.raises(InputError, match="at most"):
+                await ant.request("bee", Message.of(MessageKind.ROW, 0, bytes(5001)))
 
     run(body())
 
@@ -518,14 +528,14 @@ def test_no_more_requests_than_agreed_are_under_way():
                 go.set()
             await go.wait()
             working -= 1
-            return Reply(True)
+            return Reply(ReplyCode.OK)
 
         federation = Federation(in_flight=3)
         ant, bee = federation.transport("ant"), federation.transport("bee")
         try:
             await bee.start(handle)
             await ant.start(Echo("ant"))
-            await asyncio.gather(*(ant.request("bee", Message.of("row", k)) for k in range(20)))
+            await asyncio.gather(*(ant.request("bee", Message.of(MessageKind.ROW, k)) for k in range(20)))
             assert most == 3
         finally:
             await asyncio.gather(ant.close(), bee.close())
@@ -579,7 +589,7 @@ def test_requests_survive_resets_by_being_sent_again():
                 await bee.start(echo)
                 await ant.start(Echo("ant"))
                 for k in range(3):
-                    message = Message.of("row", k, MEGABYTES)
+                    message = Message.of(MessageKind.ROW, k, MEGABYTES)
                     task = asyncio.create_task(until_answered(ant, "bee", message))
                     back = asyncio.create_task(until_answered(bee, "ant", message))
                     await ant._peers["bee"].linked.wait()
@@ -635,7 +645,7 @@ def test_a_black_hole_ends_in_unreachable_after_the_idle_timeout_and_heals():
                 before = clock()
                 for one, other in ((ant, "bee"), (bee, "ant")):
                     with pytest.raises(Unreachable):
-                        await one.request(other, Message.of("row", 1, MEGABYTES))
+                        await one.request(other, Message.of(MessageKind.ROW, 1, MEGABYTES))
                 assert 0.2 < clock() - before < 5
                 proxy.hole = False
                 assert (await until_answered(ant, "bee", ROW)).ok
@@ -661,7 +671,7 @@ def test_a_slow_link_that_moves_is_never_given_up():
                 await until_answered(ant, "bee", ROW)
                 proxy.bandwidth = 900_000
                 before = clock()
-                assert (await ant.request("bee", Message.of("row", 1, MEGABYTES[:1_500_000]))).ok
+                assert (await ant.request("bee", Message.of(MessageKind.ROW, 1, MEGABYTES[:1_500_000]))).ok
                 assert clock() - before > 2 * 0.7
                 assert len(echo.seen) == 2 and proxy.connections == 1
         finally:
@@ -701,7 +711,7 @@ def test_a_handler_that_never_answers_is_given_up_and_others_are_served():
         async def stuck(peer, message):
             if message.round == 13:
                 await asyncio.Event().wait()
-            return Reply(True)
+            return Reply(ReplyCode.OK)
 
         federation = Federation(idle_timeout=0.3)
         ant, bee = federation.transport("ant"), federation.transport("bee")
@@ -710,7 +720,7 @@ def test_a_handler_that_never_answers_is_given_up_and_others_are_served():
             await ant.start(Echo("ant"))
             await until_answered(ant, "bee", ROW)
             with pytest.raises(Unreachable, match="nothing moved"):
-                await ant.request("bee", Message.of("row", 13))
+                await ant.request("bee", Message.of(MessageKind.ROW, 13))
             assert (await until_answered(ant, "bee", ROW)).ok
         finally:
             await asyncio.gather(ant.close(), bee.close())

@@ -7,23 +7,23 @@ chain computed anew by somebody who can write the file. Neighbours find the firs
 
 from __future__ import annotations
 
-import json
 import math
 
 from topdp.agents.books.database import FILE, TamperedError
-from topdp.agents.books.ledger import Entry, Ledger, digest_of, genesis, link
+from topdp.agents.books.entries import LedgerEntry, digest_of, genesis, link
+from topdp.agents.books.ledger import Ledger
 
 
 def verify(ledger: Ledger) -> int:
     """The number of charges; raises TamperedError with the first fault."""
     head, total, round = genesis(ledger.meta), 0.0, -1
-    last: Entry | None = None
+    last: LedgerEntry | None = None
     rows = ledger.database.rows("SELECT number, entry, hash FROM charges ORDER BY number")
     for place, (number, text, stored) in enumerate(rows):
         head = link(head, str(text))
         if head != stored:
             _fault(ledger, place, "does not follow from the one before: it or an earlier one was changed")
-        last = Entry(**json.loads(str(text)))
+        last = LedgerEntry.read(text)
         total += last.charge
         faults = {
             "is out of place": not number == last.number == place,

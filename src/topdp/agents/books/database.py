@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from topdp.errors import InputError, TopdpError, TrustError
+
 FILE = "ledger.sqlite"
-FORMAT = 1
+FORMAT = 2
 SYNCHRONOUS = "FULL"  # tests that only pretend to crash may turn it off
 
 SCHEMA = """
@@ -26,7 +28,9 @@ CREATE TABLE outbox (
 CREATE TABLE inbox (
     sender TEXT, round INTEGER, digest TEXT NOT NULL, body BLOB, applied INTEGER,
     PRIMARY KEY (sender, round));
-CREATE TABLE peers (name TEXT PRIMARY KEY, quarantined TEXT, stopped INTEGER, finished INTEGER, told INTEGER)
+CREATE TABLE peers (
+    name TEXT PRIMARY KEY, quarantined TEXT, quarantined_for TEXT,
+    stopped INTEGER, finished INTEGER, told INTEGER)
 WITHOUT ROWID;
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE pairs (
@@ -35,12 +39,12 @@ CREATE TABLE pairs (
 """
 
 
-class LedgerError(ValueError):
+class LedgerError(InputError):
     """A ledger that cannot be used, and what to do about it."""
 
 
-class TamperedError(LedgerError):
-    """A ledger that contradicts itself."""
+class TamperedError(TrustError):
+    """A ledger that is damaged or contradicts itself."""
 
 
 class Database:
@@ -68,7 +72,7 @@ class Database:
                     db.executemany("INSERT INTO meta VALUES (?, ?)", list(facts.items()))
             found = self.rows("SELECT key, value FROM meta")
             self.meta = {str(key): str(value) for key, value in found}
-            self._expect({"format": str(FORMAT), **identity})
+            self._expect(identity)
         except (OSError, sqlite3.Error) as error:
             self.close()
             raise unusable(folder, error) from error
@@ -77,6 +81,11 @@ class Database:
             raise
 
     def _expect(self, identity: Mapping[str, str]) -> None:
+        if self.meta.get("format") != str(FORMAT):
+            raise LedgerError(
+                f"Expected a ledger of format {FORMAT} in {self.folder}, got {self.meta.get('format')}: "
+                "another version of topdp has written it, and can read it. Its charges were spent: keep it."
+            )
         for key, value in identity.items():
             if self.meta.get(key) != value:
                 raise LedgerError(
@@ -91,11 +100,13 @@ class Database:
         return self._db
 
     def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
-        return self.connection.execute(query, values).fetchall()
+        try:
+            return self.connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise unusable(self.folder, error) from error
 
     def one(self, query: str, *values: object) -> tuple[object, ...] | None:
-        found: tuple[object, ...] | None = self.connection.execute(query, values).fetchone()
-        return found
+        return next(iter(self.rows(query, *values)), None)
 
     def remember(self, key: str, value: str) -> None:
         with self.transaction() as db:
@@ -150,10 +161,14 @@ def _locked(folder: Path) -> IO[str]:
     return file
 
 
-def unusable(folder: Path, error: Exception) -> LedgerError:
+# SQLite has one code for a statement that is wrong and for a table that is gone; ours are not wrong.
+SIGNS_OF_DAMAGE = ("malformed", "not a database", "no such table", "no such column")
+
+
+def unusable(folder: Path, error: Exception) -> TopdpError:
     """What the file system or SQLite said, and what to do."""
     text = str(error)
-    if "malformed" in text or "not a database" in text:
+    if any(words in text for words in SIGNS_OF_DAMAGE):
         return TamperedError(
             f"{folder / FILE} is damaged ({text}). Do not delete it: its charges were spent."
         )

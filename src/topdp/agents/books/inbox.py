@@ -8,27 +8,9 @@ and is quarantined. What the bytes hold is `payload`'s; who the sender is, the t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 
 from topdp.agents.books.ledger import Ledger
-
-
-class Verdict(Enum):
-    """The answer to a row that came in; the value is the reason that the sender is told."""
-
-    NEW = ""
-    AGAIN = "again"
-    LATER = "later"  # too far ahead: come back when this agent has caught up
-    STRANGER = "not a neighbour that sends to me"
-    UNKNOWN_ROUND = "not a round in which you send to me"
-    GAP = "an earlier round is missing"
-    DAMAGED = "the digest is not that of the bytes"
-    EQUIVOCATION = "another row under this name came before"
-    QUARANTINED = "quarantined"
-
-    @property
-    def accepted(self) -> bool:
-        return self in (Verdict.NEW, Verdict.AGAIN)
+from topdp.agents.wire.codes import ReplyCode
 
 
 class Inbox:
@@ -47,20 +29,20 @@ class Inbox:
         self._place = {sender: {r: p for p, r in enumerate(each)} for sender, each in rounds.items()}
         self._rounds = {sender: list(each) for sender, each in rounds.items()}
 
-    def judge(self, sender: str, round: int, digest: str) -> Verdict:
-        """What is to be said of a row whose digest is that of its bytes; changes nothing."""
+    def judge(self, sender: str, round: int, digest: str) -> ReplyCode:
+        """What is to be said of a row whose digest is that of its bytes: OK if it is new. Changes nothing."""
         if sender not in self._place:
-            return Verdict.STRANGER
+            return ReplyCode.STRANGER
         if self.ledger.quarantined(sender) is not None:
-            return Verdict.QUARANTINED
+            return ReplyCode.QUARANTINED
         if round not in self._place[sender]:
-            return Verdict.UNKNOWN_ROUND
+            return ReplyCode.UNKNOWN_ROUND
         known = self.ledger.digest_seen(sender, round)
         if known is not None:
-            return Verdict.AGAIN if known == digest else Verdict.EQUIVOCATION
+            return ReplyCode.AGAIN if known == digest else ReplyCode.EQUIVOCATION
         if round < self.ledger.seen(sender) or not (self.gaps or round == self.expected(sender)):
-            return Verdict.GAP
-        return Verdict.LATER if round > self.ledger.round + self.window else Verdict.NEW
+            return ReplyCode.GAP
+        return ReplyCode.LATER if round > self.ledger.round + self.window else ReplyCode.OK
 
     def expected(self, sender: str) -> int | None:
         """The next round that `sender` owes; None when all are in."""
@@ -68,10 +50,10 @@ class Inbox:
         place = self._place[sender][seen] + 1 if seen >= 0 else 0
         return rounds[place] if place < len(rounds) else None
 
-    def settle(self, verdict: Verdict, sender: str, round: int, digest: str, body: bytes) -> None:
+    def settle(self, verdict: ReplyCode, sender: str, round: int, digest: str, body: bytes) -> None:
         """Writes down what follows from a verdict: a row for later use, or a quarantine."""
-        if verdict is Verdict.NEW:
+        if verdict is ReplyCode.OK:
             late = round < self.ledger.round  # the round that reads it is over: keep only that it came
             self.ledger.store(sender, round, digest, None if late else body)
-        elif verdict is Verdict.EQUIVOCATION:
-            self.ledger.quarantine(sender, f"sent two different rows for round {round}")
+        elif verdict is ReplyCode.EQUIVOCATION:
+            self.ledger.quarantine(sender, verdict, f"sent two different rows for round {round}")

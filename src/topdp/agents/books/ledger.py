@@ -12,65 +12,60 @@ found by `audit.verify`; a tail cut off is found by neighbours, who remember the
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from topdp.agents.books.database import Database, LedgerError, TamperedError
+from topdp.agents.books.entries import Cost, Kind, LedgerEntry, check, digest_of, genesis, link
+from topdp.agents.wire.codes import ReplyCode
 
 ANYBODY = "*"  # receiver of a body whose partner is not known when it is made
 
-Kind = Literal["release", "mix", "skip"]
+Partners = Literal["planned", "found"]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One charge. A `release` costs; `mix` and `skip` send nothing and cost nothing."""
+class Quarantine:
+    """Why nothing more is believed of a neighbour: what it did, and the particulars for people."""
 
-    number: int
-    round: int
-    kind: Kind
-    charge: float  # ε at the federation's δ, under the guarantee that this agent charges by
-    total: float
-    worst_case: float | None  # ε spent so far if all others collude; None: infinite
-    information: float | None  # 1/z² of this release at the agent's sensitivity; None: infinite
-    digests: dict[str, str]  # receiver -> SHA-256 of the body
-    state: str  # SHA-256 of the state that the release leads to
-
-    def text(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a release will cost: checked here, computed in `budget`."""
-
-    charge: float = 0.0
-    worst_case: float | None = 0.0
-    information: float | None = 0.0
-
-
-def digest_of(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
+    code: ReplyCode
+    words: str
 
 
 class Ledger:
     """The books of one agent. Not for two threads at once."""
 
-    def __init__(self, folder: Path, federation: str = "", agent: str = "", writable: bool = True) -> None:
-        """A ledger of another federation or agent is refused; one that is only read may be anybody's."""
-        identity = {"federation": federation, "agent": agent} if writable else {}
+    def __init__(
+        self,
+        folder: Path,
+        federation: str = "",
+        agent: str = "",
+        writable: bool = True,
+        partners: Partners = "planned",
+    ) -> None:
+        """A ledger of another federation or agent is refused; one that is only read may be anybody's.
+
+        `partners`: what was charged while partners were found on the way is not what a plan would cost, so
+        one ledger is for one of the two.
+        """
+        mine = {"federation": federation, "agent": agent, "partners": partners}
+        identity = mine if writable else {}
         self.database = Database(folder, identity, writable)
         self.folder = folder
         self.before_commit: Callable[[], None] = lambda: None  # the failpoint inside a release
         self._acknowledged: list[tuple[str, int]] = []
-        last = self.database.one("SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 1")
-        self.last: Entry | None = Entry(**json.loads(str(last[0]))) if last else None
-        self._head = str(last[1]) if last else genesis(self.meta)
+        self.last: LedgerEntry | None = None
+        self._head = genesis(self.meta)
+        try:
+            for text, head in self.database.rows(
+                "SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 1"
+            ):
+                self.last, self._head = LedgerEntry.read(text), str(head)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def meta(self) -> dict[str, str]:
@@ -91,9 +86,9 @@ class Ledger:
         """The last round whose rows may have left; -1 before the first."""
         return self._number("SELECT max(round) FROM outbox")
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[LedgerEntry]:
         for (text,) in self.database.rows("SELECT entry FROM charges ORDER BY number"):
-            yield Entry(**json.loads(str(text)))
+            yield LedgerEntry.read(text)
 
     def release(
         self,
@@ -104,18 +99,18 @@ class Ledger:
         applied: Iterable[tuple[str, int]] = (),
         pair: str | None = None,
         kind: Kind = "release",
-    ) -> Entry:
+    ) -> LedgerEntry:
         """Charges, and stores what is to be sent and where the agent then stands: all or nothing.
 
         `bodies`: receiver -> bytes. `applied`: the (sender, round) whose rows went into the new state.
         `pair`: the committed pair that the round used up. A `mix` or `skip` has no bodies and no charge.
         """
-        _check(cost)
+        check(cost)
         if kind != "release" and (bodies or cost.charge):
             raise LedgerError(f"Expected a {kind} without bodies and without a charge, got some.")
         if round <= self.round:
             raise LedgerError(f"Expected a round after {self.round}, got {round}: a round is charged once.")
-        entry = Entry(
+        entry = LedgerEntry(
             number=self.last.number + 1 if self.last else 0,
             round=round,
             kind=kind,
@@ -153,7 +148,7 @@ class Ledger:
     def waiting(self, receiver: str) -> list[int]:
         """The rounds whose bytes `receiver` has not acknowledged, oldest first."""
         query = "SELECT round FROM outbox WHERE receiver = ? AND body IS NOT NULL ORDER BY round"
-        rounds = [int(str(row[0])) for row in self.database.rows(query, receiver)]
+        rounds = [_whole(row[0]) for row in self.database.rows(query, receiver)]
         return [round for round in rounds if (receiver, round) not in self._acknowledged]
 
     def body(self, receiver: str, round: int) -> bytes:
@@ -188,73 +183,91 @@ class Ledger:
         row = self.database.one("SELECT body FROM inbox WHERE sender = ? AND round = ?", sender, round)
         return row[0] if row and isinstance(row[0], bytes) else None
 
-    def quarantine(self, peer: str, reason: str) -> None:
+    def quarantine(self, peer: str, code: ReplyCode, words: str) -> None:
         """Nothing more is believed of `peer`, nor sent to it, until a person has looked."""
-        self._note(peer, "quarantined", reason)
+        self._note(peer, quarantined=words, quarantined_for=code.name)
 
-    def quarantined(self, peer: str) -> str | None:
-        reason = self._peer(peer, "quarantined")
-        return None if reason is None else str(reason)
+    def quarantined(self, peer: str) -> Quarantine | None:
+        row = self.database.one("SELECT quarantined, quarantined_for FROM peers WHERE name = ?", peer)
+        words, code = row or (None, None)
+        if words is None:
+            return None
+        if str(code) not in ReplyCode.__members__:
+            raise TamperedError(f"Expected a reason for the quarantine of {peer}, got {code!r:.80}.")
+        return Quarantine(ReplyCode[str(code)], str(words))
+
+    def stop(self, round: int) -> None:
+        """This agent sends nothing from `round` on: its budget is used up."""
+        self.database.remember("stopped", str(round))
+
+    @property
+    def stopped_at(self) -> int | None:
+        """The round from which this agent sends nothing; None while it does."""
+        return None if (round := self.meta.get("stopped")) is None else _whole(round)
+
+    def depart(self, words: str) -> None:
+        """The plan is no longer followed as written, as far as this agent has seen."""
+        self.database.remember("departed", words)
+
+    @property
+    def departed(self) -> str | None:
+        """Why the plan is no longer followed; None while it is."""
+        return self.meta.get("departed")
 
     def note_stop(self, peer: str, round: int) -> None:
         """`peer` said that it sends nothing from `round` on."""
         if self._peer(peer, "stopped") is None:
-            self._note(peer, "stopped", round)
+            self._note(peer, stopped=round)
 
     def stopped(self, peer: str) -> int | None:
         round = self._peer(peer, "stopped")
-        return None if round is None else int(round)
+        return None if round is None else _whole(round)
 
     def note_finished(self, peer: str) -> None:
         """`peer` has done all its rounds and needs nothing more."""
         if not self.finished(peer):
-            self._note(peer, "finished", 1)
+            self._note(peer, finished=1)
 
     def finished(self, peer: str) -> bool:
         return self._peer(peer, "finished") is not None
 
     def note_told(self, peer: str) -> None:
         """`peer` knows that this agent has done all its rounds."""
-        self._note(peer, "told", 1)
+        self._note(peer, told=1)
 
     def told(self, peer: str) -> bool:
         return self._peer(peer, "told") is not None
 
+    def known_peers(self) -> list[str]:
+        """Everybody of whom something is on the books."""
+        query = "SELECT sender FROM inbox UNION SELECT name FROM peers ORDER BY 1"
+        return [str(row[0]) for row in self.database.rows(query)]
+
     def state(self) -> tuple[int, bytes] | None:
         """The last round done, and the state after it."""
         row = self.database.one("SELECT round, body FROM state")
-        return (int(str(row[0])), row[1]) if row and isinstance(row[1], bytes) else None
+        return (_whole(row[0]), row[1]) if row and isinstance(row[1], bytes) else None
 
     def close(self) -> None:
         self.database.close()
 
     def _number(self, query: str, *values: object) -> int:
         row = self.database.one(query, *values)
-        return -1 if row is None or row[0] is None else int(str(row[0]))
+        return -1 if row is None or row[0] is None else _whole(row[0])
 
     def _peer(self, peer: str, column: str) -> Any:
         row = self.database.one(f"SELECT {column} FROM peers WHERE name = ?", peer)
         return row[0] if row else None
 
-    def _note(self, peer: str, column: str, value: object) -> None:
+    def _note(self, peer: str, **columns: object) -> None:
         with self.database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO peers (name) VALUES (?)", (peer,))
-            db.execute(f"UPDATE peers SET {column} = ? WHERE name = ?", (value, peer))
+            for column, value in columns.items():
+                db.execute(f"UPDATE peers SET {column} = ? WHERE name = ?", (value, peer))
 
 
-def _check(cost: Cost) -> None:
-    for name, value in asdict(cost).items():
-        if value is None and name != "charge":
-            continue  # an infinite worst case is a fact to write down; an infinite charge cannot be paid
-        if not (isinstance(value, float | int) and math.isfinite(value) and value >= 0):
-            raise LedgerError(f"Expected {name}={value} to be finite and >= 0: such a charge is not booked.")
-
-
-def genesis(meta: Mapping[str, str]) -> str:
-    """What the first charge is chained to."""
-    return digest_of(json.dumps([meta.get("federation"), meta.get("agent")]).encode())
-
-
-def link(previous: str, text: str) -> str:
-    """The hash of an entry: over its text and the hash before it."""
-    return digest_of(f"{previous}\n{text}".encode())
+def _whole(value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise TamperedError(f"Expected a round in the ledger, got {value!r:.80}.") from None

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from topdp.agents.books.database import LedgerError
-from topdp.agents.books.inbox import Verdict
-from topdp.agents.books.ledger import ANYBODY, Ledger, digest_of
+from topdp.agents.books.entries import digest_of
+from topdp.agents.books.ledger import ANYBODY, Ledger
+from topdp.agents.wire.codes import ReplyCode
 
 Status = Literal["prepared", "committed", "aborted"]
 
@@ -80,12 +81,12 @@ class Pairing:
         """No answer, or a no: nothing was written, so it is aborted."""
         self.proposing = None
 
-    def commit(self, id: str, partner: str, own_round: int, round: int, body: bytes) -> Verdict:
+    def commit(self, id: str, partner: str, own_round: int, round: int, body: bytes) -> ReplyCode:
         """The partner said yes and handed over its row: decided here, in one transaction."""
         if id != self.proposing:
             raise LedgerError(f"Expected the meeting under way, got {id}.")
         verdict = self._judge(partner, round, body)
-        if verdict is Verdict.NEW:
+        if verdict is ReplyCode.OK:
             self._write(id, partner, "proposer", own_round, round, body)
         self.proposing = None
         return verdict
@@ -95,18 +96,22 @@ class Pairing:
         with self.ledger.database.transaction() as db:
             db.execute("UPDATE pairs SET told = 1 WHERE id = ?", (id,))
 
-    def outcome(self, id: str) -> Literal["committed", "aborted", "open"]:
-        """What the proposer says to an acceptor that asks."""
+    def outcome(self, id: str, partner: str) -> tuple[ReplyCode, Pair | None]:
+        """What the proposer says to an acceptor that asks; the pair where the partner is owed a row."""
         if id == self.proposing:
-            return "open"
+            return ReplyCode.UNDECIDED, None
         pair = self.find(id)
-        return "committed" if pair is not None and pair.role == "proposer" else "aborted"
+        if pair is None or pair.role != "proposer":
+            return ReplyCode.ABORTED, None
+        if pair.partner != partner or pair.told:
+            return ReplyCode.NO_MEETING, None
+        return ReplyCode.COMMITTED, pair
 
     # The acceptor
 
     def accept(self, id: str, partner: str) -> bool:
         """Whether this agent says yes; then it is on its books before the partner hears of it."""
-        over = self.closed or "stopped" in self.ledger.meta
+        over = self.closed or self.ledger.stopped_at is not None
         if over or self.busy or self.ledger.round < 0 or self.find(id) is not None:
             return False
         with self.ledger.database.transaction() as db:
@@ -116,16 +121,16 @@ class Pairing:
             )
         return True
 
-    def committed(self, id: str, partner: str, round: int, body: bytes) -> Verdict:
+    def committed(self, id: str, partner: str, round: int, body: bytes) -> ReplyCode:
         """The proposer says that it is decided, and hands over its row. Once; again is acknowledged."""
         pair = self.find(id)
         if pair is None or pair.partner != partner or pair.role != "acceptor" or pair.status == "aborted":
-            return Verdict.UNKNOWN_ROUND
+            return ReplyCode.UNKNOWN_ROUND
         if pair.status == "committed":
             known = self.ledger.digest_seen(partner, round)
-            return Verdict.AGAIN if known == digest_of(body) else Verdict.EQUIVOCATION
+            return ReplyCode.AGAIN if known == digest_of(body) else ReplyCode.EQUIVOCATION
         verdict = self._judge(partner, round, body)
-        if verdict is Verdict.NEW:
+        if verdict is ReplyCode.OK:
             self._write(id, partner, "acceptor", pair.own_round, round, body)
         return verdict
 
@@ -146,13 +151,13 @@ class Pairing:
             if round < self.ledger.round and round not in owed:
                 self.ledger.acknowledge(ANYBODY, round)
 
-    def _judge(self, partner: str, round: int, body: bytes) -> Verdict:
+    def _judge(self, partner: str, round: int, body: bytes) -> ReplyCode:
         if self.ledger.quarantined(partner) is not None:
-            return Verdict.QUARANTINED
+            return ReplyCode.QUARANTINED
         known = self.ledger.digest_seen(partner, round)
         if known is not None:
-            return Verdict.AGAIN if known == digest_of(body) else Verdict.EQUIVOCATION
-        return Verdict.NEW if round > self.ledger.seen(partner) else Verdict.GAP
+            return ReplyCode.AGAIN if known == digest_of(body) else ReplyCode.EQUIVOCATION
+        return ReplyCode.OK if round > self.ledger.seen(partner) else ReplyCode.GAP
 
     def _write(self, id: str, partner: str, role: str, own: int, round: int, body: bytes) -> None:
         told = 1 if role == "acceptor" else 0

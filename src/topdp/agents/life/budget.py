@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from topdp.agents.books.ledger import Cost
+from topdp.agents.books.entries import Cost
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
 from topdp.privacy.published.claims import Analysis

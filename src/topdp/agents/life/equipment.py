@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from topdp.agents.life.budget import Meter, meter
-from topdp.agents.life.rows import Draws, Gradients, Part, SeededDraws, SystemDraws
+from topdp.agents.life.rows import AgentDraws, Gradients, Part, SeededDraws, SystemDraws
+from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.setup import Setup
 from topdp.learning.gradients import clipped
 from topdp.learning.models import FlatModel
@@ -20,16 +21,22 @@ from topdp.settings.config import ConfigError
 class Equipment:
     """What an agent computes with."""
 
+    setup: Setup
     part: Part
-    names: tuple[str, ...]
     start: Tensor  # the public start row
     gradients: Gradients
-    draws: Draws
+    draws: AgentDraws
     meter: Meter
     epsilon: float  # the agent's budget
-    goes_on: bool  # the manifest's rule for silent neighbours
-    idle_timeout: float
     in_thread: bool = False  # compute beside the event loop, so that links stay alive
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.setup.manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.names[self.part.agent]
 
 
 def equip(
@@ -42,7 +49,8 @@ def equip(
     in_thread: bool = False,
 ) -> Equipment:
     """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's."""
-    config, privacy = setup.config, setup.config.privacy
+    config, rules = setup.manifest.config, setup.manifest.rules
+    privacy = config.privacy
     granted = setup.budget(agent)
     if epsilon is not None and not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"--epsilon: expected a finite number > 0, got {epsilon}.")
@@ -56,14 +64,12 @@ def equip(
         config.seed if seeded else None,
     )
     return Equipment(
+        setup=setup,
         part=Part(setup.plan, agent),
-        names=setup.names,
         start=flat.flatten(),
         gradients=gradients,
         draws=SeededDraws(config.seed, setup.plan) if seeded else SystemDraws(),
-        meter=meter(setup.plan, analysis, agent, privacy.delta, privacy.guarantee, not setup.goes_on),
+        meter=meter(setup.plan, analysis, agent, privacy.delta, privacy.guarantee, not rules.goes_on),
         epsilon=granted if epsilon is None else min(epsilon, granted),
-        goes_on=setup.goes_on,
-        idle_timeout=setup.idle_timeout,
         in_thread=in_thread,
     )

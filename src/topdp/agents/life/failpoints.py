@@ -11,6 +11,8 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 
+from topdp.errors import InputError
+
 VARIABLE = "TOPDP_FAILPOINT"
 
 ROUNDS = (
@@ -53,7 +55,7 @@ def parse(choice: str) -> tuple[str, int]:
     """`after_ledger:3` -> ("after_ledger", 3)."""
     name, _, count = choice.partition(":")
     if name not in ALL or not count.isdigit() or int(count) < 1:
-        raise ValueError(f"Expected {VARIABLE}=NAME:COUNT with NAME one of {', '.join(ALL)}, got {choice!r}.")
+        raise InputError(f"Expected {VARIABLE}=NAME:COUNT with NAME one of {', '.join(ALL)}, got {choice!r}.")
     return name, int(count)
 
 

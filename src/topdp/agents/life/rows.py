@@ -26,7 +26,7 @@ from topdp.plan.batches import Batches
 from topdp.simulator.draws import Noise
 
 
-class Draws(ABC):
+class AgentDraws(ABC):
     """Standard normal draws of one agent."""
 
     seeded: bool
@@ -37,7 +37,7 @@ class Draws(ABC):
 
 
 @final
-class SystemDraws(Draws):
+class SystemDraws(AgentDraws):
     """Noise nobody can repeat: a generator with 256 bits of state from the operating system.
 
     torch's CPU generator takes only 32 bits of a seed, which can be searched through: not used here.
@@ -54,7 +54,7 @@ class SystemDraws(Draws):
 
 
 @final
-class SeededDraws(Draws):
+class SeededDraws(AgentDraws):
     """The simulator's draws, for tests only: who knows the seed can subtract the noise."""
 
     seeded = True
@@ -127,12 +127,6 @@ class Part:
         """The rounds in which `sender` sends to this agent."""
         return [round for round, read in enumerate(self._read) if sender in read]
 
-    @cached_property
-    def neighbours(self) -> list[int]:
-        """All agents to which rows go or from which they come."""
-        to = {receiver for round in range(self.plan.releases) for receiver in self.sent(round)}
-        return sorted(to | {sender for read in self._read for sender in read})
-
 
 @final
 class Gradients:
@@ -187,7 +181,7 @@ def make(
     own: Mapping[int, Tensor],
     received: Mapping[int, Tensor],
     gradients: Gradients,
-    draws: Draws,
+    draws: AgentDraws,
 ) -> dict[int, Tensor]:
     """The agent's rows of `round`. Before round 0, `own` holds the public start as its estimate.
 

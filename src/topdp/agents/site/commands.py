@@ -5,23 +5,25 @@ Nothing heavy is imported before a command is called, so that `topdp --help` nee
 
 from __future__ import annotations
 
-import json
-import sys
+import importlib.util
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from topdp.errors import InputError
 from topdp.report import tables
+from topdp.report.terminal import print_json, print_text, remark, show
 from topdp.settings import config
 
 agent_app = typer.Typer(
-    help="One agent on its own machine: key, start, status, ledger.",
+    help="One agent on its own machine: init, start, status, ledger.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+PARTS = ("cryptography", "google.protobuf", "grpc", "prometheus_client")
+
 ledger_app = typer.Typer(help="What an agent has spent.", no_args_is_help=True, rich_markup_mode=None)
 federation_app = typer.Typer(
     help="Several agents: the manifest, and a demonstration on this machine.",
@@ -29,9 +31,6 @@ federation_app = typer.Typer(
     rich_markup_mode=None,
 )
 agent_app.add_typer(ledger_app, name="ledger")
-
-out = Console()
-err = Console(stderr=True)
 
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object as the last line on stdout, nothing else.")
@@ -53,15 +52,15 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Makes a key that never leaves this machine, and prints the card for the others."""
+    _need_parts()
     from topdp.agents.terms import identity
 
-    with _errors():
-        card = identity.init(folder, name, address).card
+    card = identity.init(folder, name, address).card
     if as_json:
-        _print({"name": card.name, "fingerprint": card.fingerprint, "card": str(folder / identity.CARD)})
+        print_json({"name": card.name, "fingerprint": card.fingerprint, "card": str(folder / identity.CARD)})
     else:
-        sys.stdout.write(card.to_toml())
-        err.print(f"This card is in {folder / identity.CARD}: send it to whoever makes the manifest.")
+        print_text(card.to_toml())
+        remark(f"This card is in {folder / identity.CARD}: send it to whoever makes the manifest.")
 
 
 @agent_app.command("start")
@@ -80,7 +79,10 @@ def start(
         str | None, typer.Option("--listen", help="host:port to bind, where it is not the card's.")
     ] = None,
     metrics: Annotated[
-        int | None, typer.Option("--metrics", metavar="PORT", help="Prometheus text on 127.0.0.1:PORT.")
+        int | None,
+        typer.Option(
+            "--metrics", metavar="PORT", min=1, max=65535, help="For Prometheus, on 127.0.0.1:PORT."
+        ),
     ] = None,
     live_pairing: Annotated[
         bool, typer.Option("--live-pairing", help="Async: find partners on the way; all agents or none.")
@@ -89,24 +91,23 @@ def start(
     as_json: Json = False,
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
+    _need_parts()
     from topdp.agents.site import log, process
 
     log.to_stderr(json_log)
-    with _errors():
-        outcome = process.run(
-            process.Options(manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing)
-        )
+    outcome = process.run(
+        process.Options(manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing)
+    )
     if as_json:
-        _print({**outcome.result, "code": outcome.code})
+        print_json({**outcome.result, "code": outcome.code})
     else:
-        spent = outcome.result["spent"]
-        out.print(
-            f"{outcome.result['agent']}: {outcome.result['rounds']} rounds, epsilon {spent['epsilon']:.4g} "
-            f"of {outcome.result['budget']:.4g} spent ({spent['charged_by']}), {state}",
-            highlight=False,
+        result, spent = outcome.result, outcome.result["spent"]
+        show(
+            f"{result['agent']}: {result['releases']} releases, epsilon {spent['epsilon']:.4g} of "
+            f"{result['budget']:.4g} spent ({spent['charged_by']}), {state}",
         )
         if not outcome.finished:
-            out.print("Asked to stop before the end: the same command continues.", highlight=False)
+            show("Asked to stop before the end: the same command continues.")
     raise typer.Exit(outcome.code)
 
 
@@ -115,26 +116,27 @@ def status(state: State, as_json: Json = False) -> None:
     """Where an agent stands, from its books; also while it runs."""
     from topdp.agents.books.ledger import Ledger
 
-    with _errors():
-        ledger = Ledger(state, writable=False)
-        peers = [
-            str(row[0]) for row in ledger.database.rows("SELECT DISTINCT sender FROM inbox ORDER BY sender")
-        ]
-        facts: dict[str, Any] = {
-            "agent": ledger.meta.get("agent"),
-            "federation": ledger.meta.get("federation"),
-            "round": ledger.round,
-            "epsilon": ledger.total,
-            "worst_case": ledger.last.worst_case if ledger.last else 0.0,
-            "stopped": ledger.meta.get("stopped"),
-            "departed": ledger.meta.get("departed"),
-            "seen": {peer: ledger.seen(peer) for peer in peers},
-            "quarantined": {p: reason for p in peers if (reason := ledger.quarantined(p)) is not None},
-        }
+    ledger = Ledger(state, writable=False)
+    peers = ledger.known_peers()
+    facts: dict[str, Any] = {
+        "agent": ledger.meta.get("agent"),
+        "federation": ledger.meta.get("federation"),
+        "round": ledger.round,
+        "epsilon": ledger.total,
+        "worst_case": ledger.last.worst_case if ledger.last else 0.0,
+        "stopped": ledger.stopped_at,
+        "departed": ledger.departed,
+        "seen": {peer: ledger.seen(peer) for peer in peers},
+        "quarantined": {
+            peer: {"code": why.code.name, "words": why.words}
+            for peer in peers
+            if (why := ledger.quarantined(peer)) is not None
+        },
+    }
     if as_json:
-        _print(facts)
+        print_json(facts)
         return
-    out.print(tables.facts(str(facts["agent"]), facts))
+    show(tables.facts(str(facts["agent"]), facts))
 
 
 @ledger_app.command("show")
@@ -144,10 +146,9 @@ def ledger_show(state: State, as_json: Json = False) -> None:
 
     from topdp.agents.books.ledger import Ledger
 
-    with _errors():
-        entries = list(Ledger(state, writable=False).entries())
+    entries = list(Ledger(state, writable=False).entries())
     if as_json:
-        _print({"charges": [asdict(entry) for entry in entries]})
+        print_json({"charges": [asdict(entry) for entry in entries]})
         return
     table = tables.uncut("round", "kind", "charge", "spent", "worst case", "sent to")
     for entry in entries:
@@ -160,7 +161,7 @@ def ledger_show(state: State, as_json: Json = False) -> None:
             worst,
             ", ".join(entry.digests) or "-",
         )
-    out.print(table)
+    show(table)
 
 
 @ledger_app.command("verify")
@@ -169,13 +170,12 @@ def ledger_verify(state: State, as_json: Json = False) -> None:
     from topdp.agents.books.audit import verify
     from topdp.agents.books.ledger import Ledger
 
-    with _errors():
-        ledger = Ledger(state, writable=False)
-        charges = verify(ledger)
+    ledger = Ledger(state, writable=False)
+    charges = verify(ledger)
     if as_json:
-        _print({"charges": charges, "epsilon": ledger.total, "whole": True})
+        print_json({"charges": charges, "epsilon": ledger.total, "whole": True})
     else:
-        out.print(f"{charges} charges, epsilon {ledger.total:.6g}: the books are whole.", highlight=False)
+        show(f"{charges} charges, epsilon {ledger.total:.6g}: the books are whole.")
 
 
 @federation_app.command("create")
@@ -196,22 +196,22 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Cards, graph, method, rounds and rules become one manifest with a hash; noise is calibrated here."""
+    _need_parts()
     from topdp.agents.terms import federation
 
-    with _errors():
-        wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
-        rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout}
-        if place.exists():
-            raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
-        made, account, warnings = federation.create(cards, records, wanted, links, rules)
-        made.write(place)
+    wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
+    rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout}
+    if place.exists():
+        raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
+    made, account, warnings = federation.create(cards, records, wanted, links, rules)
+    made.write(place)
     for warning in warnings:
-        err.print(warning, highlight=False)
+        remark(warning)
     if as_json:
-        _print({"manifest": str(place), "hash": made.hash, "privacy": account.summary()})
+        print_json({"manifest": str(place), "hash": made.hash, "privacy": account.summary()})
     else:
-        out.print(f"{place}: {len(made.names)} agents, hash {made.hash}", highlight=False)
-        out.print("Give the same file to every agent, and compare the hash by another way.", highlight=False)
+        show(f"{place}: {len(made.names)} agents, hash {made.hash}")
+        show("Give the same file to every agent, and compare the hash by another way.")
 
 
 @federation_app.command("demo")
@@ -230,14 +230,14 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """All agents on this machine, each a process, over gRPC and mutual TLS; leaves a run folder."""
+    _need_parts()
     from topdp.agents.site import demo as demos
 
-    with _errors():
-        wanted = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
-        place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
-        found = demos.run(wanted, place, seeded, demos.parse_budgets(budgets or [], agents), err.print)
+    wanted = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
+    place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
+    found = demos.run(wanted, place, seeded, demos.parse_budgets(budgets or [], agents), remark)
     if as_json:
-        _print(found)
+        print_json(found)
         return
     table = tables.uncut("agent", "exit", "epsilon spent", "budget", "compute", "ledger", "network")
     for each in found["agents"]:
@@ -246,29 +246,18 @@ def demo(
         ]
         spent = f"{each['spent']['epsilon']:.4g} ({each['spent']['charged_by']})"
         table.add_row(each["agent"], str(each["code"]), spent, f"{each['budget']:.4g}", *parts)
-    out.print(table)
+    show(table)
     times = ", ".join(f"{part} {value:.1f} ms" for part, value in found["milliseconds_per_round"].items())
-    out.print(f"Time per round, mean over agents: {times}", highlight=False)
+    show(f"Time per round, mean over agents: {times}")
     if found["accuracy"]:
-        out.print(f"Accuracy {found['accuracy']['mean']:.2%}, everything is in {place}", highlight=False)
+        show(f"Accuracy {found['accuracy']['mean']:.2%}, everything is in {place}")
 
 
-class _errors:  # noqa: N801 - reads as a statement
-    """Turns the errors of agents into one clear line and an exit code."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, typer.Exit):
-            return
-        from topdp.agents.site.process import code_of
-
-        code = code_of(error)
-        if code is not None:
-            err.print(f"topdp: {error}", style="bold red", markup=False, highlight=False)
-            raise typer.Exit(code) from error
-
-
-def _print(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
+def _need_parts() -> None:
+    """What agents need beyond the rest of topdp, and an installation may lack."""
+    try:
+        missing = [name for name in PARTS if importlib.util.find_spec(name) is None]
+    except ModuleNotFoundError as error:  # the package around one of them
+        missing = [str(error.name)]
+    if missing:
+        raise InputError("Real agents need more parts: pip install -c constraints.txt '.[agents]'")

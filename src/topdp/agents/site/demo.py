@@ -27,6 +27,7 @@ from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest, Rules
 from topdp.agents.terms.setup import Setup
 from topdp.data import Shards
+from topdp.errors import ExitCode, InputError
 from topdp.privacy.account import Account
 from topdp.runs.assembly import Assembly
 from topdp.runs.folder import RunFolder
@@ -35,9 +36,10 @@ from topdp.settings.config import ConfigError, RunConfig
 from topdp.simulator.engine import State
 
 Say = Callable[[str], Any]
+ENDED_WELL = (ExitCode.DONE, ExitCode.BUDGET)
 
 
-class DemoError(ValueError):
+class DemoError(InputError):
     """An agent of the demonstration failed."""
 
 
@@ -77,7 +79,7 @@ def run(
     results = []
     for name, code in zip(names, codes, strict=True):
         path = folder / name / "state" / RESULT
-        if code not in (0, 3) or not path.exists():
+        if code not in ENDED_WELL or not path.exists():
             log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
             raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'it said nothing'}")
         results.append({**json.loads(path.read_text(encoding="utf-8")), "code": code})
@@ -138,7 +140,7 @@ def _processes(
                     running[i] = started(i, None)
                 else:
                     codes[i] = code
-            if any(code not in (0, 3) for code in codes.values()):
+            if any(code not in ENDED_WELL for code in codes.values()):
                 break  # the others would wait for it
     finally:
         for process in running.values():
@@ -156,7 +158,7 @@ def _gathered(
     results: list[dict[str, Any]],
     seconds: float,
 ) -> dict[str, Any]:
-    setup = Setup.of(manifest.config, manifest.topology, manifest.names, manifest.hash)
+    setup = Setup.of(manifest)
     config = parts.config
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]

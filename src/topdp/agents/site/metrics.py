@@ -1,59 +1,77 @@
-"""An agent's numbers as Prometheus text, on loopback only. Read-only, and nothing in them comes from data."""
+"""An agent's numbers for Prometheus, on loopback only. Read-only, and nothing in them comes from data.
+
+The server has threads of its own; books are for one thread, so numbers are read in the agent's.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 
-if TYPE_CHECKING:
-    from topdp.agents.life.agent import Agent
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-HELP = {
-    "topdp_rounds": "Rounds on the books.",
-    "topdp_epsilon_spent": "Epsilon charged, under the guarantee that the agent charges by.",
-    "topdp_epsilon_budget": "Epsilon that the agent may spend.",
-    "topdp_seconds": "Seconds by part.",
-    "topdp_owed": "Rows that a neighbour has not acknowledged.",
-    "topdp_quarantined": "1 where nothing more is believed of a neighbour.",
-}
+from topdp.agents.books.database import LedgerError
+from topdp.agents.life.agent import Agent
+from topdp.errors import InputError
+
+LOOPBACK = "127.0.0.1"  # whoever wants the numbers elsewhere puts a proxy before it
+PATIENCE = 5.0  # seconds until a request is given up
 
 
-def text(agent: Agent) -> str:
+def gauges(agent: Agent) -> Iterator[GaugeMetricFamily]:
     """The numbers as they are now."""
-    name = f'agent="{agent.name}"'
-    values: list[tuple[str, str, float]] = [
-        ("topdp_rounds", name, agent.ledger.round + 1),
-        ("topdp_epsilon_spent", name, agent.ledger.total),
-        ("topdp_epsilon_budget", name, agent.work.epsilon),
-    ]
-    for part, seconds in agent.rounds.timing.seconds.items():
-        values.append(("topdp_seconds", f'{name},part="{part}"', seconds))
-    for peer in agent.peers.neighbours:
-        both = f'{name},peer="{peer}"'
-        values.append(("topdp_owed", both, len(agent.peers.owes(peer))))
-        values.append(("topdp_quarantined", both, float(agent.ledger.quarantined(peer) is not None)))
-    lines: list[str] = []
-    for metric, about in HELP.items():
-        lines += [f"# HELP {metric} {about}", f"# TYPE {metric} gauge"]
-        lines += [f"{metric}{{{labels}}} {value:.17g}" for known, labels, value in values if known == metric]
-    return "\n".join(lines) + "\n"
+
+    def gauge(name: str, about: str, values: Mapping[str, float], label: str = "") -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, about, labels=["agent", *([label] if label else [])])
+        for key, value in values.items():
+            family.add_metric([agent.name, *([key] if label else [])], value)
+        return family
+
+    ledger, peers = agent.ledger, agent.peers
+    spent = "Epsilon charged, under the guarantee that the agent charges by."
+    owed = {peer: len(peers.owes(peer)) for peer in peers.neighbours}
+    distrusted = {peer: float(ledger.quarantined(peer) is not None) for peer in peers.neighbours}
+    yield gauge("topdp_rounds", "Rounds on the books, round 0 included.", {"": ledger.round + 1})
+    yield gauge("topdp_epsilon_spent", spent, {"": ledger.total})
+    yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.equipment.epsilon})
+    yield gauge("topdp_seconds", "Seconds by part.", agent.life.timing.seconds, "part")
+    yield gauge("topdp_owed", "Rows that a neighbour has not acknowledged.", owed, "peer")
+    yield gauge("topdp_quarantined", "1 where nothing more is believed of a neighbour.", distrusted, "peer")
 
 
-async def serve(agent: Agent, port: int) -> asyncio.Server:
-    """Answers every request with `text`; whoever wants it elsewhere puts a proxy before it."""
+class AgentNumbers(Collector):
+    """Asks the agent for its numbers, from a thread of the server."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, agent: Agent) -> None:
+        self.agent, self._loop = agent, asyncio.get_running_loop()
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(PATIENCE)
+
+    async def _read(self) -> list[GaugeMetricFamily]:
         try:
-            async with asyncio.timeout(5):
-                await reader.readuntil(b"\r\n\r\n")
-                body = text(agent).encode()
-                head = ["HTTP/1.1 200 OK", "Content-Type: text/plain; version=0.0.4", "Connection: close"]
-                head += [f"Content-Length: {len(body)}", "", ""]
-                writer.write("\r\n".join(head).encode() + body)
-                await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+            return list(gauges(self.agent))
+        except LedgerError:
+            return []  # the agent has just ended, and its books are closed
 
-    return await asyncio.start_server(answer, "127.0.0.1", port)
+
+@asynccontextmanager
+async def served(agent: Agent, port: int) -> AsyncIterator[int]:
+    """Serves the numbers while inside, and gives the port: a free one where `port` is 0."""
+    registry = CollectorRegistry()
+    registry.register(AgentNumbers(agent))
+    try:
+        server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+    except OSError as error:
+        raise InputError(
+            f"--metrics: could not listen on {LOOPBACK}:{port}: {error.strerror}. Name another port."
+        ) from error
+    try:
+        yield server.server_port
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        thread.join()

@@ -7,7 +7,7 @@ from typing import Any
 
 from topdp.agents.terms import identity, manifest
 from topdp.agents.terms.identity import Card
-from topdp.agents.terms.manifest import Manifest, Rules
+from topdp.agents.terms.manifest import Manifest, Rules, rules_from
 from topdp.agents.terms.setup import completed
 from topdp.privacy.account import Account
 from topdp.settings import build
@@ -22,7 +22,7 @@ def create(
     read = [identity.read_card(card) for card in cards]
     names = tuple(card.name for card in read)
     graph = build.graph(config) if links is None else _graph(links, names)
-    return of(read, graph, counts_of(records, len(read)), config, Rules.model_validate(rules))
+    return of(read, graph, counts_of(records, len(read)), config, rules_from(rules))
 
 
 def of(

@@ -11,6 +11,7 @@ certificate may not sign others (key usage), but nobody relies on that: see `han
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import re
 import tomllib
@@ -27,6 +28,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from topdp.errors import InputError, TrustError
+from topdp.files import write_whole
+
 TLS_NAME = "agent.topdp"
 """The host name in every certificate: TLS wants one, and ours says nothing about who it is."""
 
@@ -37,8 +41,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]{0,252}):([0-9]{1,5})", re.ASCII)
 
 
-class IdentityError(ValueError):
-    """A key, certificate or card that cannot be used: says what was expected, what came and what to do."""
+class IdentityError(InputError):
+    """A name, address, key or card that cannot be used; one that must not be relied on is a TrustError."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ class Identity:
             for key in (self.key.public_key(), self.card.x509.public_key())
         )
         if ours != theirs:
-            raise IdentityError(
+            raise TrustError(
                 f"Expected the key of {self.card.name}'s certificate, got another key: the files are of "
                 f"different agents; restore them together, or make a new identity and send out its card."
             )
@@ -180,8 +184,6 @@ def init(folder: Path, name: str, address: str = "") -> Identity:
             file.write(identity.key_pem())
             file.flush()
             os.fsync(handle)
-        (folder / CERTIFICATE).write_text(identity.card.certificate, encoding="ascii")
-        (folder / CARD).write_text(identity.card.to_toml(), encoding="utf-8")
     except FileExistsError:
         raise IdentityError(
             f"Expected no identity in {folder}, found {folder / KEY}: name another folder, or move that "
@@ -189,6 +191,8 @@ def init(folder: Path, name: str, address: str = "") -> Identity:
         ) from None
     except OSError as error:
         raise IdentityError(f"Could not write an identity to {folder}: {error.strerror}.") from error
+    write_whole(folder / CERTIFICATE, identity.card.certificate)
+    write_whole(folder / CARD, identity.card.to_toml())
     return identity
 
 
@@ -205,7 +209,7 @@ def load(folder: Path, now: datetime | None = None) -> Identity:
     except OSError as error:
         raise IdentityError(f"Could not read {path}: {error.strerror}.") from error
     if mode & 0o077:
-        raise IdentityError(
+        raise TrustError(
             f"Expected {path} readable by its owner alone (mode 600), got mode {mode:o}: others may have "
             f"read it; `chmod 600 {path}` if you know that they have not, else make a new identity."
         )
@@ -218,11 +222,11 @@ def load(folder: Path, now: datetime | None = None) -> Identity:
     card = read_card(folder / CARD)
     certificate = _read(folder / CERTIFICATE)
     if Card(card.name, card.address, certificate).fingerprint != card.fingerprint:
-        raise IdentityError(
+        raise TrustError(
             f"Expected the certificate of {folder / CARD} in {folder / CERTIFICATE}, got another one."
         )
     if reason := card.expired(now):
-        raise IdentityError(f"Expected a valid certificate in {folder}: {reason}; make a new identity.")
+        raise TrustError(f"Expected a valid certificate in {folder}: {reason}; make a new identity.")
     return Identity(card, key)
 
 
@@ -252,7 +256,7 @@ def card_from_tree(tree: Any, origin: str) -> Card:
     except IdentityError as error:
         raise IdentityError(f"{origin}: {error}") from None
     if card.fingerprint != tree["fingerprint"]:
-        raise IdentityError(
+        raise TrustError(
             f"{origin}: expected the fingerprint {card.fingerprint} of its certificate, got "
             f"{tree['fingerprint']:.80}: the card is damaged or was changed; ask {card.name} for it again."
         )
@@ -276,6 +280,15 @@ def check_address(address: str) -> str:
             f"agent.example.org:7400, or none for a site that opens no port, got {address!r:.80}."
         )
     return address
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` is on this machine and no other."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _read(path: Path) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
@@ -21,17 +19,19 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, ValidationError
 
-from topdp.agents.terms.identity import Card, IdentityError, card_from_tree
+from topdp.agents.terms.identity import Card, card_from_tree
+from topdp.errors import InputError, TrustError
+from topdp.files import write_whole
 from topdp.settings import config as configurations
-from topdp.settings.config import ConfigError, RunConfig, Section, did_you_mean
+from topdp.settings.config import RunConfig, Section, did_you_mean
 from topdp.topology import Topology, TopologyError, from_edges
 
 FORMAT = 1
 KEYS = ("format", "hash", "rules", "agents", "links", "run")
 
 
-class ManifestError(ValueError):
-    """A manifest that cannot be used: says what was expected, what came and what to do."""
+class ManifestError(InputError):
+    """A manifest that cannot be used; one that was changed since it was agreed to is a TrustError."""
 
 
 class Rules(Section):
@@ -55,6 +55,11 @@ class Rules(Section):
     dtype: Literal["float32", "float64"] = "float32"
     largest_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e6
     """Rows above this norm are refused."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether agents go on without a silent neighbour."""
+        return self.dead_neighbour == "go-on"
 
 
 @dataclass(frozen=True)
@@ -121,18 +126,7 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Whole or not at all; an existing file is replaced."""
-        text = self.to_toml()
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                os.fchmod(handle, 0o644)  # public: it goes to every site
-                file.write(text)
-                file.flush()
-                os.fsync(handle)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, self.to_toml())
 
     def _words(self, link: tuple[int, int]) -> str:
         return " - ".join(self.names[end] for end in link)
@@ -176,7 +170,7 @@ def parse(text: str, origin: str = "manifest") -> Manifest:
     except (TypeError, ValueError):
         raise ManifestError(f"{origin}: expected texts, numbers and lists only, got another kind.") from None
     if stated != found:
-        raise ManifestError(
+        raise TrustError(
             f"{origin}: expected the hash {found}, the file states {stated!r:.80}: it is damaged or was "
             f"changed; get it again, or make a new one with `topdp federation create`."
         )
@@ -201,8 +195,12 @@ def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
         links = tuple(_link(names, entry) for entry in _list(tree["links"]))
         if not isinstance(tree["run"], dict):
             raise ManifestError("run: expected a configuration.")
-        return Manifest(cards, links, configurations.parse(tree["run"], "run"), _rules(tree["rules"]), tree)
-    except (ManifestError, IdentityError, ConfigError) as error:
+        return Manifest(
+            cards, links, configurations.parse(tree["run"], "run"), rules_from(tree["rules"]), tree
+        )
+    except TrustError as error:
+        raise TrustError(f"{origin}: {error}") from None
+    except InputError as error:
         raise ManifestError(f"{origin}: {error}") from None
 
 
@@ -219,7 +217,8 @@ def _names(cards: tuple[Card, ...]) -> list[str]:
     return [card.name for card in cards]
 
 
-def _rules(tree: Any) -> Rules:
+def rules_from(tree: Any) -> Rules:
+    """Rules from their keys, or a refusal that names the key."""
     try:
         return Rules.model_validate(tree)
     except ValidationError as error:

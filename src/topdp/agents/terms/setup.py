@@ -8,10 +8,11 @@ into a configuration; calibrating on each site instead could differ in a last di
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from topdp.agents.terms.manifest import Manifest
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.privacy.observers.view import Progress
@@ -29,44 +30,40 @@ ROUNDED_UP = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Setup:
-    """The same for every agent of a federation."""
+    """The same for every agent of a federation: what was agreed, and the plan that follows from it."""
 
-    federation: str
-    names: tuple[str, ...]
-    config: RunConfig
-    graph: Topology
-    counts: tuple[int, ...]
+    manifest: Manifest
     plan: Plan
-    goes_on: bool = False
-    idle_timeout: float = 30.0
 
     @classmethod
-    def of(
-        cls,
-        config: RunConfig,
-        graph: Topology,
-        names: tuple[str, ...],
-        federation: str,
-        goes_on: bool = False,
-        idle_timeout: float = 30.0,
-    ) -> Setup:
-        """From a configuration that is complete."""
-        counts = tuple(int(size) for size in config.data.sizes or ())
+    def of(cls, manifest: Manifest) -> Setup:
+        """From a manifest whose configuration is complete."""
+        config, graph = manifest.config, manifest.topology
+        counts = _counts(config)
         sigma = build.sigma(config, graph.agents)
         if sigma is None or len(counts) != graph.agents:
             raise ConfigError(
                 f"Expected privacy.sigma, and in data.sizes the records of each of {graph.agents} agents: "
                 "make the manifest with `topdp federation create --records N1,N2,...`."
             )
-        plan = plan_writer(config, graph, counts)(sigma * config.privacy.clip)
-        return cls(federation, names, config, graph, counts, plan, goes_on, idle_timeout)
+        return cls(manifest, plan_writer(config, graph, counts)(sigma * config.privacy.clip))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The records of every agent."""
+        return _counts(self.manifest.config)
 
     def budget(self, agent: int) -> float:
         """ε that the manifest grants to `agent`."""
-        return float(build.per_agent("privacy.epsilon", self.config.privacy.epsilon, len(self.names))[agent])
+        granted = self.manifest.config.privacy.epsilon
+        return float(build.per_agent("privacy.epsilon", granted, len(self.manifest.names))[agent])
 
     def model(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        return build.model(self.config, input_shape, classes)
+        return build.model(self.manifest.config, input_shape, classes)
+
+
+def _counts(config: RunConfig) -> tuple[int, ...]:
+    return tuple(int(size) for size in config.data.sizes or ())
 
 
 def completed(
@@ -91,14 +88,3 @@ def completed(
     tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}
     tree["data"] |= {"partition": "sizes", "sizes": [float(count) for count in counts]}
     return parse(tree, "federation"), account
-
-
-def spent(entry: Any, config: RunConfig, by: str) -> dict[str, Any]:
-    """What an agent has spent, in words for people and programs."""
-    return {
-        "epsilon": 0.0 if entry is None else entry.total,
-        "worst_case": 0.0 if entry is None else entry.worst_case,
-        "delta": config.privacy.delta,
-        "charged_by": by,
-        "adjacency": config.privacy.adjacency,
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from topdp.agents.wire.refusals import Refused
+from topdp.agents.wire.refusals import LinkEnded
 
 PIECE = 256 * 1024
 LARGEST_MESSAGE = 1024 * 1024
@@ -27,9 +27,9 @@ class Incoming:
 
     def __init__(self, size: int, digest: bytes, largest: int) -> None:
         if size > largest:
-            raise Refused("oversized", f"expected a body of at most {largest} bytes, {size} are announced")
+            raise LinkEnded("oversized", f"expected a body of at most {largest} bytes, {size} are announced")
         if len(digest) != hashlib.sha256().digest_size:
-            raise Refused("protocol", f"expected a SHA-256 digest, got {len(digest)} bytes")
+            raise LinkEnded("protocol", f"expected a SHA-256 digest, got {len(digest)} bytes")
         self.size, self.digest = size, digest
         self.pieces = 0
         self._data = bytearray()
@@ -39,7 +39,7 @@ class Incoming:
         """Takes the next piece; whether it was the last."""
         expected = min(PIECE, self.size - len(self._data))
         if len(piece) != expected:
-            raise Refused("chunk", f"expected a piece of {expected} bytes, got {len(piece)}")
+            raise LinkEnded("chunk", f"expected a piece of {expected} bytes, got {len(piece)}")
         self.pieces += 1
         self._data += piece
         self._hash.update(piece)

@@ -1,8 +1,8 @@
 """Links over gRPC with mutual TLS: who dials whom, certificates, reconnects. `links.py` has what a link does.
 
 One bidirectional stream per link. Either end may dial; the manifest's rule says which one does, so that
-there is one link and not two. A site that nobody dials opens no port. There is no plaintext fallback:
-`insecure=True` is another transport, for loopback only, and says so.
+there is one link and not two. A site that nobody dials opens no port. There is no plaintext fallback, and no
+command asks for plaintext: `insecure=True` is for tests, on loopback only, and says so.
 
 Never fork once this module is imported: gRPC has threads. Start processes with the spawn method.
 """
@@ -10,58 +10,30 @@ Never fork once this module is imported: gRPC has threads. Start processes with 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-# Read when grpc is imported. gRPC writes every failed TLS handshake to stderr: strangers could fill the log.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
 import grpc
-from google.protobuf.message import DecodeError
 from grpc import aio
 
-from topdp.agents.terms.identity import TLS_NAME, Card, Identity, IdentityError, check_address
+from topdp.agents.terms.identity import TLS_NAME, Card, Identity, check_address, is_loopback
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.wire import handshake
-from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.chunks import LARGEST_MESSAGE
+from topdp.agents.wire.grpc_streams import Accepted, Dialled
 from topdp.agents.wire.handshake import Party, Stream
 from topdp.agents.wire.links import Link
-from topdp.agents.wire.patience import Clock, Work
-from topdp.agents.wire.refusals import OUR_FAULT, Refused, Told, logger, quoted
+from topdp.agents.wire.patience import Backoff, Clock, PendingRequests
+from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told, logger
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable
+from topdp.errors import InputError, TrustError
 
 SERVICE, METHOD = "topdp.agents.v1.Link", "Open"
 GREETINGS = 2
 """Handshakes that one neighbour may have under way."""
-
-
-class Backoff:
-    """How long to wait before the next attempt to dial: 0.2 s to 3 s, longer each time, never twice the same.
-
-    >>> waits = Backoff(random.Random(0))
-    >>> all(0.2 <= waits.next() <= 3 for _ in range(20))
-    True
-    """
-
-    least, most = 0.2, 3.0
-
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
-        self.reset()
-
-    def reset(self) -> None:
-        self._last = self.least
-
-    def next(self) -> float:
-        self._last = min(self.most, self._chance.uniform(self.least, 3 * self._last))
-        return self._last
 
 
 class _Peer:
@@ -69,7 +41,7 @@ class _Peer:
 
     def __init__(self, card: Card, in_flight: int) -> None:
         self.card = card
-        self.work = Work(in_flight)
+        self.pending = PendingRequests(in_flight)
         self.link: Link | None = None
         self.linked = asyncio.Event()
         self.greetings = 0
@@ -91,7 +63,7 @@ class GrpcTransport(Transport):
     ) -> None:
         self.name = identity.card.name
         if manifest.card(self.name).fingerprint != identity.card.fingerprint:
-            raise IdentityError(
+            raise TrustError(
                 f"Expected the certificate that the manifest lists for {self.name}, got "
                 f"{identity.card.fingerprint}: use the identity whose card is in the manifest."
             )
@@ -152,13 +124,7 @@ class GrpcTransport(Transport):
         if self._server is not None:
             await self._server.stop(grace=0)
         for peer in self._peers.values():
-            await peer.work.cancel()
-
-    def links(self) -> dict[str, str]:
-        """Of every neighbour: `linked`, or why it is not."""
-        return {
-            name: "linked" if peer.link is not None else peer.trouble for name, peer in self._peers.items()
-        }
+            await peer.pending.cancel()
 
     async def _bind(self) -> None:
         options = [
@@ -182,7 +148,7 @@ class GrpcTransport(Transport):
             await self._server.start()
         except RuntimeError:
             self._server = None
-            raise OSError(
+            raise InputError(
                 f"Could not listen on {self.listen}: the port is taken, or the address is not of this "
                 f"machine; name another one to listen on."
             ) from None
@@ -230,19 +196,19 @@ class GrpcTransport(Transport):
         try:
             seen = None if self.insecure else self._seen(context)
             name = seen.name if seen else name
-            stream = _Accepted(context)
+            stream = Accepted(context)
             name = (await self._greet(stream, seen)).name
             ended = await self._serve(self._peers[name], stream)
-        except Refused as refused:
+        except LinkEnded as refused:
             ended = refused
         except ConnectionError as error:
-            ended = Refused("lost", str(error))
+            ended = LinkEnded("lost", str(error))
         except asyncio.CancelledError:  # by gRPC: the stream is gone, or carried too large a message
-            self._tell(name, Refused("lost", "the stream broke off"))
+            self._tell(name, LinkEnded("lost", "the stream broke off"))
             raise
         except Exception as error:  # nothing that a peer sends should come here; if it does, it is told once
             self._told.tell(name, "failed", "the link, by our fault", logging.ERROR, error)
-            ended = Refused("failed", OUR_FAULT)
+            ended = LinkEnded("failed", OUR_FAULT)
         self._tell(name, ended)
         if ended.kind != "lost":
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, ended.words)
@@ -251,13 +217,13 @@ class GrpcTransport(Transport):
         peer = self._peers[seen.name] if seen else None
         if peer is not None:
             if peer.greetings >= GREETINGS:
-                raise Refused("flood", f"expected at most {GREETINGS} handshakes at a time")
+                raise LinkEnded("flood", f"expected at most {GREETINGS} handshakes at a time")
             peer.greetings += 1
         try:
             async with asyncio.timeout(self.rules.idle_timeout):
                 return await handshake.listen(stream, self._party, self.dialers, seen)
         except TimeoutError:
-            raise Refused("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
+            raise LinkEnded("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
         finally:
             if peer is not None:
                 peer.greetings -= 1
@@ -265,7 +231,7 @@ class GrpcTransport(Transport):
     def _seen(self, context: Any) -> Card:
         found = context.auth_context().get("x509_pem_cert") or []
         if len(found) != 1:
-            raise Refused("stranger", "it showed no certificate")
+            raise LinkEnded("stranger", "it showed no certificate")
         return handshake.card_of_leaf(found[0], self._by_fingerprint)
 
     async def _dial(self, peer: _Peer) -> None:
@@ -274,10 +240,10 @@ class GrpcTransport(Transport):
         while True:
             try:
                 await self._dial_once(peer, backoff)
-            except Refused as refused:
+            except LinkEnded as refused:
                 self._tell(peer.card.name, refused)
             except ConnectionError as error:
-                self._tell(peer.card.name, Refused("lost", str(error)))
+                self._tell(peer.card.name, LinkEnded("lost", str(error)))
             except Exception as error:
                 self._told.tell(peer.card.name, "failed", "dialing, by our fault", logging.ERROR, error)
             await self._pause(backoff.next())
@@ -286,23 +252,23 @@ class GrpcTransport(Transport):
         channel = self._channel(peer.card)
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         try:
-            stream = _Dialled(call)
+            stream = Dialled(call)
             try:
                 async with asyncio.timeout(self.rules.idle_timeout):
                     await handshake.dial(stream, self._party, peer.card)
             except TimeoutError:
-                raise Refused("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
+                raise LinkEnded("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
             backoff.reset()
             raise await self._serve(peer, stream)
         finally:
             call.cancel()
             await channel.close()
 
-    async def _serve(self, peer: _Peer, stream: Stream) -> Refused:
+    async def _serve(self, peer: _Peer, stream: Stream) -> LinkEnded:
         """A link that both ends believe in, until it ends. A newer one takes the place of an older one."""
-        link = Link(peer.card.name, stream, self._handle, self.rules, peer.work, self._told, self._clock)
+        link = Link(peer.card.name, stream, self._handle, self.rules, peer.pending, self._told, self._clock)
         if self._closed:
-            return Refused("lost", "this agent closes")
+            return LinkEnded("lost", "this agent closes")
         if peer.link is not None:
             peer.link.cut("replaced", "the peer has opened a new link")
         peer.link = link
@@ -318,7 +284,7 @@ class GrpcTransport(Transport):
                 if not self._closed:
                     peer.linked.clear()
 
-    def _tell(self, name: str, refused: Refused) -> None:
+    def _tell(self, name: str, refused: LinkEnded) -> None:
         if name in self._peers and self._peers[name].link is None:
             self._peers[name].trouble = refused.words
         level = logging.INFO if refused.kind in ("lost", "replaced") else logging.WARNING
@@ -327,75 +293,8 @@ class GrpcTransport(Transport):
     def _only_loopback(self) -> None:
         dialled = [self.neighbours[name].address for name in self.dials]
         for address in [*dialled, *([self.listen] if self.dialers else [])]:
-            host = address.rpartition(":")[0].strip("[]")
-            try:
-                local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-            except ValueError:
-                local = False
-            if not local:
-                raise IdentityError(
-                    f"Expected loopback addresses with insecure links, got {address}: leave out --insecure; "
-                    f"links to other machines are always encrypted."
+            if not is_loopback(address):
+                raise InputError(
+                    f"Expected loopback addresses with insecure links, got {address}: links to other "
+                    "machines are always encrypted."
                 )
-
-
-class _Dialled(Stream):
-    """The end that dialled."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    async def read(self) -> wire.Frame | None:
-        return _frame(await self._guard(self._call.read()))
-
-    async def write(self, frame: wire.Frame) -> None:
-        await self._guard(self._call.write(frame.SerializeToString()))
-
-    async def _guard(self, step: Awaitable[Any]) -> Any:
-        try:
-            return await step
-        except aio.AioRpcError as error:
-            raise _lost(error.code(), error.details()) from None
-        except asyncio.InvalidStateError:
-            raise _lost(await self._call.code(), await self._call.details()) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise ConnectionError("the call was cancelled") from None  # by gRPC, not by us
-
-
-class _Accepted(Stream):
-    """The end that was dialled."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    async def read(self) -> wire.Frame | None:
-        try:
-            return _frame(await self._context.read())
-        except (aio.InternalError, aio.UsageError, asyncio.InvalidStateError) as error:
-            raise ConnectionError(f"the call ended: {quoted(error)}") from None
-
-    async def write(self, frame: wire.Frame) -> None:
-        try:
-            await self._context.write(frame.SerializeToString())
-        except (aio.InternalError, aio.UsageError, asyncio.InvalidStateError) as error:
-            raise ConnectionError(f"the call ended: {quoted(error)}") from None
-
-
-def _frame(data: Any) -> wire.Frame | None:
-    if data is aio.EOF:
-        return None
-    try:
-        frame: wire.Frame = wire.Frame.FromString(data)
-    except DecodeError:
-        raise Refused("garbage", f"expected a frame, got {len(data)} bytes of something else") from None
-    return frame
-
-
-def _lost(code: Any, details: str | None) -> Exception:
-    """Why a call of ours ended: the peer's refusal in its words, or the network's."""
-    if code == grpc.StatusCode.PERMISSION_DENIED:
-        return Refused("refused", f"the peer refused us: {quoted(details)}")
-    return ConnectionError(f"{getattr(code, 'name', code)}: {quoted(details)}")

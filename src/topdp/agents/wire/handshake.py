@@ -27,9 +27,9 @@ from cryptography.exceptions import InvalidSignature
 
 from topdp.agents.terms.identity import Card, Identity, fingerprint
 from topdp.agents.wire import wire_pb2 as wire
-from topdp.agents.wire.refusals import Refused, quoted
+from topdp.agents.wire.refusals import LinkEnded, quoted
 
-VERSION = 1
+VERSION = 2
 NONCE = 32
 
 
@@ -82,7 +82,7 @@ def card_of_leaf(pem: bytes, cards: Mapping[str, Card]) -> Card:
     try:
         leaf = x509.load_pem_x509_certificate(pem)
     except ValueError:
-        raise Refused("stranger", "it showed a certificate that cannot be read") from None
+        raise LinkEnded("stranger", "it showed a certificate that cannot be read") from None
     card = cards.get(fingerprint(leaf))
     if card is not None:
         return card
@@ -90,34 +90,34 @@ def card_of_leaf(pem: bytes, cards: Mapping[str, Card]) -> Card:
         with suppress(ValueError, TypeError, InvalidSignature):
             leaf.verify_directly_issued_by(signer.x509)
             subject = quoted(leaf.subject.rfc4514_string())
-            raise Refused(
+            raise LinkEnded(
                 "forged", f"{signer.name}'s key has signed a certificate for {subject}", signer.name
             )
-    raise Refused("stranger", "its certificate is not that of a neighbour who dials us")
+    raise LinkEnded("stranger", "its certificate is not that of a neighbour who dials us")
 
 
 def check_signature(card: Card, signature: bytes, words: bytes) -> None:
     if not card.signed(signature, words):
-        raise Refused("signature", f"it does not hold the key of {card.name}'s certificate")
+        raise LinkEnded("signature", f"it does not hold the key of {card.name}'s certificate")
 
 
 def check_validity(card: Card) -> None:
     if reason := card.expired():
-        raise Refused("expired", reason)
+        raise LinkEnded("expired", reason)
 
 
 def check_hello(hello: wire.Hello, party: Party, peer: Card) -> None:
     if hello.version != VERSION:
-        raise Refused("version", f"expected version {VERSION} of the wire, got {hello.version}")
+        raise LinkEnded("version", f"expected version {VERSION} of the wire, got {hello.version}")
     if hello.sender != peer.name:
-        raise Refused("name", f"it says that it is {quoted(hello.sender)}, and is {peer.name}")
+        raise LinkEnded("name", f"it says that it is {quoted(hello.sender)}, and is {peer.name}")
     if hello.receiver != party.identity.card.name:
-        raise Refused("name", f"it wants {quoted(hello.receiver)}, this is {party.identity.card.name}")
+        raise LinkEnded("name", f"it wants {quoted(hello.receiver)}, this is {party.identity.card.name}")
     if hello.federation != bytes.fromhex(party.federation):
         theirs = quoted(hello.federation.hex())
-        raise Refused("manifest", f"expected the manifest {party.federation}, it holds {theirs}")
+        raise LinkEnded("manifest", f"expected the manifest {party.federation}, it holds {theirs}")
     if len(hello.nonce) != NONCE:
-        raise Refused("protocol", f"expected a nonce of {NONCE} bytes, got {len(hello.nonce)}")
+        raise LinkEnded("protocol", f"expected a nonce of {NONCE} bytes, got {len(hello.nonce)}")
 
 
 async def dial(stream: Stream, party: Party, peer: Card) -> None:
@@ -140,7 +140,7 @@ async def listen(stream: Stream, party: Party, peers: Mapping[str, Card], seen: 
     hello = (await _read(stream, "hello")).hello
     peer = seen or peers.get(hello.sender)
     if peer is None:
-        raise Refused("stranger", f"{quoted(hello.sender)} is not a neighbour who dials us")
+        raise LinkEnded("stranger", f"{quoted(hello.sender)} is not a neighbour who dials us")
     check_hello(hello, party, peer)
     check_validity(peer)
     mine = fresh_nonce()
@@ -157,7 +157,7 @@ async def listen(stream: Stream, party: Party, peers: Mapping[str, Card], seen: 
 async def _read(stream: Stream, kind: str) -> wire.Frame:
     frame = await stream.read()
     if frame is None:
-        raise Refused("lost", "it left before the link was open")
+        raise LinkEnded("lost", "it left before the link was open")
     if frame.WhichOneof("content") != kind:
-        raise Refused("protocol", f"expected {kind}, got {frame.WhichOneof('content')}")
+        raise LinkEnded("protocol", f"expected {kind}, got {frame.WhichOneof('content')}")
     return frame

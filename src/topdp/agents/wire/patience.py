@@ -1,11 +1,12 @@
-"""How long a link waits, and how much it works on at once: by progress, and by what may be under way.
+"""How long a link waits, how much it works on at once, and when it is dialled again.
 
-Pure of frames and sockets, so that both can be tested with a clock that is not real.
+Pure of frames and sockets, so that all can be tested with a clock that is not real.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
@@ -47,21 +48,21 @@ class Patience:
         return next((what for what, last in self._last.items() if now - last > self.limit), None)
 
 
-class Work:
+class PendingRequests:
     """A peer's requests that our handler works on. Outlives links: reconnecting does not buy more memory."""
 
     def __init__(self, limit: int) -> None:
         self._slots = asyncio.Semaphore(limit)
-        self.running: set[asyncio.Task[Reply | None]] = set()
+        self.running: set[asyncio.Task[Reply]] = set()
 
-    async def do(self, job: Callable[[], Coroutine[Any, Any, Reply | None]]) -> Reply | None:
+    async def do(self, job: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
         await self._slots.acquire()
         task = asyncio.create_task(job())
         self.running.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[Reply | None]) -> None:
+    def _ended(self, task: asyncio.Task[Reply]) -> None:
         self.running.discard(task)
         self._slots.release()
 
@@ -69,3 +70,25 @@ class Work:
         for task in tuple(self.running):
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)
+
+
+class Backoff:
+    """How long to wait before the next attempt to dial: 0.2 s to 3 s, longer each time, never twice the same.
+
+    >>> waits = Backoff(random.Random(0))
+    >>> all(0.2 <= waits.next() <= 3 for _ in range(20))
+    True
+    """
+
+    least, most = 0.2, 3.0
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self.reset()
+
+    def reset(self) -> None:
+        self._last = self.least
+
+    def next(self) -> float:
+        self._last = min(self.most, self._chance.uniform(self.least, 3 * self._last))
+        return self._last

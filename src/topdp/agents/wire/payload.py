@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from topdp.errors import InputError
+
 NAME = "row"
 DTYPES = {"float32": "F32", "float64": "F64"}
 """The types that a row may have, by their names in a manifest and in safetensors."""
@@ -22,7 +24,7 @@ LARGEST_HEADER = 512
 """Bytes; the header of one row takes about 70."""
 
 
-class PayloadError(ValueError):
+class PayloadError(InputError):
     """Bytes that are not a row of ours: says what was expected and what came."""
 
 

@@ -9,8 +9,10 @@ logger = logging.getLogger("topdp.agents")
 OUR_FAULT = "a fault at this end; its log says more"
 
 
-class Refused(Exception):  # noqa: N818 - a decision, not a fault
-    """This side ends the link. `kind` is one short word of ours; `words` may quote the peer.
+class LinkEnded(Exception):  # noqa: N818 - a decision, not a fault
+    """This side ends the link; never leaves the transport. `kind` is one short word of ours.
+
+    `words` are for people, and may quote the peer.
 
     `culprit` names the agent behind it, where that is known and is not the one at the other end.
     """

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from topdp.agents.wire.codes import MessageKind, ReplyCode
+
 logger = logging.getLogger("topdp.agents")
 
 
@@ -25,24 +27,33 @@ class Unreachable(ConnectionError):  # noqa: N818 - a state of the world, not a 
 class Message:
     """One request. `digest` is the SHA-256 of `body`, in hex; (sender, kind, round) names it for ever."""
 
-    kind: str  # hello, row, propose, commit, ...: the agent's words
+    kind: MessageKind
     round: int
     digest: str
     body: bytes
 
     @classmethod
-    def of(cls, kind: str, round: int, body: bytes = b"") -> Message:
+    def of(cls, kind: MessageKind, round: int, body: bytes = b"") -> Message:
         """A message with the digest of its body."""
         return cls(kind, round, hashlib.sha256(body).hexdigest(), body)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """`ok` False is a refusal by the peer's agent, with its reason."""
+    """What the peer's agent answers: a code to decide by, and words where those of the code are too few."""
 
-    ok: bool
-    reason: str = ""
+    code: ReplyCode
+    words: str = ""
     body: bytes = b""
+
+    @property
+    def ok(self) -> bool:
+        return self.code.accepted
+
+    @property
+    def reason(self) -> str:
+        """For people: nothing is decided by it."""
+        return self.words or self.code.words
 
 
 Handler = Callable[[str, Message], Awaitable[Reply]]
@@ -105,7 +116,7 @@ class InMemory(Transport):
         if self.wire.there.get(self.name) is not self or other is None:
             raise Unreachable(f"{peer} is not there.")
         if hashlib.sha256(message.body).hexdigest() != message.digest:
-            return Reply(False, "the body does not match its digest")
+            return Reply(ReplyCode.DAMAGED)
         task = other._work(self.name, message)
         ends: set[asyncio.Future[Any]] = {task, self._gone, other._gone}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -136,5 +147,5 @@ class InMemory(Transport):
         try:
             return await self._handle(peer, message)
         except Exception as error:
-            logger.exception("%s: %s from %s was not answered", self.name, message.kind, peer)
+            logger.exception("%s: %s from %s was not answered", self.name, message.kind.name, peer)
             raise Unreachable(f"{self.name} could not answer; its log says why.") from error

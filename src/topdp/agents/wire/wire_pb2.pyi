@@ -1,3 +1,4 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
@@ -47,6 +48,24 @@ class Proof(_message.Message):
 
 class Request(_message.Message):
     __slots__ = ("id", "kind", "round", "digest", "size", "data")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[Request.Kind]
+        HELLO: _ClassVar[Request.Kind]
+        ROW: _ClassVar[Request.Kind]
+        STOP: _ClassVar[Request.Kind]
+        BYE: _ClassVar[Request.Kind]
+        PROPOSE: _ClassVar[Request.Kind]
+        COMMIT: _ClassVar[Request.Kind]
+        RESOLVE: _ClassVar[Request.Kind]
+    NONE: Request.Kind
+    HELLO: Request.Kind
+    ROW: Request.Kind
+    STOP: Request.Kind
+    BYE: Request.Kind
+    PROPOSE: Request.Kind
+    COMMIT: Request.Kind
+    RESOLVE: Request.Kind
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -54,30 +73,72 @@ class Request(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     id: int
-    kind: str
+    kind: Request.Kind
     round: int
     digest: bytes
     size: int
     data: bytes
-    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., round: _Optional[int] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[_Union[Request.Kind, str]] = ..., round: _Optional[int] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Response(_message.Message):
-    __slots__ = ("id", "ok", "reason", "digest", "size", "data", "failed")
+    __slots__ = ("id", "code", "words", "digest", "size", "data")
+    class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[Response.Code]
+        OK: _ClassVar[Response.Code]
+        AGAIN: _ClassVar[Response.Code]
+        ABORTED: _ClassVar[Response.Code]
+        COMMITTED: _ClassVar[Response.Code]
+        LATER: _ClassVar[Response.Code]
+        STRANGER: _ClassVar[Response.Code]
+        UNKNOWN_KIND: _ClassVar[Response.Code]
+        UNKNOWN_ROUND: _ClassVar[Response.Code]
+        GAP: _ClassVar[Response.Code]
+        DAMAGED: _ClassVar[Response.Code]
+        EQUIVOCATION: _ClassVar[Response.Code]
+        QUARANTINED: _ClassVar[Response.Code]
+        ROLLED_BACK: _ClassVar[Response.Code]
+        OTHER_TERMS: _ClassVar[Response.Code]
+        NOT_A_GREETING: _ClassVar[Response.Code]
+        NOT_A_ROW: _ClassVar[Response.Code]
+        BUSY: _ClassVar[Response.Code]
+        UNDECIDED: _ClassVar[Response.Code]
+        NO_MEETING: _ClassVar[Response.Code]
+        FAILED: _ClassVar[Response.Code]
+    NONE: Response.Code
+    OK: Response.Code
+    AGAIN: Response.Code
+    ABORTED: Response.Code
+    COMMITTED: Response.Code
+    LATER: Response.Code
+    STRANGER: Response.Code
+    UNKNOWN_KIND: Response.Code
+    UNKNOWN_ROUND: Response.Code
+    GAP: Response.Code
+    DAMAGED: Response.Code
+    EQUIVOCATION: Response.Code
+    QUARANTINED: Response.Code
+    ROLLED_BACK: Response.Code
+    OTHER_TERMS: Response.Code
+    NOT_A_GREETING: Response.Code
+    NOT_A_ROW: Response.Code
+    BUSY: Response.Code
+    UNDECIDED: Response.Code
+    NO_MEETING: Response.Code
+    FAILED: Response.Code
     ID_FIELD_NUMBER: _ClassVar[int]
-    OK_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    FAILED_FIELD_NUMBER: _ClassVar[int]
     id: int
-    ok: bool
-    reason: str
+    code: Response.Code
+    words: str
     digest: bytes
     size: int
     data: bytes
-    failed: bool
-    def __init__(self, id: _Optional[int] = ..., ok: _Optional[bool] = ..., reason: _Optional[str] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ..., failed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., code: _Optional[_Union[Response.Code, str]] = ..., words: _Optional[str] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("id", "answer", "data")

@@ -1,0 +1,75 @@
+"""What stands in a ledger: charges, what they may be, and how each is chained to the one before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from topdp.agents.books.database import LedgerError, TamperedError
+
+Kind = Literal["release", "mix", "skip"]
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One charge. A `release` costs; `mix` and `skip` send nothing and cost nothing."""
+
+    number: int
+    round: int
+    kind: Kind
+    charge: float  # ε at the federation's δ, under the guarantee that this agent charges by
+    total: float
+    worst_case: float | None  # ε spent so far if all others collude; None: infinite
+    information: float | None  # 1/z² of this release at the agent's sensitivity; None: infinite
+    digests: dict[str, str]  # receiver -> SHA-256 of the body
+    state: str  # SHA-256 of the state that the release leads to
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def read(cls, text: object) -> LedgerEntry:
+        try:
+            entry = cls(**json.loads(str(text)))
+            whole = type(entry.number) is int and type(entry.round) is int
+            fits = whole and math.isfinite(entry.charge) and math.isfinite(entry.total)
+        except (ValueError, TypeError, RecursionError):
+            fits = False
+        if not fits:
+            raise TamperedError(f"Expected a charge in the ledger, got {text!r:.80}.")
+        return entry
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a release will cost: checked here, computed in `budget`."""
+
+    charge: float = 0.0
+    worst_case: float | None = 0.0
+    information: float | None = 0.0
+
+
+def digest_of(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def check(cost: Cost) -> None:
+    for name, value in asdict(cost).items():
+        if value is None and name != "charge":
+            continue  # an infinite worst case is a fact to write down; an infinite charge cannot be paid
+        if not (isinstance(value, float | int) and math.isfinite(value) and value >= 0):
+            raise LedgerError(f"Expected {name}={value} to be finite and >= 0: such a charge is not booked.")
+
+
+def genesis(meta: Mapping[str, str]) -> str:
+    """What the first charge is chained to."""
+    return digest_of(json.dumps([meta.get("federation"), meta.get("agent")]).encode())
+
+
+def link(previous: str, text: str) -> str:
+    """The hash of an entry: over its text and the hash before it."""
+    return digest_of(f"{previous}\n{text}".encode())

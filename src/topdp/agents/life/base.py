@@ -1,0 +1,188 @@
+"""What every agent does, whoever it meets: round after round, charge before release, and an orderly end.
+
+`rounds.py` follows a plan, `meetings.py` finds its partners; both are final, and differ in whom they wait for
+and what they compute.
+
+**Guarantees.** A charge is on disk, with the bytes and the state that it is for, before a byte leaves. Time
+only decides whom to wait for: patience is counted in ticks of this process, so a stopped process or a clock
+that jumps costs one tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TypeVar
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from topdp.agents.books.entries import Cost, Kind
+from topdp.agents.books.ledger import Ledger
+from topdp.agents.life.equipment import Equipment
+from topdp.agents.life.failpoints import Failpoints
+from topdp.agents.life.peers import Peers
+from topdp.agents.life.timing import Timing
+from topdp.agents.wire import payload
+
+logger = logging.getLogger("topdp.agents")
+TICKS = 8  # of silence make an idle timeout
+T = TypeVar("T")
+
+
+class Life(ABC):
+    """One agent from its first round to its end."""
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        ledger: Ledger,
+        peers: Peers,
+        failpoints: Failpoints,
+        finished: Callable[[], None],
+    ) -> None:
+        """`finished` is called after the last round, before what is still owed to others."""
+        self.equipment, self.ledger, self.peers, self.failpoints = equipment, ledger, peers, failpoints
+        self.finished = finished
+        self.name = equipment.name
+        self.stopping = asyncio.Event()
+        self.timing = Timing()
+        self.history = [(e.round, e.information or 0.0) for e in ledger.entries() if e.kind == "release"]
+
+    @property
+    def out_of_budget(self) -> bool:
+        return self.ledger.stopped_at is not None
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every round is on the books."""
+        return self.ledger.round + 1 >= self.equipment.part.plan.releases
+
+    def estimate(self) -> Tensor:
+        return self._own()[self.equipment.part.agent]
+
+    async def run(self) -> bool:
+        """All rounds that are left, then what is still owed. False: asked to stop before the end."""
+        while self._has_rounds():
+            self._raise_faults()
+            if self.stopping.is_set() or not await self._next_round():
+                return False
+        self.finished()
+        return await self._drain()
+
+    # What the two ways of living differ in
+
+    @abstractmethod
+    def _has_rounds(self) -> bool:
+        """Whether there is a round to do."""
+
+    @abstractmethod
+    async def _next_round(self) -> bool:
+        """One round, or the decision that there is none; False when asked to stop meanwhile."""
+
+    @abstractmethod
+    def _begin_end(self) -> None:
+        """All rounds are over: says so to whom it concerns."""
+
+    @abstractmethod
+    def _is_needed(self) -> bool:
+        """Whether some neighbour may still need this agent."""
+
+    @abstractmethod
+    async def _settle(self) -> None:
+        """What this agent can do by itself for those who need it."""
+
+    # What they share
+
+    def _release(
+        self,
+        round: int,
+        cost: Cost,
+        bodies: Mapping[str, bytes],
+        rows: Mapping[int, Tensor],
+        applied: Iterable[tuple[str, int]],
+        pair: str | None = None,
+    ) -> None:
+        """Charge, bytes and state in one transaction; only then does anybody hear of it."""
+        self.failpoints.reached("before_ledger")
+        self._book(round, cost, bodies, rows, applied, pair)
+        self.failpoints.reached("after_ledger")
+        self.history.append((round, cost.information or 0.0))
+        self.peers.wake()
+
+    def _book(
+        self,
+        round: int,
+        cost: Cost,
+        bodies: Mapping[str, bytes],
+        rows: Mapping[int, Tensor],
+        applied: Iterable[tuple[str, int]],
+        pair: str | None = None,
+        kind: Kind = "release",
+    ) -> None:
+        state = save({str(row): value.contiguous() for row, value in rows.items()})
+        with self.timing.measure("ledger"):
+            self.ledger.before_commit = lambda: self.failpoints.reached("in_ledger")
+            self.ledger.release(round, cost, bodies, state, applied, pair, kind)
+        self.timing.rounds += 1
+
+    def _own(self) -> Mapping[int, Tensor]:
+        """The agent's rows of the last round on the books."""
+        state = self.ledger.state()
+        if state is None:
+            return {self.equipment.part.agent: self.equipment.start}
+        return {int(row): value for row, value in load(state[1]).items()}
+
+    def _received(self, peer: str, round: int) -> Tensor:
+        """The row that `peer` sent in `round`."""
+        body = self.ledger.received(peer, round)
+        assert body is not None
+        start = self.equipment.start
+        dtype = str(start.dtype).removeprefix("torch.")
+        return torch.from_numpy(payload.decode(body, len(start), dtype))
+
+    async def _compute(self, job: Callable[[], T]) -> T:
+        with self.timing.measure("compute"):
+            return await asyncio.to_thread(job) if self.equipment.in_thread else job()
+
+    async def _drain(self) -> bool:
+        """Stays while somebody needs this agent. False: asked to stop before."""
+        self._begin_end()
+        for peer in self.peers.silent:
+            self.peers.silent[peer] = 0
+        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        while self._is_needed():
+            self._raise_faults()
+            if self.stopping.is_set():
+                return False
+            await self._settle()
+            if self._is_needed():
+                await ticks.wait(self.peers)
+        return True
+
+    def _raise_faults(self) -> None:
+        if self.peers.fault is not None:
+            raise self.peers.fault
+
+
+class Ticks:
+    """Counts ticks of silence, at most one each time it is asked: time we slept is not held against peers."""
+
+    def __init__(self, idle_timeout: float) -> None:
+        self.length = idle_timeout / TICKS
+        self.next = asyncio.get_running_loop().time() + self.length
+
+    async def wait(self, peers: Peers) -> None:
+        """Until something changes, or a tick is over."""
+        loop = asyncio.get_running_loop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self.next - loop.time())):
+                await peers.changed.wait()
+        peers.changed.clear()
+        if loop.time() >= self.next:
+            peers.tick()
+            self.next = loop.time() + self.length
