@@ -40,7 +40,9 @@ app = typer.Typer(
 # What typer raises about the arguments themselves: click's own, which newer versions carry inside.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
-data_app = typer.Typer(help="Data sets: fetch, verify, list.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(
+    help="Data sets: fetch (and verify), list.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(data_app, name="data")
 app.add_typer(agent_app, name="agent")
 app.add_typer(federation_app, name="federation")
