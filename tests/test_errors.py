@@ -1,13 +1,78 @@
-"""The family of errors: one base for each exit code, and the codes that docs/configuration.md promises."""
+"""The family of errors, and every way a command can end: one line and a code, or a traceback."""
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from builders import blobs_file
 from topdp import errors
 from topdp.errors import ExitCode, InputError, TopdpError
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+
+MODELS = """
+import torch
+
+class Raises(torch.nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, classes)
+
+    def forward(self, x):
+        raise ValueError("a mistake of my own")
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "my_models.py").write_text(MODELS)
+    data = blobs_file(tmp_path / "blobs.npz", 60)
+    few = ["topology.agents=3", "topology.kind=ring", "rounds=2", "privacy.sigma=1.0", f'data.name="{data}"']
+    return [word for change in few for word in ("--set", change)]
+
+
+def command(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "topdp", *map(str, arguments)], cwd=folder, capture_output=True, text=True
+    )
+
+
+def test_a_users_model_that_raises_ends_with_its_traceback(own, tmp_path):
+    done = command(tmp_path, "run", *own, "--set", "model.name=my_models:Raises")
+    assert done.returncode == ExitCode.UNEXPECTED
+    assert "Traceback" in done.stderr and 'raise ValueError("a mistake of my own")' in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["version"], ExitCode.DONE),
+        (["run", "--set", "rounds=0"], ExitCode.INPUT),
+        (["run", "--no-such-option"], ExitCode.INPUT),
+        (["agent", "init", "--name", "two words"], ExitCode.INPUT),
+        (["agent", "init", "--name", "ada", "--address", "ada.example.org:99999"], ExitCode.INPUT),
+        (["run", "--set", "data.name=nowhere.npz"], ExitCode.DATA),
+    ],
+)
+def test_what_is_said_on_purpose_has_one_line_and_its_code(arguments, code, topdp, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = topdp(*arguments)
+    assert done.code == code, done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_fault_of_ours_is_not_hidden(topdp, monkeypatch):
+    def broken():
+        raise ValueError("not said on purpose")
+
+    monkeypatch.setattr("topdp.data.available", broken)
+    with pytest.raises(ValueError, match="not said on purpose"):
+        topdp("data", "list")
 
 
 def test_every_documented_code_is_one_of_ours_and_every_one_of_ours_is_documented():
@@ -23,3 +88,19 @@ def test_each_code_but_done_and_unexpected_has_one_base():
 
 def test_wrong_input_can_be_caught_as_pythons_own():
     assert issubclass(InputError, ValueError)
+
+
+def test_every_error_of_ours_is_of_the_family():
+    """No room raises plain errors on purpose: only what a peer's or user's parser wants as ValueError."""
+    import topdp.agents.site.process
+    import topdp.reproduce.make
+    import topdp.runs.run  # noqa: F401
+
+    def family(kind):
+        return {kind}.union(*(family(child) for child in kind.__subclasses__()))
+
+    ours = {kind for kind in family(Exception) if kind.__module__.startswith("topdp.")}
+    outside = {kind.__name__ for kind in ours if not issubclass(kind, TopdpError | Warning)}
+    # What never leaves its room: a link that is down or refused, a layer that has no fast path.
+    assert outside == {"Unreachable", "LinkEnded", "NotAGreeting", "NotFoldedError"}
+    assert TopdpError in ours
