@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or forbidden, in words: what is needed where."""
+"""A folder that cannot be written to, in words: what is needed where."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from topdp.errors import DataError
+from topdp.files import FileError
 
 _REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -31,10 +32,13 @@ def disk_error(folder: Path, reason: str, needed: int) -> DiskError:
 
 @contextmanager
 def disk_errors(folder: Path, needed: int) -> Iterator[None]:
-    """Turn a full, read-only or forbidden disk into a `DiskError` that says what is needed where."""
+    """Turn a folder that cannot be written to into a `DiskError` that says what is needed where."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in _REASONS:
+    except (FileError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, FileError) else error
+        # Errors of a network are OSErrors too, and name no file.
+        if not isinstance(cause, OSError) or (cause.errno not in _REASONS and cause.filename is None):
             raise
-        raise disk_error(folder, _REASONS[error.errno], needed) from error
+        reason = _REASONS.get(cause.errno or 0, str(cause.strerror))
+        raise disk_error(folder, reason, needed) from error

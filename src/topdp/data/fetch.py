@@ -24,6 +24,7 @@ from topdp.data.disk import DiskError, disk_errors
 from topdp.data.progress import Progress, silent
 from topdp.data.sources import sources
 from topdp.errors import DataError
+from topdp.files import new_folder, written_whole
 
 
 @dataclass(frozen=True)
@@ -217,18 +218,10 @@ def _read(entry: Entry, folder: Path) -> decode.Arrays | None:
 
 
 def _store(entry: Entry, arrays: decode.Arrays, path: Path) -> None:
-    """Write the cache file whole or not at all."""
     with disk_errors(path.parent, entry.bytes):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, **{name: arrays[name] for name in decode.NAMES})  # type: ignore[arg-type]
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        new_folder(path.parent)
+        with written_whole(path) as beside, beside.open("wb") as file:
+            np.savez(file, **{name: arrays[name] for name in decode.NAMES})  # type: ignore[arg-type]
 
 
 def _wanted(entry: Entry) -> str:
