@@ -9,7 +9,6 @@ import strategies
 from builders import PROTOCOLS, constant_schedule
 from topdp import topology
 from topdp.plan import NOBODY, PerRound, Plan, PlanError
-from topdp.plan import plan as plans
 from topdp.protocols import TopSynchronous
 
 

@@ -5,24 +5,14 @@ changes along the rounds; `Full`, `Cycle` and `Poisson` say which records a rele
 every random choice its own generator.
 """
 
+from topdp.plan.archive import load, save
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
-from topdp.plan.plan import (
-    FORMAT,
-    NOBODY,
-    PerRound,
-    Plan,
-    PlanError,
-    Round,
-    describe,
-    load,
-    prune,
-    save,
-)
+from topdp.plan.description import describe
+from topdp.plan.plan import NOBODY, PerRound, Plan, PlanError, Round, prune
 from topdp.plan.schedules import Schedule, learning_rates, schedule, step_decay
 from topdp.plan.streams import stream
 
 __all__ = [
-    "FORMAT",
     "NOBODY",
     "Adjacency",
     "Batches",

@@ -16,12 +16,9 @@ of round r-1. Round 0 is the release before the loop of the paper's algorithms: 
 from __future__ import annotations
 
 import hashlib
-import json
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,18 +27,21 @@ from numpy.typing import NDArray
 from topdp.errors import InputError
 from topdp.plan.arrays import Bools, Floats, Indices
 
-FORMAT = 1
 NOBODY = -1  # pads the lists of sources, draws and readers
 
 
 class PlanError(InputError):
     """A plan that cannot be: an index out of range, noise that is not a number, a foreign file.
 
-    >>> from pathlib import Path
-    >>> load(Path("nowhere.npz"))
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
+    >>> ring = topdp.topology.ring(3)
+    >>> plan = topdp.protocols.PlainSynchronous(0.5).plan(ring, schedule, np.ones(3), seed=0)
+    >>> plan.noise_scaled(-1.0)
     Traceback (most recent call last):
         ...
-    topdp.plan.plan.PlanError: Expected a plan written by topdp in nowhere.npz, could not read one: ...
+    topdp.plan.plan.PlanError: Expected a finite noise factor >= 0, got -1.0.
     """
 
 
@@ -185,7 +185,7 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 over everything in the plan: two plans with one digest are the same plan."""
         sha = hashlib.sha256(f"{self.agents} {self.protocol} {self.pruned}".encode())
-        for name, array in sorted(_arrays(self).items()):
+        for name, array in sorted(arrays_of(self).items()):
             canonical = np.ascontiguousarray(array)
             sha.update(f"{name} {canonical.dtype.str} {canonical.shape}".encode())
             sha.update(canonical.tobytes())
@@ -218,105 +218,12 @@ def prune(plan: Plan) -> Plan:
     return replace(plan, source=PerRound.each(source), pruned=True)
 
 
-def describe(plan: Plan, rounds: range | None = None) -> str:
-    """The plan in words, one line a row: for small graphs and for debugging.
-
-    `2→5 = 0.25·2 + 0.75·7→2 - 0.5·g2 + N(0.13) ⇒ 5` reads: the message of agent 2 for agent 5 mixes 2's own
-    estimate and the last message of 7 for 2, carries 2's gradient, gets noise of standard deviation 0.13,
-    and is sent to 5.
-
-    >>> import numpy as np
-    >>> import topdp
-    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
-    >>> ring = topdp.topology.ring(3)
-    >>> plan = topdp.protocols.PlainSynchronous(0.5).plan(ring, schedule, np.ones(3), seed=0)
-    >>> print(describe(plan, range(1)))
-    plain-sync: 3 agents, 3 rows, 2 releases
-    round 0
-      0 = 1·x0 - 0.5·g0 + N(0.5) ⇒ 1,2
-      1 = 1·x0 - 0.5·g1 + N(0.5) ⇒ 0,2
-      2 = 1·x0 - 0.5·g2 + N(0.5) ⇒ 0,1
-    """
-    names = _row_names(plan)
-    lines = [f"{plan.protocol}: {plan.agents} agents, {plan.rows} rows, {plan.releases} releases"]
-    for r in rounds if rounds is not None else range(plan.releases):
-        this = plan[r]
-        lines.append(f"round {r}")
-        for m in np.flatnonzero(this.exists):
-            terms = [
-                f"{w:.4g}·{names[s] if r else 'x0'}"
-                for s, w in zip(this.source[m], this.weight[m], strict=True)
-                if s >= 0 and w
-            ]
-            line = f"  {names[m]} = " + " + ".join(terms)
-            if this.step[m]:
-                line += f" - {-this.step[m]:.4g}·g{plan.owner[m]}"
-            for k, std in zip(this.draw[m], this.std[m], strict=True):
-                if k >= 0 and std:
-                    shared = [int(a) for a in plan.known_by[k] if a >= 0]
-                    line += f" + N({std:.4g})" + (f"[draw {k}, known by {shared}]" if len(shared) > 1 else "")
-            readers = [str(j) for j in this.readers[m] if j >= 0]
-            lines.append(line + (f" ⇒ {','.join(readers)}" if readers else ""))
-    return "\n".join(lines)
-
-
-def save(plan: Plan, path: Path) -> None:
-    """Writes the plan as one .npz file, which `load` reads.
-
-    >>> import numpy as np
-    >>> from pathlib import Path
-    >>> import tempfile, topdp
-    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
-    >>> ring = topdp.topology.ring(3)
-    >>> plan = topdp.protocols.PlainSynchronous(0.5).plan(ring, schedule, np.ones(3), seed=0)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(plan, Path(folder) / "plan.npz")
-    ...     load(Path(folder) / "plan.npz").digest() == plan.digest()
-    True
-    """
-    meta = {"format": FORMAT, "agents": plan.agents, "protocol": plan.protocol, "pruned": plan.pruned}
-    with path.open("wb") as file:
-        np.savez_compressed(file, meta=np.array(json.dumps(meta)), **_arrays(plan))  # type: ignore[arg-type]
-
-
-def load(path: Path) -> Plan:
-    """Reads what `save` wrote, and checks it: a foreign or damaged file is refused by name.
-
-    >>> from pathlib import Path
-    >>> load(Path("nowhere.npz"))
-    Traceback (most recent call last):
-        ...
-    topdp.plan.plan.PlanError: Expected a plan written by topdp in nowhere.npz, could not read one: ...
-    """
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        meta = json.loads(str(arrays.pop("meta")))
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
-    if meta.get("format") != FORMAT:
-        raise PlanError(f"Expected plan format {FORMAT} in {path}, got {meta.get('format')}.")
-    values: dict[str, Any] = {
-        "agents": int(meta["agents"]),
-        "protocol": str(meta["protocol"]),
-        "pruned": bool(meta["pruned"]),
-    }
-    for field in fields(Plan):
-        if field.name in arrays:
-            values[field.name] = arrays[field.name]
-        elif f"{field.name}.values" in arrays:
-            values[field.name] = PerRound(arrays[f"{field.name}.values"], arrays[f"{field.name}.which"])
-    try:
-        return Plan(**values)
-    except TypeError as error:
-        raise PlanError(f"Expected a complete plan in {path}: {error}") from error
-
-
 def _exists(source: Indices) -> Bools:
     return np.asarray((source >= 0).any(axis=-1))
 
 
-def _arrays(plan: Plan) -> dict[str, NDArray[Any]]:
+def arrays_of(plan: Plan) -> dict[str, NDArray[Any]]:
+    """Everything in a plan that is an array, by name: what is hashed, and what is stored."""
     arrays: dict[str, NDArray[Any]] = {}
     for field in fields(plan):
         value = getattr(plan, field.name)
@@ -326,15 +233,6 @@ def _arrays(plan: Plan) -> dict[str, NDArray[Any]]:
         elif isinstance(value, np.ndarray):
             arrays[field.name] = value
     return arrays
-
-
-def _row_names(plan: Plan) -> list[str]:
-    names = [str(i) for i in range(plan.agents)]
-    last = plan.readers[plan.releases - 1]
-    for m in range(plan.agents, plan.rows):
-        to = ",".join(str(j) for j in last[m] if j >= 0)
-        names.append(f"{plan.owner[m]}→{to or f'row {m}'}")
-    return names
 
 
 def _validate(plan: Plan) -> None:

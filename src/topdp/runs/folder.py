@@ -28,8 +28,7 @@ from safetensors.numpy import load_file, save_file
 from topdp import __version__
 from topdp.errors import InputError
 from topdp.files import FileError, new_folder, written_whole
-from topdp.plan import Plan, PlanError
-from topdp.plan import plan as plans
+from topdp.plan import Plan, PlanError, archive
 
 FORMAT = 1
 GRAPH_FILE = "graph.txt"  # beside a run that was started from Python with its own graph
@@ -70,7 +69,7 @@ class RunFolder:
         cls.make_room(path)
         folder = cls(path)
         folder.write_text("config.toml", config)
-        folder._write("plan.npz", lambda file: plans.save(plan, file))
+        folder._write("plan.npz", lambda file: archive.save(plan, file))
         folder.write_json("run.json", {"format": FORMAT, "topdp": __version__, "state": "running"})
         return folder
 
@@ -94,7 +93,7 @@ class RunFolder:
 
     @property
     def plan(self) -> Plan:
-        plan: Plan = self._read("plan.npz", plans.load)
+        plan: Plan = self._read("plan.npz", archive.load)
         return plan
 
     @property
