@@ -1,4 +1,4 @@
-"""kill -9 at every failpoint in real processes: what `tests/agents/life/test_crash.py` shows in one process.
+"""kill -9 at every failpoint in real processes: what the tests of crashes show in one, here in six.
 
     python benchmarks/kill_matrix.py --seeded                 # every failpoint, both modes
     python benchmarks/kill_matrix.py --mode sync --only after_ledger,after_send

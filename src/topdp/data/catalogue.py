@@ -79,6 +79,11 @@ _IDX = (
     "t10k-labels-idx1-ubyte.gz",
 )
 
+
+def _idx(*md5: str) -> dict[str, str]:
+    return dict(zip(_IDX, md5, strict=True))
+
+
 MNIST = Entry(
     name="mnist",
     description="handwritten digits, 60,000 + 10,000 grey images of 28 x 28",
@@ -91,17 +96,11 @@ MNIST = Entry(
     ),
     mean=(0.1307,),
     deviation=(0.3081,),
-    md5=dict(
-        zip(
-            _IDX,
-            (
-                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "d53e105ee54ea40749a09fcbcd1e9432",
-                "9fb629c4189551a2d022fa330f9573f3",
-                "ec29112dd5afa0611ce80d1b7f02629c",
-            ),
-            strict=True,
-        )
+    md5=_idx(
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
     ),
     addresses=(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -126,17 +125,11 @@ FASHION_MNIST = Entry(
     ),
     mean=(0.2860,),
     deviation=(0.3530,),
-    md5=dict(
-        zip(
-            _IDX,
-            (
-                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "25c81989df183df01b3e8a0aad5dffbe",
-                "bef4ecab320f06d8554ea6380940ec79",
-                "bb300cfdad3c16e7a12a480ee83cd310",
-            ),
-            strict=True,
-        )
+    md5=_idx(
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
     ),
     addresses=(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",

@@ -6,7 +6,9 @@ paper runs its baselines.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar, final
 
 import numpy as np
 
@@ -19,7 +21,27 @@ from topdp.topology import Topology
 
 
 @dataclass(frozen=True)
-class PlainAsynchronous(Protocol):
+class _Asynchronous(Protocol):
+    """`offline`: the share of agents that sit out a round."""
+
+    name: ClassVar[str]
+
+    offline: float = 0.1
+
+    @final
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        full = check_deviation(deviation, topology.agents)
+        pairs = draw_pairs(topology, schedule.releases - 1, self.offline, seed)
+        return _plan(self.name, self.mixing(), pairs, schedule, full, self._paired(full, pairs))
+
+    @abstractmethod
+    def _paired(self, full: Floats, pairs: Pairs) -> Floats:
+        """[rounds, n]: the noise of an agent that has a partner; `full` [n] is that of one without."""
+
+
+@final
+@dataclass(frozen=True)
+class PlainAsynchronous(_Asynchronous):
     """Pairs exchange estimates that carry full noise.
 
     >>> import numpy as np
@@ -30,35 +52,29 @@ class PlainAsynchronous(Protocol):
     ('plain-async', 5, 21)
     """
 
-    offline: float = 0.1
+    name: ClassVar[str] = "plain-async"
 
-    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
-        full = check_deviation(deviation, topology.agents)
-        pairs = draw_pairs(topology, schedule.releases - 1, self.offline, seed)
-        return _plan(
-            "plain-async", self.mixing(), pairs, schedule, full, np.broadcast_to(full, pairs.partner.shape)
-        )
+    def _paired(self, full: Floats, pairs: Pairs) -> Floats:
+        return np.broadcast_to(full, pairs.partner.shape)
 
 
+@final
 @dataclass(frozen=True)
-class TopAsynchronous(Protocol):
+class TopAsynchronous(_Asynchronous):
     """Algorithm 2: the noise in the partner's estimate counts towards one's own.
 
     >>> import numpy as np
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
-    >>> plan = TopAsynchronous(0.25).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
-    >>> plan.protocol, plan.rows, plan.releases
-    ('top-async', 5, 21)
+    >>> plan = TopAsynchronous(0.25, offline=0.0).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
+    >>> bool((plan.std[0] > plan.std[20]).any())  # round 0 has no partners, and so full noise
+    True
     """
 
-    offline: float = 0.1
+    name: ClassVar[str] = "top-async"
 
-    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
-        full = check_deviation(deviation, topology.agents)
-        pairs = draw_pairs(topology, schedule.releases - 1, self.offline, seed)
-        paired = reduced(full, full[pairs.partner], self.alpha)
-        return _plan("top-async", self.mixing(), pairs, schedule, full, paired)
+    def _paired(self, full: Floats, pairs: Pairs) -> Floats:
+        return reduced(full, full[pairs.partner], self.alpha)
 
 
 def _plan(name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, alone: Floats, paired: Floats) -> Plan:
