@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import strategies
 from builders import PROTOCOLS, constant_schedule
+from topdp import plan as plans
 from topdp import topology
 from topdp.plan import NOBODY, PerRound, Plan, PlanError
 from topdp.protocols import TopSynchronous
