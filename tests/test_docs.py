@@ -146,6 +146,6 @@ def test_readme_example_runs(tmp_path):
         pytest.skip("README.md has no Python example yet")
     for block in blocks:
         done = subprocess.run(
-            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, f"{block}\n{done.stderr}"
