@@ -11,7 +11,7 @@ import pytest
 
 from builders import blobs
 from topdp import topology
-from topdp.plan import plan, schedules
+from topdp.plan import save, schedules
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.protocols import PlainSynchronous
 from topdp.runs import planning, run
@@ -239,7 +239,7 @@ def test_foreign_folders_and_foreign_plans_are_refused(topdp, finished, tmp_path
     shutil.copytree(finished, other)
     rounds = schedules.Schedule(np.ones(6), np.ones(6))
     ring = topology.ring(7)
-    plan.save(PlainSynchronous(0.5).plan(ring, rounds, np.ones(7), 0), other / "plan.npz")
+    save(PlainSynchronous(0.5).plan(ring, rounds, np.ones(7), 0), other / "plan.npz")
     done = topdp("account", other)
     assert done.code == 2 and "plan of its config.toml" in " ".join(done.err.split())
     (other / "plan.npz").write_bytes(b"not a plan")
