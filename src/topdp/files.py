@@ -7,11 +7,25 @@ from __future__ import annotations
 
 import os
 import secrets
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from topdp.errors import InputError
+
+DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+"""What readers of files raise when bytes are missing, changed or another file's."""
 
 
 class FileError(InputError):

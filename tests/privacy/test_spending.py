@@ -159,3 +159,12 @@ def test_draws_that_everybody_knows_hide_nothing():
     known = np.broadcast_to(np.arange(6), (plan.draws, 6))
     with pytest.raises(PrivacyError, match="Expected noise in every row"):
         spending(replace(plan, known_by=known), analysis(Full(20)), 0, DELTA)
+
+
+@pytest.mark.parametrize("kind", ["full", "cycle"])
+@pytest.mark.parametrize("wrong", [math.nan, -0.1])
+def test_information_that_cannot_be_is_refused_and_never_left_out(kind, wrong):
+    spent = spending(make(), analysis(BATCHES[kind]), 0, DELTA)
+    for made in ([(0, 0.1), (1, wrong)], [(0, wrong), (1, 0.1)]):
+        with pytest.raises(PrivacyError, match="a number >= 0"):
+            spent.worst_case(made)

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +13,12 @@ import tomllib
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import topdp
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
-from topdp.errors import DataError
+from topdp.errors import DataError, InputError
 from topdp.files import FileError
 from topdp.runs import planning, run
 from topdp.runs.assembly import choose_device
@@ -71,7 +74,7 @@ def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, 
         "privacy.json",
         "run.json",
     ]
-    assert config.parse(tomllib.loads(folder.config)) == result.config
+    assert folder.config == result.config
     assert folder.plan.digest() == result.plan.digest()
     np.testing.assert_array_equal(folder.estimates, result.estimates.numpy())
     assert [line["round"] for line in folder.metrics] == list(range(0, 61, 4))
@@ -207,6 +210,133 @@ def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
             planning.account_of_run(tmp_path / "run")
 
 
+@pytest.fixture
+def broken_off(small, tmp_path):
+    """A run that was interrupted, calibrated to a budget; and another of its kind with five times that."""
+
+    def stop(stage, done, total, metrics):
+        if stage == "training" and done == 5:
+            raise KeyboardInterrupt
+
+    def make(name, epsilon):
+        wanted = small(f"privacy.epsilon={epsilon}", "topology.agents=4").model_dump(exclude_none=True)
+        del wanted["privacy"]["sigma"]
+        with pytest.raises(InterruptedRun):
+            run.run(config.parse(wanted), tmp_path / name, watch=stop)
+        return tmp_path / name
+
+    return make("run", 1.0), make("other", 5.0)
+
+
+def test_an_account_of_another_plan_is_not_believed(broken_off):
+    """Noise for a budget of 5 under an account that says 1: every other check passes."""
+    folder, other = broken_off
+    shutil.copy(other / "plan.npz", folder / "plan.npz")
+    for read in (run.resume, planning.account_of_run):
+        with pytest.raises(RunFolderError, match="of another plan, or was changed"):
+            read(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p["epsilon_per_agent"].update(view=[e / 100 for e in p["epsilon_per_agent"]["view"]]),
+        lambda p: p["epsilon_per_agent"].update(view=[]),
+        lambda p: p["epsilon"].update(view=0.01),
+        lambda p: p.update(reasons=[1]),
+        lambda p: p.pop("seal"),
+    ],
+    ids=["smaller", "empty", "summary", "reasons", "no seal"],
+)
+def test_an_account_that_was_changed_is_not_believed(broken_off, change):
+    folder, _ = broken_off
+    privacy = json.loads((folder / "privacy.json").read_text())
+    change(privacy)
+    (folder / "privacy.json").write_text(json.dumps(privacy))
+    for read in (run.resume, planning.account_of_run):
+        with pytest.raises(RunFolderError, match="was changed"):
+            read(folder)
+
+
+def damaged(name, content):
+    def change(folder):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(content(whole) if callable(content) else content)
+
+    return pytest.param(change, id=f"{name} {content if isinstance(content, bytes) else 'damaged'}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        damaged("config.toml", lambda whole: whole[: len(whole) // 2] + b"="),
+        damaged("config.toml", b"seed = [1"),
+        damaged("plan.npz", lambda whole: whole[:3000] + bytes([whole[3000] ^ 1]) + whole[3001:]),
+        damaged("plan.npz", b""),
+        damaged("privacy.json", b"[1, 2]"),
+        damaged("privacy.json", b"null"),
+        damaged("run.json", b'{"format": 2}'),
+        damaged("run.json", b'{"format": 2, "state": "interrupted", "records": null}'),
+        damaged("run.json", b'{"format": 1, "state": "interrupted"}'),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_name(broken_off, change):
+    folder, _ = broken_off
+    change(folder)
+    for read in (run.resume, planning.account_of_run):
+        with pytest.raises(RunFolderError, match=re.escape(str(folder))):
+            read(folder)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"releases": np.array([99]), "rows": np.zeros((4, 3))},
+        {"releases": np.array([], int), "rows": np.zeros((4, 3))},
+        {"rows": np.zeros((4, 3))},
+    ],
+    ids=["too many", "none", "missing"],
+)
+def test_a_damaged_checkpoint_is_refused(broken_off, tensors):
+    folder, _ = broken_off
+    save_file(tensors, folder / "checkpoint.safetensors")
+    with pytest.raises(InputError, match=r"checkpoint|releases"):
+        run.resume(folder)
+
+
+def test_a_damaged_line_of_metrics_is_refused(broken_off):
+    folder, _ = broken_off
+    (folder / "metrics.jsonl").write_text('{"accuracy": {"mean": 0.5}}\n')
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: 'round' is missing"):
+        run.resume(folder)
+
+
+def test_a_run_killed_before_its_first_round_is_started_again(small, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "sealed", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.run(small(), tmp_path / "run")
+    assert RunFolder.open(tmp_path / "run").state == "starting"
+    with pytest.raises(RunFolderError, match="before its first round"):
+        run.resume(tmp_path / "run")
+    again = run.run_or_continue(small(), tmp_path / "run")
+    assert torch.equal(again.estimates, run.run(small(), tmp_path / "whole").estimates)
+
+
+class Scores(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = linear_model()
+
+    def forward(self, x):
+        return {"scores": self.linear(x)}
+
+
+def test_a_model_that_returns_no_tensor_is_refused():
+    with pytest.raises(ConfigError, match=r"returns one tensor.*got a dict"):
+        topdp.train(Scores(), blobs(5), topology.ring(5), sigma=1.0)
+
+
 def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
     def stop(stage, done, total, metrics):
         if stage == "training" and done == 5:
@@ -311,6 +441,7 @@ def test_nothing_is_written_when_the_configuration_cannot_be_run(small, tmp_path
         (["model.name=mpl"], ConfigError),
         (["model.name=builders:nothing"], ConfigError),
         (["model.name=operator:eq"], ConfigError),
+        (['model.name=":ok"'], ConfigError),
         (["privacy.sigma=[0.1, 0.2]"], ConfigError),
         (["method.name=li18", "method.calibration=tight"], ConfigError),
         (["data.batch={cycle=1000}"], ValueError),

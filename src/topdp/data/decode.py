@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from topdp import files
 from topdp.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,12 +32,7 @@ NAMES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 CSV_BLOCK = 1 << 24
 """Bytes of a CSV file that are parsed at once."""
 DAMAGE = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    zlib.error,
-    zipfile.BadZipFile,
+    *files.DAMAGE,
     tarfile.TarError,
     RuntimeError,  # a zip member with a password, or packed in an unknown way
 )

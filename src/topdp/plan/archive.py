@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from topdp.files import DAMAGE
 from topdp.plan.plan import PerRound, Plan, PlanError, arrays_of
 
 FORMAT = 1
@@ -47,21 +47,24 @@ def load(path: Path) -> Plan:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         meta = json.loads(str(arrays.pop("meta")))
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        version = meta["format"]
+        values: dict[str, Any] = {
+            "agents": int(meta["agents"]),
+            "protocol": str(meta["protocol"]),
+            "pruned": bool(meta["pruned"]),
+        }
+    except DAMAGE as error:
         raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
-    if meta.get("format") != FORMAT:
-        raise PlanError(f"Expected plan format {FORMAT} in {path}, got {meta.get('format')}.")
-    values: dict[str, Any] = {
-        "agents": int(meta["agents"]),
-        "protocol": str(meta["protocol"]),
-        "pruned": bool(meta["pruned"]),
-    }
-    for field in fields(Plan):
-        if field.name in arrays:
-            values[field.name] = arrays[field.name]
-        elif f"{field.name}.values" in arrays:
-            values[field.name] = PerRound(arrays[f"{field.name}.values"], arrays[f"{field.name}.which"])
+    if version != FORMAT:
+        raise PlanError(f"Expected plan format {FORMAT} in {path}, got {version}.")
     try:
+        for field in fields(Plan):
+            if field.name in arrays:
+                values[field.name] = arrays[field.name]
+            elif f"{field.name}.values" in arrays:
+                values[field.name] = PerRound(arrays[f"{field.name}.values"], arrays[f"{field.name}.which"])
         return Plan(**values)
-    except TypeError as error:
+    except PlanError:
+        raise
+    except DAMAGE as error:
         raise PlanError(f"Expected a complete plan in {path}: {error}") from error

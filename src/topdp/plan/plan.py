@@ -45,7 +45,7 @@ class PlanError(InputError):
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PerRound:
     """One array for every round 0 .. T, stored once for all rounds that share it.
 
@@ -104,7 +104,7 @@ class Round(NamedTuple):
     exists: Bools  # [m]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Who makes, mixes, perturbs and reads which row in every round.
 

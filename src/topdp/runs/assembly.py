@@ -116,6 +116,11 @@ def _expect_an_output_for_each_class(flat: FlatModel, shards: Shards) -> None:
     module = flat.load(flat.flatten().cpu()).eval()
     with torch.no_grad():
         outputs = module(one.to(flat.dtype) if one.is_floating_point() else one)
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(
+            "Expected a model that returns one tensor, a score for each class; got a "
+            f"{type(outputs).__name__}. Wrap it in a module that returns the scores."
+        )
     if outputs.dim() < 2 or outputs.shape[1] < shards.classes:
         raise ConfigError(
             f"Expected a model with an output for each of the {shards.classes} classes, got outputs of shape "
@@ -131,7 +136,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise ConfigError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(

@@ -15,6 +15,7 @@ Nothing here needs torch, so reports can be made where it is not installed.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,12 @@ from safetensors.numpy import load_file, save_file
 
 from topdp import __version__
 from topdp.errors import InputError
-from topdp.files import FileError, new_folder, written_whole
-from topdp.plan import Plan, PlanError, archive
+from topdp.files import DAMAGE, FileError, new_folder, written_whole
+from topdp.plan import Plan, archive
+from topdp.settings.config import RunConfig, parse
 
-FORMAT = 1
+FORMAT = 2
+STARTING = "starting"  # nothing is computed yet: what is in the folder can be written again
 GRAPH_FILE = "graph.txt"  # beside a run that was started from Python with its own graph
 GIVEN = "given in Python"  # instead of the name of a data set or model
 
@@ -68,9 +71,10 @@ class RunFolder:
         """The folder of a run that is about to start."""
         cls.make_room(path)
         folder = cls(path)
+        # First, so that a folder that was left in the middle of this is known for what it is.
+        folder.write_json("run.json", {"format": FORMAT, "topdp": __version__, "state": STARTING})
         folder.write_text("config.toml", config)
         folder._write("plan.npz", lambda file: archive.save(plan, file))
-        folder.write_json("run.json", {"format": FORMAT, "topdp": __version__, "state": "running"})
         return folder
 
     @classmethod
@@ -79,17 +83,30 @@ class RunFolder:
         folder = cls(path)
         info = folder.read_json("run.json")
         if not isinstance(info, dict) or info.get("format") != FORMAT:
-            raise RunFolderError(f"Expected a run of format {FORMAT} in {path}, got {info!r:.80}.")
+            raise RunFolderError(
+                f"Expected a run of format {FORMAT} in {path}, got {info!r:.80}: it is of another version of "
+                "topdp. Use that version for it, or run it anew."
+            )
         return folder
+
+    def forget_start(self) -> None:
+        """Empties a folder in which a run was about to start, and never did."""
+        for name in ("config.toml", "plan.npz", "privacy.json", GRAPH_FILE, "run.json"):
+            (self.path / name).unlink(missing_ok=True)
 
     @property
     def state(self) -> str:
-        """running, interrupted, diverged or done"""
-        return str(self.read_json("run.json")["state"])
+        """starting, running, interrupted, diverged or done"""
+        return str(self.fact("state"))
 
     @property
-    def config(self) -> str:
-        return str(self._read("config.toml", lambda file: file.read_text(encoding="utf-8")))
+    def config(self) -> RunConfig:
+        config: RunConfig = self._read("config.toml", _read_config)
+        return config
+
+    def fact(self, name: str) -> Any:
+        """What run.json says under `name`."""
+        return self._read("run.json", lambda file: json.loads(file.read_text(encoding="utf-8"))[name])
 
     @property
     def plan(self) -> Plan:
@@ -99,7 +116,7 @@ class RunFolder:
     @property
     def estimates(self) -> NDArray[Any]:
         """[agents, d] at the end of the run."""
-        estimates: NDArray[Any] = self._read("model.safetensors", load_file)["estimates"]
+        estimates: NDArray[Any] = self._read("model.safetensors", lambda file: load_file(file)["estimates"])
         return estimates
 
     @property
@@ -111,8 +128,8 @@ class RunFolder:
     def checkpoint(self) -> Checkpoint | None:
         if not (self.path / "checkpoint.safetensors").exists():
             return None
-        tensors = self._read("checkpoint.safetensors", load_file)
-        return Checkpoint(int(tensors["releases"][0]), tensors["rows"])
+        checkpoint: Checkpoint = self._read("checkpoint.safetensors", _read_checkpoint)
+        return checkpoint
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         rows = np.ascontiguousarray(checkpoint.rows)
@@ -144,9 +161,9 @@ class RunFolder:
     def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
         try:
             return read(self.path / name)
-        except (OSError, ValueError, KeyError, SafetensorError, PlanError) as error:
+        except (*DAMAGE, SafetensorError) as error:
             raise RunFolderError(
-                f"Expected a run written by topdp in {self.path}, could not read {name}: {error}"
+                f"Expected a run written by topdp in {self.path}, could not read {name}: {_words(error)}"
             ) from error
 
     def _write(self, name: str, write: Callable[[Path], Any]) -> None:
@@ -157,5 +174,22 @@ class RunFolder:
             raise FileError(f"Could not write {self.path / name}: {error}.") from error
 
 
+def _read_config(file: Path) -> RunConfig:
+    return parse(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
+
+
+def _read_checkpoint(file: Path) -> Checkpoint:
+    tensors = load_file(file)
+    return Checkpoint(int(tensors["releases"][0]), tensors["rows"])
+
+
 def _read_lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    if not all(isinstance(line["round"], int) and "mean" in line["accuracy"] for line in lines):
+        raise ValueError("a line has no round or no accuracy")
+    return lines
+
+
+def _words(error: Exception) -> str:
+    """Python names only the key where one is missing."""
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)

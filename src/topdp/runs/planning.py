@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from topdp.files import DAMAGE
 from topdp.plan import Plan
 from topdp.privacy.account import Account, account
 from topdp.privacy.calibrate import Writer, calibrate
@@ -15,7 +17,7 @@ from topdp.privacy.observers.coalitions import Coalitions, coalitions
 from topdp.privacy.observers.view import Progress
 from topdp.runs.folder import RunFolder, RunFolderError
 from topdp.settings import build
-from topdp.settings.config import RunConfig, parse
+from topdp.settings.config import RunConfig
 from topdp.topology import Topology, read_edge_list
 
 COALITIONS = 500  # more than these are sampled
@@ -61,14 +63,34 @@ def expect_plan_of(
         raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml; it is not.")
 
 
+def sealed(plan: Plan, account: Account) -> dict[str, Any]:
+    """What privacy.json holds: the account, the digest of its plan, and a digest over both.
+
+    **Guarantees.** An account that was changed, or lies beside another plan, is not read as a run's own: a
+    file under which a run goes on never says less than was spent. It does not stop who computes it anew.
+    """
+    details = {"plan": plan.digest(), **account.details()}
+    return {**details, "seal": _seal(details)}
+
+
+def _seal(details: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(details, sort_keys=True).encode()).hexdigest()
+
+
 def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFolder) -> Account:
     """The account in privacy.json of a run; refused if it was written for other settings.
 
     Those are records, batches, clip, δ and adjacency. A plan knows none of them, so the same plan under
     others would be less private than the file says.
     """
-    privacy: dict[str, Any] = folder.read_json("privacy.json")
-    begun = {"records": folder.read_json("run.json").get("records"), **privacy}
+    privacy = folder.read_json("privacy.json")
+    seal = privacy.pop("seal", None) if isinstance(privacy, dict) else None
+    if seal is None or seal != _seal(privacy) or privacy.get("plan") != folder.plan.digest():
+        raise RunFolderError(
+            f"Expected the account of plan.npz in {folder.path / 'privacy.json'}; it is of another plan, or "
+            "was changed."
+        )
+    begun = {"records": folder.fact("records"), **privacy}
     analysis = build.analysis(config, counts)
     now = {"records": list(counts), "delta": config.privacy.delta, **analysis.facts()}
     others = [key for key, value in now.items() if begun.get(key) != value]
@@ -79,7 +101,7 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
         )
     try:
         return Account.from_details(privacy, analysis)
-    except (KeyError, TypeError, ValueError) as error:
+    except DAMAGE as error:
         raise RunFolderError(
             f"Expected the account of a run in {folder.path / 'privacy.json'}, could not read it: {error!r}."
         ) from error
@@ -96,14 +118,21 @@ def _graph_of_run(config: RunConfig, path: Path) -> Topology:
 def account_of_run(path: Path, progress: Progress | None = None) -> tuple[RunConfig, Plan, Account]:
     """The account of the plan that a run executed, taken afresh from its plan.npz."""
     folder = RunFolder.open(path)
-    config, plan = parse(tomllib.loads(folder.config), str(path / "config.toml")), folder.plan
-    counts = tuple(folder.read_json("run.json")["records"])
+    config, plan = folder.config, folder.plan
+    counts = _records(folder)
     expect_plan_of(config, _graph_of_run(config, path), counts, plan, path)
     expect_account_of(config, counts, folder)
     analysis = build.analysis(config, counts)
     patient = config.privacy.patient
     found = account(plan, analysis, config.privacy.delta, None, progress, patient, build.guarantee(config))
     return config, plan, found
+
+
+def _records(folder: RunFolder) -> tuple[int, ...]:
+    records = folder.fact("records")
+    if not isinstance(records, list) or not all(type(count) is int and count > 0 for count in records):
+        raise RunFolderError(f"Expected whole numbers of records in run.json of {folder.path}, got others.")
+    return tuple(records)
 
 
 def coalition_account(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import platform
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,9 +30,9 @@ from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.report.curves import curves
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.folder import GIVEN, GRAPH_FILE, RunFolder, RunFolderError
+from topdp.runs.folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
 from topdp.runs.loop import Watcher, train_to_the_end
-from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
+from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
 from topdp.runs.result import Result
 from topdp.settings.config import (
     ConfigError,
@@ -65,7 +64,7 @@ def resume(
 ) -> Result:
     """Continues an unfinished run where its last checkpoint stands; ends as if it had not been broken off."""
     folder = _unfinished(path)
-    config = parse(tomllib.loads(folder.config), f"{path / 'config.toml'}")
+    config = folder.config
     if config.data.name == GIVEN:
         raise RunFolderError(
             f"The run in {path} was started from Python with its own data and model: continue it there, with "
@@ -89,12 +88,15 @@ def run_or_continue(
     if not (out / "run.json").exists():
         return run(config, out, device, watch, progress)
     folder = RunFolder.open(out)
-    if parse(tomllib.loads(folder.config)) != config:
+    if folder.state == STARTING:
+        folder.forget_start()
+        return run(config, out, device, watch, progress)
+    if folder.config != config:
         raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
     if folder.state != "done":
         return resume(out, device, watch, progress)
     job = _begun(Assembly.of(config, choose_device(device), progress), folder)
-    seconds = float(folder.read_json("run.json")["seconds"])
+    seconds = float(folder.fact("seconds"))
     return job.result(folder.metrics, torch.from_numpy(folder.estimates), seconds, out)
 
 
@@ -135,7 +137,7 @@ def train(
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
     begun = _unfinished(Path(out)) if resume and out is not None else None
-    if begun is not None and parse(tomllib.loads(begun.config)) != config:
+    if begun is not None and begun.config != config:
         raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
     new = Path(out) if begun is None and out is not None else None
     with _room_for(new):
@@ -208,6 +210,10 @@ def _unfinished(path: Path) -> RunFolder:
     folder = RunFolder.open(path)
     if folder.state == "done":
         raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
+    if folder.state == STARTING:
+        raise RunFolderError(
+            f"The run in {path} was stopped before its first round: start it again in another folder."
+        )
     if folder.state == "diverged":
         raise RunFolderError(
             f"The run in {path} diverged, and would again: start another with smaller steps."
@@ -234,8 +240,8 @@ def _room_for(out: Path | None) -> Iterator[None]:
 
 def _new_folder(path: Path, job: Job) -> RunFolder:
     folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
+    folder.write_json("privacy.json", sealed(job.plan, job.privacy))
     folder.mark("running", records=list(job.parts.shards.counts))
-    folder.write_json("privacy.json", job.privacy.details())
     return folder
 
 

@@ -175,6 +175,8 @@ def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.M
         factory = models.MODELS[name]
     elif ":" in name:
         module, _, attribute = name.partition(":")
+        if not module or not attribute:
+            raise ConfigError(f"model.name: expected package.module:factory, got {name!r}.")
         try:
             factory = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:

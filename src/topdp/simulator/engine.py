@@ -104,6 +104,8 @@ class Engine:
 
     def resume(self, releases: int, rows: Tensor) -> State:
         """The state that an interrupted run had left behind."""
+        if not 0 <= releases <= self.plan.releases:
+            raise InputError(f"Expected 0 to {self.plan.releases} releases, got {releases}.")
         expected = self.plan.agents if releases == 0 else int(self.plan.exists[releases - 1].sum())
         shape = (expected, self.gradients.flat.dimension)
         if rows.shape != shape:

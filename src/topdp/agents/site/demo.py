@@ -31,6 +31,7 @@ from topdp.errors import ExitCode, InputError
 from topdp.privacy.account import Account
 from topdp.runs.assembly import Assembly
 from topdp.runs.folder import RunFolder
+from topdp.runs.planning import sealed
 from topdp.runs.result import Result, metrics_of
 from topdp.settings.config import ConfigError, RunConfig
 from topdp.simulator.engine import State
@@ -190,7 +191,7 @@ def _folder(out: Path, config: RunConfig, setup: Setup, account: Account) -> Run
         os.replace(file, out / file.name)
     beside.path.rmdir()
     folder = RunFolder.open(out)
-    folder.write_json("privacy.json", account.details())
+    folder.write_json("privacy.json", sealed(setup.plan, account))
     return folder
 
 

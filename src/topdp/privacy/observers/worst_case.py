@@ -23,7 +23,7 @@ from scipy import sparse
 from topdp.plan import PerRound, Plan
 from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.batches import Adjacency, Batches
-from topdp.privacy.basics.checks import NotCovered
+from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.loss import GaussianLoss, Loss, SampledLoss, sampled_loss
 from topdp.privacy.observers.filtering import whiten
@@ -96,6 +96,8 @@ def composed(
             )
         with np.errstate(divide="ignore"):
             return sampled_loss(1 / (sensitivity * np.sqrt(information)), batches.rate)
+    if not (information >= 0).all():
+        raise PrivacyError("Expected the information of every release to be a number >= 0, got others.")
     # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
     classes = [information[s :: batches.period].sum() for s in range(min(batches.period, len(information)))]
     return GaussianLoss(float(sensitivity * np.sqrt(max(classes)) * (1 + 1e-14)))
