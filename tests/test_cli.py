@@ -171,7 +171,7 @@ def test_infinite_and_refused_are_words(topdp, monkeypatch):
 
 
 def test_calibrate_gives_the_numbers_of_the_paper_and_their_ratios(topdp):
-    """Four digits of docs/paper.md: unit clip, add-remove, 1000 releases."""
+    """Four digits of docs/privacy.md: unit clip, add-remove, 1000 releases."""
     found = the_json(
         topdp("calibrate", "--epsilon", 1, "--delta", 1e-5, "--releases", 1000, "--records", 2000, "--json")
     )
