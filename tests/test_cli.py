@@ -171,9 +171,9 @@ def test_infinite_and_refused_are_words(topdp, monkeypatch):
 
 
 def test_calibrate_gives_the_numbers_of_the_paper_and_their_ratios(topdp):
-    """Four digits of docs/paper.md: unit clip, add-remove, 1000 releases."""
+    """Four digits of docs/privacy.md: unit clip, add-remove, 1000 releases."""
     found = the_json(
-        topdp("calibrate", "--epsilon", 1, "--delta", 1e-5, "--rounds", 1000, "--records", 2000, "--json")
+        topdp("calibrate", "--epsilon", 1, "--delta", 1e-5, "--releases", 1000, "--records", 2000, "--json")
     )
     sigma = found["sigma"]
     assert list(sigma) == ["tight", "optimal", "udp", "moments", "advanced", "theorem1"]
@@ -183,33 +183,34 @@ def test_calibrate_gives_the_numbers_of_the_paper_and_their_ratios(topdp):
     assert [round(ratios[name], 3) for name in ("optimal", "moments", "udp")] == [1.084, 1.314, 1.286]
     assert round(ratios["advanced"], 2) == 8.56
     assert round(ratios["theorem1"], 1) == 24.9
-    assert found["sensitivity"] == 1 / 2000 and found["rounds"] == 1000
+    assert found["sensitivity"] == 1 / 2000 and found["releases"] == 1000
     assert found["exact_epsilon"]["tight"] == pytest.approx(1.0)
 
 
 def test_calibrate_refuses_single_methods_and_says_why(topdp, monkeypatch):
     found = the_json(
-        topdp("calibrate", "--epsilon", 2, "--rounds", 100, "--records", 2000, "--poisson", 1, "--json")
+        topdp("calibrate", "--epsilon", 2, "--releases", 100, "--records", 2000, "--poisson", 1, "--json")
     )
     assert found["sigma"]["theorem1"] is None and found["sigma"]["tight"] > 0
     assert "What it calls epsilon=2 is epsilon=17.75 under add-remove" in found["remarks"]["theorem1"]
     monkeypatch.setenv("COLUMNS", "160")
-    table = topdp("calibrate", "--epsilon", 10, "--rounds", 100, "--records", 2000).out
+    table = topdp("calibrate", "--epsilon", 10, "--releases", 100, "--records", 2000).out
     assert "the same releases are exactly" in " ".join(table.replace("│", " ").split())
 
 
-CALIBRATE = ["calibrate", "--epsilon", 1, "--rounds", 10, "--records", 20]
+CALIBRATE = ["calibrate", "--epsilon", 1, "--releases", 10, "--records", 20]
 WRONG = {
     "epsilon": ([*CALIBRATE, "--epsilon", 0], "Expected epsilon=0.0 to be finite and > 0"),
     "nan": ([*CALIBRATE, "--epsilon", "nan"], "Expected epsilon=nan"),
     "delta": ([*CALIBRATE, "--delta", 1], "Expected 0 < delta=1.0 < 1"),
-    "rounds": ([*CALIBRATE, "--rounds", 0], "'--rounds': Input should be greater than or equal to 1"),
+    "releases": ([*CALIBRATE, "--releases", 0], "'--releases': Input should be greater than or equal to 1"),
+    "rounds": ([*CALIBRATE, "--rounds", 9], "No such option: --rounds"),
     "records": ([*CALIBRATE, "--records", 0], "'--records': Input should be greater than or equal to 1"),
     "clip": ([*CALIBRATE, "--clip", 0], "Expected clip=0.0 to be finite and > 0"),
     "adjacency": ([*CALIBRATE, "--adjacency", "near"], "Expected adjacency='near'"),
     "batches": ([*CALIBRATE, "--cycle", 5, "--poisson", 5], "got both"),
     "batch": ([*CALIBRATE, "--cycle", 50], "Expected batch size=50 <= records=20"),
-    "missing": (["calibrate", "--epsilon", 1], "--rounds"),
+    "missing": (["calibrate", "--epsilon", 1], "--releases"),
     "config delta": (["account", *SMALL, "--set", "privacy.delta=2"], "privacy.delta"),
     "config epsilon": (["account", *SMALL, "--set", "privacy.epsilon=-1"], "privacy.epsilon"),
     "config nan": (["account", *SMALL, "--set", "privacy.epsilon=nan"], "privacy.epsilon"),

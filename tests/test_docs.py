@@ -1,18 +1,23 @@
-"""What README and docs promise: keys and defaults, links, commands and their options, the Python example."""
+"""What README and docs promise: keys and defaults, names, links, files, commands, Python examples."""
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 
 from topdp.cli import app
+from topdp.data.catalogue import CATALOGUE
 from topdp.settings import config
+from topdp.settings.methods import METHODS
+from topdp.topology import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for place in ("*.md", "docs/**/*.md", "*/README.md") for page in ROOT.glob(place))
@@ -59,6 +64,59 @@ def test_every_key_is_documented_with_its_default():
     assert documented() == defaults(config.RunConfig())
 
 
+def literals(section: type[config.Section], prefix: str = "") -> dict[str, set[str]]:
+    """Dotted key -> the words that can be chosen, of keys that are a choice of words."""
+    found: dict[str, set[str]] = {}
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, config.Section):
+            found |= literals(field.annotation, f"{prefix}{name}.")
+        else:
+            names = get_args(field.annotation) or ()
+            words = {word for one in names for word in (get_args(one) or (one,)) if isinstance(word, str)}
+            if len(words) > 1:
+                found[prefix + name] = words
+    return found
+
+
+def test_every_word_that_a_key_can_be_is_documented():
+    keys = section("Keys", text_of(ROOT / "docs" / "configuration.md"))
+    said = {
+        key: set(re.findall("`([^`]+)`", kind))
+        for key, kind in re.findall(r"^\| `([\w.]+)` \|([^|]*)\|", keys, re.M)
+    }
+    wanted = literals(config.RunConfig)
+    assert len(wanted) >= 9
+    assert {key: said[key] for key in wanted} == wanted
+
+
+def test_every_data_set_is_documented():
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| (.+) \|$",
+        section("The data sets we know", text_of(ROOT / "docs" / "data.md")),
+        re.MULTILINE,
+    )
+    assert dict(rows) == {
+        name: " | ".join((
+            f"{entry.shapes['train_inputs'][0]:,} + {entry.shapes['test_inputs'][0]:,}",
+            " x ".join(map(str, entry.shapes["train_inputs"][1:])),
+            f"{entry.bytes / 1e6:.0f} MB",
+            " / ".join(" ".join(f"{value:.4f}" for value in each) for each in (entry.mean, entry.deviation)),
+        ))
+        for name, entry in CATALOGUE.items()
+    }  # fmt: skip
+
+
+def test_every_method_and_every_graph_is_documented():
+    page = text_of(ROOT / "docs" / "paper.md")
+    assert re.findall(r"^\| `([\w-]+)` \|", section("The methods", page), re.MULTILINE) == list(METHODS)
+    graphs = (
+        section("What it leaves open, and our reading", page)
+        .split("**Topologies.**")[1]
+        .split("**Networks.**")[0]
+    )
+    assert {name for name in FAMILIES if f"`{name}`" in graphs} == set(FAMILIES)
+
+
 def test_every_preset_is_documented():
     named = re.findall(
         r"^\| `([\w-]+)` \|", section("Presets", text_of(ROOT / "docs" / "configuration.md")), re.MULTILINE
@@ -87,11 +145,65 @@ def test_links_lead_somewhere(page):
     assert not broken
 
 
+@cache
+def files() -> list[str]:
+    places = ("src", "tests", "scripts", "benchmarks", "docs", "deploy")
+    return [
+        f"/{file.relative_to(ROOT)}"
+        for place in places
+        for file in (ROOT / place).rglob("*")
+        if file.is_file()
+    ]
+
+
 @every_page
 def test_files_that_are_named_are_there(page):
-    """`tests/...`, `scripts/...` and the like, from the top of the repository."""
-    named = re.findall(r"`((?:src|tests|scripts|benchmarks|docs|deploy)/[\w./-]+)`", text_of(page))
+    """`tests/...` and the like from the top of the repository; Python files also by the end of their path."""
+    text = text_of(page)
+    named = re.findall(r"`((?:src|tests|scripts|benchmarks|docs|deploy)/[\w./-]+)", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
+    python = re.findall(r"`([\w./-]+\.(?:py|proto))(?=[`:])", text)
+    assert [name for name in python if not any(file.endswith(f"/{name}") for file in files())] == []
+
+
+@cache
+def members() -> dict[str, set[str]]:
+    """Every class of ours -> the names in it and in its bases: fields, functions, what is set on itself."""
+    bases: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases.setdefault(node.name, set()).update(ast.unparse(base) for base in node.bases)
+                found.setdefault(node.name, set()).update(_named_in(node))
+    for name, above in bases.items():
+        for base in above & found.keys():
+            found[name] |= found[base]
+    return found
+
+
+def _named_in(body: ast.ClassDef) -> Iterator[str]:
+    for node in ast.walk(body):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+            yield node.attr
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+@every_page
+def test_what_is_said_of_our_classes_is_in_them(page):
+    """`Plan.releases` and the like."""
+    said = re.findall(r"`(?:topdp\.)?(?:\w+\.)?([A-Z]\w+)\.(\w+)", text_of(page))
+    assert [pair for pair in said if pair[0] in members() and pair[1] not in members()[pair[0]]] == []
+
+
+def test_names_that_are_not_there_would_be_found():
+    assert "releases" in members()["Plan"] and "rounds" not in members()["Plan"]
+    assert "alpha" in members()["TopSynchronous"]  # from above
+    assert not any(file.endswith("/gaussian_mechanism.py") for file in files())
 
 
 def mentions(text: str) -> list[str]:
@@ -139,13 +251,32 @@ def test_commands_that_do_not_exist_are_found():
     ]
 
 
-def test_readme_example_runs(tmp_path):
-    readme = ROOT / "README.md"
-    blocks = re.findall(r"^```python\n(.*?)^```", text_of(readme), re.M | re.S) if readme.exists() else []
-    if not blocks:
-        pytest.skip("README.md has no Python example yet")
-    for block in blocks:
-        done = subprocess.run(
-            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=600
-        )
-        assert done.returncode == 0, f"{block}\n{done.stderr}"
+def commands(group: Any, above: str = "topdp") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{above} {name}")
+        else:
+            yield f"{above} {name}"
+
+
+def test_every_command_is_documented():
+    text = "\n".join(text_of(page) for page in PAGES)
+    missing = [name for name in commands(typer.main.get_command(app)) if not re.search(rf"{name}\b", text)]
+    assert missing == []
+
+
+EXAMPLES = [
+    pytest.param(block, id=f"{page.name}-{number}", marks=[pytest.mark.network] if "load(" in block else [])
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", text_of(page), re.M | re.S))
+]
+
+
+@pytest.mark.parametrize("block", EXAMPLES)
+def test_python_examples_run(block, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    if "load(" in block and "topdp.errors.DataError" in done.stderr:
+        pytest.skip("the data set cannot be reached")
+    assert done.returncode == 0, f"{block}\n{done.stderr}"

@@ -127,7 +127,7 @@ def compare(
 
     Broken off, the same command with the --out of before reads what is done and continues.
     """
-    from topdp.report.curves import curves
+    from topdp.report.curves import curves, heading
     from topdp.runs import run as runs
     from topdp.runs.loop import InterruptedRun
 
@@ -145,8 +145,7 @@ def compare(
                 results[name] = runs.run_or_continue(one, place / name, device, watch, fetching)
             except (Interrupted, KeyboardInterrupt):
                 raise InterruptedRun(place, f"the same command and --out {place}") from None
-    first = next(iter(wanted.values()))
-    title = f"{first.data.name}, {first.topology.agents} agents, {first.method.mode}"
+    title = heading(list(wanted.values()), next(iter(results.values())).plan.agents)
     picture = curves({name: result.metrics for name, result in results.items()}, place / "compare.png", title)
     if as_json:
         print_json({"out": str(place), "methods": {name: r.summary() for name, r in results.items()}})
@@ -237,8 +236,9 @@ def account(
 @app.command()
 def calibrate(
     epsilon: Annotated[float, typer.Option("--epsilon", help="The budget.")],
-    rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="Releases, the one before the loop included.")
+    releases: Annotated[
+        int,
+        typer.Option("--releases", min=1, help="T + 1 for a run of T rounds: one stands before the loop."),
     ],
     records: Annotated[int, typer.Option("--records", min=1, help="Records of one agent.")],
     delta: Annotated[float, typer.Option("--delta")] = 1e-5,
@@ -254,12 +254,12 @@ def calibrate(
 ) -> None:
     """The noise that each published calibration asks for a budget, side by side.
 
-    For one agent that releases its gradient --rounds times under fresh noise. A run of T iterations releases
-    T + 1 times. sigma is the paper's: noise standard deviation per unit of clip, on the mean gradient.
+    For one agent that releases its gradient so many times under fresh noise. A run of T rounds makes T + 1
+    releases. sigma is the paper's: noise standard deviation per unit of clip, on the mean gradient.
     """
     from topdp.privacy.published.side_by_side import side_by_side
 
-    found = side_by_side(epsilon, delta, rounds, records, clip, adjacency, cycle, poisson)
+    found = side_by_side(epsilon, delta, releases, records, clip, adjacency, cycle, poisson)
     if as_json:
         print_json(found)
     else:

@@ -49,7 +49,7 @@ class InputError(TopdpError, ValueError):
 
 
 class BudgetError(TopdpError):
-    """A privacy budget that is used up, or that nothing can meet."""
+    """A privacy budget that is used up."""
 
     code = ExitCode.BUDGET
 

@@ -91,7 +91,7 @@ def test_a_folder_may_hold_package_archives(tmp_path: Path, stand_in: StandIn, o
 def test_fetch_fills_the_cache_and_load_reads_it(tmp_path: Path, stand_in: StandIn, own_cache: Path) -> None:
     arrays = stand_in("mnist")
     write_idx(tmp_path / "data", arrays)
-    assert [entry.cached for entry in available()] == [False, False, False]
+    assert [entry.cached for entry in available()] == [False] * len(CATALOGUE)
     fetched = fetch("mnist", data_dir=tmp_path / "data")
     assert fetched.path == own_cache / "mnist.npz" and "folder" in fetched.source
     shutil.rmtree(tmp_path / "data")

@@ -52,7 +52,7 @@ def test_sqrt_epoch_fading_falls_once_an_epoch():
 
 
 def test_step_decay_is_the_papers():
-    # Eq. (6b) with γ = 0.9, period = 1000: iteration 1000 is round 1001
+    # Eq. (6b) with γ = 0.9, period = 1000: t = 1000 is round 1001
     decay = schedules.step_decay(0.9, 1000, 3000)
     assert decay[0] == decay[1000] == 1.0
     assert decay[1001] == 0.9

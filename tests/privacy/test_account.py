@@ -22,9 +22,9 @@ DELTA = 1e-5
 NAMES = ("claimed", "view", "worst_case")
 
 
-def plan(name: str, noise: float | list[float] = 1.0, alpha: float = 0.4, iterations: int = 5) -> Plan:
-    rates = schedules.learning_rates(0.3, iterations, "linear")
-    schedule = schedules.schedule(rates, np.ones(iterations + 1), "gradient")
+def plan(name: str, noise: float | list[float] = 1.0, alpha: float = 0.4, rounds: int = 5) -> Plan:
+    rates = schedules.learning_rates(0.3, rounds, "linear")
+    schedule = schedules.schedule(rates, np.ones(rounds + 1), "gradient")
     return PROTOCOLS[name](alpha).plan(GRAPH, schedule, np.broadcast_to(noise, 6), seed=1)
 
 
@@ -111,7 +111,7 @@ def test_messages_without_noise_of_their_own_are_claimed_to_be_private_and_are_n
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_poisson_samples_with_reused_noise_are_refused_by_the_view(mode):
-    found = account(plan(f"top-{mode}", iterations=1), analysis(Poisson(20, 5)), DELTA)
+    found = account(plan(f"top-{mode}", rounds=1), analysis(Poisson(20, 5)), DELTA)
     details = strict_json(found)
     assert found.seen is None and details["mu_view"] is None
     assert details["epsilon"]["view"] is None and details["epsilon_per_agent"]["view"] is None
@@ -121,7 +121,7 @@ def test_poisson_samples_with_reused_noise_are_refused_by_the_view(mode):
 
 
 def test_poisson_samples_of_the_plain_rule_are_answered_three_times():
-    found = account(plan("plain-sync", iterations=1), analysis(Poisson(20, 5)), DELTA)
+    found = account(plan("plain-sync", rounds=1), analysis(Poisson(20, 5)), DELTA)
     details = strict_json(found)
     assert all(details["epsilon"][key] > 0 for key in NAMES) and "reasons" not in details
     assert details["epsilon"]["view"] == details["epsilon"]["worst_case"]
@@ -129,9 +129,7 @@ def test_poisson_samples_of_the_plain_rule_are_answered_three_times():
 
 
 def test_poisson_samples_under_replace_one_are_refused_by_all():
-    found = account(
-        plan("plain-sync", iterations=1), analysis(Poisson(20, 5), adjacency="replace-one"), DELTA
-    )
+    found = account(plan("plain-sync", rounds=1), analysis(Poisson(20, 5), adjacency="replace-one"), DELTA)
     assert [found.answers[key].epsilon for key in NAMES] == [None] * 3
     assert all("add-remove" in reason for reason in found.summary()["reasons"].values())
 
@@ -175,7 +173,7 @@ def test_a_view_that_is_handed_over_is_not_computed_again():
 
 def test_cycles_count_the_worst_place_in_the_cycle():
     """11 releases in a cycle of 4: a record is in 3 of them, or in 2."""
-    found = account(plan("plain-sync", iterations=10), analysis(Cycle(20, 5)), DELTA)
+    found = account(plan("plain-sync", rounds=10), analysis(Cycle(20, 5)), DELTA)
     expected = epsilon_of(np.sqrt(3) * 2.0 / 5, DELTA)
     np.testing.assert_allclose(found.claimed.epsilon, expected, rtol=1e-9)
     np.testing.assert_allclose(found.worst_case.epsilon, expected, rtol=1e-9)
@@ -187,8 +185,8 @@ def test_cycles_count_the_worst_place_in_the_cycle():
     [
         (lambda: plan("top-sync"), lambda: analysis()),
         (lambda: plan("plain-sync", [1, 1, 0, 1, 1, 1]), lambda: analysis()),
-        (lambda: plan("top-sync", iterations=1), lambda: analysis(Poisson(20, 5))),
-        (lambda: plan("plain-sync", iterations=1), lambda: analysis(Poisson(20, 5))),
+        (lambda: plan("top-sync", rounds=1), lambda: analysis(Poisson(20, 5))),
+        (lambda: plan("plain-sync", rounds=1), lambda: analysis(Poisson(20, 5))),
         (lambda: replace(plan("plain-sync"), protocol="custom"), lambda: analysis()),
     ],
     ids=["finite", "infinite", "refused", "sampled", "no claim"],

@@ -37,7 +37,7 @@ BUDGETS = {  # name -> ε of each agent, records of each agent
 
 def writer(
     name: str,
-    iterations: int = 5,
+    rounds: int = 5,
     decay: float = 1.0,
     period: int = 2,
     noise_on: str = "gradient",
@@ -45,8 +45,8 @@ def writer(
     graph: topology.Topology = GRAPH,
     fading: str = "linear",
 ) -> Writer:
-    rates = schedules.learning_rates(0.3, iterations, fading)
-    schedule = schedules.schedule(rates, schedules.step_decay(decay, period, iterations), noise_on)
+    rates = schedules.learning_rates(0.3, rounds, fading)
+    schedule = schedules.schedule(rates, schedules.step_decay(decay, period, rounds), noise_on)
 
     def write(deviation: np.ndarray) -> Plan:
         return PROTOCOLS[name](alpha).plan(graph, schedule, deviation, seed=1)
@@ -104,12 +104,12 @@ def test_every_published_calibration_is_inverted_by_its_own_claim(calibration):
     epsilon=st.lists(st.floats(0.01, 20), min_size=6, max_size=6),
     records=st.lists(st.integers(1, 500), min_size=6, max_size=6),
     delta=st.sampled_from([1e-12, 1e-5, 0.1]),
-    iterations=st.integers(1, 6),
+    rounds=st.integers(1, 6),
     alpha=st.sampled_from([0.1, 0.5, 1.0]),
 )
-def test_any_budgets_are_kept_and_used(name, guarantee, epsilon, records, delta, iterations, alpha):
+def test_any_budgets_are_kept_and_used(name, guarantee, epsilon, records, delta, rounds, alpha):
     """A fixed point that errs on the private side, wherever it stops."""
-    write, exposed = writer(name, iterations, alpha=alpha), analysis(records)
+    write, exposed = writer(name, rounds, alpha=alpha), analysis(records)
     calibrated = calibrate(write, exposed, guarantee, np.array(epsilon), delta)
     assert np.isfinite(calibrated.deviation).all() and (calibrated.deviation > 0).all()
     found = account(write(calibrated.deviation), exposed, delta).answers[guarantee.replace("-", "_")]
@@ -134,8 +134,8 @@ def test_per_agent_budgets_come_near_to_what_each_agent_allows():
 def test_less_budget_and_more_releases_ask_for_more_noise():
     exposed = analysis([20] * 6)
 
-    def noise(epsilon: float, iterations: int = 5, guarantee: str = "view") -> float:
-        write = writer("top-sync", iterations)
+    def noise(epsilon: float, rounds: int = 5, guarantee: str = "view") -> float:
+        write = writer("top-sync", rounds)
         return float(calibrate(write, exposed, guarantee, np.full(6, epsilon), DELTA).deviation[0])
 
     assert noise(0.5) > noise(1.0) > noise(2.0)
@@ -168,7 +168,7 @@ def test_all_others_together_see_no_less_than_one(name):
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 def test_claimed_noise_is_the_side_by_side_noise_of_one_release_more(calibration):
-    """T iterations are T + 1 releases; σ is per unit of clip."""
+    """T rounds are T + 1 releases; σ is per unit of clip."""
     exposed = analysis([200] * 6, calibration=calibration, clip=3.0)
     deviation = calibrate(writer("top-sync", 9), exposed, "claimed", np.full(6, 2.0), DELTA).deviation
     sigma = side_by_side(2.0, DELTA, releases=10, records=200, clip=3.0)["sigma"][calibration]
@@ -177,7 +177,7 @@ def test_claimed_noise_is_the_side_by_side_noise_of_one_release_more(calibration
 
 @pytest.mark.parametrize(("releases", "period"), [(100, 10), (10_000, 1000)])
 def test_decay_is_counted(releases, period):
-    """γ = 0.9 from a claimed ε = 1, counted as free, is really 1.86 (docs/paper.md)."""
+    """γ = 0.9 from a claimed ε = 1, counted as free, is really 1.86 (docs/privacy.md)."""
     decay = 0.9 ** (np.arange(releases) // period)
     pair, exposed = topology.complete(2), analysis([20] * 2)
 
@@ -264,7 +264,7 @@ def test_plans_that_nobody_reads_are_refused():
 
 
 def test_agents_whom_nobody_meets_still_get_noise():
-    """In one iteration some agents are never read; with budgets of their own they keep noise all the same."""
+    """In one round some agents are never read; with budgets of their own they keep noise all the same."""
     write, exposed = writer("top-async", 1), analysis([20] * 6)
     assert (view(write(np.ones(6)), exposed.exposure(), owners="all").worst() == 0).any()
     epsilon = np.array(BUDGETS["own budgets"][0])

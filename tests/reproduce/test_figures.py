@@ -13,7 +13,7 @@ from topdp.reproduce import frontier_report, make
 from topdp.reproduce.figures import FIGURES
 from topdp.reproduce.figures.figure import Claim, FigureNumbers
 from topdp.reproduce.figures.numbers import read_numbers
-from topdp.reproduce.figures.picture import caption, data_title
+from topdp.reproduce.figures.picture import caption
 from topdp.reproduce.lenses import FULL
 from topdp.reproduce.runner import KeptRuns
 
@@ -103,10 +103,6 @@ def test_a_frontier_is_read_as_it_was_written(tmp_path):
 )
 def test_a_picture_names_its_data_budget_and_guarantee(number, lens, words):
     assert caption(FigureNumbers(lens, FIGURES[number].panels(FULL, lens), {})) == words
-
-
-def test_data_sets_are_named_as_people_know_them():
-    assert [data_title(name) for name in ("fashion-mnist", "/data/mine.npz")] == ["Fashion-MNIST", "mine"]
 
 
 def test_pictures_in_the_repository_are_small(out):

@@ -349,7 +349,7 @@ def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
             checkpoint_every=2, **options,
         )  # fmt: skip
 
-    with pytest.raises(InterruptedRun):
+    with pytest.raises(InterruptedRun, match=r"topdp\.train\(\.\.\., out=.*, resume=True\)"):
         train(linear_model(), blobs(5), watch=stop)
     with pytest.raises(RunFolderError, match="records, sensitivity"):
         train(linear_model(), blobs(5, records=7), resume=True)

@@ -1,11 +1,35 @@
-"""Names become objects: batches, the same for the accountants, the engine and the agents."""
+"""Names become objects: every name that can be chosen; batches, the same for everybody who reads them."""
+
+from typing import get_args
 
 import pytest
 
+from topdp.data import PARTITIONS
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Poisson
+from topdp.plan.schedules import FADINGS
+from topdp.privacy import CALIBRATIONS, GUARANTEES
 from topdp.settings import build
-from topdp.settings.config import read
+from topdp.settings.config import DataConfig, MethodConfig, PrivacyConfig, TopologyConfig, TrainConfig, read
+from topdp.settings.methods import METHODS
+from topdp.topology import FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "known"),
+    [
+        (TopologyConfig, "kind", FAMILIES),
+        (MethodConfig, "name", METHODS),
+        (MethodConfig, "calibration", CALIBRATIONS),
+        (PrivacyConfig, "guarantee", GUARANTEES),
+        (DataConfig, "partition", PARTITIONS),
+        (TrainConfig, "fading", FADINGS),
+    ],
+)
+def test_the_names_that_can_be_chosen_are_those_that_are_known(section, key, known):
+    chosen = section.model_fields[key].annotation
+    names = get_args(get_args(chosen)[0]) or get_args(chosen)  # one that may be left out is `names | None`
+    assert sorted(names) == sorted(known)
 
 
 @pytest.mark.parametrize(

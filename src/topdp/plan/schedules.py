@@ -55,7 +55,7 @@ FADINGS = ("none", "linear", "sqrt-epoch")
 def step_decay(factor: float, period: int, rounds: int) -> Floats:
     """γ^⌊t/period⌋ of the T+1 releases of T `rounds`.
 
-    The paper calls this free; at a fixed clip it is not (docs/paper.md), and the accountant counts it.
+    The paper calls this free; at a fixed clip it is not (docs/privacy.md), and the accountant counts it.
 
     >>> step_decay(0.5, period=2, rounds=4).tolist()
     [1.0, 1.0, 1.0, 0.5, 0.5]

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from topdp.report.style import house_style, look, percent_axis, save
+from topdp.report.style import data_title, house_style, look, percent_axis, save
+from topdp.settings import build
+from topdp.settings.config import RunConfig
 
 
 def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, title: str) -> Path:
@@ -29,3 +32,28 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, ti
         axes.margins(x=0.02)
         axes.legend(loc="best")
         return save(figure, path)
+
+
+def heading(configs: Sequence[RunConfig], agents: int) -> str:
+    """The title of runs that differ in their method only: data, agents, mode, and ε with its guarantee.
+
+    >>> from topdp.settings.config import RunConfig
+    >>> heading([RunConfig()], agents=30)
+    'MNIST, 30 agents, sync, ε = 1 (view, δ = 1e-5)'
+    """
+    first, noisy = configs[0], [config for config in configs if build.method(config).noisy]
+    known = (data_title(first.data.name), f"{agents} agents", first.method.mode)
+    return ", ".join((*known, _noise(noisy[0]) if noisy else "no noise"))
+
+
+def _noise(config: RunConfig) -> str:
+    privacy = config.privacy
+    if privacy.sigma is not None:
+        return f"σ = {_range(privacy.sigma)}"
+    delta = f"{privacy.delta:g}".replace("e-0", "e-")
+    return f"ε = {_range(privacy.epsilon)} ({privacy.guarantee}, δ = {delta})"
+
+
+def _range(value: float | Sequence[float]) -> str:
+    """One number for all agents, or the least and the largest."""
+    return " to ".join(dict.fromkeys(f"{end:g}" for end in (np.min(value), np.max(value))))

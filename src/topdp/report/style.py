@@ -85,6 +85,8 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
 }
 """Keyword arguments of `Axes.plot` for each method of `topdp.settings.methods`."""
 
+DATA_TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+
 
 def look(method: str) -> dict[str, Any]:
     """Keyword arguments of `Axes.plot` for a method; an unknown one always gets the same spare look.
@@ -105,6 +107,15 @@ def look(method: str) -> dict[str, Any]:
         "linestyle": lines[number // 8 % len(lines)],
         "marker": markers[number // 64 % len(markers)],
     }
+
+
+def data_title(name: str) -> str:
+    """A data set by the name that people know; a user's file by its own.
+
+    >>> data_title("cifar10"), data_title("/data/mine.npz")
+    ('CIFAR-10', 'mine')
+    """
+    return DATA_TITLES.get(Path(name).stem, Path(name).stem)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def calibrations(found: Mapping[str, Any]) -> Table:
     """σ by every calibration, relative to the least, with what the same noise exactly is."""
     table = uncut(
         "calibration", "σ", "noise std", "over tight", "exactly ε", "remark",
-        title=f"ε = {found['epsilon']:g}, δ = {found['delta']:g}, {found['rounds']} releases, "
+        title=f"ε = {found['epsilon']:g}, δ = {found['delta']:g}, {found['releases']} releases, "
         f"{found['records']} records ({found['batches']['kind']} batches of {found['batches']['size']})",
         caption=f"clip {found['clip']:g}, {found['adjacency']}, sensitivity {found['sensitivity']:.4g}",
         title_justify="left",

@@ -12,9 +12,9 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from topdp.errors import InputError
 from topdp.files import write_whole
-from topdp.report.style import house_style, look, percent_axis, save
+from topdp.report.style import data_title, house_style, look, percent_axis, save
 from topdp.reproduce.figures.numbers import REMEDY
-from topdp.reproduce.figures.picture import ENDINGS, data_title
+from topdp.reproduce.figures.picture import ENDINGS
 from topdp.reproduce.lenses import Scale
 
 METHODS = ("plain", "top")

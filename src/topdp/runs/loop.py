@@ -15,7 +15,7 @@ import torch
 
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
-from topdp.runs.folder import Checkpoint, RunFolder
+from topdp.runs.folder import GIVEN, Checkpoint, RunFolder
 from topdp.runs.result import Metrics, metrics_of
 from topdp.settings.config import RunConfig
 from topdp.simulator.engine import Engine, State
@@ -38,7 +38,7 @@ def train_to_the_end(
 ) -> tuple[State, list[Metrics]]:
     """All releases that are left, from the checkpoint in `folder` or from `start`."""
     state, metrics = _begin(engine, start, folder)
-    with _leaving_it_loadable(folder, metrics) as keep, _stop_signals() as asked_to_stop:
+    with _leaving_it_loadable(folder, metrics, config) as keep, _stop_signals() as asked_to_stop:
         while state.releases < engine.plan.releases:
             state = engine.advance(state)
             t = state.releases - 1  # rounds done; the first release stands before the loop
@@ -85,7 +85,7 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _leaving_it_loadable(
-    folder: RunFolder | None, metrics: list[Metrics]
+    folder: RunFolder | None, metrics: list[Metrics], config: RunConfig
 ) -> Iterator[Callable[[State, bool], None]]:
     """Saves checkpoints as the run goes, and once more when it is interrupted."""
     last: list[State] = []
@@ -107,8 +107,15 @@ def _leaving_it_loadable(
             if last:
                 save(last[0])
             folder.mark("interrupted")
-        raise InterruptedRun(folder.path if folder else None) from None
+        raise InterruptedRun(*_how_to_continue(folder, config)) from None
     except DivergedError:
         if folder is not None:
             folder.mark("diverged")
         raise
+
+
+def _how_to_continue(folder: RunFolder | None, config: RunConfig) -> tuple[Path | None, str | None]:
+    """The folder, and the call where the command line cannot do it: only Python has the module and shards."""
+    if folder is None or config.data.name != GIVEN:
+        return (folder.path if folder else None), None
+    return folder.path, f"topdp.train(..., out={str(folder.path)!r}, resume=True)"

@@ -28,7 +28,7 @@ from topdp.data import Shards
 from topdp.data.progress import Progress
 from topdp.plan import Plan
 from topdp.privacy.account import Account
-from topdp.report.curves import curves
+from topdp.report.curves import curves, heading
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
 from topdp.runs.loop import Watcher, train_to_the_end
@@ -193,7 +193,7 @@ def _save(folder: RunFolder, result: Result, device: torch.device) -> None:
     folder.save_metrics(result.metrics)
     if result.metrics:
         name = result.config.method.name
-        title = f"{result.config.data.name}, {result.plan.agents} agents"
+        title = heading([result.config], result.plan.agents)
         curves({name: result.metrics}, folder.path / "accuracy.png", title)
     folder.finish(
         result.estimates.numpy(),

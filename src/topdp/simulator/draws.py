@@ -34,10 +34,10 @@ class Draws(Protocol):
 class Noise:
     """Fills tensors with the draws of a run. Safe to call from several threads."""
 
-    def __init__(self, seed: int, draws: int, rounds: int) -> None:
-        if draws * rounds > LIMIT:
+    def __init__(self, seed: int, draws: int, releases: int) -> None:
+        if draws * releases > LIMIT:
             raise InputError(
-                f"Expected at most {LIMIT} draws in a run, got {draws} a round for {rounds} rounds."
+                f"Expected at most {LIMIT} draws in a run, got {draws} in each of {releases} releases."
             )
         self.draws = draws
         key = stream(seed, "noise").integers(0, 2**32, size=4, dtype=np.uint64)

@@ -29,9 +29,9 @@ def often(monkeypatch):
     monkeypatch.setattr(banded, "CHUNK", 8)
 
 
-def plan_of(name, graph, iterations, alpha=0.25, fading="linear", decay=0.9):
-    rates = schedules.learning_rates(0.5, iterations, fading)
-    falling = schedules.schedule(rates, schedules.step_decay(decay, 20, iterations), "gradient")
+def plan_of(name, graph, rounds, alpha=0.25, fading="linear", decay=0.9):
+    rates = schedules.learning_rates(0.5, rounds, fading)
+    falling = schedules.schedule(rates, schedules.step_decay(decay, 20, rounds), "gradient")
     return PROTOCOLS[name](alpha).plan(graph, falling, np.linspace(0.5, 1.5, graph.agents), 3)
 
 

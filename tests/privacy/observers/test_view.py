@@ -37,11 +37,9 @@ SMALL = {
 }
 
 
-def make(
-    protocol, graph, iterations, alpha=0.25, deviation=1.0, fading="none", decay=1.0, on="gradient", seed=3
-):
-    rates = schedules.learning_rates(0.5, iterations, fading)
-    plan = schedules.schedule(rates, schedules.step_decay(decay, 2, iterations), on)
+def make(protocol, graph, rounds, alpha=0.25, deviation=1.0, fading="none", decay=1.0, on="gradient", seed=3):
+    rates = schedules.learning_rates(0.5, rounds, fading)
+    plan = schedules.schedule(rates, schedules.step_decay(decay, 2, rounds), on)
     return protocol(alpha).plan(graph, plan, np.broadcast_to(deviation, graph.agents), seed)
 
 
@@ -163,13 +161,13 @@ def test_strong_decay_errs_on_the_private_side_and_little(decay, inexact):
     assert decay != 0.03 or plan.scale[-1] < 1e-5 * plan.scale[0]
 
 
-def pairwise(iterations: int, shared: float, private: float, reader_of: dict[int, list[int]]) -> Plan:
+def pairwise(rounds: int, shared: float, private: float, reader_of: dict[int, list[int]]) -> Plan:
     """Four agents in a ring; each link shares a draw that enters its ends with opposite signs."""
     links = [(0, 1), (1, 2), (2, 3), (3, 0)]
     draw = np.array([[i, 4 + i, 4 + (i - 1) % 4] for i in range(4)])
     std = np.array([[private, shared, -shared]] * 4)
     own = np.arange(4)
-    R = iterations + 1
+    R = rounds + 1
     readers = np.full((4, 3), NOBODY)
     for row, to in reader_of.items():
         readers[row, : len(to)] = to

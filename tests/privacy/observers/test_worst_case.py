@@ -25,11 +25,9 @@ from topdp.privacy.observers.worst_case import fresh_releases, information, wors
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous
 
 
-def make(
-    protocol, graph, iterations, alpha=0.25, deviation=1.0, fading="none", decay=1.0, on="gradient", seed=3
-):
-    rates = schedules.learning_rates(0.5, iterations, fading)
-    plan = schedules.schedule(rates, schedules.step_decay(decay, 2, iterations), on)
+def make(protocol, graph, rounds, alpha=0.25, deviation=1.0, fading="none", decay=1.0, on="gradient", seed=3):
+    rates = schedules.learning_rates(0.5, rounds, fading)
+    plan = schedules.schedule(rates, schedules.step_decay(decay, 2, rounds), on)
     return protocol(alpha).plan(graph, plan, np.broadcast_to(deviation, graph.agents), seed)
 
 

@@ -53,7 +53,7 @@ def side_by_side(
     return {
         "epsilon": epsilon,
         "delta": delta,
-        "rounds": releases,
+        "releases": releases,
         "records": records,
         "batches": {"kind": batches.kind, "size": batches.divisor},
         "clip": clip,

@@ -9,14 +9,13 @@ import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from topdp.plan.arrays import Floats
-from topdp.report.style import house_style, look, percent_axis, save
+from topdp.report.style import data_title, house_style, look, percent_axis, save
 from topdp.reproduce.figures.figure import FigureNumbers, Panel
 from topdp.reproduce.lenses import GUARANTEES, LENSES
 from topdp.settings import build
 from topdp.settings.config import RunConfig
 
 ENDINGS = (".png", ".svg")
-DATA = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 
 
 def draw(numbers: FigureNumbers, title: str, epochs: int, stem: Path) -> None:
@@ -65,11 +64,6 @@ def caption(numbers: FigureNumbers) -> str:
         f"{_values(config.topology.agents for config in configs)} agents, "
         f"{_values(config.rounds for config in configs)} rounds, {_seeds(configs)}"
     )
-
-
-def data_title(name: str) -> str:
-    """A data set by the name that people know; a user's file by its own."""
-    return DATA.get(Path(name).stem, Path(name).stem)
 
 
 def _values(several: Iterable[float]) -> str:

@@ -1,0 +1,42 @@
+"""Every data set of the catalogue is described in full: what is fetched can be verified and scaled."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from topdp.data.catalogue import CATALOGUE, Entry
+from topdp.data.decode import NAMES
+from topdp.report.style import DATA_TITLES
+
+every_entry = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=CATALOGUE)
+
+
+@every_entry
+def test_an_entry_has_four_arrays_that_fit_together_each_with_its_checksum(entry: Entry) -> None:
+    assert tuple(entry.shapes) == tuple(entry.sha256) == NAMES
+    for part in ("train", "test"):
+        images, labels = entry.shapes[f"{part}_inputs"], entry.shapes[f"{part}_labels"]
+        assert images[0] == labels[0] and len(images) == 4 and len(labels) == 1
+    assert entry.shapes["train_inputs"][1:] == entry.shapes["test_inputs"][1:]
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in entry.sha256.values())
+
+
+@every_entry
+def test_an_entry_is_scaled_by_one_public_constant_for_each_channel(entry: Entry) -> None:
+    channels = entry.shapes["train_inputs"][1]
+    assert len(entry.mean) == len(entry.deviation) == channels
+    assert all(0 < mean < 1 for mean in entry.mean) and all(0 < each < 1 for each in entry.deviation)
+
+
+@every_entry
+def test_an_entry_comes_from_somewhere_and_can_be_read(entry: Entry) -> None:
+    assert (entry.addresses and entry.md5) or entry.packages
+    assert entry.readers and entry.folders
+    assert all(re.fullmatch("[0-9a-f]{32}", digest) for digest in entry.md5.values())
+    assert all(address.endswith("/") for address in entry.addresses)
+
+
+def test_names_are_those_of_the_entries_and_all_have_a_title() -> None:
+    assert [entry.name for entry in CATALOGUE.values()] == list(CATALOGUE) == list(DATA_TITLES)
