@@ -134,7 +134,7 @@ def _inbox(topology: Topology) -> Ints:
     return inbox
 
 
-def _readers(topology: Topology, receiver: Ints, rounds: int) -> PerRound:
+def _readers(topology: Topology, receiver: Ints, releases: int) -> PerRound:
     """Round 0: estimates to all neighbours. Later: to the uncovered ones, and messages to their receivers."""
     n, width = topology.neighbours.shape
     first = np.full((n + len(receiver), width), NOBODY, np.int64)
@@ -144,27 +144,27 @@ def _readers(topology: Topology, receiver: Ints, rounds: int) -> PerRound:
     covered = np.zeros((n, width), bool)
     covered[topology.neighbours >= 0] = topology.covered
     then[:n] = np.where(covered, NOBODY, topology.neighbours)
-    return PerRound.first_then(first, then, rounds)
+    return PerRound.first_then(first, then, releases)
 
 
-def _weights(mixing: Floats, starts: Bools, rounds: int) -> PerRound:
+def _weights(mixing: Floats, starts: Bools, releases: int) -> PerRound:
     """Round 0 starts from x_0 alone (rows that exist then); later rounds mix."""
     first = np.stack([starts.astype(float), np.zeros(len(starts))], axis=1)
-    return PerRound.first_then(first, np.broadcast_to(mixing, first.shape), rounds)
+    return PerRound.first_then(first, np.broadcast_to(mixing, first.shape), releases)
 
 
 def _deviations(deviation: Floats, sender: Ints, served_by: NDArray[np.int32], alpha: float) -> PerRound:
-    rounds = len(served_by)
+    releases = len(served_by)
     if (deviation == deviation[0]).all():
         message = reduced(deviation[sender], deviation[sender], alpha)
-        return PerRound.same(np.concatenate([deviation, message])[:, None], rounds)
+        return PerRound.same(np.concatenate([deviation, message])[:, None], releases)
     message = reduced(deviation[sender], deviation[served_by], alpha)
-    estimates = np.broadcast_to(deviation, (rounds, len(deviation)))
+    estimates = np.broadcast_to(deviation, (releases, len(deviation)))
     return PerRound.each(np.concatenate([estimates, message], axis=1)[:, :, None])
 
 
-def _chunks(rounds: int) -> list[range]:
-    return [range(start, min(start + CHUNK, rounds)) for start in range(0, rounds, CHUNK)]
+def _chunks(releases: int) -> list[range]:
+    return [range(start, min(start + CHUNK, releases)) for start in range(0, releases, CHUNK)]
 
 
 def _index_type(rows: int) -> type[np.signedinteger]:

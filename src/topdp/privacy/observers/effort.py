@@ -40,5 +40,5 @@ def expect_bearable(plan: Plan, patient: bool) -> None:
         raise NotCovered(
             f"The view of {plan.releases} releases among {plan.agents} agents takes about "
             f"{work / A_MINUTE:.0f} minutes on one core. Set privacy.patient=true to have it anyway, take at "
-            f"most about {fits} rounds, or choose guarantee='worst-case'."
+            f"most about {fits - 1} rounds, or choose guarantee='worst-case'."
         )
