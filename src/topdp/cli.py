@@ -23,7 +23,7 @@ from topdp.data.progress import console_progress
 from topdp.errors import ExitCode, Interrupted, TopdpError, enough_memory
 from topdp.report import tables
 from topdp.report.progress import run_progress, stage_progress
-from topdp.report.terminal import err, print_json, show
+from topdp.report.terminal import Json, err, print_json, show
 from topdp.settings import build, config
 from topdp.settings.config import ConfigError, RunConfig
 
@@ -59,9 +59,6 @@ Changes = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the run folder goes.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="One JSON object as the last line on stdout, nothing else.")
-]
 
 
 def _say_version(wanted: bool) -> None:

@@ -14,6 +14,7 @@ from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
 from topdp.privacy.account import account
 from topdp.privacy.basics.checks import NotCovered, PrivacyError
+from topdp.privacy.observers.worst_case import composed
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.spending import Spending, spending
 
@@ -168,3 +169,9 @@ def test_information_that_cannot_be_is_refused_and_never_left_out(kind, wrong):
     for made in ([(0, 0.1), (1, wrong)], [(0, wrong), (1, 0.1)]):
         with pytest.raises(PrivacyError, match="a number >= 0"):
             spent.worst_case(made)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_no_loss_is_composed_of_what_is_no_number(kind):
+    with pytest.raises(PrivacyError, match="a number >= 0"):
+        composed(np.array([0.1, math.nan]), BATCHES[kind], "add-remove")

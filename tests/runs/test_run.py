@@ -317,10 +317,18 @@ def test_a_run_killed_before_its_first_round_is_started_again(small, tmp_path, m
         with pytest.raises(ZeroDivisionError):
             run.run(small(), tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").state == "starting"
+    (tmp_path / "run" / ".privacy.json.0123abcd").write_text("half")  # what a kill leaves beside
     with pytest.raises(RunFolderError, match="before its first round"):
         run.resume(tmp_path / "run")
     again = run.run_or_continue(small(), tmp_path / "run")
     assert torch.equal(again.estimates, run.run(small(), tmp_path / "whole").estimates)
+
+
+def test_a_run_killed_while_its_folder_was_made_is_started_again(small, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.0123abcd").write_text("half")
+    assert run.run_or_continue(small(), tmp_path / "run").folder == tmp_path / "run"
+    assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".")]
 
 
 class Scores(torch.nn.Module):
@@ -591,6 +599,19 @@ class TestCommands:
             )
         assert done.returncode == 2
         assert done.stderr == "topdp: Could not write the output: No space left on device.\n"
+
+    def test_a_reader_that_left_is_one_line(self):
+        read, write = os.pipe()
+        os.close(read)
+        with os.fdopen(write, "w") as closed:
+            done = subprocess.run(
+                [sys.executable, "-m", "topdp", "data", "list", "--json"],
+                stdout=closed,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        assert done.returncode == 2
+        assert done.stderr == "topdp: Could not write the output: Broken pipe.\n"
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_ends_with_the_way_to_continue(self, job, tmp_path, number):

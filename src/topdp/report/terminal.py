@@ -7,14 +7,20 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
 from topdp.files import FileError
 
 out = Console()
 err = Console(stderr=True)
+
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object as the last line on stdout, nothing else.")
+]
+"""The option of every command that prints."""
 
 
 def show(*parts: Any) -> None:
@@ -45,9 +51,7 @@ def remark(text: str) -> None:
 def _whole_output() -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        # Where the output goes is full: Python is not to try again when it ends.
+        # Where the output goes is full or closed: Python is not to try again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise FileError(f"Could not write the output: {error.strerror}.") from error

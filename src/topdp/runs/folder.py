@@ -59,6 +59,8 @@ class RunFolder:
     @staticmethod
     def make_room(path: Path) -> None:
         """A new folder for a run; an existing one is refused unless it is empty."""
+        if path.is_dir():
+            _forget(path, "run.json", leftovers_only=True)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunFolderError(
                 f"Expected a new or empty folder, {path} exists: name another one with --out, "
@@ -92,7 +94,7 @@ class RunFolder:
     def forget_start(self) -> None:
         """Empties a folder in which a run was about to start, and never did."""
         for name in ("config.toml", "plan.npz", "privacy.json", GRAPH_FILE, "run.json"):
-            (self.path / name).unlink(missing_ok=True)
+            _forget(self.path, name)
 
     @property
     def state(self) -> str:
@@ -172,6 +174,14 @@ class RunFolder:
                 write(beside)
         except SafetensorError as error:  # its way to say that the disk is full
             raise FileError(f"Could not write {self.path / name}: {error}.") from error
+
+
+def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
+    """Removes a file, and what a kill in the middle of writing it has left beside it (`written_whole`)."""
+    for leftover in folder.glob(f".{name}.*"):
+        leftover.unlink(missing_ok=True)
+    if not leftovers_only:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _read_config(file: Path) -> RunConfig:

@@ -14,7 +14,7 @@ import typer
 
 from topdp.errors import InputError
 from topdp.report import tables
-from topdp.report.terminal import print_json, print_text, remark, show
+from topdp.report.terminal import Json, print_json, print_text, remark, show
 from topdp.settings import config
 
 agent_app = typer.Typer(
@@ -32,9 +32,6 @@ federation_app = typer.Typer(
 )
 agent_app.add_typer(ledger_app, name="ledger")
 
-Json = Annotated[
-    bool, typer.Option("--json", help="One JSON object as the last line on stdout, nothing else.")
-]
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The agent's state folder.")]
 IdentityFolder = Annotated[Path, typer.Option("--identity", metavar="DIR", help="Where key and card are.")]
 Changes = Annotated[

@@ -88,6 +88,8 @@ def composed(
     `information` [releases]: 1/z² of each, round by round from round 0, at `sensitivity` 1; 0 where nothing
     was released. Poisson samples: a subsampled Gaussian release in each round.
     """
+    if not (information >= 0).all():
+        raise PrivacyError("Expected the information of every release to be a number >= 0, got others.")
     if batches.sampled:
         if adjacency != "add-remove":
             raise NotCovered(
@@ -96,8 +98,6 @@ def composed(
             )
         with np.errstate(divide="ignore"):
             return sampled_loss(1 / (sensitivity * np.sqrt(information)), batches.rate)
-    if not (information >= 0).all():
-        raise PrivacyError("Expected the information of every release to be a number >= 0, got others.")
     # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
     classes = [information[s :: batches.period].sum() for s in range(min(batches.period, len(information)))]
     return GaussianLoss(float(sensitivity * np.sqrt(max(classes)) * (1 + 1e-14)))
