@@ -104,7 +104,7 @@ def run(
     if as_json:
         print_json(result.summary())
     else:
-        show(tables.runs({result.config.method.name: result.summary()}))
+        show(*tables.runs({result.config.method.name: result.summary()}))
         show(f"Everything is in {result.folder}")
 
 
@@ -147,7 +147,7 @@ def compare(
     if as_json:
         print_json({"out": str(place), "methods": {name: r.summary() for name, r in results.items()}})
     else:
-        show(tables.runs({name: r.summary() for name, r in results.items()}))
+        show(*tables.runs({name: r.summary() for name, r in results.items()}))
         for names in _of_one_plan(results):
             show(
                 f"{', '.join(names)}: one plan, so one run. They differ in the noise that each claims to "
@@ -209,18 +209,27 @@ def account(
     coalition: Annotated[
         int, typer.Option("--coalition", min=1, help="Also account coalitions of this many agents.")
     ] = 1,
+    answers: Annotated[
+        str,
+        typer.Option(
+            "--answers",
+            help="Also these answers, with commas: view, adaptive, outsider. The guarantee's, "
+            "the claim and the worst case are always there.",
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """How private a run is: claimed, view and worst-case epsilon, per agent and observer. Needs no data."""
+    """How private a run is, per agent and observer: epsilon, mu and an attacker's power. Needs no data."""
     from topdp.runs import planning
 
+    named = [name.strip() for name in answers.split(",") if name.strip()]
     with stage_progress(err, "accounting") as progress:
         if target is not None and target.is_dir():
             if preset or changes:
                 raise ConfigError("A run is accounted as it was: leave --preset and --set away.")
-            wanted, plan, found = planning.account_of_run(target, progress)
+            wanted, plan, found = planning.account_of_run(target, named, progress)
         else:
-            wanted = config.read(target, preset, changes)
+            wanted = planning.asking(config.read(target, preset, changes), named)
             made = build.graph(wanted)
             plan, found = planning.plan_and_account(wanted, made, build.counts(wanted, made.agents), progress)
         together = planning.coalition_account(plan, found, coalition, wanted.seed, progress)

@@ -1,8 +1,9 @@
 """How private is a plan? Read from the plan itself, before the first record is.
 
-`account` gives the three answers, `calibrate` the least noise that keeps a budget, `spending` what an owner
+`account` gives the answers, `calibrate` the least noise that keeps a budget, `spending` what an owner
 has spent after each release. Beneath them are three rooms: `basics`, single Gaussian releases and what one
-record can change; `observers`, what somebody who reads rows learns (`view`, `coalitions`, `worst_case`);
+record can change; `observers`, what somebody who reads rows learns (`adaptive`, `view`, `coalitions`,
+`worst_case`, `outsider`);
 `published`, what the literature asks and claims (`CALIBRATIONS`, `side_by_side`).
 
 Nothing is estimated where no analysis covers a question: that is refused by name, as `NotCovered`.
@@ -13,6 +14,7 @@ from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.gaussian import compose, delta_of, epsilon_of, mu_of, noise_multiplier
 from topdp.privacy.calibrate import CalibratedNoise, calibrate
+from topdp.privacy.observers.adaptive import adaptive, outsider
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
 from topdp.privacy.observers.view import View, view
 from topdp.privacy.observers.worst_case import WorstCase, worst_case
@@ -41,6 +43,7 @@ __all__ = [
     "View",
     "WorstCase",
     "account",
+    "adaptive",
     "calibrate",
     "coalitions",
     "compose",
@@ -49,6 +52,7 @@ __all__ = [
     "exposure",
     "mu_of",
     "noise_multiplier",
+    "outsider",
     "side_by_side",
     "spending",
     "view",

@@ -1,14 +1,16 @@
-"""Three answers to "how private?", side by side: claimed, view, worst-case; or a refusal by name.
+"""The answers to "how private?", side by side; or a refusal by name.
 
-This file only puts the three accountants together; each says in its own file what it guarantees.
+This file only puts the accountants together; each says in its own file what it guarantees. The claim and the
+worst case cost nothing and are always there; of the others, those that are asked for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,22 @@ import numpy as np
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
 from topdp.privacy.basics.checks import NotCovered, expect_delta
-from topdp.privacy.observers.effort import WIDEST, expect_bearable
-from topdp.privacy.observers.view import Progress, View, view
+from topdp.privacy.basics.gaussian import mu_of
+from topdp.privacy.basics.loss import GaussianLoss, Loss
+from topdp.privacy.observers.adaptive import expect_colluders
+from topdp.privacy.observers.answers import ASKED, expect_answers, observed
+from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.claims import Analysis
 
-GUARANTEES = ("claimed", "view", "worst-case")
+GUARANTEES = ("claimed", "view", "adaptive", "worst-case")
+"""What a budget can be on."""
+
+FALSE_ALARMS = (0.01, 0.05)
+"""At which the power of the best attacker is stated."""
+
+PAIRS = 100
+"""Observers are listed one by one, in JSON, up to so many."""
 
 
 class Status(StrEnum):
@@ -37,22 +49,35 @@ class Status(StrEnum):
     """Some agent is not hidden by noise."""
     REFUSED = "refused"
     """No analysis covers the question."""
+    NOT_ASKED = "not asked"
+    """Nobody asked: it was not computed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """[agents] ε; None where the accountant refused, and `reason` says why. Infinite is said as such.
+    """[agents] ε; None where the accountant refused or was not asked, and `reason` says why.
+
+    `losses`: one an agent, where more is known than ε at one δ. `observers`: who learns most of each agent.
 
     >>> import numpy as np
     >>> Answer(np.array([0.5, 1.0])).largest
     1.0
+    >>> from topdp.privacy.basics.loss import GaussianLoss
+    >>> known = Answer(np.array([1.0]), losses=(GaussianLoss(0.268),))
+    >>> known.mu.tolist(), known.power(0.05).round(3).tolist()
+    ([0.268], [0.084])
     """
 
     epsilon: Floats | None
     reason: str | None = None
+    losses: tuple[Loss, ...] = ()
+    observers: tuple[tuple[int, ...], ...] | None = None
+    asked: bool = True
 
     @property
     def status(self) -> Status:
+        if not self.asked:
+            return Status.NOT_ASKED
         if self.epsilon is None:
             return Status.REFUSED
         return Status.FINITE if np.isfinite(self.epsilon).all() else Status.INFINITE
@@ -60,23 +85,29 @@ class Answer:
     @property
     def largest(self) -> float | None:
         """Over all agents; None when refused or infinite."""
-        if self.epsilon is None:
-            return None
-        worst = float(self.epsilon.max())
-        return worst if math.isfinite(worst) else None
+        return _largest(self.epsilon)
 
-    def list(self) -> list[float | None] | None:
-        """JSON has no infinity: null stands for it, and the reason is beside it."""
-        if self.epsilon is None:
+    @property
+    def mu(self) -> Floats | None:
+        """[agents] the μ of Gaussian differential privacy; nan where none is known (amplified samples)."""
+        return np.array([loss.mu for loss in self.losses]) if self.losses else None
+
+    def power(self, false_alarms: float) -> Floats | None:
+        """[agents]: with how much power a record can be told from none at this share of false alarms."""
+        if not self.losses:
             return None
-        return [float(e) if math.isfinite(e) else None for e in self.epsilon]
+        return np.array([loss.power(false_alarms) for loss in self.losses])
+
+
+NOT_ASKED = Answer(None, "Not asked for: name it in privacy.answers.", asked=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Account:
     """What is known of a plan's privacy at one δ.
 
-    `guarantee` names the answer that meets the budget; None where the noise was given.
+    `guarantee` names the answer that meets the budget; None where the noise was given. `colluders`: how many
+    agents pool what they see, in the adaptive answer.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np
@@ -86,29 +117,38 @@ class Account:
     >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
     >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
     >>> analysis = Analysis("tight", (Full(100),) * 6, clip=100.0)
-    >>> found = account(plan, analysis, delta=1e-5)
+    >>> found = account(plan, analysis, delta=1e-5, answers=["view"])
     >>> round(found.worst_case.largest, 2), found.view.epsilon.round(2).tolist()
     (5.24, [2.94, 2.97, 2.95, 2.96, 3.06, 3.06])
-    >>> print(found.answer("view").status)
-    finite
+    >>> print(found.answer("view").status, found.answer("adaptive").status, sep=", ")
+    finite, not asked
     """
 
     delta: float
     analysis: Analysis
     claimed: Answer
-    view: Answer
     worst_case: Answer
-    seen: View | None  # every agent alone against every other; None when the view refused
+    view: Answer = NOT_ASKED
+    adaptive: Answer = NOT_ASKED
+    outsider: Answer = NOT_ASKED
+    views: dict[str, View] = field(default_factory=dict)  # every observer against every owner, by answer
     warnings: tuple[str, ...] = ()
     guarantee: str | None = None
+    colluders: int = 1
 
     @property
     def answers(self) -> dict[str, Answer]:
-        return {"claimed": self.claimed, "view": self.view, "worst_case": self.worst_case}
+        return {
+            "claimed": self.claimed,
+            "view": self.view,
+            "adaptive": self.adaptive,
+            "outsider": self.outsider,
+            "worst_case": self.worst_case,
+        }
 
     @property
     def epsilon(self) -> dict[str, float | None]:
-        """The largest ε over agents, by answer; None where it is infinite or refused."""
+        """The largest ε over agents, by answer; None where it is infinite, refused or not asked for."""
         return {name: answer.largest for name, answer in self.answers.items()}
 
     def answer(self, guarantee: str) -> Answer:
@@ -116,13 +156,15 @@ class Account:
         return self.answers[guarantee.replace("-", "_")]
 
     def summary(self) -> dict[str, Any]:
-        """The `privacy` object of a run: the largest ε over agents, null with a reason."""
-        reasons = {name: answer.reason for name, answer in self.answers.items() if answer.reason}
+        """The `privacy` object of a run: the largest ε and μ over agents, null with a reason."""
+        reasons = {name: one.reason for name, one in self.answers.items() if one.reason and one.asked}
         return {
             "guarantee": self.guarantee,
             "delta": self.delta,
             "adjacency": self.analysis.adjacency,
+            "colluders": self.colluders,
             "epsilon": self.epsilon,
+            "mu": {name: _largest(answer.mu) for name, answer in self.answers.items()},
             "status": {name: str(answer.status) for name, answer in self.answers.items()},
             **({"reasons": reasons} if reasons else {}),
             **({"warnings": list(self.warnings)} if self.warnings else {}),
@@ -130,30 +172,44 @@ class Account:
 
     def details(self) -> dict[str, Any]:
         """Everything, per agent and per observer: privacy.json and `topdp account --json`."""
+        answers = {name: answer for name, answer in self.answers.items() if answer.asked}
         return {
             **self.summary(),
             **self.analysis.facts(),
-            "epsilon_per_agent": {name: answer.list() for name, answer in self.answers.items()},
-            "mu_view": _matrix(self.seen.upper if self.seen else None),
-            "mu_view_aligned": _matrix(self.seen.lower if self.seen else None),
-            "assumptions": ASSUMPTIONS,
+            "epsilon_per_agent": {name: _json(answer.epsilon) for name, answer in answers.items()},
+            "mu_per_agent": {name: _json(answer.mu) for name, answer in answers.items()},
+            "sees_most": {
+                name: [list(J) for J in answer.observers]
+                for name, answer in answers.items()
+                if answer.observers is not None
+            },
+            "pairs": {name: _pairs(seen) for name, seen in self.views.items() if _listed(seen)},
+            "assumptions": {name: ASSUMPTIONS[name] for name in answers},
         }
 
     @classmethod
     def from_details(cls, details: dict[str, Any], analysis: Analysis) -> Account:
-        """What `details` wrote. Losses of Poisson samples are not in it: then there is no `seen`."""
-        answers = {
-            name: Answer(_array(values), details.get("reasons", {}).get(name))
-            for name, values in details["epsilon_per_agent"].items()
-        }
-        seen = None
-        if details["mu_view"] is not None and not analysis.exposure().sampled:
-            upper, lower = _square(details["mu_view"]), _square(details["mu_view_aligned"])
-            alone = tuple((agent,) for agent in range(len(upper)))
-            seen = View(alone, lower, upper, ~np.eye(len(upper), dtype=bool))
-        said = tuple(details.get("warnings", ()))
+        """What `details` wrote. Losses of amplified samples are not in it, nor who sees what of those."""
+        reasons, seen_by = details.get("reasons", {}), details["sees_most"]
+        answers = {}
+        for name, values in details["epsilon_per_agent"].items():
+            mu = details["mu_per_agent"][name]
+            known = mu is not None and None not in mu
+            answers[name] = Answer(
+                None if values is None else np.array([math.inf if e is None else e for e in values]),
+                reasons.get(name),
+                tuple(GaussianLoss(float(one)) for one in mu) if known else (),
+                tuple(tuple(J) for J in seen_by[name]) if name in seen_by else None,
+            )
+        sampled = analysis.exposure().sampled
         return cls(
-            details["delta"], analysis, **answers, seen=seen, warnings=said, guarantee=details["guarantee"]
+            details["delta"],
+            analysis,
+            **answers,
+            views={} if sampled else {name: _view_of(pairs) for name, pairs in details["pairs"].items()},
+            warnings=tuple(details.get("warnings", ())),
+            guarantee=details["guarantee"],
+            colluders=details["colluders"],
         )
 
 
@@ -161,8 +217,16 @@ ASSUMPTIONS = {
     "claimed": "What the method's own analysis says of its full-scale noise; saved noise counts as free.",
     "view": (
         "Each other agent alone, honest but curious, with all rows it reads in all rounds, its own draws and "
-        "data, and all random choices of the protocol. Gradients count as fixed inputs: that others' later "
-        "gradients react to a changed record is not in it (exact for a linear loss)."
+        "data, and all random choices of the protocol, in training whose gradients do not react: others' "
+        "later gradients may react to a changed record, and that is not in it. Information, no guarantee."
+    ),
+    "adaptive": (
+        "Each other agent, or the colluders together, with all that the view gives them and also every "
+        "agent's estimate in every round, the last included. No assumption on gradients."
+    ),
+    "outsider": (
+        "Somebody who reads every link and every agent's estimate in every round, and knows nobody's draws. "
+        "No assumption on gradients."
     ),
     "worst_case": (
         "All other agents together, who see every row the agent makes, its own estimate included. "
@@ -175,15 +239,17 @@ def account(
     plan: Plan,
     analysis: Analysis,
     delta: float,
-    seen: View | None = None,
-    progress: Progress | None = None,
-    patient: bool = False,
+    answers: Collection[str] = (),
     guarantee: str | None = None,
+    known: View | None = None,
+    colluders: int = 1,
+    patient: bool = False,
+    progress: Progress | None = None,
 ) -> Account:
-    """The three answers for every agent of `plan`.
+    """The claim and the worst case of every agent of `plan`, and the other answers that are asked for.
 
-    `seen`: its view, where a calibration has it already. `patient`: also the view of a very long plan.
-    `guarantee`: by which the noise was calibrated.
+    `guarantee`: by which the noise was calibrated; its answer is there too, and `known`, where the
+    calibration has it already, is what it rests on. `patient`: also what takes very long.
 
     >>> from topdp.privacy import Analysis
     >>> import numpy as np
@@ -193,57 +259,99 @@ def account(
     >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
     >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
     >>> analysis = Analysis("tight", (Full(100),) * 6, clip=100.0)
-    >>> found = account(plan, analysis, delta=1e-5)
-    >>> {name: round(answer.largest, 2) for name, answer in found.answers.items()}
-    {'claimed': 2.59, 'view': 3.06, 'worst_case': 5.24}
+    >>> found = account(plan, analysis, delta=1e-5, answers=["view", "adaptive"])
+    >>> {name: round(answer.largest, 2) for name, answer in found.answers.items() if answer.asked}
+    {'claimed': 2.59, 'view': 3.06, 'adaptive': 3.97, 'worst_case': 5.24}
     """
     delta = expect_delta(delta)
+    expect_answers(answers)
+    expect_colluders(colluders, plan.agents)
     exposure = analysis.exposure()
     said: list[str] = []
+    views: dict[str, View] = {}
 
-    def claims() -> Floats:
+    def claims() -> Answer:
         epsilon, warned = analysis.claim(plan, delta)
         said.extend(warned)
-        return epsilon
+        exact = analysis.calibration == "tight" and not exposure.sampled and np.isfinite(epsilon).all()
+        mu = mu_of(epsilon, delta) if exact and (epsilon > 0).all() else ()
+        return Answer(epsilon, losses=tuple(GaussianLoss(float(one)) for one in mu))
 
-    def views() -> Floats:
-        nonlocal seen
-        if seen is None and not exposure.sampled:
-            expect_bearable(plan, patient)
-        widest = None if patient else WIDEST
-        seen = seen or view(plan, exposure, owners="all", progress=progress, widest=widest)
-        return np.asarray(np.nanmax(seen.epsilon(delta), axis=1))
+    def seen(name: str) -> Answer:
+        if known is not None and name == guarantee:
+            views[name] = known
+        else:
+            views[name] = observed(name, plan, exposure, colluders, patient, progress)
+        found, owners = views[name], range(plan.agents)
+        return Answer(
+            np.asarray(np.nanmax(found.epsilon(delta), axis=1)),
+            losses=tuple(found.largest(i) for i in owners),
+            observers=tuple(found.observers[found.sees_most(i)] for i in owners),
+        )
 
-    claimed, viewed = _answer(claims), _answer(views)
-    worst = _answer(lambda: worst_case(plan, exposure).epsilon(delta))
-    return Account(delta, analysis, claimed, viewed, worst, seen, tuple(said), guarantee)
+    def worst() -> Answer:
+        found = worst_case(plan, exposure)
+        return Answer(found.epsilon(delta), losses=found.losses)
+
+    wanted = [name for name in ASKED if name in answers or name == guarantee]
+    return Account(
+        delta,
+        analysis,
+        claimed=_answer(claims),
+        worst_case=_answer(worst),
+        **{name: _answer(partial(seen, name)) for name in wanted},
+        views=views,
+        warnings=tuple(said),
+        guarantee=guarantee,
+        colluders=colluders,
+    )
 
 
-def _answer(ask: Callable[[], Floats]) -> Answer:
+def _answer(ask: Callable[[], Answer]) -> Answer:
     try:
-        epsilon = ask()
+        answer = ask()
     except NotCovered as refusal:
         return Answer(None, str(refusal))
-    if np.isinf(epsilon).any():
-        who = np.flatnonzero(np.isinf(epsilon))
+    if answer.epsilon is not None and np.isinf(answer.epsilon).any():
+        who = np.flatnonzero(np.isinf(answer.epsilon))
         some = ", ".join(map(str, who[:5])) + (", ..." if len(who) > 5 else "")
-        return Answer(epsilon, f"Infinite: what agents {some} send is not hidden by noise.")
-    return Answer(epsilon)
+        return replace(answer, reason=f"Infinite: what agents {some} send is not hidden by noise.")
+    return answer
 
 
-def _matrix(mu: Floats | None) -> list[list[float | None]] | None:
-    if mu is None:
+def _largest(values: Floats | None) -> float | None:
+    if values is None:
         return None
-    return [[float(value) if math.isfinite(value) else None for value in row] for row in mu]
+    worst = float(values.max())
+    return worst if math.isfinite(worst) else None
 
 
-def _array(values: list[float | None] | None) -> Floats | None:
-    """What `Answer.list` wrote."""
-    return None if values is None else np.array([math.inf if e is None else e for e in values])
+def _json(values: Floats | None) -> list[float | None] | None:
+    """JSON has neither infinity nor nan: null stands for them, and the status is beside it."""
+    if values is None:
+        return None
+    return [float(value) if math.isfinite(value) else None for value in values]
 
 
-def _square(rows: list[list[float | None]]) -> Floats:
-    """What `_matrix` wrote of a view in which every pair was asked for: nobody observes itself."""
-    mu = np.array([[math.inf if value is None else value for value in row] for row in rows])
-    np.fill_diagonal(mu, np.nan)
-    return mu
+def _listed(seen: View) -> bool:
+    return len(seen.observers) <= PAIRS
+
+
+def _pairs(seen: View) -> dict[str, Any]:
+    """μ [owner][observer] as bounded, and as a record reaches it whose gradients all point one way."""
+    return {
+        "observers": [list(J) for J in seen.observers],
+        "mu": None if seen.upper is None else [_json(row) for row in seen.upper],
+        "mu_aligned": [_json(row) for row in seen.lower],
+    }
+
+
+def _view_of(pairs: dict[str, Any]) -> View:
+    """What `_pairs` wrote of a view in which everybody was asked about: nobody observes itself."""
+    observers = tuple(tuple(J) for J in pairs["observers"])
+    asked = np.array([[i not in J for J in observers] for i in range(len(pairs["mu"]))])
+    lower, upper = (
+        np.where(asked, [[math.inf if mu is None else mu for mu in row] for row in pairs[key]], np.nan)
+        for key in ("mu_aligned", "mu")
+    )
+    return View(observers, lower, upper, asked)

@@ -19,9 +19,9 @@ from topdp.plan.arrays import Floats
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.account import GUARANTEES
 from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning, expect_delta, expect_epsilon
-from topdp.privacy.basics.gaussian import mu_of
-from topdp.privacy.observers.effort import WIDEST, expect_bearable
-from topdp.privacy.observers.view import Progress, View, view
+from topdp.privacy.basics.gaussian import epsilon_of, mu_of
+from topdp.privacy.observers.answers import observed
+from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.calibration import Calibration, least_noise
 from topdp.privacy.published.claims import Analysis, noise_multipliers
@@ -56,6 +56,7 @@ def calibrate(
     delta: float,
     progress: Progress | None = None,
     patient: bool = False,
+    colluders: int = 1,
 ) -> CalibratedNoise:
     """The full-scale noise with which `write`'s plan keeps every agent's ε.
 
@@ -74,7 +75,7 @@ def calibrate(
     >>> found = calibrate(write, analysis, "view", epsilon=np.ones(6), delta=1e-5)
     >>> found.deviation.round(2).tolist()
     [13.65, 13.65, 13.65, 13.65, 13.65, 13.65]
-    >>> round(account(write(found.deviation), analysis, delta=1e-5).view.largest, 4)
+    >>> round(account(write(found.deviation), analysis, delta=1e-5, answers=["view"]).view.largest, 4)
     1.0
     """
     delta = expect_delta(delta)
@@ -87,7 +88,7 @@ def calibrate(
     if guarantee == "claimed":
         return CalibratedNoise(_claimed(write, analysis, epsilon, delta))
     if exposure.sampled:
-        return CalibratedNoise(_sampled(write, analysis, guarantee, epsilon, delta))
+        return CalibratedNoise(_sampled(write, analysis, guarantee, epsilon, delta, patient, colluders))
 
     target = np.asarray(mu_of(epsilon, delta))
     seen: dict[bytes, View] = {}
@@ -96,9 +97,7 @@ def calibrate(
         plan = write(deviation)
         if guarantee == "worst-case":
             return worst_case(plan, exposure).mu / target
-        expect_bearable(plan, patient)
-        widest = None if patient else WIDEST
-        found = view(plan, exposure, owners="all", progress=progress, widest=widest)
+        found = observed(guarantee, plan, exposure, colluders, patient, progress)
         seen[deviation.tobytes()] = found
         return found.worst() / target
 
@@ -190,17 +189,25 @@ def _claim_at(
     return rule.claim(scale * z, delta, batches, adjacency)
 
 
-def _sampled(write: Writer, analysis: Analysis, guarantee: str, epsilon: Floats, delta: float) -> Floats:
-    """Poisson batches have no μ: one common factor, found by bisection on the account itself."""
+def _sampled(
+    write: Writer,
+    analysis: Analysis,
+    guarantee: str,
+    epsilon: Floats,
+    delta: float,
+    patient: bool,
+    colluders: int,
+) -> Floats:
+    """Amplified samples have no μ: one common factor, found by bisection on the account itself."""
     exposure = analysis.exposure()
     plan = write(exposure.sensitivity)
+    # Scaling all noise by s scales every μ by 1/s: observers are looked at once.
+    seen = None if guarantee == "worst-case" else observed(guarantee, plan, exposure, colluders, patient)
 
     def worst(scale: float) -> float:
-        noisy = plan.noise_scaled(scale)
-        if guarantee == "worst-case":
-            found = worst_case(noisy, exposure).epsilon(delta)
-        else:
-            found = np.nanmax(view(noisy, exposure, owners="all").epsilon(delta), axis=1)
+        found = worst_case(plan.noise_scaled(scale), exposure).epsilon(delta)
+        if seen is not None:
+            found = np.minimum(found, epsilon_of(seen.worst() / scale, delta))
         return float((found / epsilon).max())
 
     return exposure.sensitivity * least_noise(worst, 1.0, guarantee)

@@ -6,9 +6,10 @@ the last value of a curve is what the account says. Not for budgets: who compare
 
 - `worst-case`: what all other agents together learn from the releases that the owner has made. Needs nothing
   of others: it holds whoever is late, dead, malicious or gone.
-- `view`, `claimed`: what the plan costs in the end if the owner's data enter rounds 0 .. r and no later ones.
-  For `view` this counts all that observers read in *all* rounds, also after r, when others still pass on what
-  the owner sent. Both hold for the plan as written, and for nothing else.
+- `adaptive`, `view`, `claimed`: what the plan costs in the end if the owner's data enter rounds 0 .. r and no
+  later ones. The first two count all that observers read in *all* rounds, also after r, when others still
+  pass on what the owner sent, and rely on the noise that the owner goes on adding. All hold for the plan as
+  written, and for nothing else.
 
 **Guarantees.** Every value is at least the ε so defined; adjacency and sensitivity are the analysis's. Values
 between checkpoints are rounded up to the next one. What has no finite ε is refused, never left out.
@@ -29,7 +30,9 @@ from topdp.privacy.account import GUARANTEES
 from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning, expect_delta
 from topdp.privacy.basics.exposure import check
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.observers.view import expect_fresh, leading_view
+from topdp.privacy.observers.adaptive import leading_adaptive
+from topdp.privacy.observers.effort import expect_bearable
+from topdp.privacy.observers.view import leading_view
 from topdp.privacy.observers.worst_case import composed, information
 from topdp.privacy.published.claims import Analysis, noise_multipliers
 
@@ -66,6 +69,8 @@ class Spending:
     delta: float
     sensitivity: float  # of the owner's mean gradient, to one of its records
     information: Floats
+    colluders: int = 1  # of `adaptive`
+    patient: bool = False
     _known: dict[int, float] = field(default_factory=dict, repr=False)  # worst case of the plan up to a round
 
     @property
@@ -77,7 +82,12 @@ class Spending:
         if guarantee not in GUARANTEES:
             raise PrivacyError(f"Expected guarantee to be one of {', '.join(GUARANTEES)}, got {guarantee!r}.")
         places = _checkpoints(self.plan.releases)
-        ask = {"claimed": self._claimed, "view": self._view, "worst-case": self._worst_case}
+        ask = {
+            "claimed": self._claimed,
+            "view": self._view,
+            "adaptive": self._adaptive,
+            "worst-case": self._worst_case,
+        }
         values = np.asarray(ask[guarantee](places))
         if not np.isfinite(values).all():
             raise PrivacyError(
@@ -127,13 +137,20 @@ class Spending:
                 self._known[last] = self._composed(self.information[: last + 1])
         return [self._known[last] for last in places]
 
-    def _view(self, places: Sequence[int]) -> Floats | list[float]:
-        if self.batches.sampled:
-            # Given fresh noise in every release, no observer learns more than the releases themselves tell.
-            expect_fresh(self.plan, np.array([self.owner]))
-            return self._worst_case(places)
-        mu = leading_view(self.plan, self.analysis.exposure(), self.owner, places)
-        return epsilon_of(mu, self.delta)
+    def _view(self, places: Sequence[int]) -> Floats:
+        expect_bearable(self.plan, self.patient, self.plan.agents - 1)
+        return self._amplified(leading_view(self.plan, self.analysis.exposure(), self.owner, places), places)
+
+    def _adaptive(self, places: Sequence[int]) -> Floats:
+        mu = leading_adaptive(
+            self.plan, self.analysis.exposure(), self.owner, places, self.colluders, self.patient
+        )
+        return self._amplified(mu, places)
+
+    def _amplified(self, mu: Floats, places: Sequence[int]) -> Floats:
+        """ε of μ; of Poisson samples also what all others together learn, where that is less."""
+        epsilon = epsilon_of(mu, self.delta)
+        return np.minimum(epsilon, self._worst_case(places)) if self.batches.sampled else epsilon
 
     def _claimed(self, places: Sequence[int]) -> list[float]:
         with warnings.catch_warnings():
@@ -147,8 +164,12 @@ class Spending:
                 ) from error
 
 
-def spending(plan: Plan, analysis: Analysis, owner: int, delta: float) -> Spending:
+def spending(
+    plan: Plan, analysis: Analysis, owner: int, delta: float, colluders: int = 1, patient: bool = False
+) -> Spending:
     """What the releases of `owner` cost at δ; refused where one of them has no noise at all.
+
+    `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
 
     >>> from topdp.privacy import Analysis
     >>> import numpy as np
@@ -159,10 +180,11 @@ def spending(plan: Plan, analysis: Analysis, owner: int, delta: float) -> Spendi
     >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
     >>> analysis = Analysis("tight", (Full(100),) * 6, clip=100.0)
     >>> spent = spending(plan, analysis, owner=0, delta=1e-5)
-    >>> for guarantee in ("claimed", "view", "worst-case"):
+    >>> for guarantee in ("claimed", "view", "adaptive", "worst-case"):
     ...     print(guarantee, spent.curve(guarantee)[[0, 4, 9]].round(2).tolist())
     claimed [0.73, 1.76, 2.59]
     view [0.73, 2.04, 2.94]
+    adaptive [0.73, 2.59, 3.96]
     worst-case [0.73, 3.35, 5.24]
     """
     exposure = analysis.exposure()
@@ -176,7 +198,7 @@ def spending(plan: Plan, analysis: Analysis, owner: int, delta: float) -> Spendi
             "Expected noise in every row that carries a gradient, got rows without: no finite charge covers "
             "them. Use a method with noise, and a budget or sigma for every agent."
         )
-    return Spending(plan, analysis, owner, expect_delta(delta), sensitivity, per_release)
+    return Spending(plan, analysis, owner, expect_delta(delta), sensitivity, per_release, colluders, patient)
 
 
 def _checkpoints(releases: int) -> list[int]:

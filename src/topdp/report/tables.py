@@ -10,20 +10,26 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from topdp.plan import Plan
-from topdp.privacy.account import ASSUMPTIONS, Account
+from topdp.privacy.account import ASSUMPTIONS, FALSE_ALARMS, Account
 from topdp.privacy.observers.coalitions import Coalitions
 from topdp.settings.config import RunConfig
 
-ANSWERS = ("claimed", "view", "worst_case")
+ALWAYS = ("claimed", "worst_case")
 
 
-def runs(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One line a run: accuracy, and the three epsilons beside it."""
+def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
+    """One line a run: accuracy, and the epsilons beside it; then why one of them is no number."""
     first = next(iter(summaries.values()))
-    privacy, met = first["privacy"], first["privacy"]["guarantee"]
+    privacy = first["privacy"]
+    met = next(filter(None, (one["privacy"]["guarantee"] for one in summaries.values())), None)
+    answers = [
+        name
+        for name in privacy["epsilon"]
+        if name in ALWAYS or any(one["privacy"]["status"][name] != "not asked" for one in summaries.values())
+    ]
     meaning = f"ε at δ = {privacy['delta']:g}, largest over agents; worst case: all others together"
     table = uncut(
-        "method", "accuracy", "agents", "ε claimed", "ε view", "ε worst case", "time",
+        "method", "accuracy", "agents", *(f"ε {words(name)}" for name in answers), "time",
         caption=f"{first['rounds']} rounds; agents: worst to best; {meaning}; "
         + (f"budget on: {met}" if met else "noise as given"),
     )  # fmt: skip
@@ -33,10 +39,19 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
             name,
             f"{accuracy['mean']:.2%}" if accuracy else "no test set",
             f"{100 * accuracy['min']:.1f}-{100 * accuracy['max']:.1f}" if accuracy else "",
-            *(epsilon(summary["privacy"], key) for key in ANSWERS),
+            *(epsilon(summary["privacy"], key) for key in answers),
             f"{summary['seconds']:.0f} s",
         )
-    return table
+    reasons = [
+        Text(f"{name}, ε {words(key)}: {reason}")
+        for name, summary in summaries.items()
+        for key, reason in summary["privacy"].get("reasons", {}).items()
+    ]
+    return [table, *reasons]
+
+
+def words(answer: str) -> str:
+    return answer.replace("_", " ")
 
 
 def uncut(*headers: str, **options: Any) -> Table:
@@ -51,7 +66,7 @@ def epsilon(privacy: Mapping[str, Any], key: str) -> str:
 
 
 def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions | None) -> list[Table | Text]:
-    """The three answers, who sees most of whom, and the assumptions in words."""
+    """The answers, who sees most of whom, and the assumptions in words."""
     exposure, privacy = found.analysis.exposure(), found.summary()
     rows = uncut("", "", show_header=False, title="How private", title_justify="left")
     rows.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
@@ -60,16 +75,41 @@ def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions 
     noise = plan.full_scale / config.privacy.clip
     rows.add_row("σ, noise per unit of clip", _spread(noise))
     rows.add_row("a record is used", ", ".join(dict.fromkeys(map(str, exposure.batches))))
-    for key in ANSWERS:
-        reason = privacy.get("reasons", {}).get(key)
-        rows.add_row(f"ε {key.replace('_', ' ')}", epsilon(privacy, key) + (f": {reason}" if reason else ""))
     for warning in found.warnings:
         rows.add_row("warning", warning)
-    parts: list[Table | Text] = [rows, _per_agent(config, found)]
+    for key, reason in privacy.get("reasons", {}).items():
+        rows.add_row(f"ε {words(key)}", f"{epsilon(privacy, key)}: {reason}")
+    parts: list[Table | Text] = [rows, _answers(found), _per_agent(config, found)]
     if together is not None:
         parts.append(_coalitions(found, together))
-    parts.extend(Text(f"{key.replace('_', ' ')}: {text}") for key, text in ASSUMPTIONS.items())
+    parts.extend(Text(f"{words(key)}: {ASSUMPTIONS[key]}") for key in _asked(found))
     return parts
+
+
+def _asked(found: Account) -> list[str]:
+    return [name for name, answer in found.answers.items() if answer.asked]
+
+
+def _answers(found: Account) -> Table:
+    """Each answer: the largest ε and μ over agents, and how well the best attacker would do."""
+    table = uncut(
+        "", "ε", "μ", *(f"power at {share:.0%}" for share in FALSE_ALARMS),
+        caption="Largest over agents. Power: how often the best attacker recognises a record, who is wrong "
+        "in that share of the cases without it.",
+    )  # fmt: skip
+    privacy = found.summary()
+    for name in _asked(found):
+        answer = found.answers[name]
+        powers = [answer.power(share) for share in FALSE_ALARMS]
+        mu = privacy["mu"][name]
+        met = " (budget)" if name == (found.guarantee or "").replace("-", "_") else ""
+        table.add_row(
+            words(name) + met,
+            epsilon(privacy, name),
+            "" if mu is None else f"{mu:.4g}",
+            *("" if power is None else f"{power.max():.1%}" for power in powers),
+        )
+    return table
 
 
 def _spread(values: np.ndarray) -> str:
@@ -79,25 +119,20 @@ def _spread(values: np.ndarray) -> str:
 def _per_agent(config: RunConfig, found: Account) -> Table:
     budget = np.broadcast_to(np.asarray(config.privacy.epsilon, float), len(found.analysis.batches))
     chosen = found.answer(config.privacy.guarantee).epsilon
-    table = uncut("agent", "ε claimed", "ε view", "who sees most", "ε worst case", "share of the budget")
+    answers = {name: found.answers[name] for name in _asked(found)}
+    named = [name for name, answer in answers.items() if answer.observers and name != "outsider"]
+    table = uncut(
+        "agent", *(f"ε {words(name)}" for name in answers),
+        *(f"sees most, {words(name)}" for name in named), "share of the budget",
+    )  # fmt: skip
     for agent, limit in enumerate(budget):
-        each = [_number(answer.epsilon, agent) for answer in found.answers.values()]
         table.add_row(
             str(agent),
-            each[0],
-            each[1],
-            _sees_most(found, agent),
-            each[2],
+            *(_number(answer.epsilon, agent) for answer in answers.values()),
+            *(" ".join(map(str, (answers[name].observers or ())[agent])) for name in named),
             "" if chosen is None or config.privacy.sigma is not None else f"{chosen[agent] / limit:.1%}",
         )
     return table
-
-
-def _sees_most(found: Account, agent: int) -> str:
-    if found.seen is None or found.seen.upper is None or agent in found.seen.samples:
-        return ""
-    row = np.where(found.seen.asked[agent], found.seen.upper[agent], -1.0)
-    return str(found.seen.observers[int(row.argmax())][0])
 
 
 def _coalitions(found: Account, together: Coalitions) -> Table:

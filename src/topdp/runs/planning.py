@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy as np
 
 from topdp.files import DAMAGE
 from topdp.plan import Plan
-from topdp.privacy.account import Account, account
+from topdp.privacy.account import FALSE_ALARMS, Account, account
 from topdp.privacy.calibrate import Writer, calibrate
+from topdp.privacy.observers.adaptive import expect_colluders
+from topdp.privacy.observers.answers import expect_answers
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
-from topdp.privacy.observers.view import Progress
+from topdp.privacy.observers.view import Progress, View
+from topdp.privacy.published.claims import Analysis
 from topdp.runs.folder import RunFolder, RunFolderError
 from topdp.settings import build
 from topdp.settings.config import RunConfig
@@ -26,19 +30,47 @@ COALITIONS = 500  # more than these are sampled
 def plan_and_account(
     config: RunConfig, graph: Topology, counts: tuple[int, ...], progress: Progress | None = None
 ) -> tuple[Plan, Account]:
-    """The plan, calibrated unless σ is given, and its three answers; agent i holds counts[i] records."""
+    """The plan, calibrated unless σ is given, and its answers; agent i holds counts[i] records."""
     n, analysis, seen = graph.agents, build.analysis(config, counts), None
-    patient = config.privacy.patient
-    write, delta = plan_writer(config, graph, counts), config.privacy.delta
+    privacy = config.privacy
+    expect_colluders(privacy.colluders, n)
+    write = plan_writer(config, graph, counts)
     sigma = build.sigma(config, n)
     if sigma is not None:
-        deviation = sigma * config.privacy.clip  # Algorithm 1: the noise is G(σ²C²)
+        deviation = sigma * privacy.clip  # Algorithm 1: the noise is G(σ²C²)
     else:
-        epsilon = build.per_agent("privacy.epsilon", config.privacy.epsilon, n)
-        calibrated = calibrate(write, analysis, config.privacy.guarantee, epsilon, delta, progress, patient)
+        epsilon = build.per_agent("privacy.epsilon", privacy.epsilon, n)
+        calibrated = calibrate(
+            write,
+            analysis,
+            privacy.guarantee,
+            epsilon,
+            privacy.delta,
+            progress=progress,
+            patient=privacy.patient,
+            colluders=privacy.colluders,
+        )
         deviation, seen = calibrated.deviation, calibrated.seen
     plan = write(deviation)
-    return plan, account(plan, analysis, delta, seen, progress, patient, build.guarantee(config))
+    return plan, accounted(config, plan, analysis, seen, progress)
+
+
+def accounted(
+    config: RunConfig, plan: Plan, analysis: Analysis, known: View | None, progress: Progress | None
+) -> Account:
+    """The answers that the configuration asks for; `known`: that of its guarantee, where there is one."""
+    privacy = config.privacy
+    return account(
+        plan,
+        analysis,
+        privacy.delta,
+        answers=build.answers(config),
+        guarantee=build.guarantee(config),
+        known=known,
+        colluders=privacy.colluders,
+        patient=privacy.patient,
+        progress=progress,
+    )
 
 
 def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
@@ -80,8 +112,8 @@ def _seal(details: dict[str, Any]) -> str:
 def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFolder) -> Account:
     """The account in privacy.json of a run; refused if it was written for other settings.
 
-    Those are records, batches, clip, δ and adjacency. A plan knows none of them, so the same plan under
-    others would be less private than the file says.
+    Those are records, batches, clip, δ, adjacency and colluders. A plan knows none of them, so the same plan
+    under others would be less private than the file says.
     """
     privacy = folder.read_json("privacy.json")
     seal = privacy.pop("seal", None) if isinstance(privacy, dict) else None
@@ -92,7 +124,8 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
         )
     begun = {"records": folder.fact("records"), **privacy}
     analysis = build.analysis(config, counts)
-    now = {"records": list(counts), "delta": config.privacy.delta, **analysis.facts()}
+    settled = {"delta": config.privacy.delta, "colluders": config.privacy.colluders}
+    now = {"records": list(counts), **settled, **analysis.facts()}
     others = [key for key, value in now.items() if begun.get(key) != value]
     if others:
         raise RunFolderError(
@@ -115,17 +148,24 @@ def _graph_of_run(config: RunConfig, path: Path) -> Topology:
     return build.graph(config)
 
 
-def account_of_run(path: Path, progress: Progress | None = None) -> tuple[RunConfig, Plan, Account]:
-    """The account of the plan that a run executed, taken afresh from its plan.npz."""
+def account_of_run(
+    path: Path, answers: Collection[str] = (), progress: Progress | None = None
+) -> tuple[RunConfig, Plan, Account]:
+    """The account of the plan that a run executed, taken afresh from its plan.npz; also of other answers."""
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
     counts = _records(folder)
     expect_plan_of(config, _graph_of_run(config, path), counts, plan, path)
     expect_account_of(config, counts, folder)
-    analysis = build.analysis(config, counts)
-    patient = config.privacy.patient
-    found = account(plan, analysis, config.privacy.delta, None, progress, patient, build.guarantee(config))
-    return config, plan, found
+    config = asking(config, answers)
+    return config, plan, accounted(config, plan, build.analysis(config, counts), None, progress)
+
+
+def asking(config: RunConfig, answers: Collection[str]) -> RunConfig:
+    """The configuration that asks for more answers; those must exist."""
+    expect_answers(answers)
+    named = [*dict.fromkeys([*config.privacy.answers, *answers])]
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update={"answers": named})})
 
 
 def _records(folder: RunFolder) -> tuple[int, ...]:
@@ -145,11 +185,23 @@ def coalition_account(
     return coalitions(plan, exposure, size, limit=COALITIONS, seed=seed, bound="upper", progress=progress)
 
 
+def powers(found: Account) -> dict[str, dict[str, float | None]]:
+    """The largest power of an attacker over agents, by answer and share of false alarms."""
+    return {
+        name: {
+            f"{share:g}": None if (power := answer.power(share)) is None else float(power.max())
+            for share in FALSE_ALARMS
+        }
+        for name, answer in found.answers.items()
+        if answer.asked
+    }
+
+
 def account_json(
     config: RunConfig, plan: Plan, found: Account, together: Coalitions | None
 ) -> dict[str, Any]:
     """The JSON object of `topdp account`."""
-    details = {"releases": plan.releases, **found.details()}
+    details = {"releases": plan.releases, **found.details(), "power": powers(found)}
     details["sigma"] = (plan.full_scale / config.privacy.clip).tolist()
     if together is not None:
         epsilon, members = together.worst_epsilon(found.delta)

@@ -78,7 +78,14 @@ def sigma(config: RunConfig, agents: int) -> Floats | None:
 
 def guarantee(config: RunConfig) -> str | None:
     """The account that meets the budget; None where the noise was given."""
-    return config.privacy.guarantee if config.privacy.sigma is None else None
+    given = config.privacy.sigma is not None or not method(config).noisy
+    return None if given else config.privacy.guarantee
+
+
+def answers(config: RunConfig) -> set[str]:
+    """The answers to compute: those named, and that of the guarantee also where the noise was given."""
+    named: set[str] = {*config.privacy.answers, config.privacy.guarantee}
+    return named - {"claimed", "worst-case"}
 
 
 def per_agent(key: str, value: float | list[float], agents: int) -> Floats:

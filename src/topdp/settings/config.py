@@ -79,10 +79,12 @@ class PrivacyConfig(Section):
     epsilon: Positive | list[Positive] = 1.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     clip: Positive = 4.0
-    guarantee: Literal["claimed", "view", "worst-case"] = "view"
+    guarantee: Literal["claimed", "view", "adaptive", "worst-case"] = "adaptive"
+    answers: list[Literal["view", "adaptive", "outsider"]] = []  # beside the guarantee's
+    colluders: Annotated[int, Field(ge=0)] = 1  # agents that pool what they see (adaptive)
     adjacency: Literal["add-remove", "replace-one"] = "add-remove"
     sigma: NotNegative | list[NotNegative] | None = None
-    patient: bool = False  # also compute views that take very long
+    patient: bool = False  # also compute answers that take very long
 
 
 class CycleBatch(Section):

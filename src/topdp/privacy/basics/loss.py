@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from topdp.plan.arrays import Floats
 from topdp.privacy.basics.checks import PrivacyError, expect_delta
@@ -22,11 +23,22 @@ GROUPS = 64
 """At most this many different noise multipliers are composed one by one; more are rounded down together."""
 
 
+POWER_AT = (1e-6, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
+"""δ at which the curve of sampled releases is asked for a bound on an attacker's power."""
+
+
 class Loss(Protocol):
     """A privacy loss."""
 
+    @property
+    def mu(self) -> float:
+        """The μ of Gaussian differential privacy; nan where none is known."""
+
     def epsilon(self, delta: float) -> float:
         """The least known ε at this δ; infinite where there is no privacy."""
+
+    def power(self, false_alarms: float) -> float:
+        """At most how often an attacker recognises a record, who is wrong so often where there is none."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,10 @@ class GaussianLoss:
     def epsilon(self, delta: float) -> float:
         return epsilon_of(self.mu, delta)
 
+    def power(self, false_alarms: float) -> float:
+        # Φ(Φ⁻¹(α) + μ): the test of Neyman and Pearson (arXiv:1905.02383, Definition 2.6)
+        return float(ndtr(ndtri(false_alarms) + self.mu))
+
 
 @dataclass(frozen=True)
 class SampledLoss:
@@ -56,6 +72,10 @@ class SampledLoss:
     rate: float
     releases: tuple[tuple[float, int], ...]
 
+    @property
+    def mu(self) -> float:
+        return math.nan
+
     def epsilon(self, delta: float) -> float:
         expect_delta(delta)
         if not self.releases:
@@ -63,6 +83,33 @@ class SampledLoss:
         if self.releases[0][0] == 0:
             return math.inf
         return _epsilon(self.rate, self.releases, delta)
+
+    def power(self, false_alarms: float) -> float:
+        # power <= e^ε·α + δ and <= 1 - e^-ε(1 - δ - α), for every (ε, δ) of the curve
+        bounds = [1.0]
+        for delta in POWER_AT:
+            epsilon = self.epsilon(delta)
+            bounds.append(math.exp(min(epsilon, 700.0)) * false_alarms + delta)
+            bounds.append(1 - math.exp(-epsilon) * (1 - delta - false_alarms))
+        return min(bounds)
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """Several losses that all bound one thing: at each δ the smallest counts."""
+
+    losses: tuple[Loss, ...]
+
+    @property
+    def mu(self) -> float:
+        known = [loss.mu for loss in self.losses if not math.isnan(loss.mu)]
+        return min(known, default=math.nan)
+
+    def epsilon(self, delta: float) -> float:
+        return min(loss.epsilon(delta) for loss in self.losses)
+
+    def power(self, false_alarms: float) -> float:
+        return min(loss.power(false_alarms) for loss in self.losses)
 
 
 def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:

@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.privacy.basics.checks import NotCovered
-from topdp.privacy.observers.filtering import Sight, sights, whiten
+from topdp.privacy.observers.filtering import Public, Sight, sights, whiten
 from topdp.privacy.observers.gram import look
 
 CHUNK = 64  # rounds between additions to M, and between attempts to let old changes go
@@ -47,7 +47,13 @@ class Band:
         return Band(values, self.rest[:releases], self.leaks[:releases])
 
 
-def bands(plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None) -> Iterator[Band]:
+def bands(
+    plan: Plan,
+    coalition: Bools,
+    owners: Ints,
+    widest: int | None = None,
+    public: Public = Public.NOTHING,
+) -> Iterator[Band]:
     """The band of each owner, as the agents marked in `coalition` see it together.
 
     Refused when changes have to be followed for more than `widest` rounds.
@@ -59,7 +65,7 @@ def bands(plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None)
     low = high = 0  # the changes that are followed
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
-    for r, sight in enumerate(sights(plan, coalition)):
+    for r, sight in enumerate(sights(plan, coalition, public)):
         if r == high:
             if waiting:
                 values = _with(values, waiting, low, high)

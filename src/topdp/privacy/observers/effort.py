@@ -6,6 +6,7 @@ import math
 
 from topdp.plan import Plan
 from topdp.privacy.basics.checks import NotCovered
+from topdp.privacy.observers.filtering import Public
 from topdp.privacy.observers.view import LONG
 
 A_MINUTE = 7.5e11
@@ -21,24 +22,30 @@ USUAL, WIDEST = 256, 2048
 """Rounds for which a change has to be followed in a long plan: on the paper's graphs, and at most unasked."""
 
 
-def view_work(plan: Plan) -> float:
-    """Roughly, the operations of the view of every agent alone on every other (`view`, `gram`)."""
+def view_work(plan: Plan, observers: int | None = None, public: Public = Public.NOTHING) -> float:
+    """Roughly, the operations of the views of so many observers (`view`, `gram`); default each agent."""
     n, R = plan.agents, plan.releases
     last = plan.readers[R // 2]
     seen = max(1.0, float((last >= 0).sum()) / n)  # rows an observer reads in a round
+    if public is not Public.NOTHING:
+        seen += n
     followed = R if R <= LONG else min(R, USUAL)
     shifts = plan.rows * (2 + seen) * R * followed
-    return n * (n - 1) * (shifts + 2 / 3 * seen * R * followed**2) + n * R * A_ROUND
+    each = (n - 1) * (shifts + 2 / 3 * seen * R * followed**2) + R * A_ROUND
+    return (n if observers is None else observers) * each
 
 
-def expect_bearable(plan: Plan, patient: bool) -> None:
-    """Refuses a view that would take far too long, unless its user is patient."""
-    work = view_work(plan)
+def expect_bearable(
+    plan: Plan, patient: bool, observers: int | None = None, public: Public = Public.NOTHING
+) -> None:
+    """Refuses views that would take far too long, unless their user is patient."""
+    work = view_work(plan, observers, public)
     if work > LIMIT and not patient:
         growth = 1 if plan.releases > LONG else 3
         fits = math.floor(plan.releases * (LIMIT / work) ** (1 / growth))
+        what = "view" if public is Public.NOTHING else "adaptive answer"
         raise NotCovered(
-            f"The view of {plan.releases} releases among {plan.agents} agents takes about "
+            f"The {what} of {plan.releases} releases among {plan.agents} agents takes about "
             f"{work / A_MINUTE:.0f} minutes on one core. Set privacy.patient=true to have it anyway, take at "
             f"most about {fits - 1} rounds, or choose guarantee='worst-case'."
         )

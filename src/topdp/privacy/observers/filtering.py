@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,14 @@ RESOLUTION = 1e-13
 
 ROUNDING = 1e-14
 """Share of the variance that entered a row that is not counted on."""
+
+
+class Public(Enum):
+    """What everybody can read, beside the rows that were sent to them."""
+
+    NOTHING = "nothing"
+    ESTIMATES = "every agent's estimate, in every round"
+    LINKS = "every row that is sent to anybody, and every agent's estimate"
 
 
 @dataclass(frozen=True)
@@ -60,10 +69,10 @@ class Sight:
     size: Floats  # [live] the same for shifts, per unit of gradient
 
 
-def sights(plan: Plan, coalition: Bools) -> Iterator[Sight]:
+def sights(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[Sight]:
     """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
-    unknown = np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
-    seen, live = _live(plan, coalition, unknown)
+    unknown = unknown_draws(plan, coalition)
+    seen, live = _live(plan, coalition, unknown, public)
     distinct = [len(np.unique(d[d >= 0])) == (d >= 0).sum() for d in plan.draw.values]
     before = _Unknown(np.empty(0, np.int64), np.zeros((0, 0)), np.zeros(0), np.zeros(0))
     for r in range(plan.releases):
@@ -211,14 +220,27 @@ def _guard(inverse: Floats, variance: Floats) -> float:
     return 1 / math.sqrt(1 - share) if share < 0.5 else math.inf
 
 
-def _live(plan: Plan, coalition: Bools, unknown: Bools) -> tuple[Bools, Bools]:
+def unknown_draws(plan: Plan, coalition: Bools) -> Bools:
+    """[draws]: those that nobody in J knows."""
+    return np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
+
+
+def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
+    """[releases, m]: the rows that J reads or makes, and those that are public."""
+    readers = plan.readers.values
+    reads = ((coalition[readers] | (public is Public.LINKS)) & (readers >= 0)).any(axis=-1)
+    seen = reads[plan.readers.which] | coalition[plan.owner]
+    if public is not Public.NOTHING:
+        seen[:, : plan.agents] = True
+    return np.asarray(seen & plan.exists)
+
+
+def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple[Bools, Bools]:
     """[releases, m] twice: the rows J sees; those it sees or that a later sight of J depends on.
 
     J's own rows that hold nothing but what J knows are not live: they tell it nothing.
     """
-    readers = plan.readers.values
-    reads = (coalition[readers] & (readers >= 0)).any(axis=-1)[plan.readers.which]
-    seen = (reads | coalition[plan.owner]) & plan.exists
+    seen = seen_rows(plan, coalition, public)
     own = np.flatnonzero(coalition[plan.owner])
     live = seen.copy()
     for r in range(plan.releases - 1, -1, -1):

@@ -15,14 +15,16 @@ import numpy as np
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.observers.filtering import Sight, sights
+from topdp.privacy.observers.filtering import Public, Sight, sights
 
 CHUNK = 64  # rounds between additions to M
 ROUNDING = 1e-10
 """A shift of a noiseless row counts as none below this share of what entered the row."""
 
 
-def aligned(plan: Plan, coalition: Bools, owners: Ints, period: Ints) -> list[Floats]:
+def aligned(
+    plan: Plan, coalition: Bools, owners: Ints, period: Ints, public: Public = Public.NOTHING
+) -> list[Floats]:
     """[period] for each owner: 1ᵀM1 over the rounds of each residue class modulo `period` [agents].
 
     Infinite where J sees the shift without noise.
@@ -34,7 +36,7 @@ def aligned(plan: Plan, coalition: Bools, owners: Ints, period: Ints) -> list[Fl
     columns = int(period[owners].sum())
     squares = np.zeros(columns)
     S = np.zeros((0, columns))
-    for r, sight in enumerate(sights(plan, coalition)):
+    for r, sight in enumerate(sights(plan, coalition, public)):
         column = np.where(start[sight.owner] >= 0, start[sight.owner] + r % period[sight.owner], -1)
         S, D, leaks = look(sight, S, column)
         squares += np.einsum("kc,kc->c", D, D)
@@ -42,7 +44,7 @@ def aligned(plan: Plan, coalition: Bools, owners: Ints, period: Ints) -> list[Fl
     return np.split(squares, np.cumsum(period[owners])[:-1])
 
 
-def grams(plan: Plan, coalition: Bools, owners: Ints) -> Iterator[Floats]:
+def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NOTHING) -> Iterator[Floats]:
     """M [releases, releases] for each owner, per unit of gradient change.
 
     Row and column r are infinite where J sees the change of round r without noise.
@@ -55,7 +57,7 @@ def grams(plan: Plan, coalition: Bools, owners: Ints) -> Iterator[Floats]:
     width = 0
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
-    for r, sight in enumerate(sights(plan, coalition)):
+    for r, sight in enumerate(sights(plan, coalition, public)):
         if r == width:
             _add(M, waiting, width)
             width, grown = min(R, r + CHUNK), np.zeros((len(S), o, min(R, r + CHUNK)))

@@ -1,16 +1,23 @@
 """The exact view: what an observer, or a coalition, learns about each owner from all rows it reads.
 
-Not for everyone-else-colludes (`worst_case`, which needs no assumption), nor for budgets (`calibrate`).
+Not for everyone-else-colludes (`worst_case`), nor for budgets (`calibrate`). With estimates public the same
+numbers need no assumption on gradients: `adaptive` says why.
 
 **Guarantees.** Observer: a coalition J of one or more agents, honest but curious, with all rows it receives
-in all rounds, all rows it makes, its own draws and all draws it shares in knowing, its own data and
-gradients, and all random choices of the protocol. Unknown to it: all other draws. Assumed: gradients are
-fixed inputs, that is, a changed record changes its owner's own gradients and nobody's later gradients react
-to that (exact for a linear loss). Adjacency and sensitivity are the exposure's. Then what J sees is Gaussian,
-O = A u + B z, and μ² = max uᵀMu with M = Aᵀ(BBᵀ)⁺A over the changes u that one record can make: `upper` is
-never below it, `lower` is what an aligned record reaches. Infinite when A leaves the range of B. Rounding,
-and what is left out of long plans (less than a millionth of the largest μ of that observer), is on the side
-of larger μ; see `filtering` for what counts as no noise.
+in all rounds, all rows it makes, all that is `public`, its own draws and all draws it shares in knowing, its
+own data and gradients, and all random choices of the protocol. Unknown to it: all other draws. Assumed,
+unless estimates are public: gradients are fixed inputs, that is, a changed record changes its owner's own
+gradients and nobody's later gradients react to that (exact for a linear loss). Adjacency and sensitivity are
+the exposure's. Then what J sees is Gaussian, O = A u + B z, and μ² = max uᵀMu with M = Aᵀ(BBᵀ)⁺A over the
+changes u that one record can make: `upper` is never below it, nor above what all others together learn;
+`lower` is what an aligned record reaches. Infinite when A leaves the range of B. Rounding, and what is left
+out of long plans (less than a millionth of the largest μ of that observer), is on the side of larger μ; see
+`filtering` for what counts as no noise.
+
+**Poisson samples.** Given the coins of the record, it changes gradients in some rounds and by no more than
+the sensitivity: so the μ of every round bounds each case, and the mixture of all cases too (joint convexity
+of δ(ε)). That is without amplification. With it, what all others together learn bounds everybody. The
+smaller of both counts.
 """
 
 from __future__ import annotations
@@ -24,15 +31,16 @@ from threadpoolctl import threadpool_limits
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.basics.checks import NotCovered, PrivacyError
+from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.basics.loss import GaussianLoss, Loss
+from topdp.privacy.basics.loss import GaussianLoss, Loss, Smaller
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.banded import Band, bands
 from topdp.privacy.observers.bounds import bracket
+from topdp.privacy.observers.filtering import Public, seen_rows
 from topdp.privacy.observers.gram import aligned, grams
-from topdp.privacy.observers.worst_case import composed, fresh_releases, information
+from topdp.privacy.observers.worst_case import composed, every_round, information
 
 Observer = int | Sequence[int]
 Progress = Callable[[int, int], None]
@@ -50,8 +58,8 @@ class View:
 
     `upper` is sound; `lower` is the aligned record; they differ where M has negative entries. Upper values
     that cannot be an owner's largest are not made as tight as they could be. An `upper` of None was not
-    asked for. Owners with Poisson samples have no μ: their loss, an upper bound for every observer, is in
-    `samples`.
+    asked for. For owners with Poisson samples μ is what the record would tell if it were in every round; a
+    loss that knows of the samples, and bounds every observer, is in `samples`: the smaller counts.
 
     >>> from topdp.privacy import exposure, view
     >>> import numpy as np
@@ -78,18 +86,23 @@ class View:
         """The sound loss of one pair; `observer` is a position in `observers`."""
         if not self.asked[owner, observer]:
             raise PrivacyError(f"Expected a pair that was asked for, got owner {owner}, observer {observer}.")
-        if owner in self.samples:
-            return self.samples[owner]
-        return GaussianLoss(float(self._sound()[owner, observer]))
+        gaussian = GaussianLoss(float(self._sound()[owner, observer]))
+        return Smaller((gaussian, self.samples[owner])) if owner in self.samples else gaussian
+
+    def largest(self, owner: int) -> Loss:
+        """The sound loss of one owner to whoever learns most."""
+        return self.loss(owner, self.sees_most(owner))
+
+    def sees_most(self, owner: int) -> int:
+        """The position of the observer that learns most of the owner."""
+        return int(np.where(self.asked[owner], self._sound()[owner], -1.0).argmax())
 
     def epsilon(self, delta: float) -> Floats:
         """[agents, observers]: the sound ε at this δ; nan where μ is."""
         result = np.full(self.asked.shape, np.nan)
-        gaussian = self.asked.copy()
-        gaussian[list(self.samples)] = False
-        result[gaussian] = epsilon_of(self._sound()[gaussian], delta) if gaussian.any() else 0.0
+        result[self.asked] = epsilon_of(self._sound()[self.asked], delta) if self.asked.any() else 0.0
         for owner, loss in self.samples.items():
-            result[owner, self.asked[owner]] = loss.epsilon(delta)
+            result[owner] = np.minimum(result[owner], loss.epsilon(delta))
         return result
 
     def worst(self) -> Floats:
@@ -112,14 +125,15 @@ def view(
     bound: Literal["upper", "aligned"] = "upper",
     progress: Progress | None = None,
     widest: int | None = None,
+    public: Public = Public.NOTHING,
 ) -> View:
     """The loss of each owner to each observer.
 
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
-    are those some row of which the observer reads, `all` everybody else. `bound="aligned"` leaves the upper
+    are those some row of which the observer sees, `all` everybody else. `bound="aligned"` leaves the upper
     bound out: a lower value for all owners at once, many times faster. `progress(done, total)` is called
     after each observer. `widest`: a plan of more than LONG releases is refused if changes have to be followed
-    for more rounds than this.
+    for more rounds than this. `public`: what everybody can read besides.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -135,71 +149,107 @@ def view(
     check(plan, exposure)
     if bound not in ("upper", "aligned"):
         raise PrivacyError(f"Expected bound to be 'upper' or 'aligned', got {bound!r}.")
+    outsiders = public is not Public.NOTHING
     members = tuple(
-        _members(J, plan.agents) for J in (range(plan.agents) if observers is None else observers)
+        _members(J, plan.agents, outsiders) for J in (range(plan.agents) if observers is None else observers)
     )
-    asked = np.zeros((plan.agents, len(members)), bool)
-    lower, upper = np.full(asked.shape, np.nan), np.full(asked.shape, np.nan)
-    drawn = np.array([one.sampled for one in exposure.batches])
-    period = exposure.periods()
     coalitions = [np.isin(np.arange(plan.agents), J) for J in members]
+    asked = np.zeros((plan.agents, len(members)), bool)
     for o, coalition in enumerate(coalitions):
-        asked[:, o] = _owners(plan, coalition, owners)
-    samples = _samples(plan, exposure, np.flatnonzero(drawn & asked.any(axis=1)))
-    wanted = [np.flatnonzero(asked[:, o] & ~drawn) for o in range(len(members))]
+        asked[:, o] = _owners(plan, coalition, owners, public)
+    lower, upper = np.full(asked.shape, np.nan), np.full(asked.shape, np.nan)
+    period, sensitivity = exposure.periods(), exposure.sensitivity
+    wanted = [np.flatnonzero(asked[:, o]) for o in range(len(members))]
     reached = np.zeros(asked.shape)  # μ² at unit sensitivity of aligned records
+    per_release = information(plan)
+    # Nobody learns more than all others together, who see all the rows of an owner.
+    ceiling = np.array([every_round(per_release[:, i], period[i]) for i in range(plan.agents)]) * sensitivity
     # One thread: the matrices are small, and threads that wait for each other spin where others work.
     with threadpool_limits(1, "blas"):
         for o, coalition in enumerate(coalitions):
-            squares = aligned(plan, coalition, wanted[o], period)
+            squares = aligned(plan, coalition, wanted[o], period, public)
             reached[wanted[o], o] = [classes.max() for classes in squares]
-            lower[wanted[o], o] = exposure.sensitivity[wanted[o]] * np.sqrt(reached[wanted[o], o])
+            lower[wanted[o], o] = sensitivity[wanted[o]] * np.sqrt(reached[wanted[o], o])
             if progress is not None and bound == "aligned":
                 progress(o + 1, len(members))
         most = reached.max(axis=1)
         for o, coalition in enumerate(coalitions if bound == "upper" else []):
-            pairs = _brackets(plan, coalition, wanted[o], period, most, widest)
-            low, high = np.sqrt(np.array(pairs).reshape(-1, 2)).T
-            sensitivity = exposure.sensitivity[wanted[o]]
-            lower[wanted[o], o], upper[wanted[o], o] = sensitivity * low, sensitivity * high
+            pairs = _brackets(plan, coalition, wanted[o], period, most, widest, public)
+            low, high = sensitivity[wanted[o]] * np.sqrt(np.array(pairs).reshape(-1, 2)).T
+            lower[wanted[o], o] = low
+            upper[wanted[o], o] = np.maximum(np.minimum(high, ceiling[wanted[o]]), low)
             if progress is not None:
                 progress(o + 1, len(members))
-    return View(members, lower, upper if bound == "upper" else None, asked, samples)
+    return View(members, lower, upper if bound == "upper" else None, asked, amplified(exposure, per_release))
 
 
-def leading_view(plan: Plan, exposure: Exposure, owner: int, last: Sequence[int]) -> Floats:
-    """[len(last)]: the sound μ of `owner` to the worst single observer, if its data enter up to round `last`.
+def amplified(exposure: Exposure, per_release: Floats) -> dict[int, Loss]:
+    """The losses of owners with Poisson samples; `per_release` [releases, agents]: 1/z² at most."""
+    return {
+        i: composed(per_release[:, i], batches, exposure.adjacency, float(exposure.sensitivity[i]))
+        for i, batches in enumerate(exposure.batches)
+        if batches.sampled
+    }
 
-    Observers read all rounds of the plan all the same. Not for owners with Poisson samples.
+
+def leading_view(
+    plan: Plan,
+    exposure: Exposure,
+    owner: int,
+    last: Sequence[int],
+    observers: Sequence[Observer] | None = None,
+    public: Public = Public.NOTHING,
+) -> Floats:
+    """[len(last)]: the sound μ of `owner` to the worst observer, if its data enter up to round `last`.
+
+    Observers, default every other agent alone, read all rounds of the plan all the same. Poisson samples
+    count as if the record were in every round.
     """
     check(plan, exposure)
     period = int(exposure.periods()[owner])
+    sensitivity = exposure.sensitivity[owner]
     worst = np.zeros(len(last))
     with threadpool_limits(1, "blas"):
-        for observer in np.flatnonzero(np.arange(plan.agents) != owner):
-            for _, M in _matrices(plan, np.arange(plan.agents) == observer, np.array([owner])):
+        for J in [j for j in range(plan.agents) if j != owner] if observers is None else observers:
+            members = _members(J, plan.agents, public is not Public.NOTHING)
+            coalition = np.isin(np.arange(plan.agents), members)
+            for _, M in _matrices(plan, coalition, np.array([owner]), public=public):
                 # u_r = 0 from the first round that the data do not enter: the leading block of M counts.
                 upper = [_bracket(_leading(M, r + 1), period)[1] for r in last]
-                worst = np.maximum(worst, np.sqrt(upper) * exposure.sensitivity[owner])
-    return worst
+                worst = np.maximum(worst, np.sqrt(upper) * sensitivity)
+    per_release = information(plan)[:, owner]
+    ceiling = np.array([every_round(per_release[: r + 1], period) for r in last]) * sensitivity
+    return np.asarray(np.minimum(worst, ceiling))
 
 
 def _brackets(
-    plan: Plan, coalition: Bools, owners: Ints, period: Ints, enough: Floats, widest: int | None
+    plan: Plan,
+    coalition: Bools,
+    owners: Ints,
+    period: Ints,
+    enough: Floats,
+    widest: int | None,
+    public: Public,
 ) -> list[tuple[float, float]]:
     """(lower, upper) of μ² at unit sensitivity, for each owner; `enough` [agents]: see `bracket`."""
-    return [
-        _bracket(M, int(period[i]), float(enough[i])) for i, M in _matrices(plan, coalition, owners, widest)
-    ]
+    matrices = _matrices(plan, coalition, owners, widest, public)
+    return [_bracket(M, int(period[i]), float(enough[i])) for i, M in matrices]
 
 
 def _matrices(
-    plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None
+    plan: Plan,
+    coalition: Bools,
+    owners: Ints,
+    widest: int | None = None,
+    public: Public = Public.NOTHING,
 ) -> Iterator[tuple[int, Floats | Band]]:
     """M of each owner, whole or near its diagonal."""
     long = plan.releases > LONG
     for part in _in_turns(owners, plan.releases * LONG // 2 if long else plan.releases**2):
-        found = bands(plan, coalition, part, widest) if long else grams(plan, coalition, part)
+        if long:
+            found: Iterator[Floats | Band] = bands(plan, coalition, part, widest, public)
+        else:
+            found = grams(plan, coalition, part, public)
         yield from zip(part.tolist(), found, strict=True)
 
 
@@ -211,50 +261,20 @@ def _leading(M: Floats | Band, releases: int) -> Floats | Band:
     return M.leading(releases) if isinstance(M, Band) else M[:releases, :releases]
 
 
-def _samples(plan: Plan, exposure: Exposure, owners: Ints) -> dict[int, Loss]:
-    """The losses of owners with Poisson samples, to any observer: what `expect_fresh` allows."""
-    if not len(owners):
-        return {}
-    expect_fresh(plan, owners)
-    per_release = information(plan)
-    return {
-        i: composed(
-            per_release[:, i], exposure.batches[i], exposure.adjacency, float(exposure.sensitivity[i])
-        )
-        for i in owners.tolist()
-    }
-
-
-def expect_fresh(plan: Plan, owners: Ints) -> None:
-    """Refuses Poisson samples where an owner counts on noise that is not fresh and its own.
-
-    If the owner releases one row a round under fresh noise of its own, then, given the rows of the round
-    before, that row is a Gaussian mechanism on this round's sample alone, with noise independent of all other
-    rounds. What any J sees of the owner is a function of those rows and of things independent of its data.
-    So, by post-processing, J learns no more than the composition of the T+1 mechanisms tells; each of them is
-    amplified, since the samples are independent and secret. Where rows count on noise of other rows or
-    rounds, what J sees in a round depends on several samples at once: no amplification theorem covers that.
-    """
-    fresh = fresh_releases(plan)
-    if not fresh[owners].all():
-        raise NotCovered(
-            f"The view does not cover Poisson samples in a plan that reuses noise ({plan.protocol}, agent "
-            f"{owners[~fresh[owners]][0]}): there is no amplification theorem for it. Use full or cyclic "
-            f"batches, or the worst-case guarantee."
-        )
-
-
-def _members(observer: Observer, agents: int) -> tuple[int, ...]:
+def _members(observer: Observer, agents: int, outsider: bool = False) -> tuple[int, ...]:
+    """Sorted; `outsider`: nobody may be meant too, who reads what is public."""
     try:
         J = tuple(sorted({int(j) for j in (observer if isinstance(observer, Sequence) else [observer])}))
     except (TypeError, ValueError):
         raise PrivacyError(f"Expected an agent or several, got {observer!r}.") from None
+    if outsider and not J:
+        return J
     if not J or J[0] < 0 or J[-1] >= agents:
         raise PrivacyError(f"Expected observers between 0 and {agents - 1}, got {observer!r}.")
     return J
 
 
-def _owners(plan: Plan, coalition: Bools, owners: str | Sequence[int]) -> Bools:
+def _owners(plan: Plan, coalition: Bools, owners: str | Sequence[int], public: Public) -> Bools:
     chosen = np.zeros(plan.agents, bool)
     if isinstance(owners, str):
         if owners not in ("linked", "all"):
@@ -262,9 +282,7 @@ def _owners(plan: Plan, coalition: Bools, owners: str | Sequence[int]) -> Bools:
         if owners == "all":
             chosen[:] = True
         else:
-            readers = plan.readers.values
-            read = (coalition[readers] & (readers >= 0)).any(axis=-1)[plan.readers.which] & plan.exists
-            chosen[plan.owner[read.any(axis=0)]] = True
+            chosen[plan.owner[seen_rows(plan, coalition, public).any(axis=0)]] = True
     elif len(owners):
         chosen[list(_members(owners, plan.agents))] = True
     return chosen & ~coalition

@@ -8,7 +8,8 @@ own estimate included, sent or not), all their own rows, gradients and draws, an
 protocol. Only draws that the owner alone knows, and that enter no row of anybody else, count as noise. No
 assumption on gradients: they may depend on all that was released before (adaptive composition). Adjacency
 and sensitivity are the exposure's. Exact for Gaussian noise: against these observers the number is reached.
-Poisson samples: per-round amplification, composed by privacy loss distributions, from the private side.
+Poisson samples: per-round amplification, composed by privacy loss distributions, from the private side
+(add-remove only; without it under replace-one).
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from scipy import sparse
 from topdp.plan import PerRound, Plan
 from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.batches import Adjacency, Batches
-from topdp.privacy.basics.checks import NotCovered, PrivacyError
+from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
-from topdp.privacy.basics.loss import GaussianLoss, Loss, SampledLoss, sampled_loss
+from topdp.privacy.basics.loss import GaussianLoss, Loss, Smaller, sampled_loss
 from topdp.privacy.observers.filtering import whiten
 
 CHUNK = 1024  # rounds at a time
@@ -80,27 +81,29 @@ def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
     return WorstCase(mu, tuple(losses))
 
 
-def composed(
-    information: Floats, batches: Batches, adjacency: Adjacency, sensitivity: float = 1.0
-) -> GaussianLoss | SampledLoss:
+def composed(information: Floats, batches: Batches, adjacency: Adjacency, sensitivity: float = 1.0) -> Loss:
     """The loss of an owner by releases under fresh noise: the one place where rounds are put together.
 
     `information` [releases]: 1/z² of each, round by round from round 0, at `sensitivity` 1; 0 where nothing
-    was released. Poisson samples: a subsampled Gaussian release in each round.
+    was released. Poisson samples: a subsampled Gaussian release in each round, or what the record tells that
+    is in every round, if that is less (given the coins it is in some of them; δ(ε) is jointly convex). Under
+    replace-one adjacency the latter alone: which pair of data sets is worst for samples under composition is
+    subtle (Lebeda et al. 2024, arXiv:2405.20769).
     """
     if not (information >= 0).all():
         raise PrivacyError("Expected the information of every release to be a number >= 0, got others.")
-    if batches.sampled:
-        if adjacency != "add-remove":
-            raise NotCovered(
-                f"Poisson samples under {adjacency} adjacency are not covered: which pair of data sets is "
-                f"worst under composition is subtle (Lebeda et al. 2024, arXiv:2405.20769). Use add-remove."
-            )
-        with np.errstate(divide="ignore"):
-            return sampled_loss(1 / (sensitivity * np.sqrt(information)), batches.rate)
+    unamplified = GaussianLoss(sensitivity * every_round(information, batches.period))
+    if not batches.sampled or adjacency != "add-remove":
+        return unamplified
+    with np.errstate(divide="ignore"):
+        return Smaller((unamplified, sampled_loss(1 / (sensitivity * np.sqrt(information)), batches.rate)))
+
+
+def every_round(information: Floats, period: int) -> float:
+    """μ at unit sensitivity of a record that is used in every round of one residue class modulo `period`."""
     # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
-    classes = [information[s :: batches.period].sum() for s in range(min(batches.period, len(information)))]
-    return GaussianLoss(float(sensitivity * np.sqrt(max(classes)) * (1 + 1e-14)))
+    classes = [information[s::period].sum() for s in range(min(period, len(information)))]
+    return float(np.sqrt(max(classes)) * (1 + 1e-14))
 
 
 def information(plan: Plan) -> Floats:
@@ -128,25 +131,11 @@ def information(plan: Plan) -> Floats:
         return np.where((result == 0) | (plan.rate == 0)[:, None], 0.0, result * ratio[:, None])
 
 
-def fresh_releases(plan: Plan) -> Bools:
-    """[agents]: whether the owner releases its gradient once a round, under noise that is all its own.
-
-    That is: in each round at most one of its rows carries the gradient, and its own noise per unit of scale
-    is the same in all those rounds, so it never counts on noise that came with a received row.
-    """
+def all_draws_count(plan: Plan) -> bool:
+    """Whether all noise is its owner's own: then who sees all rows learns what `information` says."""
     counts, _ = _counting(plan)
-    once = np.ones(plan.agents, bool)
-    least, most = np.full(plan.agents, np.inf), np.zeros(plan.agents)
-    for rounds in _chunks(plan.releases):
-        carries = _carries(plan, rounds) & (plan.rate[rounds] > 0)[:, None]
-        r, row = np.nonzero(carries)
-        owner = plan.owner[row]
-        rows = np.bincount(r * plan.agents + owner, minlength=len(carries) * plan.agents)
-        once &= (rows.reshape(-1, plan.agents) <= 1).all(axis=0)
-        variance = np.square(_own_std(plan, counts, rounds)[r, row]).sum(axis=-1)
-        np.minimum.at(least, owner, variance)
-        np.maximum.at(most, owner, variance)
-    return once & (most <= least)
+    enters = (plan.draw.values >= 0)[plan.draw.which] & (plan.std.values != 0)[plan.std.which]
+    return not bool((enters & ~counts.values[counts.which]).any())
 
 
 def _carries(plan: Plan, rounds: slice) -> Bools:

@@ -59,7 +59,10 @@ class Analysis:
             "calibration": self.calibration,
             "clip": self.clip,
             "sensitivity": exposure.sensitivity.tolist(),
-            "participation": list(dict.fromkeys(map(str, self.batches))),
+            "batches": [
+                {"kind": kind, "size": size}
+                for kind, size in dict.fromkeys((b.kind, getattr(b, "size", None)) for b in self.batches)
+            ],
         }
 
     def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:

@@ -1,0 +1,43 @@
+"""The answers that look at observers one by one, by name. Not the claim and the worst case, which do not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from topdp.plan import Plan
+from topdp.privacy.basics.checks import PrivacyError
+from topdp.privacy.basics.exposure import Exposure
+from topdp.privacy.observers.adaptive import adaptive, outsider
+from topdp.privacy.observers.effort import WIDEST, expect_bearable
+from topdp.privacy.observers.view import Progress, View, view
+
+ASKED = ("view", "adaptive", "outsider")
+"""They take time: computed where they are asked for."""
+
+
+def observed(
+    answer: str,
+    plan: Plan,
+    exposure: Exposure,
+    colluders: int = 1,
+    patient: bool = False,
+    progress: Progress | None = None,
+) -> View:
+    """What the observers of `answer` learn of every owner; refused where that takes far too long."""
+    expect_answers([answer])
+    if answer == "adaptive":
+        return adaptive(plan, exposure, colluders, progress, patient)
+    if answer == "outsider":
+        return outsider(plan, exposure, progress, patient)
+    expect_bearable(plan, patient)
+    return view(plan, exposure, owners="all", progress=progress, widest=None if patient else WIDEST)
+
+
+def expect_answers(answers: Collection[str]) -> None:
+    """Refuses names of answers that do not exist."""
+    for name in answers:
+        if name not in ASKED:
+            raise PrivacyError(
+                f"Expected answers among {', '.join(ASKED)}, got {name!r}; claimed and worst_case are always "
+                "there."
+            )
