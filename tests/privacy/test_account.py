@@ -1,4 +1,4 @@
-"""The three answers side by side: numbers where there are any, and in words what is infinite or refused."""
+"""The answers side by side: numbers where there are any, and in words what is infinite or refused."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ import pytest
 from builders import PROTOCOLS
 from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
-from topdp.privacy.account import Account, account
+from topdp.privacy.account import Account, Status
+from topdp.privacy.account import account as account_of
 from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
+from topdp.privacy.basics.loss import sampled_loss
 from topdp.privacy.observers.view import view
 from topdp.privacy.published.claims import Analysis
 
 GRAPH = topology.ring(6)
 DELTA = 1e-5
-NAMES = ("claimed", "view", "worst_case")
+NAMES = ("claimed", "view", "adaptive", "outsider", "worst_case")
+
+
+def account(plan: Plan, analysis: Analysis, delta: float, **options: object) -> Account:
+    """With everything that can be asked for."""
+    return account_of(plan, analysis, delta, answers=("view", "adaptive", "outsider"), **options)
 
 
 def plan(name: str, noise: float | list[float] = 1.0, alpha: float = 0.4, rounds: int = 5) -> Plan:
@@ -39,21 +46,99 @@ def strict_json(found: Account) -> dict:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_three_answers_for_every_agent(name):
+def test_all_answers_for_every_agent(name):
     found = account(plan(name), analysis(), DELTA)
-    assert [answer.epsilon.shape for answer in found.answers.values()] == [(6,)] * 3
-    assert (found.view.epsilon <= found.worst_case.epsilon * (1 + 1e-9)).all()
+    assert [answer.epsilon.shape for answer in found.answers.values()] == [(6,)] * 5
+    assert (found.view.epsilon <= found.adaptive.epsilon * (1 + 1e-9)).all()
+    assert (found.adaptive.epsilon <= found.worst_case.epsilon * (1 + 1e-9)).all()
+    assert (found.outsider.epsilon <= found.worst_case.epsilon * (1 + 1e-9)).all()
     details = strict_json(found)
     for key in NAMES:
         assert details["epsilon"][key] == found.answers[key].largest == max(details["epsilon_per_agent"][key])
     assert "reasons" not in details and "warnings" not in details
     assert set(details["assumptions"]) == set(NAMES)
     # μ is said for every pair, null for an agent's own data; ε follows from the largest.
-    mu = np.array(details["mu_view"], float)
+    assert details["pairs"]["view"]["observers"] == [[i] for i in range(6)]
+    mu = np.array(details["pairs"]["view"]["mu"], float)
     assert np.isnan(np.diag(mu)).all() and np.isfinite(mu[~np.eye(6, dtype=bool)]).all()
     np.testing.assert_allclose(epsilon_of(np.nanmax(mu, axis=1), DELTA), found.view.epsilon, rtol=1e-12)
-    assert (np.nan_to_num(np.array(details["mu_view_aligned"], float)) <= np.nan_to_num(mu)).all()
-    assert details["sensitivity"] == [0.1] * 6 and details["participation"] == ["in every round"]
+    assert (np.nan_to_num(np.array(details["pairs"]["view"]["mu_aligned"], float)) <= np.nan_to_num(mu)).all()
+    assert details["sensitivity"] == [0.1] * 6 and details["batches"] == [{"kind": "full", "size": None}]
+    for key in NAMES:
+        np.testing.assert_allclose(
+            epsilon_of(np.array(details["mu_per_agent"][key]), DELTA), found.answers[key].epsilon, rtol=1e-9
+        )
+        assert details["mu"][key] == max(details["mu_per_agent"][key])
+    most = details["sees_most"]["view"]
+    assert [mu[i, J[0]] for i, J in enumerate(most)] == np.nanmax(mu, axis=1).tolist()
+
+
+def test_what_is_not_asked_for_is_not_computed(monkeypatch):
+    import topdp.privacy.observers.answers as answers
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("computed unasked")
+
+    for name in ("view", "adaptive", "outsider"):
+        monkeypatch.setattr(answers, name, fail)
+    found = account_of(plan("top-sync"), analysis(), DELTA, guarantee="worst-case")
+    assert [str(answer.status) for answer in found.answers.values()] == [
+        "finite", "not asked", "not asked", "not asked", "finite"
+    ]  # fmt: skip
+    details = strict_json(found)
+    assert details["epsilon"]["view"] is None and details["status"]["view"] == "not asked"
+    assert list(details["epsilon_per_agent"]) == ["claimed", "worst_case"] == list(details["assumptions"])
+    assert "reasons" not in details and found.view.status is Status.NOT_ASKED
+    with pytest.raises(AssertionError, match="unasked"):
+        account_of(plan("top-sync"), analysis(), DELTA, guarantee="adaptive")
+
+
+@pytest.mark.parametrize("wrong", ["claimed", "worst_case", "views", ""])
+def test_answers_that_do_not_exist_are_refused(wrong):
+    with pytest.raises(PrivacyError, match=f"among view, adaptive, outsider, got '{wrong}'"):
+        account_of(plan("top-sync"), analysis(), DELTA, answers=[wrong])
+
+
+@pytest.mark.parametrize("colluders", [-1, 6, 7, 1.5, True])
+def test_colluders_must_leave_somebody(colluders):
+    with pytest.raises(PrivacyError, match="colluders from 0 to 5"):
+        account_of(plan("top-sync"), analysis(), DELTA, colluders=colluders)
+
+
+def test_more_colluders_learn_no_less():
+    found = [
+        account_of(plan("top-sync"), analysis(), DELTA, answers=["adaptive"], colluders=c) for c in range(6)
+    ]
+    epsilon = np.array([one.adaptive.epsilon for one in found])
+    assert (np.diff(epsilon, axis=0) >= -1e-12).all() and (epsilon[1] > epsilon[0]).all()
+    np.testing.assert_allclose(epsilon[5], found[0].worst_case.epsilon, rtol=1e-9)
+    assert [len(one.adaptive.observers[0]) for one in found] == [0, 1, 2, 3, 4, 5]
+
+
+def test_power_is_that_of_the_best_attacker():
+    """Neyman and Pearson's test of N(0, 1) against N(μ, 1), by simulation of both."""
+    found = account(plan("top-sync"), analysis(), DELTA)
+    noise = np.random.default_rng(0).standard_normal(200_000)
+    for share in (0.01, 0.05):
+        threshold = np.quantile(noise, 1 - share)
+        for answer in found.answers.values():
+            expected = [(noise + mu > threshold).mean() for mu in answer.mu]
+            np.testing.assert_allclose(answer.power(share), expected, atol=4e-3)
+
+
+def test_power_under_samples_is_bounded_from_above():
+    """A release of a Poisson sample: the power of the exact likelihood-ratio test, by quadrature."""
+    from scipy.stats import norm
+
+    z, rate = 1.0, 0.25
+    loss = sampled_loss(np.array([z]), rate)
+    grid = np.linspace(-12, 14, 400_001)
+    without, within = norm.pdf(grid, 0, z), (1 - rate) * norm.pdf(grid, 0, z) + rate * norm.pdf(grid, 1, z)
+    for share in (0.01, 0.05):
+        reject = grid > norm.ppf(1 - share) * z  # the ratio rises with the release
+        exact = float((within * reject).sum() * (grid[1] - grid[0]))
+        assert without.sum() * (grid[1] - grid[0]) == pytest.approx(1, abs=1e-3)
+        assert exact <= loss.power(share) <= 1.6 * exact
 
 
 def test_the_plain_rule_claims_what_it_is():
@@ -62,6 +147,7 @@ def test_the_plain_rule_claims_what_it_is():
     expected = epsilon_of(np.sqrt(6) * 0.1, DELTA)
     np.testing.assert_allclose(found.claimed.epsilon, expected, rtol=1e-9)
     np.testing.assert_allclose(found.worst_case.epsilon, expected, rtol=1e-9)
+    np.testing.assert_allclose(found.adaptive.epsilon, expected, rtol=1e-9)
     assert found.view.largest <= expected * (1 + 1e-9)
 
 
@@ -90,7 +176,7 @@ def test_infinite_is_said_and_never_a_number():
     assert all(
         details["reasons"][key].startswith("Infinite: what agents 0, 1, 2, 3, 4, ... ") for key in NAMES
     )
-    assert details["mu_view"][0][1] is None
+    assert details["pairs"]["view"]["mu"][0][1] is None
 
 
 def test_one_agent_without_noise_makes_the_largest_infinite():
@@ -105,33 +191,44 @@ def test_one_agent_without_noise_makes_the_largest_infinite():
 def test_messages_without_noise_of_their_own_are_claimed_to_be_private_and_are_not():
     found = account(plan("top-sync", alpha=0.0), analysis(), DELTA)
     assert found.claimed.largest == pytest.approx(epsilon_of(np.sqrt(6) * 0.1, DELTA))
-    assert found.view.largest is None and found.worst_case.largest is None
-    assert set(found.summary()["reasons"]) == {"view", "worst_case"}
+    assert all(found.answers[key].largest is None for key in NAMES[1:])
+    assert set(found.summary()["reasons"]) == set(NAMES[1:])
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_poisson_samples_with_reused_noise_are_refused_by_the_view(mode):
-    found = account(plan(f"top-{mode}", rounds=1), analysis(Poisson(20, 5)), DELTA)
-    details = strict_json(found)
-    assert found.seen is None and details["mu_view"] is None
-    assert details["epsilon"]["view"] is None and details["epsilon_per_agent"]["view"] is None
-    assert list(details["reasons"]) == ["view"]
-    assert "Poisson samples in a plan that reuses noise" in details["reasons"]["view"]
-    assert details["epsilon"]["worst_case"] > 0 and details["epsilon"]["claimed"] > 0
+def test_poisson_samples_with_reused_noise_tell_at_most_what_every_round_would(mode):
+    """Given its coins a record is in some rounds; and nobody learns more than all others, amplified."""
+    made, samples = plan(f"top-{mode}", rounds=4), analysis(Poisson(20, 5))
+    found, every = account(made, samples, DELTA), account(made, analysis(Full(5)), DELTA)
+    for key in NAMES[1:]:
+        expected = np.minimum(every.answers[key].epsilon, found.worst_case.epsilon)
+        np.testing.assert_allclose(found.answers[key].epsilon, expected, rtol=1e-12)
+        np.testing.assert_allclose(found.answers[key].mu, every.answers[key].mu, rtol=1e-12)
+    assert "reasons" not in strict_json(found)
 
 
-def test_poisson_samples_of_the_plain_rule_are_answered_three_times():
+def test_where_amplification_has_no_answer_every_round_counts():
+    """Noise far too small for a loss distribution: the answer without amplification is there all the same."""
+    found = account_of(plan("plain-sync", 1e-5, rounds=1), analysis(Poisson(20, 5)), DELTA)
+    every = account_of(plan("plain-sync", 1e-5, rounds=1), analysis(Full(5)), DELTA)
+    np.testing.assert_array_equal(found.worst_case.epsilon, every.worst_case.epsilon)
+
+
+def test_poisson_samples_of_the_plain_rule_are_answered_by_all():
     found = account(plan("plain-sync", rounds=1), analysis(Poisson(20, 5)), DELTA)
     details = strict_json(found)
     assert all(details["epsilon"][key] > 0 for key in NAMES) and "reasons" not in details
-    assert details["epsilon"]["view"] == details["epsilon"]["worst_case"]
-    assert details["mu_view"] == [[None] * 6] * 6  # a sample has no μ
+    assert details["epsilon"]["view"] <= details["epsilon"]["adaptive"] == details["epsilon"]["worst_case"]
 
 
-def test_poisson_samples_under_replace_one_are_refused_by_all():
-    found = account(plan("plain-sync", rounds=1), analysis(Poisson(20, 5), adjacency="replace-one"), DELTA)
-    assert [found.answers[key].epsilon for key in NAMES] == [None] * 3
-    assert all("add-remove" in reason for reason in found.summary()["reasons"].values())
+def test_poisson_samples_under_replace_one_are_not_amplified():
+    found, every = (
+        account(plan("plain-sync", rounds=1), analysis(how, adjacency="replace-one"), DELTA)
+        for how in (Poisson(20, 5), Full(5))
+    )
+    assert found.claimed.epsilon is None and "add-remove" in found.summary()["reasons"]["claimed"]
+    for key in NAMES[1:]:
+        np.testing.assert_array_equal(found.answers[key].epsilon, every.answers[key].epsilon)
 
 
 def test_plans_that_no_paper_describes_have_no_claim():
@@ -144,7 +241,7 @@ def test_plans_that_no_paper_describes_have_no_claim():
 
 def test_a_pruned_plan_is_refused_by_all():
     found = account(prune(plan("top-sync")), analysis(), DELTA)
-    assert [found.answers[key].largest for key in NAMES] == [None] * 3
+    assert [found.answers[key].largest for key in NAMES] == [None] * 5
     assert all("pruned plan lacks rows" in reason for reason in found.summary()["reasons"].values())
 
 
@@ -166,8 +263,8 @@ def test_claims_that_are_false_come_with_the_true_number():
 def test_a_view_that_is_handed_over_is_not_computed_again():
     made, exposed = plan("top-sync"), analysis()
     seen = view(made.noise_scaled(2.0), exposed.exposure(), owners="all")
-    found = account(made, exposed, DELTA, seen)
-    assert found.seen is seen
+    found = account(made, exposed, DELTA, guarantee="view", known=seen)
+    assert found.views["view"] is seen
     np.testing.assert_allclose(found.view.epsilon, epsilon_of(seen.worst(), DELTA), rtol=1e-12)
 
 
@@ -177,7 +274,7 @@ def test_cycles_count_the_worst_place_in_the_cycle():
     expected = epsilon_of(np.sqrt(3) * 2.0 / 5, DELTA)
     np.testing.assert_allclose(found.claimed.epsilon, expected, rtol=1e-9)
     np.testing.assert_allclose(found.worst_case.epsilon, expected, rtol=1e-9)
-    assert strict_json(found)["participation"] == ["once in 4 rounds"]
+    assert strict_json(found)["batches"] == [{"kind": "cycle", "size": 5}]
 
 
 @pytest.mark.parametrize(
@@ -189,19 +286,18 @@ def test_cycles_count_the_worst_place_in_the_cycle():
         (lambda: plan("plain-sync", rounds=1), lambda: analysis(Poisson(20, 5))),
         (lambda: replace(plan("plain-sync"), protocol="custom"), lambda: analysis()),
     ],
-    ids=["finite", "infinite", "refused", "sampled", "no claim"],
+    ids=["finite", "infinite", "reused", "sampled", "no claim"],
 )
 def test_an_account_is_read_as_it_was_written(made, of):
     found = account(made(), of(), DELTA, guarantee="view")
     details = found.details()
     read = Account.from_details(strict_json(found), of())
-    assert {**read.details(), "mu_view": None, "mu_view_aligned": None} == {
-        **details, "mu_view": None, "mu_view_aligned": None,
-    }  # fmt: skip
+    assert {**read.details(), "pairs": None} == {**details, "pairs": None}
     assert {name: answer.status for name, answer in read.answers.items()} == {
         name: answer.status for name, answer in found.answers.items()
     }
-    if read.seen is not None:
-        np.testing.assert_array_equal(read.seen.upper, found.seen.upper)
-        np.testing.assert_array_equal(read.seen.lower, found.seen.lower)
-        np.testing.assert_array_equal(read.seen.epsilon(DELTA), found.seen.epsilon(DELTA))
+    for name, seen in read.views.items():
+        np.testing.assert_array_equal(seen.upper, found.views[name].upper)
+        np.testing.assert_array_equal(seen.lower, found.views[name].lower)
+        np.testing.assert_array_equal(seen.epsilon(DELTA), found.views[name].epsilon(DELTA))
+    assert set(read.views) == (set() if of().exposure().sampled else {"view", "adaptive", "outsider"})

@@ -43,14 +43,9 @@ def history(spent: Spending, rounds: int | None = None) -> list[tuple[int, float
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_the_curve_ends_where_the_account_does(name, kind, guarantee):
     plan, exposed = make(name), analysis(BATCHES[kind])
-    said = account(plan, exposed, DELTA).answers[guarantee.replace("-", "_")]
+    said = account(plan, exposed, DELTA, guarantee=guarantee).answer(guarantee)
     for owner in (0, 3):
         spent = spending(plan, exposed, owner, DELTA)
-        if said.epsilon is None:  # Poisson samples and noise that is used again
-            with pytest.raises(NotCovered) as refusal:
-                spent.curve(guarantee)
-            assert str(refusal.value)[:60] == said.reason[:60] and kind == "poisson" and guarantee == "view"
-            continue
         curve = spent.curve(guarantee)
         assert curve.shape == (10,) and curve[0] > 0 and (np.diff(curve) >= 0).all()
         assert curve[-1] == pytest.approx(said.epsilon[owner], rel=1e-9)
@@ -81,7 +76,7 @@ def test_a_point_of_the_curve_is_the_account_of_data_that_enter_no_later_round(k
             carries = plan.carries.values[plan.carries.which].copy()
             carries[last + 1 :, plan.owner == owner] = False
             short = replace(plan, carries=type(plan.carries).each(carries))
-        said = account(short, exposed, DELTA).answers[guarantee.replace("-", "_")].epsilon[owner]
+        said = account(short, exposed, DELTA, guarantee=guarantee).answer(guarantee).epsilon[owner]
         assert curve[last] == pytest.approx(said, rel=1e-6)
 
 
@@ -125,18 +120,21 @@ def test_a_release_outside_a_plan_is_that_of_the_plan():
         spending(plan, analysis(Poisson(20, 5)), 0, DELTA).release(0.1, 0.1, 1.0)
 
 
-def test_what_the_account_refuses_has_no_curve():
-    """Poisson samples under replace-one have no proof: an agent must not charge by a number for them."""
-    exposed = analysis(Poisson(20, 5), adjacency="replace-one")
+def test_poisson_samples_under_replace_one_are_charged_as_if_in_every_round():
+    samples, every = (analysis(how, adjacency="replace-one") for how in (Poisson(20, 5), Full(5)))
     plan = make("plain-sync")
-    found = account(plan, exposed, DELTA)
-    assert [answer.epsilon for answer in found.answers.values()] == [None] * 3
-    spent = spending(plan, exposed, 0, DELTA)
-    for guarantee in GUARANTEES:
-        with pytest.raises(NotCovered):
-            spent.curve(guarantee)
-    with pytest.raises(NotCovered, match="replace-one"):
-        spent.worst_case([(0, 0.1)])
+    found, full = spending(plan, samples, 0, DELTA), spending(plan, every, 0, DELTA)
+    for guarantee in ("view", "adaptive", "worst-case"):
+        np.testing.assert_allclose(found.curve(guarantee), full.curve(guarantee), rtol=1e-12)
+    with pytest.raises(NotCovered):
+        found.curve("claimed")
+
+
+def test_colluders_are_charged_for():
+    plan, exposed = make("top-sync"), analysis(Full(20))
+    last = [spending(plan, exposed, 0, DELTA, colluders=c).curve("adaptive")[-1] for c in (0, 1, 2, 5)]
+    assert last == sorted(last) and last[0] < last[1] < last[2]
+    assert last[3] == pytest.approx(spending(plan, exposed, 0, DELTA).curve("worst-case")[-1], rel=1e-9)
 
 
 def test_refusals():
@@ -148,7 +146,7 @@ def test_refusals():
         spending(prune(plan), exposed, 0, DELTA)
     with pytest.raises(PrivacyError, match="an owner between 0 and 5, got 6"):
         spending(plan, exposed, 6, DELTA)
-    with pytest.raises(PrivacyError, match="guarantee to be one of claimed, view, worst-case, got 'all'"):
+    with pytest.raises(PrivacyError, match="guarantee to be one of claimed, view, adaptive, worst-case, got 'all'"):
         spending(plan, exposed, 0, DELTA).curve("all")
     growing = replace(plan, scale=plan.scale * np.linspace(1, 2, 10))
     with pytest.raises(NotCovered, match=r"theorem1 has no cost by rounds: .* here it grows"):

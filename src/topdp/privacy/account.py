@@ -189,16 +189,15 @@ class Account:
 
     @classmethod
     def from_details(cls, details: dict[str, Any], analysis: Analysis) -> Account:
-        """What `details` wrote. Losses of amplified samples are not in it, nor who sees what of those."""
+        """What `details` wrote. Of amplified losses only ε and μ are in it, and not who sees what of them."""
         reasons, seen_by = details.get("reasons", {}), details["sees_most"]
         answers = {}
         for name, values in details["epsilon_per_agent"].items():
             mu = details["mu_per_agent"][name]
-            known = mu is not None and None not in mu
             answers[name] = Answer(
                 None if values is None else np.array([math.inf if e is None else e for e in values]),
                 reasons.get(name),
-                tuple(GaussianLoss(float(one)) for one in mu) if known else (),
+                tuple(GaussianLoss(math.inf if one is None else one) for one in mu or ()),
                 tuple(tuple(J) for J in seen_by[name]) if name in seen_by else None,
             )
         sampled = analysis.exposure().sampled

@@ -7,6 +7,7 @@ its curve comes from dp-accounting's privacy loss distributions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -15,7 +16,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from topdp.plan.arrays import Floats
-from topdp.privacy.basics.checks import PrivacyError, expect_delta
+from topdp.privacy.basics.checks import NotCovered, PrivacyError, expect_delta
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
 
@@ -106,10 +107,22 @@ class Smaller:
         return min(known, default=math.nan)
 
     def epsilon(self, delta: float) -> float:
-        return min(loss.epsilon(delta) for loss in self.losses)
+        return self._smallest(lambda loss: loss.epsilon(delta))
 
     def power(self, false_alarms: float) -> float:
-        return min(loss.power(false_alarms) for loss in self.losses)
+        return self._smallest(lambda loss: loss.power(false_alarms))
+
+    def _smallest(self, ask: Callable[[Loss], float]) -> float:
+        """One that refuses leaves the answer to the others."""
+        found, refusal = [], NotCovered("Expected a loss, got none.")
+        for loss in self.losses:
+            try:
+                found.append(ask(loss))
+            except NotCovered as error:
+                refusal = error
+        if not found:
+            raise refusal
+        return min(found)
 
 
 def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:
