@@ -12,12 +12,12 @@ import pytest
 from builders import blobs
 from topdp import topology
 from topdp.plan import save, schedules
-from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.protocols import PlainSynchronous
 from topdp.runs import planning, run
 from topdp.settings import build, config
 
-NAMES = ["claimed", "view", "worst_case"]
+NAMES = ["claimed", "view", "adaptive", "outsider", "worst_case"]
 SMALL = ["--set", "topology.agents=5", "--set", "topology.kind=ring", "--set", "rounds=6"]
 
 
@@ -92,41 +92,49 @@ def test_a_configuration_is_accounted_without_data_and_without_torch(tmp_path):
     assert done.stderr.splitlines()[-1] == "False"
     assert list(tmp_path.iterdir()) == []
     found = json.loads(done.stdout)
-    assert found["epsilon"]["view"] == pytest.approx(1.0)
+    assert found["epsilon"]["adaptive"] == pytest.approx(1.0)
 
 
 def test_the_json_of_an_account(topdp):
-    found = the_json(topdp("account", *SMALL, "--set", "method.name=top", "--json"))
-    assert found["delta"] == 1e-5 and found["guarantee"] == "view" and found["releases"] == 7
-    assert list(found["epsilon"]) == NAMES
-    assert 1 - 1e-6 <= found["epsilon"]["view"] <= 1
-    assert found["epsilon"]["claimed"] < 1 < found["epsilon"]["worst_case"]
+    found = the_json(
+        topdp("account", *SMALL, "--set", "method.name=top", "--answers", "view, outsider", "--json")
+    )
+    assert found["delta"] == 1e-5 and found["guarantee"] == "adaptive" and found["releases"] == 7
+    assert list(found["epsilon"]) == NAMES and found["colluders"] == 1
+    assert 1 - 1e-6 <= found["epsilon"]["adaptive"] <= 1
+    assert found["epsilon"]["claimed"] <= found["epsilon"]["view"] < 1 < found["epsilon"]["worst_case"]
+    assert found["mu"]["adaptive"] == pytest.approx(mu_of(1.0, 1e-5), rel=1e-5)
+    assert found["power"]["adaptive"] == pytest.approx({"0.01": 0.01978, "0.05": 0.08429}, abs=1e-4)
     for key in NAMES:
         assert max(found["epsilon_per_agent"][key]) == found["epsilon"][key]
         assert len(found["epsilon_per_agent"][key]) == 5
-    mu = np.array(found["mu_view"], float)
+    mu = np.array(found["pairs"]["view"]["mu"], float)
     assert mu.shape == (5, 5) and np.isnan(np.diag(mu)).all()
     assert epsilon_of(float(np.nanmax(mu)), 1e-5) == pytest.approx(found["epsilon"]["view"])
     # σ is noise per unit of clip; z = σ·b and μ of the claim is √7/z.
     assert found["sigma"] == [found["sigma"][0]] * 5
     claimed = epsilon_of(np.sqrt(7) / (found["sigma"][0] * 12_000), 1e-5)
     assert found["epsilon"]["claimed"] == pytest.approx(claimed)
-    assert set(found["assumptions"]) == set(NAMES) and "fixed inputs" in found["assumptions"]["view"]
+    assert set(found["assumptions"]) == set(NAMES) and "do not react" in found["assumptions"]["view"]
+    assert "No assumption on gradients" in found["assumptions"]["adaptive"]
 
 
 def test_a_run_is_accounted_as_it_was(topdp, finished):
     found = the_json(topdp("account", finished, "--json"))
     written = json.loads((finished / "privacy.json").read_text())
-    assert 3 * (1 - 1e-6) <= found["epsilon"]["view"] <= 3
-    for key in NAMES:
+    assert 3 * (1 - 1e-6) <= found["epsilon"]["adaptive"] <= 3
+    assert list(written["epsilon_per_agent"]) == ["claimed", "adaptive", "worst_case"]
+    for key in written["epsilon_per_agent"]:
         assert found["epsilon_per_agent"][key] == pytest.approx(written["epsilon_per_agent"][key], rel=1e-9)
     assert found["sensitivity"] == [4.0 / 20] * 6
+    more = the_json(topdp("account", finished, "--answers", "view", "--json"))
+    assert 0 < more["epsilon"]["view"] < more["epsilon"]["adaptive"] == found["epsilon"]["adaptive"]
     refused = topdp("account", finished, "--set", "privacy.epsilon=2")
     assert refused.code == 2 and "accounted as it was" in refused.err
 
 
 def test_coalitions_learn_no_less_than_their_members(topdp):
-    found = the_json(topdp("account", *SMALL, "--coalition", "2", "--json"))
+    found = the_json(topdp("account", *SMALL, "--coalition", "2", "--answers", "view", "--json"))
     together = found["coalition"]
     assert together["size"] == 2 and together["statement"].startswith("All 10 coalitions of 2 agents")
     assert all(one <= two * (1 + 1e-9) for one, two in zip(
@@ -138,7 +146,7 @@ def test_coalitions_learn_no_less_than_their_members(topdp):
 
 def test_the_tables_say_who_sees_most_and_what_is_assumed(topdp, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    done = topdp("account", *SMALL, "--coalition", "2")
+    done = topdp("account", *SMALL, "--coalition", "2", "--answers", "view")
     assert done.code == 0
     for words in (
         "1e-05, add-remove",
@@ -148,12 +156,18 @@ def test_the_tables_say_who_sees_most_and_what_is_assumed(topdp, monkeypatch):
         "ε worst case",
         "σ, noise per unit of clip",
         "in every round",
-        "who sees most",
+        "ε adaptive",
+        "sees most, adaptive",
+        "adaptive (budget)",
+        "power at 5%",
+        "8.4%",
+        "0.2681",
         "share of the budget",
         "100.0%",
         "All 10 coalitions of 2 agents",
         "honest but curious",
-        "Gradients count as fixed inputs",
+        "do not react",
+        "No assumption on gradients",
     ):
         assert words in done.out, words
 
@@ -163,10 +177,11 @@ def test_infinite_and_refused_are_words(topdp, monkeypatch):
     done = topdp("account", *SMALL, "--set", "method.name=no-noise")
     assert done.code == 0 and "infinite: Infinite: what agents 0" in done.out and " inf " not in done.out
     sampled = ["--set", "data.batch={poisson=500}", "--set", "rounds=1"]
-    done = topdp("account", *SMALL, *sampled, "--set", "privacy.guarantee=worst-case", "--json")
-    found = the_json(done)
-    assert found["epsilon"]["view"] is None and found["mu_view"] is None
-    assert "reuses noise" in found["reasons"]["view"]
+    sampled += ["--set", "privacy.adjacency=replace-one", "--set", "privacy.guarantee=worst-case"]
+    found = the_json(topdp("account", *SMALL, *sampled, "--json"))
+    assert found["epsilon"]["claimed"] is None and found["status"]["claimed"] == "refused"
+    assert "add-remove" in found["reasons"]["claimed"]
+    assert found["epsilon"]["view"] is None and found["status"]["view"] == "not asked"
     assert 1 - 1e-6 <= found["epsilon"]["worst_case"] <= 1
 
 
@@ -217,8 +232,17 @@ WRONG = {
     "config sigma": (["account", *SMALL, "--set", "privacy.sigma=inf"], "privacy.sigma"),
     "config clip": (["account", *SMALL, "--set", "privacy.clip=0"], "privacy.clip"),
     "budgets": (["account", *SMALL, "--set", "privacy.epsilon=[1.0, 2.0]"], "expected one number or 5"),
-    "no noise helps": (["account", *SMALL, "--set", "method.alpha=0.0"], "No amount of noise gives a view"),
-    "poisson": (["account", *SMALL, "--set", "data.batch={poisson=9}"], "does not cover Poisson samples"),
+    "no noise helps": (
+        ["account", *SMALL, "--set", "method.alpha=0.0"],
+        "No amount of noise gives an epsilon by adaptive",
+    ),
+    "answers": (["account", *SMALL, "--answers", "view,all"], "among view, adaptive, outsider, got 'all'"),
+    "config answers": (
+        ["account", *SMALL, "--set", 'privacy.answers=["all"]'],
+        "privacy.answers.0: got 'all'",
+    ),
+    "colluders": (["account", *SMALL, "--set", "privacy.colluders=5"], "privacy.colluders from 0 to 4"),
+    "no colluders": (["account", *SMALL, "--set", "privacy.colluders=-1"], "privacy.colluders"),
     "coalition": (["account", *SMALL, "--coalition", 0], "--coalition"),
     "no file": (["account", "nowhere.toml"], "could not read nowhere.toml"),
 }

@@ -247,7 +247,7 @@ def test_poisson_batches_with_reused_noise(name, guarantee):
 @pytest.mark.parametrize("guarantee", ["view", "adaptive", "worst-case"])
 def test_messages_without_noise_of_their_own_are_refused(guarantee):
     write = writer("top-sync", alpha=0.0, graph=topology.ring(6))
-    with pytest.raises(NotCovered, match=f"No amount of noise gives a {guarantee} epsilon: agents 0"):
+    with pytest.raises(NotCovered, match=f"No amount of noise gives an epsilon by {guarantee}: agents 0"):
         calibrate(write, analysis([20] * 6), guarantee, np.full(6, 1.0), DELTA)
 
 
@@ -313,7 +313,7 @@ def test_names_nobody_knows_are_refused():
         analysis([20] * 6, calibration="loose")
     with pytest.raises(InputError, match="Expected adjacency='neighbours'"):
         analysis([20] * 6, adjacency="neighbours").exposure()
-    with pytest.raises(PrivacyError, match="Expected guarantee to be one of claimed, view, adaptive, worst-case"):
+    with pytest.raises(PrivacyError, match="guarantee to be one of claimed, view, adaptive, worst-case"):
         calibrate(writer("plain-sync"), analysis([20] * 6), "none", np.full(6, 1.0), DELTA)
 
 

@@ -9,14 +9,14 @@ from topdp.runs import run
 from topdp.settings import config
 
 TITLES = {
-    "the default job": ([], "MNIST, 30 agents, sync, ε = 1 (view, δ = 1e-5)"),
+    "the default job": ([], "MNIST, 30 agents, sync, ε = 1 (adaptive, δ = 1e-5)"),
     "another guarantee": (
         ["data.name=cifar10", "method.mode=async", "privacy.epsilon=0.5", "privacy.guarantee=worst-case"],
         "CIFAR-10, 30 agents, async, ε = 0.5 (worst-case, δ = 1e-5)",
     ),
     "one budget each": (
         ["privacy.epsilon=[2.0, 0.5, 1.0]"],
-        "MNIST, 30 agents, sync, ε = 0.5 to 2 (view, δ = 1e-5)",
+        "MNIST, 30 agents, sync, ε = 0.5 to 2 (adaptive, δ = 1e-5)",
     ),
     "noise as given": (["privacy.sigma=0.1"], "MNIST, 30 agents, sync, σ = 0.1"),
     "no noise": (["method.name=no-noise"], "MNIST, 30 agents, sync, no noise"),
@@ -62,5 +62,5 @@ def test_runs_and_comparisons_draw_under_that_title(topdp, tmp_path, monkeypatch
     done = topdp("compare", *changes, "--methods", "plain", "--out", tmp_path / "all")
     assert done.code == 0, done.err
     assert titles == dict.fromkeys(
-        ("accuracy.png", "compare.png"), "blobs, 3 agents, sync, ε = 1 (view, δ = 1e-5)"
+        ("accuracy.png", "compare.png"), "blobs, 3 agents, sync, ε = 1 (adaptive, δ = 1e-5)"
     )

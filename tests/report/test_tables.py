@@ -7,25 +7,29 @@ from rich.console import Console
 
 from topdp.report import tables
 
+ANSWERS = ("claimed", "view", "adaptive", "outsider", "worst_case")
+ASKED = ("claimed", "adaptive", "worst_case")
+
 
 def summary(epsilon):
-    reasons = {} if epsilon else dict.fromkeys(tables.ANSWERS, "Infinite: nothing is hidden.")
-    privacy = {"delta": 1e-5, "guarantee": "view", "reasons": reasons}
+    reasons = {} if epsilon else dict.fromkeys(ASKED, "Infinite: nothing is hidden.")
+    privacy = {"delta": 1e-5, "guarantee": "adaptive", "reasons": reasons}
+    status = dict.fromkeys(ASKED, "finite" if epsilon else "infinite")
     return {
         "rounds": 6000,
         "accuracy": {"mean": 0.88904, "min": 0.1, "max": 1.0},
         "privacy": {
             **privacy,
-            "epsilon": dict.fromkeys(tables.ANSWERS, epsilon),
-            "status": dict.fromkeys(tables.ANSWERS, "finite" if epsilon else "infinite"),
+            "epsilon": {name: epsilon if name in ASKED else None for name in ANSWERS},
+            "status": dict.fromkeys(ANSWERS, "not asked") | status,
         },
         "seconds": 1240.4,
     }
 
 
-def printed(table, width):
+def printed(parts, width):
     console = Console(file=io.StringIO(), width=width)
-    console.print(table)
+    console.print(*(parts if isinstance(parts, list) else [parts]), sep="\n")
     return console.file.getvalue()
 
 
@@ -33,6 +37,9 @@ def test_a_run_has_one_line_on_eighty_columns():
     text = printed(tables.runs({"top-dp": summary(4.6083), "no-noise": summary(None)}), 80)
     for words in ("top-dp", "no-noise", "88.90%", "10.0-100.0", "4.608", "infinite", "1240 s", "6000 rounds"):
         assert words in text, words
+    assert "ε view" not in text and "outsider" not in text
+    assert text.count("nothing is hidden") == 1
+    assert "no-noise, ε claimed, adaptive, worst case: Infinite" in text
 
 
 @pytest.mark.parametrize("width", [30, 60])

@@ -182,7 +182,7 @@ def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
         ("delta = 1e-05", "delta = 0.5", "delta"),
         ('name = "mlp"', 'name = "mlp"', None),
         ('partition = "iid"', 'partition = "iid"\nrecords = 5', "records, sensitivity"),
-        ('batch = "full"', "batch = { cycle = 2 }", "sensitivity, participation"),
+        ('batch = "full"', "batch = { cycle = 2 }", "sensitivity, batches"),
         ('adjacency = "add-remove"', 'adjacency = "replace-one"', "adjacency"),
     ],
 )
@@ -240,7 +240,9 @@ def test_an_account_of_another_plan_is_not_believed(broken_off):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda p: p["epsilon_per_agent"].update(view=[e / 100 for e in p["epsilon_per_agent"]["view"]]),
+        lambda p: p["epsilon_per_agent"].update(
+            adaptive=[e / 100 for e in p["epsilon_per_agent"]["adaptive"]]
+        ),
         lambda p: p["epsilon_per_agent"].update(view=[]),
         lambda p: p["epsilon"].update(view=0.01),
         lambda p: p.update(reasons=[1]),

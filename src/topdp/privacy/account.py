@@ -260,7 +260,7 @@ def account(
     >>> analysis = Analysis("tight", (Full(100),) * 6, clip=100.0)
     >>> found = account(plan, analysis, delta=1e-5, answers=["view", "adaptive"])
     >>> {name: round(answer.largest, 2) for name, answer in found.answers.items() if answer.asked}
-    {'claimed': 2.59, 'view': 3.06, 'adaptive': 3.97, 'worst_case': 5.24}
+    {'claimed': 2.59, 'view': 3.06, 'adaptive': 3.72, 'worst_case': 5.24}
     """
     delta = expect_delta(delta)
     expect_answers(answers)
@@ -282,8 +282,14 @@ def account(
         else:
             views[name] = observed(name, plan, exposure, colluders, patient, progress)
         found, owners = views[name], range(plan.agents)
+        epsilon = np.asarray(np.nanmax(found.epsilon(delta), axis=1))
+        if any(epsilon[i] < loss.epsilon(delta) for i, loss in found.samples.items()):
+            said.append(
+                f"{name}: Poisson samples count as if each record were in every round: no amplification is "
+                "known where noise is reused. Full batches ask for less noise."
+            )
         return Answer(
-            np.asarray(np.nanmax(found.epsilon(delta), axis=1)),
+            epsilon,
             losses=tuple(found.largest(i) for i in owners),
             observers=tuple(found.observers[found.sees_most(i)] for i in owners),
         )
@@ -314,7 +320,11 @@ def _answer(ask: Callable[[], Answer]) -> Answer:
     if answer.epsilon is not None and np.isinf(answer.epsilon).any():
         who = np.flatnonzero(np.isinf(answer.epsilon))
         some = ", ".join(map(str, who[:5])) + (", ..." if len(who) > 5 else "")
-        return replace(answer, reason=f"Infinite: what agents {some} send is not hidden by noise.")
+        why = (
+            f"Infinite: what agents {some} send is not hidden by noise. Use a method with noise, alpha > 0 "
+            "and a budget or sigma for every agent."
+        )
+        return replace(answer, reason=why)
     return answer
 
 

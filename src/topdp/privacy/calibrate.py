@@ -128,11 +128,11 @@ def _balanced(
     if not np.isfinite(excess).all():
         who = ", ".join(map(str, np.flatnonzero(~np.isfinite(excess))[:5]))
         raise NotCovered(
-            f"No amount of noise gives a {guarantee} epsilon: agents {who} send rows without noise."
+            f"No amount of noise gives an epsilon by {guarantee}: agents {who} send rows without noise."
         )
     if excess.max() == 0:
         raise NotCovered(
-            f"Nobody reads what others make in this plan: no {guarantee} epsilon to calibrate to."
+            f"Nobody reads what others make in this plan: no epsilon by {guarantee} to calibrate to."
         )
     step = 1.0
     for _ in range(0 if alike else SWEEPS):

@@ -184,7 +184,7 @@ def spending(
     ...     print(guarantee, spent.curve(guarantee)[[0, 4, 9]].round(2).tolist())
     claimed [0.73, 1.76, 2.59]
     view [0.73, 2.04, 2.94]
-    adaptive [0.73, 2.59, 3.96]
+    adaptive [0.73, 2.59, 3.72]
     worst-case [0.73, 3.35, 5.24]
     """
     exposure = analysis.exposure()

@@ -39,7 +39,7 @@ def heading(configs: Sequence[RunConfig], agents: int) -> str:
 
     >>> from topdp.settings.config import RunConfig
     >>> heading([RunConfig()], agents=30)
-    'MNIST, 30 agents, sync, ε = 1 (view, δ = 1e-5)'
+    'MNIST, 30 agents, sync, ε = 1 (adaptive, δ = 1e-5)'
     """
     first, noisy = configs[0], [config for config in configs if build.method(config).noisy]
     known = (data_title(first.data.name), f"{agents} agents", first.method.mode)

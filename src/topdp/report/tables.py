@@ -42,12 +42,11 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
             *(epsilon(summary["privacy"], key) for key in answers),
             f"{summary['seconds']:.0f} s",
         )
-    reasons = [
-        Text(f"{name}, ε {words(key)}: {reason}")
-        for name, summary in summaries.items()
-        for key, reason in summary["privacy"].get("reasons", {}).items()
-    ]
-    return [table, *reasons]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name, summary in summaries.items():
+        for key, reason in summary["privacy"].get("reasons", {}).items():
+            reasons.setdefault((name, reason), []).append(words(key))
+    return [table, *(Text(f"{name}, ε {', '.join(keys)}: {why}") for (name, why), keys in reasons.items())]
 
 
 def words(answer: str) -> str:
