@@ -31,7 +31,7 @@ def test_a_title_names_data_budget_and_guarantee(case):
 
 def test_the_budget_is_that_of_the_methods_with_noise():
     both = [config.read(changes=[f"method.name={name}"]) for name in ("no-noise", "plain")]
-    assert "ε = 1 (view" in curves.heading(both, agents=30)
+    assert "ε = 1 (adaptive" in curves.heading(both, agents=30)
 
 
 def test_data_sets_are_named_as_people_know_them():

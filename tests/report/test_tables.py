@@ -37,7 +37,7 @@ def test_a_run_has_one_line_on_eighty_columns():
     text = printed(tables.runs({"top-dp": summary(4.6083), "no-noise": summary(None)}), 80)
     for words in ("top-dp", "no-noise", "88.90%", "10.0-100.0", "4.608", "infinite", "1240 s", "6000 rounds"):
         assert words in text, words
-    assert "ε view" not in text and "outsider" not in text
+    assert "view" not in text and "outsider" not in text
     assert text.count("nothing is hidden") == 1
     assert "no-noise, ε claimed, adaptive, worst case: Infinite" in text
 

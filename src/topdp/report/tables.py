@@ -29,7 +29,7 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
     ]
     meaning = f"ε at δ = {privacy['delta']:g}, largest over agents; worst case: all others together"
     table = uncut(
-        "method", "accuracy", "agents", *(f"ε {words(name)}" for name in answers), "time",
+        "method", "accuracy", "agents", *(f"ε\n{words(name)}" for name in answers), "time",
         caption=f"{first['rounds']} rounds; agents: worst to best; {meaning}; "
         + (f"budget on: {met}" if met else "noise as given"),
     )  # fmt: skip
@@ -121,7 +121,7 @@ def _per_agent(config: RunConfig, found: Account) -> Table:
     answers = {name: found.answers[name] for name in _asked(found)}
     named = [name for name, answer in answers.items() if answer.observers and name != "outsider"]
     table = uncut(
-        "agent", *(f"ε {words(name)}" for name in answers),
+        "agent", *(f"ε\n{words(name)}" for name in answers),
         *(f"sees most, {words(name)}" for name in named), "share of the budget",
     )  # fmt: skip
     for agent, limit in enumerate(budget):
