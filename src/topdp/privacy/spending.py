@@ -138,7 +138,7 @@ class Spending:
         return [self._known[last] for last in places]
 
     def _view(self, places: Sequence[int]) -> Floats:
-        expect_bearable(self.plan, self.patient, self.plan.agents - 1)
+        expect_bearable(self.plan, self.patient, self.plan.agents - 1, owners=1)
         return self._amplified(leading_view(self.plan, self.analysis.exposure(), self.owner, places), places)
 
     def _adaptive(self, places: Sequence[int]) -> Floats:

@@ -96,7 +96,7 @@ def leading_adaptive(
     public = Public.ESTIMATES
     coalitions = [J for J in _coalitions(plan, public, colluders, patient) if owner not in J]
     if not _all_seen(plan, public, coalitions):
-        expect_bearable(plan, patient, len(coalitions), public)
+        expect_bearable(plan, patient, len(coalitions), public, owners=1)
         return leading_view(plan, exposure, owner, last, coalitions, public)
     period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
     found = [

@@ -22,8 +22,10 @@ USUAL, WIDEST = 256, 2048
 """Rounds for which a change has to be followed in a long plan: on the paper's graphs, and at most unasked."""
 
 
-def view_work(plan: Plan, observers: int | None = None, public: Public = Public.NOTHING) -> float:
-    """Roughly, the operations of the views of so many observers (`view`, `gram`); default each agent."""
+def view_work(
+    plan: Plan, observers: int | None = None, public: Public = Public.NOTHING, owners: int | None = None
+) -> float:
+    """Roughly, the operations of `view`; default every agent alone about all others."""
     n, R = plan.agents, plan.releases
     last = plan.readers[R // 2]
     seen = max(1.0, float((last >= 0).sum()) / n)  # rows an observer reads in a round
@@ -31,15 +33,19 @@ def view_work(plan: Plan, observers: int | None = None, public: Public = Public.
         seen += n
     followed = R if R <= LONG else min(R, USUAL)
     shifts = plan.rows * (2 + seen) * R * followed
-    each = (n - 1) * (shifts + 2 / 3 * seen * R * followed**2) + R * A_ROUND
+    each = (n - 1 if owners is None else owners) * (shifts + 2 / 3 * seen * R * followed**2) + R * A_ROUND
     return (n if observers is None else observers) * each
 
 
 def expect_bearable(
-    plan: Plan, patient: bool, observers: int | None = None, public: Public = Public.NOTHING
+    plan: Plan,
+    patient: bool,
+    observers: int | None = None,
+    public: Public = Public.NOTHING,
+    owners: int | None = None,
 ) -> None:
     """Refuses views that would take far too long, unless their user is patient."""
-    work = view_work(plan, observers, public)
+    work = view_work(plan, observers, public, owners)
     if work > LIMIT and not patient:
         growth = 1 if plan.releases > LONG else 3
         fits = math.floor(plan.releases * (LIMIT / work) ** (1 / growth))
