@@ -186,7 +186,7 @@ def _short(plan: Plan, coalition: Bools) -> Floats:
         if kind not in known:
             known[kind] = _release(plan, r, unknown)
         unit = known[kind] if plan.scale[r] > 0 else np.where(known[kind] > 0, np.inf, 0.0)
-        with np.errstate(over="ignore", divide="ignore"):
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             result[r] = np.where(unit > 0, unit * np.square(plan.rate[r] / plan.scale[r]), 0.0)
     result[:, coalition] = 0.0
     return result
@@ -216,7 +216,9 @@ def _squared(C: Floats, S: Floats) -> Floats:
     """sᵀC⁺s for each column s of S; infinite where s leaves the range of C."""
     fresh, inverse, null, weights, guard = whiten(C, C.diagonal())
     left = np.abs(S[null] - weights @ S[fresh])
-    leaks = (left > ROUNDING * (S[null] + np.abs(weights) @ S[fresh])).any(axis=0)
+    # Rounding in the weights is judged by all that enters the row, whoever's step it is.
+    entered = (S[null] + np.abs(weights) @ S[fresh]).sum(axis=1, keepdims=True)
+    leaks = (left > ROUNDING * entered).any(axis=0)
     D = inverse @ S[fresh] * guard if len(fresh) else np.zeros((0, S.shape[1]))
     return np.where(leaks, np.inf, np.square(D).sum(axis=0))
 
