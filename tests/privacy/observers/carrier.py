@@ -1,11 +1,11 @@
 """A legal clipped model whose gradients carry a record's change past the noise; for tests only.
 
-The model has 1 + n parameters: x, and a place y_k for each agent. An ordinary record of agent k loses
-gain·x·y_k (x is not followed): its gradient is gain·x in place k, a function of the agent's own estimate, and
-long ones are clipped like any other. So agent k writes its estimate, steeply, where fresh noise is small
-against it, and x itself is left alone. The one record in question pulls x by the clip; where it is missing,
-a record without a gradient keeps its place (the number of records is public). `TorchCarrier` is that model
-for the real engine, `Carrier.gradients` the same for many runs at once.
+The model has a parameter x, and a place y_k for each agent k that writes. An ordinary record of such an
+agent loses gain·x·y_k (x is not followed): its gradient is gain·x in place k, a function of the agent's own
+estimate, and long ones are clipped like any other. So the agent writes its estimate, steeply, where fresh
+noise is small against it, and x itself is left alone. The one record in question pulls x by the clip; where
+it is missing, a record without a gradient keeps its place (the number of records is public). `TorchCarrier`
+is that model for the real engine, `Carrier.gradients` the same for many runs at once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PULL = 1e3  # far above every clip
 
 
 class TorchCarrier(nn.Module):
-    """(records [b, n + 1]) -> losses [b]; a record is (its agent's gain in place k, its pull on x)."""
+    """(records [b, places + 1]) -> losses [b]; a record is (a gain in each place, its pull on x)."""
 
-    def __init__(self, agents: int) -> None:
+    def __init__(self, places: int) -> None:
         super().__init__()
         self.x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        self.y = nn.Parameter(torch.zeros(agents, dtype=torch.float64))
+        self.y = nn.Parameter(torch.zeros(places, dtype=torch.float64))
 
     def forward(self, records: Tensor) -> Tensor:
         return (records[:, :-1] @ self.y) * self.x.detach() + records[:, -1] * self.x
@@ -47,13 +47,14 @@ class Carrier:
     """`records` per agent, clipped to `clip`; with step λ, λ·gain is how steeply estimates are written."""
 
     agents: int
+    writers: tuple[int, ...]
     records: int
     clip: float
     gain: float
 
     @property
     def width(self) -> int:
-        return 1 + self.agents
+        return 1 + len(self.writers)
 
     @property
     def sensitivity(self) -> float:
@@ -61,29 +62,30 @@ class Carrier:
 
     def gradients(self, estimates: np.ndarray, owner: int, with_record: bool) -> np.ndarray:
         """[agents, width, runs] -> the same: means of clipped gradients."""
-        steep = self.gain * estimates[:, 0]
-        norm = np.abs(steep)
-        steep = steep / np.maximum(1.0, norm / self.clip)
         found = np.zeros_like(estimates)
-        for k in range(self.agents):
-            count = self.records - 1 if k == owner else self.records
-            found[k, 1 + k] = count / self.records * steep[k]
+        for place, k in enumerate(self.writers, 1):
+            found[k, place] = self._share(k, owner) * np.clip(
+                self.gain * estimates[k, 0], -self.clip, self.clip
+            )
         found[owner, 0] = self.sensitivity if with_record else 0.0
         return found
 
-    def linear(self, round: int, rows: list[np.ndarray], owner: int) -> np.ndarray:
+    def linear(self, rows: list[np.ndarray], owner: int) -> np.ndarray:
         """The same while nothing is clipped: coefficients of gradients from those of rows."""
         estimates = rows[-1][: self.agents]
         found = np.zeros_like(estimates)
-        for k in range(self.agents):
-            count = self.records - 1 if k == owner else self.records
-            found[k, 1 + k] = count / self.records * self.gain * estimates[k, 0]
+        for place, k in enumerate(self.writers, 1):
+            found[k, place] = self._share(k, owner) * self.gain * estimates[k, 0]
         return found
 
+    def _share(self, agent: int, owner: int) -> float:
+        """Of ordinary records."""
+        return 1.0 - (agent == owner) / self.records
+
     def shards(self, owner: int, with_record: bool) -> Shards:
-        held = np.zeros((self.agents, self.records, self.agents + 1))
-        for k in range(self.agents):
-            held[k, :, k] = self.gain
+        held = np.zeros((self.agents, self.records, self.width))
+        for place, k in enumerate(self.writers):
+            held[k, :, place] = self.gain
         held[owner, 0] = 0.0
         held[owner, 0, -1] = PULL * self.clip if with_record else 0.0
         labels = np.zeros(self.records, np.int64)
@@ -91,7 +93,7 @@ class Carrier:
 
     def by_the_engine(self, plan: Plan, owner: int, with_record: bool, seed: int) -> list[np.ndarray]:
         """The rows of every round, by what executes real runs; rows that are only sent are made too."""
-        gradients = ClippedGradients(TorchCarrier(self.agents), self.clip, given)
+        gradients = ClippedGradients(TorchCarrier(len(self.writers)), self.clip, given)
         shards = self.shards(owner, with_record)
         everything = replace(plan, pruned=True)  # says that rows on which no estimate depends are gone
         batches = [Full(self.records)] * self.agents

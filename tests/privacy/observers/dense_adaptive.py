@@ -134,7 +134,7 @@ class Whitened(NamedTuple):
 
 def whitened(A: np.ndarray, B: np.ndarray) -> Whitened | None:
     """Each row freed of what the rows before it tell; None where some change is seen without noise."""
-    kind = type(B.flat[0]) if B.size else float
+    kind = type(A.flat[0]) if A.size else float
     nothing, something, passes = PRECISION[kind if kind in PRECISION else float]
     basis: list[tuple[np.ndarray, np.ndarray, Any, int]] = []
     most = abs(A).max(initial=0)
@@ -156,8 +156,8 @@ def whitened(A: np.ndarray, B: np.ndarray) -> Whitened | None:
         elif max(abs(a)) > something * most:
             return None
     return Whitened(
-        np.array([a.astype(float) / float(d) ** 0.5 for a, _, d, _ in basis]).reshape(-1, A.shape[1]),
-        np.array([b.astype(float) / float(d) ** 0.5 for _, b, d, _ in basis]).reshape(-1, B.shape[1]),
+        np.array([a.astype(float) / float(d) ** 0.5 for a, _, d, _ in basis]).reshape(len(basis), A.shape[1]),
+        np.array([b.astype(float) / float(d) ** 0.5 for _, b, d, _ in basis]).reshape(len(basis), B.shape[1]),
     )
 
 

@@ -17,6 +17,8 @@ import numpy as np
 from builders import PROTOCOLS
 from topdp import topology
 from topdp.plan import Plan, schedules
+from topdp.privacy import exposure, view
+from topdp.privacy.observers.filtering import Public
 from topdp.topology import Topology
 
 FAMILIES: dict[str, Callable[[int], Topology]] = {
@@ -103,10 +105,14 @@ def random_case(family: str, protocol: str, kind: str, seed: int) -> Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`ratio`: what J learns over the bound, in μ; `excess`: of M with reactions over M without, as matrices;
-    `moved`: by how much reactions change what J learns that sees all estimates. The last two should be 0."""
+    """`ratio`: what J learns, over what `adaptive` says, in μ; `view`: the same over the view's answer.
+
+    `excess`: of M with reactions over M of the bound, as matrices; `moved`: by how much reactions change what
+    J learns if it sees all estimates. Both should be 0.
+    """
 
     ratio: float
+    view: float
     excess: float
     moved: float
 
@@ -114,9 +120,18 @@ class Verdict:
 def judge(case: Case) -> Verdict:
     reacting, public, bound = case.grams()
     size = max(np.abs(bound).max(), 1e-300)
-    largest = dense.bracket(bound)[1]
+    learned = dense.bracket(reacting)[0] ** 0.5
+    exposed = exposure(case.plan.agents, 1.0)
+    said = [
+        view(case.plan, exposed, [case.J], [case.owner], public=which).upper
+        for which in ((Public.ESTIMATES, Public.NOTHING) if case.J else (Public.ESTIMATES,))
+    ]
+    ratio, *of_view = (
+        learned / one[case.owner, 0] if learned > 0 else 0.0 for one in said if one is not None
+    )
     return Verdict(
-        ratio=(dense.bracket(reacting)[0] / largest) ** 0.5 if largest > 0 else 0.0,
+        ratio=ratio,
+        view=of_view[0] if of_view else 0.0,
         excess=max(0.0, float(np.linalg.eigvalsh(reacting - bound)[-1]) / size),
         moved=float(np.abs(public - bound).max()) / size,
     )
