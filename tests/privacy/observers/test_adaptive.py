@@ -263,6 +263,42 @@ def test_an_outsider_learns_little_of_pair_secrets():
     assert outside[0] == pytest.approx(dense_mu(plan, 0, (), "links")["high"], rel=NEAR)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="The short form judges rounding against each owner's own step, so rows that repeat others read as "
+    "infinite.",
+)
+def test_rows_that_say_the_same_twice_tell_nothing_more():
+    """Each estimate is also sent, as a row of its own with the same draws."""
+    plan = pair_secrets(SECRETS["leaf"], np.array([0.3, 0.4, 0.3, 0.5, 0.3, 0.35]), 2.0, rounds=2)
+    twice = replace(
+        plan,
+        owner=np.tile(plan.owner, 2),
+        **{
+            name: PerRound.same(np.concatenate([getattr(plan, name)[0]] * 2), plan.releases)
+            for name in ("source", "weight", "carries", "draw", "std", "readers")
+        },
+    )
+    for colluders in (0, 1, 2):
+        once, again = (adaptive(one, unit(one), colluders).worst() for one in (plan, twice))
+        np.testing.assert_allclose(again, once, rtol=NEAR)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=RuntimeWarning,
+    reason="The short form multiplies 0 by infinity where an owner carries nothing in a round without noise.",
+)
+def test_a_round_without_noise_is_infinite_for_those_who_carry_in_it():
+    plan = pair_secrets(SECRETS["ring"], np.full(6, 0.3), 2.0, rounds=3)
+    carries = np.ones(6, bool)
+    carries[4] = False
+    bare = replace(plan, scale=plan.scale * [1, 1, 0, 1], carries=PerRound.same(carries, 4))
+    for found in (adaptive(bare, unit(bare)), outsider(bare, unit(bare))):
+        assert found.worst()[4] == 0
+        assert np.isinf(found.worst()[[0, 1, 2, 3, 5]]).all()
+
+
 def test_an_unsent_estimate_without_noise_is_infinite():
     """Finite for who reads messages only; infinite once estimates are public, for that owner alone."""
     plan = plan_on(topology.ring(6), "top-sync", rounds=4, spread=1.0)
@@ -277,6 +313,21 @@ def test_an_unsent_estimate_without_noise_is_infinite():
     assert np.isfinite(dense_mu(bare, 3, (0,), "estimates")["high"])
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="UNSOUND: where rounding cannot be bounded the short form multiplies 0 by infinity, gets no number, "
+    "and answers 0.",
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
+def test_noise_that_floats_cannot_tell_apart_is_never_answered_by_nothing():
+    """Pair draws millions of times as large as own noise: the truth or more, never less."""
+    n, edges = 30, [(i, (i + k) % 30) for i in range(30) for k in (1, 2, 3, 4)]
+    plan = pair_secrets(edges, np.ones(n), 4e6, rounds=1)
+    least = np.sqrt(np.sum((plan.rate / plan.scale) ** 2) / n)  # as if all secrets hid everything but the sum
+    for found in (outsider(plan, unit(plan)), adaptive(plan, unit(plan), 1)):
+        assert (found.worst() >= least * (1 - NEAR)).all()
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_ends_of_alpha(protocol, alpha):
@@ -289,6 +340,7 @@ def test_the_ends_of_alpha(protocol, alpha):
         assert found.upper[owner, observer] == pytest.approx(expected["high"], rel=NEAR)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")  # of the fault marked above
 @settings(max_examples=60)
 @given(custom_plans(), st.data())
 def test_any_plan_at_all(plan, data):
@@ -300,6 +352,9 @@ def test_any_plan_at_all(plan, data):
     kind = "estimates" if public is Public.ESTIMATES else "links"
     expected = dense_mu(plan, owner, J, kind)
     assume(expected["high"] == np.inf or expected["high"] < 1e3)
-    found = view(plan, unit(plan), [J], [owner], public=public).upper
-    assert found is not None
-    assert found[owner, 0] >= expected["low"] * (1 - 1e-8)
+    found = view(plan, unit(plan), [J], [owner], public=public)
+    answer = adaptive(plan, unit(plan), len(J)) if public is Public.ESTIMATES else outsider(plan, unit(plan))
+    assert found.upper is not None
+    assert found.upper[owner, 0] >= expected["low"] * (1 - 1e-8)
+    if public is Public.ESTIMATES or not J:
+        assert answer.worst()[owner] >= expected["low"] * (1 - 1e-8)
