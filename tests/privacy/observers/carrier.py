@@ -1,0 +1,138 @@
+"""A legal clipped model whose gradients carry a record's change past the noise; for tests only.
+
+The model has a parameter x, and a place y_k for each agent k that writes. An ordinary record of such an
+agent loses gain·x·y_k (x is not followed): its gradient is gain·x in place k, a function of the agent's own
+estimate, and long ones are clipped like any other. So the agent writes its estimate, steeply, where fresh
+noise is small against it, and x itself is left alone. The one record in question pulls x by the clip; where
+it is missing, a record without a gradient keeps its place (the number of records is public). `TorchCarrier`
+is that model for the real engine, `Carrier.gradients` the same for many runs at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from topdp.data import Shards
+from topdp.learning.gradients import ClippedGradients
+from topdp.plan import Full, Plan
+from topdp.simulator.draws import Noise
+from topdp.simulator.engine import Engine
+
+PULL = 1e3  # far above every clip
+
+
+class TorchCarrier(nn.Module):
+    """(records [b, places + 1]) -> losses [b]; a record is (a gain in each place, its pull on x)."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.y = nn.Parameter(torch.zeros(places, dtype=torch.float64))
+
+    def forward(self, records: Tensor) -> Tensor:
+        return (records[:, :-1] @ self.y) * self.x.detach() + records[:, -1] * self.x
+
+
+def given(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The model gives the losses itself."""
+    return outputs
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """`records` per agent, clipped to `clip`; with step λ, λ·gain is how steeply estimates are written."""
+
+    agents: int
+    writers: tuple[int, ...]
+    records: int
+    clip: float
+    gain: float
+
+    @property
+    def width(self) -> int:
+        return 1 + len(self.writers)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.clip / self.records
+
+    def gradients(self, estimates: np.ndarray, owner: int, with_record: bool) -> np.ndarray:
+        """[agents, width, runs] -> the same: means of clipped gradients."""
+        found = np.zeros_like(estimates)
+        for place, k in enumerate(self.writers, 1):
+            found[k, place] = self._share(k, owner) * np.clip(
+                self.gain * estimates[k, 0], -self.clip, self.clip
+            )
+        found[owner, 0] = self.sensitivity if with_record else 0.0
+        return found
+
+    def linear(self, rows: list[np.ndarray], owner: int) -> np.ndarray:
+        """The same while nothing is clipped: coefficients of gradients from those of rows."""
+        estimates = rows[-1][: self.agents]
+        found = np.zeros_like(estimates)
+        for place, k in enumerate(self.writers, 1):
+            found[k, place] = self._share(k, owner) * self.gain * estimates[k, 0]
+        return found
+
+    def _share(self, agent: int, owner: int) -> float:
+        """Of ordinary records."""
+        return 1.0 - (agent == owner) / self.records
+
+    def shards(self, owner: int, with_record: bool) -> Shards:
+        held = np.zeros((self.agents, self.records, self.width))
+        for place, k in enumerate(self.writers):
+            held[k, :, place] = self.gain
+        held[owner, 0] = 0.0
+        held[owner, 0, -1] = PULL * self.clip if with_record else 0.0
+        labels = np.zeros(self.records, np.int64)
+        return Shards.from_arrays([(one, labels) for one in held], classes=1, dtype=torch.float64)
+
+    def by_the_engine(self, plan: Plan, owner: int, with_record: bool, seed: int) -> list[np.ndarray]:
+        """The rows of every round, by what executes real runs; rows that are only sent are made too."""
+        gradients = ClippedGradients(TorchCarrier(len(self.writers)), self.clip, given)
+        shards = self.shards(owner, with_record)
+        everything = replace(plan, pruned=True)  # says that rows on which no estimate depends are gone
+        batches = [Full(self.records)] * self.agents
+        engine = Engine(everything, gradients, shards, batches, seed)
+        state = engine.start(gradients.flat.flatten())
+        found = []
+        for _ in range(plan.releases):
+            state = engine.advance(state)
+            found.append(state.rows.numpy().copy())
+        return found
+
+    def draws_of_the_engine(self, plan: Plan, seed: int) -> np.ndarray:
+        """[R, draws, width, 1]"""
+        noise, scratch = Noise(seed, plan.draws, plan.releases), torch.Generator()
+        return np.array(
+            [
+                [
+                    noise.fill(torch.empty(self.width, dtype=torch.float64), r, d, scratch).numpy()
+                    for d in range(plan.draws)
+                ]
+                for r in range(plan.releases)
+            ]
+        )[..., None]
+
+    def execute(self, plan: Plan, owner: int, with_record: bool, draws: list[np.ndarray]) -> list[np.ndarray]:
+        """[m, width, runs] of every round, from the words of topdp.plan. `draws`: [draws, width, runs]."""
+        rows = np.zeros((plan.rows, self.width, draws[0].shape[-1]))
+        found = []
+        for r, this in enumerate(plan):
+            gradient = self.gradients(rows[: self.agents], owner, with_record)
+            made = np.zeros_like(rows)
+            for m in np.flatnonzero(this.exists):
+                for source, weight in zip(this.source[m], this.weight[m], strict=True):
+                    if source >= 0:
+                        made[m] += weight * rows[source]
+                made[m] += this.step[m] * gradient[plan.owner[m]]
+                for draw, std in zip(this.draw[m], this.std[m], strict=True):
+                    if draw >= 0:
+                        made[m] += std * draws[r][draw]
+            rows = made
+            found.append(rows)
+        return found
