@@ -219,8 +219,10 @@ def _squared(C: Floats, S: Floats) -> Floats:
     # Rounding in the weights is judged by all that enters the row, whoever's step it is.
     entered = (S[null] + np.abs(weights) @ S[fresh]).sum(axis=1, keepdims=True)
     leaks = (left > ROUNDING * entered).any(axis=0)
-    D = inverse @ S[fresh] * guard if len(fresh) else np.zeros((0, S.shape[1]))
-    return np.where(leaks, np.inf, np.square(D).sum(axis=0))
+    D = inverse @ S[fresh] if len(fresh) else np.zeros((0, S.shape[1]))
+    if not np.isfinite(guard):  # rounding may hide that there is no noise at all
+        return np.where(leaks | D.any(axis=0), np.inf, 0.0)
+    return np.where(leaks, np.inf, np.square(D * guard).sum(axis=0))
 
 
 def _groups(labels: Ints) -> list[Ints]:
