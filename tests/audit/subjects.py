@@ -1,0 +1,51 @@
+"""Small runs to audit: every method and mode, with a network of some hundred parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from builders import SETTINGS, blobs
+from topdp import topology
+from topdp.audit import Audit, Question
+from topdp.plan import Plan
+from topdp.privacy.account import Account
+from topdp.runs.assembly import Assembly
+from topdp.runs.planning import plan_and_account
+from topdp.settings.config import RunConfig, parse
+
+
+def network(hidden: int = 20) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(16, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 3)
+        )
+
+
+def settings(agents: int, rounds: int, **sections: dict[str, Any]) -> RunConfig:
+    tree: dict[str, Any] = {"rounds": rounds, "topology": {"kind": "ring", "agents": agents}, **sections}
+    tree["privacy"] = {"epsilon": 4.0, "clip": 1.0, **sections.get("privacy", {})}
+    return parse(tree)
+
+
+def subject(
+    agents: int = 4, rounds: int = 6, records: int = 160, hidden: int = 20, **sections: dict[str, Any]
+) -> tuple[Assembly, Plan, Account]:
+    """What an audit is made of; its sections change those of the configuration."""
+    config = settings(agents, rounds, **sections)
+    parts = Assembly.given(
+        config, topology.ring(agents), network(hidden), blobs(agents, records), torch.device("cpu")
+    )
+    return parts, *plan_and_account(config, parts.graph, parts.shards.counts)
+
+
+def audit(asked: Question | None = None, **options: Any) -> Audit:
+    return Audit.of(*subject(**options), asked or Question())
+
+
+def sections(protocol: str) -> dict[str, Any]:
+    """The configuration under which a protocol runs."""
+    words = dict(change.removeprefix("method.").split("=") for change in SETTINGS[protocol])
+    return {"method": {"name": words["name"], "mode": words["mode"], "alpha": 0.25, "offline": 0.0}}
