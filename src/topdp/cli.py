@@ -249,7 +249,7 @@ def audit(
         int | None, typer.Option("--owner", help="Whose records: by default the agent that loses most.")
     ] = None,
     observer: Annotated[
-        str, typer.Option("--observer", help="Who looks: worst, all others, an agent, or several: 1,4.")
+        str, typer.Option("--observer", help="Who looks: worst, all, outsider, an agent, or several: 1,4.")
     ] = "worst",
     sees: Annotated[
         str | None,
@@ -279,14 +279,14 @@ def audit(
         raise ConfigError("A run is audited as it was: leave --preset and --set away.")
     with console_progress() as fetching, run_progress(err, "audit") as watch:
         if is_run and target is not None:
-            made = audits.of_run(target, asked, device, watch, fetching)
+            made, parts = audits.of_run(target, asked, device, watch, fetching)
         else:
-            made = audits.of_config(config.read(target, preset, changes), asked, device, watch, fetching)
-        place = folder or Path("audits") / _run_name(made.parts.config)
+            wanted = config.read(target, preset, changes)
+            made, parts = audits.of_config(wanted, asked, device, watch, fetching)
+        place = folder or Path("audits") / _run_name(parts.config)
         with room_for(place):
-            found = made.run(seed, watch=watch)
-            title = heading([made.parts.config], made.plan.agents)
-            details = keep(found, place, title)
+            found = made.run(parts, seed, watch=watch)
+            details = keep(found, place, heading([parts.config], parts.graph.agents))
     if as_json:
         print_json(details)
     else:

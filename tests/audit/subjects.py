@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from builders import SETTINGS, blobs
 from topdp import topology
-from topdp.audit import Audit, Question
+from topdp.audit import Audit, Findings, Question
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.runs.assembly import Assembly
 from topdp.runs.planning import plan_and_account
 from topdp.settings.config import RunConfig, parse
+from topdp.simulator.draws import Draws
 
 
 def network(hidden: int = 20) -> torch.nn.Module:
@@ -41,8 +43,31 @@ def subject(
     return parts, *plan_and_account(config, parts.graph, parts.shards.counts)
 
 
-def audit(asked: Question | None = None, **options: Any) -> Audit:
-    return Audit.of(*subject(**options), asked or Question())
+@dataclass(frozen=True)
+class Audited:
+    """An audit and what it runs on."""
+
+    audit: Audit
+    parts: Assembly
+
+    @classmethod
+    def of(cls, asked: Question | None = None, **options: Any) -> Audited:
+        return cls.given(asked or Question(), *subject(**options))
+
+    @classmethod
+    def given(cls, asked: Question, parts: Assembly, plan: Plan, found: Account) -> Audited:
+        return cls(Audit.of(plan, found, parts.config.privacy, parts.flat.dimension, asked), parts)
+
+    @property
+    def plan(self) -> Plan:
+        return self.audit.observer.plan
+
+    @property
+    def proved(self) -> float:
+        return self.audit.loss.epsilon(self.audit.delta)
+
+    def run(self, seed: int, noise: Draws | None = None) -> Findings:
+        return self.audit.run(self.parts, seed, noise)
 
 
 def sections(protocol: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from subjects import audit
+from subjects import Audited
 
 from topdp.audit.canaries import AuditError, expect_room, planted
 from topdp.audit.execution import execute
@@ -81,12 +81,12 @@ def test_as_many_canaries_as_fit_and_no_fewer_than_tell_anything():
 
 def test_without_canaries_that_are_there_a_run_is_the_same_but_for_their_records():
     """What is planted is nothing but what coins say: all of them 0 leaves the gradients of the others."""
-    made = audit()
-    canaries = planted(made.owner, made.parts.batches, np.ones(1), 100, made.parts.flat.dimension, False, 3)
+    made = Audited.of()
+    owner, canaries = made.audit.owner, made.audit.plant(3)
     canaries.push[:] = 0.0
-    first = next(execute(made.parts, made.plan, canaries, made.signs, 3))
+    first = next(execute(made.parts, made.plan, canaries, made.audit.signs, 3))
     weights = torch.ones(4, 160)
-    weights[made.owner, canaries.records] = 0.0
+    weights[owner, canaries.records] = 0.0
     shards, rows = made.parts.shards, made.parts.start.expand(4, -1).contiguous()
     sums = made.parts.gradients.clipped_sum(rows, shards.inputs, shards.labels, weights)
     np.testing.assert_allclose(first.gradients, sums[:, canaries.coordinates] / 160, atol=1e-7)

@@ -12,30 +12,32 @@ canaries in the place of records, so its models are not those of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from topdp.audit import bounds
-from topdp.audit.canaries import KINDS, AuditError, expect_room, planted, signs
+from topdp.audit.canaries import KINDS, AuditError, Canaries, expect_room, planted, signs
 from topdp.audit.execution import execute
 from topdp.audit.findings import Findings, Kind
 from topdp.audit.observer import BY_GUARANTEE, Observer, expect_agent, named
-from topdp.audit.scores import Scores, information
+from topdp.audit.scores import Scores, Seen, information
 from topdp.data.progress import Progress
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats
 from topdp.privacy.account import Account, account
 from topdp.privacy.basics.checks import expect_delta
 from topdp.privacy.basics.exposure import Exposure
-from topdp.privacy.basics.loss import GaussianLoss, Loss
+from topdp.privacy.basics.loss import Loss
+from topdp.privacy.observers.answers import ASKED
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.folder import GIVEN, RunFolder
 from topdp.runs.loop import Watcher
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
-from topdp.settings.config import RunConfig
+from topdp.settings.config import PrivacyConfig, RunConfig
 from topdp.simulator.draws import Draws
 
 
@@ -54,16 +56,15 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """Everything that is known before anything is run."""
+    """Everything that is known before anything is run. It holds no data."""
 
-    parts: Assembly
-    plan: Plan
     owner: int
     observer: Observer
-    loss: Loss
+    loss: Loss  # of the owner, to this observer, as proved
     exposure: Exposure
-    answers: dict[str, float | str]
+    answers: dict[str, float | str]  # of the account for the owner
     canaries: int
+    dimension: int
     confidence: float
     delta: float
     signs: Floats  # [releases, kinds · classes]
@@ -71,93 +72,89 @@ class Audit:
 
     @classmethod
     def of(
-        cls, parts: Assembly, plan: Plan, found: Account, asked: Question, watch: Watcher | None = None
+        cls,
+        plan: Plan,
+        found: Account,
+        privacy: PrivacyConfig,
+        dimension: int,
+        asked: Question,
+        watch: Watcher | None = None,
     ) -> Audit:
-        """What is asked of a plan and its account, or a refusal."""
+        """What is asked of a plan and its account, or a refusal. `dimension`: parameters of the model."""
         if not 0.5 <= asked.confidence < 1:
             raise AuditError(f"--confidence: expected 0.5 or more, and below 1, got {asked.confidence}.")
         if asked.delta is not None and expect_delta(asked.delta) != found.delta:
-            found = account(plan, found.analysis, asked.delta, guarantee=found.guarantee)
-        guarantee = found.guarantee or parts.config.privacy.guarantee
-        owner = _owner(asked.owner, found, guarantee)
+            found = _at(asked.delta, plan, found, privacy.patient, accounting(watch))
+        owner = _owner(asked.owner, found, privacy.guarantee)
         exposure = found.analysis.exposure()
-        colluders = getattr(parts.config.privacy, "colluders", 1)
-        observer = named(
-            asked.observer,
-            plan,
-            exposure,
-            owner,
-            asked.sees or BY_GUARANTEE[guarantee],
-            colluders,
-            accounting(watch),
-        )
-        batches, sensitivity = exposure.batches[owner], float(exposure.sensitivity[owner])
-        period = min(batches.period, plan.releases)
+        sees = asked.sees or BY_GUARANTEE[privacy.guarantee]
+        observer = named(asked.observer, sees, owner, plan, found, privacy.patient, accounting(watch))
+        period = min(exposure.batches[owner].period, plan.releases)
         pushes = signs(observer.aim(owner, period), period)
-        worth = information(observer.plan, observer.coalition, owner, sensitivity, pushes)
+        worth = information(observer, owner, float(exposure.sensitivity[owner]), pushes)
         if not worth.any():
             raise AuditError(
                 f"{observer} sees nothing that depends on the records of agent {owner}: nothing to audit. "
                 "Name another --observer, or one that --sees more."
             )
-        count = expect_room(
-            asked.canaries, owner, parts.batches, _of_classes(worth), parts.flat.dimension, asked.seed
-        )
         answers = {
             name: str(answer.status) if answer.epsilon is None else float(answer.epsilon[owner])
             for name, answer in found.answers.items()
         }
-        loss = observer.proved(exposure, owner)
         return cls(
-            parts,
-            plan,
-            owner,
-            observer,
-            loss,
-            exposure,
-            answers,
-            count,
-            asked.confidence,
-            found.delta,
-            pushes,
-            worth,
+            owner=owner,
+            observer=observer,
+            loss=observer.proved(exposure, owner),
+            exposure=exposure,
+            answers=answers,
+            canaries=expect_room(
+                asked.canaries, owner, exposure.batches, _of_classes(worth), dimension, asked.seed
+            ),
+            dimension=dimension,
+            confidence=asked.confidence,
+            delta=found.delta,
+            signs=pushes,
+            worth=worth,
         )
 
-    def run(self, seed: int, noise: Draws | None = None, watch: Watcher | None = None) -> Findings:
-        """One run with canaries. `noise`: instead of the seed's, to audit another generator."""
+    def plant(self, seed: int) -> Canaries:
+        """Canaries and their coins."""
         replaced = self.exposure.adjacency == "replace-one"
-        canaries = planted(
-            self.owner,
-            self.parts.batches,
-            _of_classes(self.worth),
-            self.canaries,
-            self.parts.flat.dimension,
-            replaced,
-            seed,
+        worth = _of_classes(self.worth)
+        return planted(
+            self.owner, self.exposure.batches, worth, self.canaries, self.dimension, replaced, seed
         )
-        start = self.parts.start[canaries.coordinates].double().cpu().numpy()
+
+    def run(
+        self, parts: Assembly, seed: int, noise: Draws | None = None, watch: Watcher | None = None
+    ) -> Findings:
+        """One run with canaries. `noise`: instead of the seed's, to audit another generator."""
+        canaries = self.plant(seed)
+        rounds = execute(parts, self.observer.plan, canaries, self.signs, seed, noise)
+        start = parts.start[canaries.coordinates].double().cpu().numpy()
+        return self.judge(canaries, start, rounds, seed, watch)
+
+    def judge(
+        self,
+        canaries: Canaries,
+        start: Floats,
+        rounds: Iterable[Seen],
+        seed: int,
+        watch: Watcher | None = None,
+    ) -> Findings:
+        """What follows from the rounds of a run with these canaries; `start`: at their coordinates."""
         sensitivity = float(self.exposure.sensitivity[self.owner])
-        scores = Scores(
-            self.observer.plan,
-            self.observer.coalition,
-            self.owner,
-            sensitivity,
-            self.signs,
-            canaries.column,
-            start,
-        )
-        rounds = execute(self.parts, self.plan, canaries, self.signs, seed, noise)
+        scores = Scores(self.observer, self.owner, sensitivity, self.signs, canaries.column, start)
         for done, seen in enumerate(rounds):
             scores.see(seen)
             if watch is not None:
-                watch("training", done, self.plan.releases - 1, None)
-        found, kind = scores.result(), np.arange(len(canaries)) % len(KINDS)
-        batches = self.exposure.batches[self.owner]
+                watch("training", done, self.observer.plan.releases - 1, None)
+        found, batches = scores.result(), self.exposure.batches[self.owner]
         expected = np.sqrt(self.worth)[canaries.column] * (batches.rate if batches.sampled else 1.0)
-        kinds = {
-            name: self._kind(found[kind == k], canaries.there[kind == k], float(expected[kind == k].mean()))
-            for k, name in enumerate(KINDS)
-        }
+        kinds = {}
+        for k, name in enumerate(KINDS):
+            these = np.arange(len(canaries)) % len(KINDS) == k
+            kinds[name] = self._kind(found[these], canaries.there[these], float(expected[these].mean()))
         return Findings(
             self.owner,
             str(self.observer),
@@ -167,7 +164,7 @@ class Audit:
             seed,
             kinds,
             self.loss.epsilon(self.delta),
-            self.loss.mu if isinstance(self.loss, GaussianLoss) else None,
+            None if math.isnan(self.loss.mu) else self.loss.mu,
             self.answers,
         )
 
@@ -193,11 +190,11 @@ def of_config(
     device: str = "auto",
     watch: Watcher | None = None,
     progress: Progress | None = None,
-) -> Audit:
-    """An audit of the plan that a configuration would run."""
+) -> tuple[Audit, Assembly]:
+    """An audit of the plan that a configuration would run, and what to run it on."""
     parts = Assembly.of(config, choose_device(device), progress)
     plan, found = plan_and_account(config, parts.graph, parts.shards.counts, accounting(watch))
-    return Audit.of(parts, plan, found, asked, watch)
+    return Audit.of(plan, found, config.privacy, parts.flat.dimension, asked, watch), parts
 
 
 def of_run(
@@ -206,23 +203,42 @@ def of_run(
     device: str = "auto",
     watch: Watcher | None = None,
     progress: Progress | None = None,
-) -> Audit:
-    """An audit of the very plan that a run executes."""
+) -> tuple[Audit, Assembly]:
+    """An audit of the very plan that a run executes, and what to run it on."""
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
     if config.data.name == GIVEN:
         raise AuditError(
             f"The run in {path} was started from Python with its own data and model, which are not in its "
-            "folder: audit it there, with topdp.audit.Audit.of."
+            "folder: audit it there, with topdp.audit.Audit."
         )
     parts = Assembly.of(config, choose_device(device), progress)
-    expect_plan_of(config, parts.graph, parts.shards.counts, plan, path)
-    return Audit.of(parts, plan, expect_account_of(config, parts.shards.counts, folder), asked, watch)
+    counts = parts.shards.counts
+    expect_plan_of(config, parts.graph, counts, plan, path)
+    found = expect_account_of(config, counts, folder)
+    return Audit.of(plan, found, config.privacy, parts.flat.dimension, asked, watch), parts
 
 
 def accounting(watch: Watcher | None) -> Callable[[int, int], None] | None:
     """The part of a watcher that accountants call."""
     return None if watch is None else lambda done, total: watch("accounting", done, total, None)
+
+
+def _at(
+    delta: float, plan: Plan, found: Account, patient: bool, progress: Callable[[int, int], None] | None
+) -> Account:
+    """The same answers at another δ."""
+    names = [name for name in ASKED if found.answers[name].asked]
+    return account(
+        plan,
+        found.analysis,
+        delta,
+        answers=names,
+        guarantee=found.guarantee,
+        colluders=found.colluders,
+        patient=patient,
+        progress=progress,
+    )
 
 
 def _owner(asked: int | None, found: Account, guarantee: str) -> int:

@@ -1,71 +1,56 @@
-"""Who looks: from `worst`, `all` or `1,4` to a coalition, what it sees, and what is proved about that.
+"""Who looks: from `worst`, `all`, `outsider` or `1,4` to a coalition, what it sees, and what is proved.
 
-**Guarantees.** The bound is the accountant's for exactly this observer: the plan with those readers added
-who are in it. `received` counts gradients as fixed inputs; `estimates` and `all` assume nothing of them,
-since the points at which gradients are taken are seen.
+**Guarantees.** The bound is the accountants' for exactly this observer. `received` counts gradients as fixed
+inputs; `estimates` and `all` assume nothing of them, since the points at which they are taken are seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
 from topdp.audit.canaries import AuditError
-from topdp.plan import NOBODY, Full, PerRound, Plan
+from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats
+from topdp.privacy.account import Account
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.loss import Loss
+from topdp.privacy.observers.answers import observed
+from topdp.privacy.observers.filtering import Public
 from topdp.privacy.observers.gram import ROUNDING, grams
-from topdp.privacy.observers.view import LONG, view
+from topdp.privacy.observers.view import LONG, Progress, view
 from topdp.settings.config import did_you_mean
 
-Progress = Callable[[int, int], None]
-
-SEES = {
-    "received": "the rows that it receives",
-    "estimates": "the rows that it receives and everybody's estimates",
-    "all": "every row of everybody",
-}
-SWEEPS = 5
-"""Towards the best signs: on all plans we tried the third changes nothing."""
+SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public.LINKS}
 
 BY_GUARANTEE = {"claimed": "received", "view": "received", "adaptive": "estimates", "worst-case": "all"}
 """What the observer sees against whom a guarantee of a configuration is given."""
 
+SWEEPS = 5
+"""Towards the best signs: on all plans we tried the third changes nothing."""
+
 
 @dataclass(frozen=True, eq=False)
 class Observer:
-    """Agents that pool what they have, and the plan in which what they see has them as readers."""
+    """Agents that pool what they have, and what is public to them; no agents: somebody outside."""
 
+    plan: Plan
     members: tuple[int, ...]
     sees: str
-    plan: Plan
 
-    @classmethod
-    def of(cls, plan: Plan, members: tuple[int, ...], sees: str) -> Observer:
-        if sees == "received":
-            return cls(members, sees, plan)
-        more = np.full(plan.rows, members[0])
-        if sees == "estimates":
-            more[plan.agents :] = NOBODY
-        readers = plan.readers.values
-        more = np.broadcast_to(more[:, None], (*readers.shape[:2], 1)).astype(readers.dtype)
-        wider = PerRound(np.concatenate([readers, more], axis=2), plan.readers.which)
-        return cls(members, sees, replace(plan, readers=wider))
+    @property
+    def public(self) -> Public:
+        return SEES[self.sees]
 
     @property
     def coalition(self) -> Bools:
         """[agents]"""
         return np.isin(np.arange(self.plan.agents), self.members)
 
-    def learns(self, exposure: Exposure, owner: int) -> float:
-        """μ of a record of `owner`; of long plans that of one whose gradients all point one way."""
-        bound: Literal["upper", "aligned"] = "upper" if self.plan.releases <= LONG else "aligned"
-        found = view(self.plan, _as_if_full(exposure), [self.members], [owner], bound)
-        return float((found.lower if found.upper is None else found.upper)[owner, 0])
+    def proved(self, exposure: Exposure, owner: int) -> Loss:
+        """What this observer learns of a record of `owner` at most."""
+        return view(self.plan, exposure, [self.members], [owner], public=self.public).loss(owner, 0)
 
     def aim(self, owner: int, period: int) -> Floats:
         """[releases]: signs of the owner's changes that this observer sees well; all alike in long plans.
@@ -75,17 +60,15 @@ class Observer:
         signs = np.ones(self.plan.releases)
         if self.plan.releases > LONG:
             return signs
-        (M,) = grams(self.plan, self.coalition, np.array([owner]))
+        (M,) = grams(self.plan, self.coalition, np.array([owner]), self.public)
         if np.isfinite(M).all():
             for s in range(period):
                 signs[s::period] = _climbed(M[s::period, s::period])
         return signs
 
-    def proved(self, exposure: Exposure, owner: int) -> Loss:
-        """What this observer learns of a record of `owner` at most."""
-        return view(self.plan, exposure, [self.members], [owner]).loss(owner, 0)
-
     def __str__(self) -> str:
+        if not self.members:
+            return "somebody outside"
         who = "agent" if len(self.members) == 1 else "agents"
         some = ", ".join(map(str, self.members[:8])) + (", ..." if len(self.members) > 8 else "")
         return f"{who} {some}"
@@ -93,34 +76,29 @@ class Observer:
 
 def named(
     text: str,
-    plan: Plan,
-    exposure: Exposure,
-    owner: int,
     sees: str,
-    colluders: int = 1,
+    owner: int,
+    plan: Plan,
+    found: Account,
+    patient: bool = False,
     progress: Progress | None = None,
 ) -> Observer:
-    """The observer by its name: `worst` learns most of all groups of `colluders`, found member by member."""
+    """The observer by its name: `worst` is whoever, by the account, learns most of the owner."""
     if sees not in SEES:
         raise AuditError(f"--sees: got {sees!r}.{did_you_mean(sees, list(SEES))}")
-    others = tuple(agent for agent in range(plan.agents) if agent != owner)
+    if text == "outsider":
+        return Observer(plan, (), "all")
     if text == "all" or (text == "worst" and sees == "all"):
-        return Observer.of(plan, others, sees)
+        return Observer(plan, tuple(agent for agent in range(plan.agents) if agent != owner), sees)
     if text != "worst":
-        return Observer.of(plan, _members(text, plan.agents, owner), sees)
-    members: tuple[int, ...] = ()
-    tries = [(round, agent) for round in range(max(1, colluders)) for agent in others]
-    found: dict[int, float] = {}
-    for done, (_, agent) in enumerate(tries):
-        if agent not in members:
-            group = tuple(sorted((*members, agent)))
-            found[agent] = Observer.of(plan, group, sees).learns(exposure, owner)
-        if agent == others[-1]:
-            members = tuple(sorted((*members, max(found, key=lambda one: found[one]))))
-            found = {}
-        if progress is not None:
-            progress(done + 1, len(tries))
-    return Observer.of(plan, members, sees)
+        return Observer(plan, _members(text, plan.agents, owner), sees)
+    answer = "view" if sees == "received" else "adaptive"
+    known = found.answers[answer].observers
+    if known is None:
+        exposure = found.analysis.exposure()
+        seen = observed(answer, plan, exposure, found.colluders, patient, progress)
+        return Observer(plan, seen.observers[seen.sees_most(owner)], sees)
+    return Observer(plan, known[owner], sees)
 
 
 def expect_agent(name: str, agent: int, agents: int) -> int:
@@ -134,7 +112,8 @@ def _members(text: str, agents: int, owner: int) -> tuple[int, ...]:
         members = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         raise AuditError(
-            f"--observer: expected worst, all, an agent or several with commas, such as 1,4; got {text!r}."
+            "--observer: expected worst, all, outsider, an agent or several with commas, such as 1,4; got "
+            f"{text!r}."
         ) from None
     for agent in members:
         expect_agent("--observer", agent, agents)
@@ -157,9 +136,3 @@ def _climbed(M: Floats) -> Floats:
                 u[r] = np.sign(others) if abs(others) > rounding else u[r]
         ends.append(u)
     return max(ends, key=lambda u: float(u @ M @ u))
-
-
-def _as_if_full(exposure: Exposure) -> Exposure:
-    """Who learns most is asked as if every record were used every time, instead of by chance."""
-    batches = tuple(Full(one.records) if one.sampled else one for one in exposure.batches)
-    return replace(exposure, batches=batches)

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topdp.plan import Plan
-from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.observers.filtering import Sight, sights
+from topdp.audit.observer import Observer
+from topdp.plan.arrays import Floats, Ints
+from topdp.privacy.observers.filtering import Sight, seen_rows, sights, unknown_draws
 from topdp.privacy.observers.gram import ROUNDING
 
 NOISELESS = 1e-4
@@ -49,10 +49,11 @@ class Shift:
     exactly: Floats  # [leaks]: in which unit
 
 
-def shifts(plan: Plan, coalition: Bools, owner: int, sensitivity: float, signs: Floats) -> Iterator[Shift]:
+def shifts(observer: Observer, owner: int, sensitivity: float, signs: Floats) -> Iterator[Shift]:
     """Round by round; `signs` [releases, columns]: the owner's change in units of `sensitivity`."""
     S = np.zeros((0, signs.shape[1]))
-    for sight, sign in zip(sights(plan, coalition), signs, strict=True):
+    rounds = sights(observer.plan, observer.coalition, observer.public)
+    for sight, sign in zip(rounds, signs, strict=True):
         step = np.where(sight.owner == owner, sight.step, 0.0) * sensitivity
         # S ← W S + step; the part of it that J sees; S ← S - K D (Kalman 1960)
         S = np.asarray(sight.mix @ S) + step[:, None] * sign
@@ -66,10 +67,10 @@ def shifts(plan: Plan, coalition: Bools, owner: int, sensitivity: float, signs: 
         S = S[: sight.kept] - sight.gain.T @ D
 
 
-def information(plan: Plan, coalition: Bools, owner: int, sensitivity: float, signs: Floats) -> Floats:
+def information(observer: Observer, owner: int, sensitivity: float, signs: Floats) -> Floats:
     """[columns]: μ² of a canary with these signs."""
     total = np.zeros(signs.shape[1])
-    for shift in shifts(plan, coalition, owner, sensitivity, signs):
+    for shift in shifts(observer, owner, sensitivity, signs):
         total += (shift.fresh**2).sum(axis=0) + (shift.bare**2).sum(axis=0)
     return total
 
@@ -78,22 +79,14 @@ class Scores:
     """Takes the rounds one after the other; `result` in the end."""
 
     def __init__(
-        self,
-        plan: Plan,
-        coalition: Bools,
-        owner: int,
-        sensitivity: float,
-        signs: Floats,
-        column: Ints,
-        start: Floats,
+        self, observer: Observer, owner: int, sensitivity: float, signs: Floats, column: Ints, start: Floats
     ) -> None:
         """`column` [canaries] of `signs`; `start` [canaries]: the public start of all rows."""
-        self.plan, self.column = plan, column
-        readers = plan.readers.values
-        reads = (coalition[readers] & (readers >= 0)).any(axis=-1)[plan.readers.which]
-        self._sees = (reads | coalition[plan.owner]) & plan.exists
-        self._knows: Bools = np.asarray((coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
-        self._shifts = shifts(plan, coalition, owner, sensitivity, signs)
+        plan, self.column = observer.plan, column
+        self.plan = plan
+        self._sees = seen_rows(plan, observer.coalition, observer.public)
+        self._knows = ~unknown_draws(plan, observer.coalition)
+        self._shifts = shifts(observer, owner, sensitivity, signs)
         self._before = np.broadcast_to(start, (plan.rows, len(column)))
         self._sum = np.zeros(len(column))
         self._variance = np.zeros(signs.shape[1])

@@ -181,8 +181,13 @@ def audit(found: Mapping[str, Any]) -> list[Table | Text]:
             *(_or_none(kind[key]) for key in ("epsilon_gaussian", "epsilon_distribution_free")),
         )
     known = {"proved": found["epsilon_proved"], **found["epsilon_of_owner"]}
-    proved = uncut("ε proved for this observer", *(f"ε {name.replace('_', ' ')}" for name in list(known)[1:]))
-    proved.add_row(*(_or_none(value, found["status"][name]) for name, value in known.items()))
+    proved = uncut("", "ε")
+    for name, value in known.items():
+        if found["status"][name] != "not asked":
+            label = (
+                "proved for this observer" if name == "proved" else f"agent {found['owner']}: {words(name)}"
+            )
+            proved.add_row(label, _or_none(value, found["status"][name]))
     return [table, proved, Text(found["verdict"])]
 
 
