@@ -50,6 +50,12 @@ app.add_typer(federation_app, name="federation")
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML file.", show_default=False)
 ]
+Target = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CONFIG or RUN]", help="A TOML file, or the folder of a run.", show_default=False
+    ),
+]
 Preset = Annotated[
     str | None, typer.Option("--preset", help=f"A shipped configuration: {', '.join(config.presets())}.")
 ]
@@ -198,12 +204,7 @@ def graph(
 
 @app.command()
 def account(
-    target: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[CONFIG or RUN]", help="A TOML file, or the folder of a run.", show_default=False
-        ),
-    ] = None,
+    target: Target = None,
     preset: Preset = None,
     changes: Changes = None,
     coalition: Annotated[
@@ -237,6 +238,59 @@ def account(
         print_json(planning.account_json(wanted, plan, found, together))
         return
     show(*tables.account(wanted, plan, found, together))
+
+
+@app.command()
+def audit(
+    target: Target = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    owner: Annotated[
+        int | None, typer.Option("--owner", help="Whose records: by default the agent that loses most.")
+    ] = None,
+    observer: Annotated[
+        str, typer.Option("--observer", help="Who looks: worst, all, outsider, an agent, or several: 1,4.")
+    ] = "worst",
+    sees: Annotated[
+        str | None,
+        typer.Option("--sees", help="received, estimates or all: by default what the guarantee is against."),
+    ] = None,
+    canaries: Annotated[
+        int | None, typer.Option("--canaries", help="By default 1000, or as many as fit.")
+    ] = None,
+    confidence: Annotated[float, typer.Option("--confidence", help="Of all bounds at once.")] = 0.95,
+    delta: Annotated[float | None, typer.Option("--delta", help="By default that of the run.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of coins, noise and samples.")] = 0,
+    folder: Out = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Tries to find canaries in one agent's records: epsilon is at least so much, beside what was proved.
+
+    Executes the plan of a configuration, or the very plan of a run, once more with canaries in it.
+    """
+    from topdp import audit as audits
+    from topdp.audit.folder import keep, room_for
+    from topdp.report.curves import heading
+
+    asked = audits.Question(owner, observer, sees, canaries, confidence, delta, seed)
+    is_run = target is not None and target.is_dir()
+    if is_run and (preset or changes):
+        raise ConfigError("A run is audited as it was: leave --preset and --set away.")
+    with console_progress() as fetching, run_progress(err, "audit") as watch:
+        if is_run and target is not None:
+            made, parts = audits.of_run(target, asked, device, watch, fetching)
+        else:
+            wanted = config.read(target, preset, changes)
+            made, parts = audits.of_config(wanted, asked, device, watch, fetching)
+        place = folder or Path("audits") / _run_name(parts.config)
+        with room_for(place):
+            found = made.run(parts, seed, watch=watch)
+            details = keep(found, place, heading([parts.config], parts.graph.agents))
+    if as_json:
+        print_json(details)
+    else:
+        show(*tables.audit(details), f"Everything is in {place}")
 
 
 @app.command()

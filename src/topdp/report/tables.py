@@ -166,6 +166,35 @@ def _words(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def audit(found: Mapping[str, Any]) -> list[Table | Text]:
+    """What an audit found: lower bounds by kind of canary, what was proved, and what that means."""
+    table = uncut(
+        "canaries", "μ expected", "μ found", "μ at least", "ε at least", "ε at least, distribution-free",
+        title=f"Agent {found['owner']} audited, {found['observer']} looking", title_justify="left",
+        caption=f"all at once with {found['confidence']:.4g} confidence; δ = {found['delta']:g}; "
+        f"seen: {found['sees']}",
+    )  # fmt: skip
+    for name, kind in found["kinds"].items():
+        table.add_row(
+            f"{kind['canaries']} {name}",
+            *(_or_none(kind[key]) for key in ("mu_expected", "mu_estimate", "mu_lower")),
+            *(_or_none(kind[key]) for key in ("epsilon_gaussian", "epsilon_distribution_free")),
+        )
+    known = {"proved": found["epsilon_proved"], **found["epsilon_of_owner"]}
+    proved = uncut("", "ε")
+    for name, value in known.items():
+        if found["status"][name] != "not asked":
+            label = (
+                "proved for this observer" if name == "proved" else f"agent {found['owner']}: {words(name)}"
+            )
+            proved.add_row(label, _or_none(value, found["status"][name]))
+    return [table, proved, Text(found["verdict"])]
+
+
+def _or_none(value: float | None, instead: str = "") -> str:
+    return instead if value is None else f"{value:.4g}"
+
+
 def calibrations(found: Mapping[str, Any]) -> Table:
     """σ by every calibration, relative to the least, with what the same noise exactly is."""
     table = uncut(

@@ -38,6 +38,9 @@ LARGEST_STD = 1e30
 Select = Callable[[int, torch.device], selection.Selection]
 """(round, device) -> the records of all agents in that round."""
 
+Plant = Callable[[int, selection.Selection, Tensor], None]
+"""(round, its records, sums of clipped gradients [agents, d]): may add to the sums, as records would."""
+
 
 class State(NamedTuple):
     """Where a run stands: releases made, and the rows of the last of them, in the order of their numbers.
@@ -60,9 +63,10 @@ class Evaluation:
 class Engine:
     """Runs `plan` on `shards`, with one of `batches` for each agent. The same seed on the same device gives
     the same bits; `noise` and `select`, where given, are whose draws and records they are instead of the
-    seed's.
+    seed's. `plant` adds records that are no data: the canaries of an audit.
 
     Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
+    `every_row` makes those too that are only read, for an audit of their readers.
     """
 
     def __init__(
@@ -75,6 +79,8 @@ class Engine:
         device: torch.device | str = "cpu",
         noise: Draws | None = None,
         select: Select | None = None,
+        plant: Plant | None = None,
+        every_row: bool = False,
     ) -> None:
         if shards.agents != plan.agents:
             raise InputError(f"Expected shards for {plan.agents} agents, got {shards.agents}.")
@@ -87,12 +93,13 @@ class Engine:
             raise InputError(
                 f"Expected noise below {LARGEST_STD:g} in float32: use a smaller sigma, clip or rate."
             )
-        self.plan = plan if plan.pruned else prune(plan)
+        self.plan = plan if plan.pruned or every_row else prune(plan)
         self.gradients = gradients
         self.device = torch.device(device)
         self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
         self.seed = seed
         self._select = select or partial(selection.select, tuple(batches), seed)
+        self._plant = plant
         self._random_layers = any(isinstance(m, _DropoutNd) for m in gradients.flat.module.modules())
         self._capacity = int(self.plan.exists.sum(axis=1).max())
         self._buffers: list[Tensor] = []
@@ -155,6 +162,8 @@ class Engine:
         total = self._rows(torch.zeros, len(rows))
         with self._dropout_of(state.releases):
             self.gradients.clipped_sum(rows, inputs, labels, chosen.weights, out=total)
+        if self._plant is not None:
+            self._plant(state.releases, chosen, total)
         return total.div_(chosen.divisor.to(total)[:, None])
 
     def _dropout_of(self, round: int) -> AbstractContextManager[None]:

@@ -53,6 +53,7 @@ class Sight:
     `fresh` have noise of their own given the others; the `null` have none and are, for J, exact equations.
     """
 
+    rows: Ints  # [live] their numbers in the plan
     mix: Any  # sparse [live, kept rows of the round before]
     owner: Ints  # [live]
     step: Floats  # [live]
@@ -120,6 +121,7 @@ def _advance(
     gain = white.inverse @ P[kept:, :kept][white.fresh]
     whole, P = P, P[:kept, :kept] - gain.T @ gain
     sight = Sight(
+        rows=rows,
         mix=mix,
         owner=plan.owner[rows].astype(np.int64),
         step=step,

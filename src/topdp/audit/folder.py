@@ -1,0 +1,44 @@
+"""What an audit leaves behind: one folder with its numbers, its scores and its picture.
+
+audit.json   the bounds beside what was proved
+scores.csv   one line a canary: its kind, whether it was there, its score
+roc.png      how many are found at how many false alarms
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from topdp.audit.canaries import AuditError
+from topdp.audit.findings import Findings
+from topdp.audit.picture import roc
+from topdp.files import new_folder, write_whole
+
+
+@contextmanager
+def room_for(out: Path) -> Iterator[None]:
+    """A folder that cannot be made is said before the work, and is gone again if that fails."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise AuditError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+    new_folder(out)
+    try:
+        yield
+    except BaseException:
+        for folder in new:
+            with suppress(OSError):  # where something has come to lie in it
+                folder.rmdir()
+        raise
+
+
+def keep(found: Findings, out: Path, title: str) -> dict[str, Any]:
+    """Writes all of it; returns what audit.json holds."""
+    roc(found, out / "roc.png", title)
+    write_whole(out / "scores.csv", "\n".join(found.lines()) + "\n")
+    details = {**found.to_json(), "out": str(out)}
+    write_whole(out / "audit.json", json.dumps(details, indent=2) + "\n")
+    return details

@@ -1,0 +1,12 @@
+"""Many small runs: one thread each, since threads that wait for each other take longer than the work."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,76 @@
+"""Small runs to audit: every method and mode, with a network of some hundred parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from builders import SETTINGS, blobs
+from topdp import topology
+from topdp.audit import Audit, Findings, Question
+from topdp.plan import Plan
+from topdp.privacy.account import Account
+from topdp.runs.assembly import Assembly
+from topdp.runs.planning import plan_and_account
+from topdp.settings.config import RunConfig, parse
+from topdp.simulator.draws import Draws
+
+
+def network(hidden: int = 20) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(16, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 3)
+        )
+
+
+def settings(agents: int, rounds: int, **sections: dict[str, Any]) -> RunConfig:
+    tree: dict[str, Any] = {"rounds": rounds, "topology": {"kind": "ring", "agents": agents}, **sections}
+    tree["privacy"] = {"epsilon": 4.0, "clip": 1.0, **sections.get("privacy", {})}
+    return parse(tree)
+
+
+def subject(
+    agents: int = 4, rounds: int = 6, records: int = 160, hidden: int = 20, **sections: dict[str, Any]
+) -> tuple[Assembly, Plan, Account]:
+    """What an audit is made of; its sections change those of the configuration."""
+    config = settings(agents, rounds, **sections)
+    parts = Assembly.given(
+        config, topology.ring(agents), network(hidden), blobs(agents, records), torch.device("cpu")
+    )
+    return parts, *plan_and_account(config, parts.graph, parts.shards.counts)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """An audit and what it runs on."""
+
+    audit: Audit
+    parts: Assembly
+
+    @classmethod
+    def of(cls, asked: Question | None = None, **options: Any) -> Audited:
+        return cls.given(asked or Question(), *subject(**options))
+
+    @classmethod
+    def given(cls, asked: Question, parts: Assembly, plan: Plan, found: Account) -> Audited:
+        return cls(Audit.of(plan, found, parts.config.privacy, parts.flat.dimension, asked), parts)
+
+    @property
+    def plan(self) -> Plan:
+        return self.audit.observer.plan
+
+    @property
+    def proved(self) -> float:
+        return self.audit.loss.epsilon(self.audit.delta)
+
+    def run(self, seed: int, noise: Draws | None = None) -> Findings:
+        return self.audit.run(self.parts, seed, noise)
+
+
+def sections(protocol: str) -> dict[str, Any]:
+    """The configuration under which a protocol runs."""
+    words = dict(change.removeprefix("method.").split("=") for change in SETTINGS[protocol])
+    return {"method": {"name": words["name"], "mode": words["mode"], "alpha": 0.25, "offline": 0.0}}

@@ -1,0 +1,92 @@
+"""Canaries stand in the data as records do: same places, same batches, same length."""
+
+import numpy as np
+import pytest
+import torch
+from subjects import Audited
+
+from topdp.audit.canaries import AuditError, expect_room, planted
+from topdp.audit.execution import execute
+from topdp.data import selection
+from topdp.plan import Cycle, Full, Poisson
+
+BATCHES = {"full": Full(90), "cycle": Cycle(90, 20), "poisson": Poisson(90, 20)}
+ONES = {"full": np.ones(1), "cycle": np.array([3.0, 1.0, 2.0, 0.0, 4.0]), "poisson": np.ones(1)}
+
+
+def plant(kind, count=50, replaced=False, seed=0):
+    return planted(1, [BATCHES[kind]] * 3, ONES[kind], count, 200, replaced, seed)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_canary_is_used_when_its_record_is_and_the_record_no_more(kind):
+    canaries, batches = plant(kind), [BATCHES[kind]] * 3
+    for round in range(12):
+        before = selection.select(batches, 5, round)
+        after = canaries.select(batches, 5, round, torch.device("cpu"))
+        indices = np.arange(90) if before.indices is None else before.indices[1].numpy()
+        weights = np.ones(len(indices)) if before.weights is None else before.weights[1].numpy()
+        chosen = set(indices[weights > 0].tolist())
+        assert set(canaries.records[after.used].tolist()) == chosen & set(canaries.records.tolist())
+        left = set(indices[after.weights[1].numpy() > 0].tolist())
+        assert left == chosen - set(canaries.records.tolist())
+        for other in (0, 2):
+            assert before.weights is None or torch.equal(after.weights[other], before.weights[other])
+        assert torch.equal(after.divisor, before.divisor)
+
+
+def test_a_coin_changes_the_sum_by_the_clip_or_by_twice_the_clip():
+    for replaced, moved in ((False, 2.0), (True, 4.0)):
+        canaries = plant("full", replaced=replaced)
+        flipped = planted(1, [Full(90)] * 3, np.ones(1), 50, 200, replaced, 0)
+        flipped.push[7] = {1.0: -1.0 if replaced else 0.0}.get(canaries.push[7], 1.0)
+        sums = []
+        for one in (canaries, flipped):
+            total = torch.zeros(3, 200, dtype=torch.float64)
+            one.add(total, 2.0, np.array([1.0, -1.0]), np.ones(50, bool))
+            sums.append(total)
+        assert float((sums[0] - sums[1]).norm()) == pytest.approx(moved)
+        assert sums[0][[0, 2]].abs().sum() == 0
+
+
+def test_canaries_take_the_places_that_are_worth_most_and_none_that_tell_nothing():
+    canaries, batches = plant("cycle", count=70), [BATCHES["cycle"]] * 3
+    used = np.stack([canaries.select(batches, 0, r, torch.device("cpu")).used for r in range(5)])
+    assert (used.sum(axis=0) == 1).all() and used.sum(axis=1).tolist() == [20, 20, 20, 0, 10]
+    with pytest.raises(AuditError, match="at most 70, got 71"):
+        expect_room(71, 1, batches, ONES["cycle"], 200, 0)
+
+
+def test_coins_are_fair_and_nobody_shares_a_parameter():
+    many = [plant("full", seed=seed) for seed in range(40)]
+    assert all(len(set(one.coordinates.tolist())) == len(one) for one in many)
+    share = np.mean([one.there.mean() for one in many])
+    assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(40 * 50)
+
+
+def test_as_many_canaries_as_fit_and_no_fewer_than_tell_anything():
+    full = [Full(300)] * 3
+    assert expect_room(None, 0, full, np.ones(1), 5000, 0) == 300
+    assert expect_room(None, 0, [Full(3000)] * 3, np.ones(1), 5000, 0) == 1000
+    assert expect_room(None, 0, full, np.ones(1), 100, 0) == 100
+    for asked, records, dimension, said in (
+        (301, 300, 999, "300 records"),
+        (101, 300, 100, "100 parameters"),
+    ):
+        with pytest.raises(AuditError, match=said):
+            expect_room(asked, 0, [Full(records)] * 3, np.ones(1), dimension, 0)
+    with pytest.raises(AuditError, match="at least 40, got 20"):
+        expect_room(None, 0, [Full(20)] * 3, np.ones(1), 100, 0)
+
+
+def test_without_canaries_that_are_there_a_run_is_the_same_but_for_their_records():
+    """What is planted is nothing but what coins say: all of them 0 leaves the gradients of the others."""
+    made = Audited.of()
+    owner, canaries = made.audit.owner, made.audit.plant(3)
+    canaries.push[:] = 0.0
+    first = next(execute(made.parts, made.plan, canaries, made.audit.signs, 3))
+    weights = torch.ones(4, 160)
+    weights[owner, canaries.records] = 0.0
+    shards, rows = made.parts.shards, made.parts.start.expand(4, -1).contiguous()
+    sums = made.parts.gradients.clipped_sum(rows, shards.inputs, shards.labels, weights)
+    np.testing.assert_allclose(first.gradients, sums[:, canaries.coordinates] / 160, atol=1e-7)

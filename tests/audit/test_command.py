@@ -1,0 +1,110 @@
+"""`topdp audit` of a configuration and of a run: what it prints, what it leaves, and how it refuses."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from builders import blobs_file
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audit")
+    data = blobs_file(folder / "blobs.npz", records=480)
+    file = folder / "small.toml"
+    file.write_text(
+        f'rounds = 4\n[topology]\nkind = "ring"\nagents = 4\n[method]\nname = "top"\n'
+        f'[privacy]\nepsilon = 4.0\nclip = 1.0\n[data]\nname = "{data}"\n',
+        encoding="utf-8",
+    )
+    return file
+
+
+def the_json(done):
+    assert done.code == 0, done.err
+    (line,) = done.out.splitlines()
+    return json.loads(line)
+
+
+def test_an_audit_of_a_configuration_says_what_is_proved_and_what_was_found(topdp, config, tmp_path):
+    done = topdp("audit", config, "--out", tmp_path / "found")
+    assert done.code == 0, done.err
+    for words in (
+        "60 aimed",
+        "60 turning",
+        "proved for this observer",
+        ": adaptive",
+        "0.95 confidence",
+        "audited",
+    ):
+        assert words in done.out
+    details = json.loads((tmp_path / "found" / "audit.json").read_text(encoding="utf-8"))
+    assert details["epsilon_proved"] == pytest.approx(4.0, abs=1e-3)
+    assert details["sees"] == "estimates" and details["exceeds"] in ([], ["claimed"])
+    assert details["status"]["view"] == "not asked" and details["status"]["adaptive"] == "finite"
+    with (tmp_path / "found" / "scores.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 120 and {row["kind"] for row in rows} == {"aimed", "turning"}
+    aimed = [row for row in rows if row["kind"] == "aimed"]
+    assert sum(row["there"] == "1" for row in aimed) == details["kinds"]["aimed"]["there"]
+    with Image.open(tmp_path / "found" / "roc.png") as picture:
+        assert min(picture.size) > 500
+
+
+def test_an_audit_of_a_run_executes_its_very_plan(topdp, config, tmp_path):
+    assert topdp("run", config, "--out", tmp_path / "run").code == 0
+    found = the_json(topdp("audit", tmp_path / "run", "--out", tmp_path / "a", "--json", "--seed", 3))
+    again = the_json(topdp("audit", config, "--out", tmp_path / "b", "--json", "--seed", 3))
+    assert {**found, "out": ""} == {**again, "out": ""}
+    assert np.isclose(found["epsilon_proved"], 4.0, atol=1e-3)
+
+
+def test_a_run_that_is_not_what_it_says_is_not_audited(topdp, config, tmp_path):
+    assert topdp("run", config, "--out", tmp_path / "run").code == 0
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text(encoding="utf-8").replace("alpha = 0.25", "alpha = 0.5"), encoding="utf-8")
+    done = topdp("audit", tmp_path / "run", "--out", tmp_path / "found")
+    assert done.code == 2 and "Expected plan.npz" in done.err
+    assert not (tmp_path / "found").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--observer", "0", "--owner", "0"], "agent 0 is the one that is audited"),
+        (["--observer", "9"], "expected an agent between 0 and 3, got 9"),
+        (["--owner", "4"], "expected an agent between 0 and 3, got 4"),
+        (["--sees", "everything"], "--sees: got 'everything'"),
+        (["--canaries", "121"], "--canaries: expected at most 120, got 121"),
+        (["--set", "data.records=30"], "--canaries: expected at least 40, got 30"),
+        (["--confidence", "0.2"], "--confidence: expected 0.5 or more"),
+        (["--delta", "0"], "Expected 0 < delta=0.0 < 1"),
+        (["--set", "method.name=topp"], "Did you mean 'top'?"),
+        (["--set", "privacy.colluders=4"], "Expected privacy.colluders from 0 to 3"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(topdp, config, tmp_path, arguments, said):
+    done = topdp("audit", config, "--out", tmp_path / "deep" / "found", *arguments)
+    assert done.code == 2 and said in " ".join(done.err.split()), done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_no_run_and_one_that_is_not_empty(topdp, config, tmp_path):
+    done = topdp("audit", tmp_path, "--out", tmp_path / "found")
+    assert done.code == 2 and "could not read run.json" in " ".join(done.err.split())
+    done = topdp("audit", config, "--out", config.parent)
+    assert done.code == 2 and "Expected a new or empty folder" in " ".join(done.err.split())
+    done = topdp("audit", config.parent, "--set", "rounds=3")
+    assert done.code == 2 and "audited as it was" in " ".join(done.err.split())
+
+
+def test_a_run_from_python_is_audited_in_python(topdp, tmp_path):
+    from builders import blobs, linear_model
+    from topdp import topology, train
+
+    train(linear_model(), blobs(3), topology.ring(3), rounds=2, out=tmp_path / "run")
+    done = topdp("audit", tmp_path / "run", "--out", tmp_path / "found")
+    assert done.code == 2 and "audit it there" in " ".join(done.err.split())
