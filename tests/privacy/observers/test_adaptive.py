@@ -324,7 +324,6 @@ def test_the_ends_of_alpha(protocol, alpha):
         assert found.upper[owner, observer] == pytest.approx(expected["high"], rel=NEAR)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")  # of the fault marked above
 @settings(max_examples=60)
 @given(custom_plans(), st.data())
 def test_any_plan_at_all(plan, data):
