@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.twins import MaxPool, Tape, skeleton
+from topdp.learning.gradients.tape import Tape
+from topdp.learning.gradients.twins import MaxPool, skeleton
 from topdp.learning.models import FlatModel, cnn, mlp
 
 CLASSES = 4
