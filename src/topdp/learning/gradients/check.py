@@ -81,16 +81,18 @@ def mixes(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Te
     few, x, y = sample(flat, rows, inputs, targets)
     module = _without_dropout(flat.module).to(device=rows.device, dtype=rows.dtype)
     parameters, x, y = flat.named(few[0]), x[0], y[0]
+
+    def losses(*which: slice) -> Tensor:
+        return torch.cat([loss(functional_call(module, parameters, (x[i],)), y[i]) for i in which])
+
     with torch.no_grad(), _undisturbed(rows.device), exact_products():
         try:
-            together = loss(functional_call(module, parameters, (x,)), y)
-            alone = [
-                loss(functional_call(module, parameters, (x[i : i + 1],)), y[i : i + 1])
-                for i in range(EXAMPLES)
-            ]
+            if not torch.equal(losses(slice(None)), losses(slice(None))):
+                module.eval()  # it draws random numbers itself
+            together, alone = losses(slice(None)), losses(*(slice(i, i + 1) for i in range(EXAMPLES)))
         except Exception:  # what it cannot do is found, and said, elsewhere
             return False
-    return not torch.allclose(together, torch.cat(alone), 1e-3, 1e-3 * float(together.abs().max()))
+    return not torch.allclose(together, alone, 1e-3, 1e-3 * float(together.abs().max()))
 
 
 def _without_dropout(module: nn.Module) -> nn.Module:

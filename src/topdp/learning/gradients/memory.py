@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from topdp.errors import InputError
+from topdp.learning.losses import PerExample
 
 Tokens = list[tuple[str, Any]]
 """Where something is, and what it is."""
@@ -132,6 +133,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((".", value.__func__), (".", value.__self__))
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif isinstance(value, PerExample):
+        yield "", value.loss
     elif isinstance(value, staticmethod | classmethod):
         yield ".", value.__func__
     elif isinstance(value, property):
@@ -142,7 +145,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         if not _trusted(value.__module__):
             yield from _named(dict(vars(value)))
             yield from (("", base) for base in value.__bases__)
-    elif not isinstance(value, types.ModuleType) and hasattr(value, "__dict__"):
+    elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType) and not _ours(type(value)):
         yield from _named(vars(value))
         yield "", type(value)
 
@@ -189,6 +192,11 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _named(attributes: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f".{name}", part) for name, part in attributes.items() if not name.startswith("__"))
+
+
+def _ours(kind: type) -> bool:
+    """Objects of torch and topdp hold what torch and topdp put there."""
+    return kind.__module__.partition(".")[0] in ("torch", "topdp", "numpy")
 
 
 def _trusted(module: str | None) -> bool:
