@@ -96,7 +96,8 @@ def test_rows_that_are_not_finite_end_the_run_whatever_the_records_are(slow):
     for records in (x, x * math.nan, torch.zeros_like(x)):
         with pytest.raises(DivergedError, match=r"agents \[1, 2\]"):
             gradients.clipped_sum(rows, records, y)
-    rows = torch.full_like(rows, 3e38)  # finite, though their sum is not
+    rows = torch.full_like(rows, 3e18)  # of a finite norm, though that of all of them is not
+    assert not torch.isfinite(rows.norm()) and torch.isfinite(rows.norm(dim=1)).all()
     assert torch.isfinite(gradients.clipped_sum(rows, x, y)).all()
 
 

@@ -110,8 +110,8 @@ class ClippedGradients:
         rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1; examples of weight 0 are
         padding and add exactly nothing, even where their activations overflow). `microbatch` bounds the
         examples, of all agents together, in memory at once; the default keeps activations near 64 MB on a
-        CPU and a thirty-second of a GPU's memory. Raises DivergedError, naming the agents, when `rows` are
-        not finite.
+        CPU and a thirty-second of a GPU's memory. Raises DivergedError, naming the agents, when norms
+        of `rows` are not finite.
 
         **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
         norm, and no other row. No record makes it raise, or not raise.
@@ -304,12 +304,12 @@ class ClippedGradients:
 
 def _expect_finite(rows: Tensor) -> None:
     """Rows that are released decide, never records: an end that depends on a record would give it away."""
-    if bool(torch.isfinite(rows.sum())):  # one pass, no copy
+    if bool(torch.isfinite(torch.linalg.vector_norm(rows))):  # one pass, no copy
         return
-    bad = ~torch.isfinite(rows).all(1)
+    bad = ~torch.isfinite(torch.linalg.vector_norm(rows, dim=1))
     if bool(bad.any()):
         raise DivergedError(
-            f"Expected finite parameters, got others for agents {bad.nonzero().flatten().tolist()}. "
+            f"Expected parameters of a finite norm, got others for agents {bad.nonzero().flatten().tolist()}. "
             "Lower the learning rate or the noise."
         )
 
