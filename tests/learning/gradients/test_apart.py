@@ -361,7 +361,7 @@ FAST = {
 }  # fmt: skip
 
 
-def biggest_move(gradients: ClippedGradients, size: float) -> float:
+def biggest_move(gradients: ClippedGradients, size: float, device: str = "cpu") -> float:
     """How far one record of this size in place of another moves its agent's sum; the other's must rest."""
     generator = torch.Generator().manual_seed(3)
     rows = gradients.flat.flatten().repeat(AGENTS, 1)
@@ -369,10 +369,10 @@ def biggest_move(gradients: ClippedGradients, size: float) -> float:
     moved = 0.0
     for others in (1.0, size):
         x = others * torch.randn(AGENTS, RECORDS, IN, generator=generator)
-        before = gradients.clipped_sum(rows, x, y)
+        before = gradients.clipped_sum(rows.to(device), x.to(device), y.to(device))
         x[0, 7] = size * torch.rand(IN, generator=generator)
         y[0, 7] = (y[0, 7] + 1) % OUT
-        after = gradients.clipped_sum(rows, x, y)
+        after = gradients.clipped_sum(rows.to(device), x.to(device), y.to(device))
         assert torch.equal(before[1], after[1])
         moved = max(moved, float((after[0] - before[0]).norm()))
     return moved
@@ -395,6 +395,17 @@ def test_a_model_whose_examples_meet_is_refused_or_kept_apart(name):
     for size in SIZES:
         assert biggest_move(gradients, size) <= 2 * (1 + 1e-5)
     assert gradients.fast or name not in FAST
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(FAST))
+def test_so_it_is_on_a_gpu(name):
+    torch.manual_seed(0)
+    gradients = ClippedGradients(CHEATS[name](), 1.0)
+    for size in SIZES:
+        assert biggest_move(gradients, size, "cuda") <= 2 * (1 + 1e-5)
+    assert gradients.fast
 
 
 def entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -490,6 +501,19 @@ def test_a_tensor_hidden_outside_the_model_is_found():
     finally:
         hidden.last = None
         del torch._hidden_by_a_test
+
+
+class WritesItsInput(Cheat):
+    def mix(self, x):
+        return x.mul_(2)
+
+
+def test_a_model_that_writes_into_its_records_is_refused_before_it_does():
+    gradients = ClippedGradients(WritesItsInput(), 1.0)
+    rows, x = gradients.flat.flatten()[None], torch.ones(1, 3, IN)
+    with pytest.raises(InputError, match=r"x\.clone\(\)"):
+        gradients.clipped_sum(rows, x, torch.zeros(1, 3).long())
+    assert torch.equal(x, torch.ones(1, 3, IN))
 
 
 class Quiet(Cheat):

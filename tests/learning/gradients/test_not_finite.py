@@ -33,16 +33,22 @@ class Refuses(nn.Module):
         return self.layer(x)
 
 
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_a_gpu)])
+
+
 def sums(gradients: ClippedGradients, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor):
     result, statistics = gradients.clipped_sum_and_statistics(rows, x, y, weights)
     assert torch.isfinite(result).all() and torch.isfinite(statistics.loss).all()
     return result, statistics
 
 
+@devices
 @pytest.mark.parametrize("value", HUGE)
 @pytest.mark.parametrize("name", WITH_REAL_INPUTS)
-def test_a_record_whose_gradient_is_not_finite_counts_as_zero(name, value):
-    flat, rows, x, y, weights = problem(name, torch.float32)
+def test_a_record_whose_gradient_is_not_finite_counts_as_zero(name, value, device):
+    flat, *rest = problem(name, torch.float32)
+    rows, x, y, weights = (tensor.to(device) for tensor in rest)
     gradients = ClippedGradients(flat, 0.5)
     weights[1, 2] = 0
     without = gradients.clipped_sum(rows, x, y, weights)
@@ -96,7 +102,7 @@ def test_rows_that_are_not_finite_end_the_run_whatever_the_records_are(slow):
     for records in (x, x * math.nan, torch.zeros_like(x)):
         with pytest.raises(DivergedError, match=r"agents \[1, 2\]"):
             gradients.clipped_sum(rows, records, y)
-    rows = torch.full_like(rows, 3e18)  # of a finite norm, though that of all of them is not
+    rows = torch.full_like(rows, 1.6e18)  # of a finite norm, though that of all of them is not
     assert not torch.isfinite(rows.norm()) and torch.isfinite(rows.norm(dim=1)).all()
     assert torch.isfinite(gradients.clipped_sum(rows, x, y)).all()
 
@@ -122,12 +128,15 @@ def test_a_token_that_is_none_counts_as_zero_in_the_first_call():
     assert statistics.ignored.tolist() == [1, 0, 0]
 
 
+@devices
 @pytest.mark.parametrize("clip", [1e-6, 1e-3, 1.0])
-def test_numbers_whose_squares_underflow_are_clipped_all_the_same(clip):
+def test_numbers_whose_squares_underflow_are_clipped_all_the_same(clip, device):
     """|a|²|δ|² is zero in float32 where |a||δ| is above the clip: a large, δ small."""
-    slot = ghost.Outer(torch.full((1, 1, 1, 50), 1e18), torch.full((1, 1, 1, 40), 2e-23))
+    slot = ghost.Outer(
+        torch.full((1, 1, 1, 50), 1e18, device=device), torch.full((1, 1, 1, 40), 2e-23, device=device)
+    )
     norm = slot.squared_norms().sqrt()
-    out = torch.zeros(1, 2000)
+    out = torch.zeros(1, 2000, device=device)
     slot.add_to(out, clip / norm.clamp_min(clip))
     assert float(out.double().norm()) <= clip * (1 + 1e-5)
     assert float(torch.tensor(2e-23).square()) == 0
@@ -140,37 +149,42 @@ def nearly_cancelled(size_in: int, size_out: int, positions: int, rest: float) -
     return same + rest * torch.randn(1, 20, positions, size_in), delta - delta.mean(2, keepdim=True)
 
 
+@devices
 @pytest.mark.parametrize("rest", [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
 @pytest.mark.parametrize("sizes", [(64, 64, 7), (512, 512, 4), (1000, 1000, 2)])
-def test_no_more_than_the_clip_where_a_sum_over_positions_cancels(sizes, rest):
+def test_no_more_than_the_clip_where_a_sum_over_positions_cancels(sizes, rest, device):
     torch.manual_seed(0)
-    slot = ghost.Outer(*nearly_cancelled(*sizes, rest))
+    slot = ghost.Outer(*(part.to(device) for part in nearly_cancelled(*sizes, rest)))
     _at_most_one(slot, sizes[0] * sizes[1])
 
 
+@devices
 @pytest.mark.parametrize("rest", [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
-def test_no_more_than_the_clip_where_a_token_s_gradients_cancel(rest):
+def test_no_more_than_the_clip_where_a_token_s_gradients_cancel(rest, device):
     torch.manual_seed(0)
     delta = torch.randn(1, 20, 8, 32)
     delta = delta - delta.mean(2, keepdim=True) + rest * torch.randn(1, 20, 1, 32)
-    _at_most_one(ghost.Lookup(torch.zeros(1, 20, 8, dtype=torch.long), delta), 5 * 32)
+    tokens = torch.zeros(1, 20, 8, dtype=torch.long, device=device)
+    _at_most_one(ghost.Lookup(tokens, delta.to(device)), 5 * 32)
 
 
+@devices
 @pytest.mark.parametrize("rest", [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
 @pytest.mark.parametrize("channels", [8, 64])
-def test_no_more_than_the_clip_where_a_convolution_cancels(channels, rest):
+def test_no_more_than_the_clip_where_a_convolution_cancels(channels, rest, device):
     torch.manual_seed(0)
     x = torch.randn(1, 20, channels, 1, 1) + rest * torch.randn(1, 20, channels, 2, 2)
     delta = torch.randn(1, 20, 3 * channels, 2, 2)
     delta = delta - delta.mean((3, 4), keepdim=True)
-    slot = ghost.Convolution([(x, delta)], ghost.Geometry((1, 1), (1, 1), (1, 1), 1))
+    uses = [(x.to(device), delta.to(device))]
+    slot = ghost.Convolution(uses, ghost.Geometry((1, 1), (1, 1), (1, 1), 1))
     _at_most_one(slot, 3 * channels * channels)
 
 
 def _at_most_one(slot: ghost.Contribution, size: int) -> None:
     norms = ghost.total_norms([slot])
     for k in range(norms.shape[1]):
-        out, alone = torch.zeros(1, size), torch.zeros_like(norms)
+        out, alone = norms.new_zeros(1, size), torch.zeros_like(norms)
         alone[0, k] = 1 / norms[0, k]
         slot.add_to(out, alone)
         assert float(out.double().norm()) <= 1 + 1e-5

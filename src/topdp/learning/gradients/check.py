@@ -167,16 +167,16 @@ def try_once(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets:
     """
     few, x, y = sample(flat, rows, inputs, targets)
     probe = copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype)
-    memory = Memory(probe, loss, contents=True)
+    memory = Memory(probe, loss, x, y, contents=True)
 
     def call(x: Tensor, y: Tensor) -> None:
-        loss(functional_call(probe, flat.named(few[0]), (x.clone(),)), y.clone())
+        loss(functional_call(probe, flat.named(few[0]), (x,)), y)
 
     with torch.no_grad(), _undisturbed(rows.device):
         try:
             call(x[0], y[0])
         except Exception:
-            call(inputs[0, :EXAMPLES], targets[0, :EXAMPLES])
+            call(inputs[0, :EXAMPLES].clone(), targets[0, :EXAMPLES].clone())
         for size in SIZES:
             with suppress(Exception):  # it may refuse such records; they count as zero then
                 call(x[0] * size if x.is_floating_point() else x[0], y[0])

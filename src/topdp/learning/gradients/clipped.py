@@ -309,8 +309,8 @@ def _expect_finite(rows: Tensor) -> None:
     bad = ~torch.isfinite(torch.linalg.vector_norm(rows, dim=1))
     if bool(bad.any()):
         raise DivergedError(
-            f"Expected parameters of a finite norm, got others for agents {bad.nonzero().flatten().tolist()}. "
-            "Lower the learning rate or the noise."
+            "Expected parameters of a finite norm, got others for agents "
+            f"{bad.nonzero().flatten().tolist()}. Lower the learning rate or the noise."
         )
 
 

@@ -41,16 +41,24 @@ class Memory:
     version is; inside `apart` no value of an example can be written past that.
     """
 
-    def __init__(self, *roots: Any, contents: bool) -> None:
-        self._roots = roots
+    def __init__(self, model: nn.Module, loss: Any, *given: Tensor, contents: bool) -> None:
+        """`given`: the records and targets, which are not to be written either."""
+        self._roots = (model, loss)
+        self._given = given
         self._contents = contents
         self._before = self._tokens()
+        self._versions = [tensor._version for tensor in given]
 
     def expect_unchanged(self) -> None:
         """**Guarantees.** Raises if anything found differs from what it was, before a result leaves."""
         for before, after in itertools.zip_longest(self._before, self._tokens()):
             if before != after:
                 raise _remembers((after or before)[0])
+        if self._versions != [tensor._version for tensor in self._given]:
+            raise InputError(
+                "Expected a model and a loss that leave records as they are, got one that writes into its "
+                "input. Write into a copy: x = x.clone()."
+            )
 
     def _tokens(self) -> Tokens:
         tokens: Tokens = []

@@ -54,7 +54,7 @@ class PlainGradients:
         if self._loop:
             return self.one_by_one(rows, inputs, targets)
         self._module.to(device=rows.device, dtype=rows.dtype)
-        memory = Memory(self._module, self._loss, contents=False)
+        memory = Memory(self._module, self._loss, inputs, targets, contents=False)
         losses, gradients = self._apart(rows, inputs, targets)
         memory.expect_unchanged()
         return losses, self._dense(gradients)
@@ -64,7 +64,7 @@ class PlainGradients:
     ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
         """As `contributions`, by a Python loop."""
         self._module.to(device=rows.device, dtype=rows.dtype)
-        memory = Memory(self._module, self._loss, contents=True)
+        memory = Memory(self._module, self._loss, inputs, targets, contents=True)
         losses = rows.new_full(inputs.shape[:2], math.nan)
         gradients = rows.new_zeros(*inputs.shape[:2], rows.shape[1])
         for i, row in enumerate(rows):
@@ -94,9 +94,8 @@ class PlainGradients:
         return [(Slot("all", 0, size, torch.Size([size])), Dense(gradients))]
 
     def _example_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        # Copies: a model may write into what it is given.
-        outputs = functional_call(self._module, parameters, (x.unsqueeze(0).clone(),))
-        return self._loss(outputs, y.unsqueeze(0).clone()).sum()
+        outputs = functional_call(self._module, parameters, (x.unsqueeze(0),))
+        return self._loss(outputs, y.unsqueeze(0)).sum()
 
     def _apart(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         def example(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
