@@ -176,7 +176,7 @@ class ClippedGradients:
             out = rows.new_zeros(n, self.flat.dimension)
         if n == 0 or b == 0:
             return out
-        _expect_finite(rows)
+        _expect_finite(rows, weights)
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
             self._elements[key] = self._check(rows, inputs, targets)
@@ -293,8 +293,6 @@ class ClippedGradients:
                 f"Expected out {tuple(rows.shape)} {rows.dtype} with contiguous rows, got {tuple(out.shape)} "
                 f"{out.dtype} with strides {out.stride()}."
             )
-        if weights is not None and not bool(((weights >= 0) & torch.isfinite(weights)).all()):
-            raise InputError("Expected finite weights >= 0, got others.")
         if not math.isfinite(scale):
             raise InputError(f"Expected a finite scale, got {scale}.")
         if microbatch is not None and microbatch < 1:
@@ -302,10 +300,16 @@ class ClippedGradients:
         return n, b
 
 
-def _expect_finite(rows: Tensor) -> None:
+def _expect_finite(rows: Tensor, weights: Tensor | None) -> None:
     """Rows that are released decide, never records: an end that depends on a record would give it away."""
-    if bool(torch.isfinite(torch.linalg.vector_norm(rows))):  # one pass, no copy
+    # One pass without a copy, and on a GPU one wait.
+    good = [torch.isfinite(torch.linalg.vector_norm(rows))]
+    if weights is not None:
+        good.append(((weights >= 0) & torch.isfinite(weights)).all())
+    if bool(torch.stack(good).all()):
         return
+    if weights is not None and not bool(good[1]):
+        raise InputError("Expected finite weights >= 0, got others.")
     bad = ~torch.isfinite(torch.linalg.vector_norm(rows, dim=1))
     if bool(bad.any()):
         raise DivergedError(

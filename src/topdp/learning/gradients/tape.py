@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -119,11 +119,7 @@ class Twin(nn.Module):
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        anchor = self.tape.anchor
-        if anchor is None:
-            return self.folded(x)
-        output: Tensor = _OutOfApart.apply(x, anchor, self)  # type: ignore[no-untyped-call]
-        return output
+        return through(self, x)
 
     @abstractmethod
     def folded(self, x: Tensor) -> Tensor:
@@ -145,13 +141,32 @@ class Twin(nn.Module):
         return [Use(self._bias, f"a bias of {width} axes from {axis}", None, join)]
 
 
+class Folded(Protocol):
+    """A layer of ours, which treats the examples of a folded batch one by one."""
+
+    tape: Tape
+    path: str
+
+    def folded(self, x: Tensor) -> Tensor:
+        """x [n·b·m, ...] -> [n·b·m, ...]"""
+
+
+def through(layer: Folded, x: Tensor) -> Tensor:
+    """What `layer` makes of a folded batch, or of one example inside `apart`."""
+    anchor = layer.tape.anchor
+    if anchor is None:
+        return layer.folded(x)
+    output: Tensor = _OutOfApart.apply(x, anchor, layer)  # type: ignore[no-untyped-call]
+    return output
+
+
 @final
 class _OutOfApart(torch.autograd.Function):
-    """From one example inside `apart` to the folded batch of all, through a twin, and back to the example."""
+    """From an example inside `apart` to the folded batch of all, through a layer of ours, and back."""
 
     @staticmethod
-    def forward(x: Tensor, anchor: Tensor, twin: Twin) -> Tensor:
-        raise NotFoldedError(f"{twin.path}: the layer is called where examples are not kept apart")
+    def forward(x: Tensor, anchor: Tensor, layer: Folded) -> Tensor:
+        raise NotFoldedError(f"{layer.path}: the layer is called where examples are not kept apart")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
@@ -161,19 +176,19 @@ class _OutOfApart(torch.autograd.Function):
         raise NotFoldedError("a layer is differentiated inside the model")
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, anchor: Tensor, twin: Twin) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, x: Tensor, anchor: Tensor, layer: Folded) -> tuple[Tensor, int]:
         count = info.batch_size
         x = x.expand(count, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         if x.dim() < 2:
-            raise NotFoldedError(f"{twin.path}: an input of no axis, where a batch of one was expected")
+            raise NotFoldedError(f"{layer.path}: an input of no axis, where a batch of one was expected")
         if in_dims[1] is None:  # a vmap of the model's own: its axis joins the positions of an example
             output = _OutOfApart.apply(  # type: ignore[no-untyped-call]
-                x.flatten(0, 1), anchor, twin
+                x.flatten(0, 1), anchor, layer
             )
         else:
             # Ours again: no code of the user's runs in here.
             with torch._C.DisableTorchFunction():
-                output = twin.folded(x.flatten(0, 1))
+                output = layer.folded(x.flatten(0, 1))
         return output.unflatten(0, (count, -1)), 0
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from topdp.learning.gradients import ghost
-from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, sum_positions, total
+from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, sum_positions, through, total
 from topdp.learning.models import FlatModel, Slot
 
 
@@ -202,15 +202,20 @@ class MaxPool(nn.MaxPool2d):
     """Windows that do not overlap: on a GPU by a kernel of our own, for PyTorch's gradient is slow there."""
 
     largest = 64  # elements of a window, which the kernel unrolls
+    tape: Tape
+    path: str
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = _pair(self.kernel_size)
         if x.dim() == 4 and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and ghost.has_kernels(x):
-            from topdp.learning.gradients.pooling_cuda import max_pool
-
-            return max_pool(x, kernel)
+            return through(self, x)
         pooled: Tensor = super().forward(x)
         return pooled
+
+    def folded(self, x: Tensor) -> Tensor:
+        from topdp.learning.gradients.pooling_cuda import max_pool
+
+        return max_pool(x, _pair(self.kernel_size))
 
 
 def _has_windows_side_by_side(layer: nn.Module) -> bool:
@@ -258,6 +263,7 @@ def skeleton(flat: FlatModel, tape: Tape) -> nn.Module:
             twins[id(layer)] = twin.train(layer.training)
         elif _has_windows_side_by_side(layer):
             layer.__class__ = MaxPool  # with all that a model may read of it
+            layer.tape, layer.path = tape, path
     if id(module) in twins:
         return twins[id(module)]
     for path, layer in list(module.named_modules(remove_duplicate=False)):
