@@ -14,8 +14,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from topdp.errors import InputError, TopdpError
+from topdp.errors import InputError
 from topdp.learning.gradients import check
+from topdp.learning.gradients.arguments import expect, expect_finite, expect_rows
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, blocks, total_norms
 from topdp.learning.gradients.plain import PlainGradients, first_line
@@ -25,10 +26,6 @@ from topdp.learning.models import FlatModel, Slot
 
 Found = tuple[Tensor, list[tuple[Slot, Contribution]]]
 Key = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
-
-
-class DivergedError(TopdpError, FloatingPointError):
-    """Training went off: parameters are no longer numbers. Never raised for what a record holds."""
 
 
 @final
@@ -137,7 +134,7 @@ class ClippedGradients:
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         """[n, b, ...]: what every agent's model, in evaluation mode, says about one batch [b, ...]."""
-        self._expect_rows(rows)
+        expect_rows(self.flat, rows)
         key = (inputs.shape[1:], inputs.dtype, rows.dtype, rows.device)
         with torch.no_grad():
             if key not in self._agrees:
@@ -170,13 +167,13 @@ class ClippedGradients:
         microbatch: int | None,
         totals: Tensor | None,
     ) -> Tensor:
-        n, b = self._expect(rows, inputs, targets, weights, out, scale, microbatch)
+        n, b = expect(self.flat, rows, inputs, targets, weights, out, scale, microbatch)
         rows = rows.detach()
         if out is None:
             out = rows.new_zeros(n, self.flat.dimension)
         if n == 0 or b == 0:
             return out
-        _expect_finite(rows, weights)
+        expect_finite(rows, weights)
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
             self._elements[key] = self._check(rows, inputs, targets)
@@ -263,59 +260,6 @@ class ClippedGradients:
                 "for speed, use Linear, Conv2d, Embedding, LayerNorm and GroupNorm layers.",
                 stacklevel=5,
             )
-
-    def _expect_rows(self, rows: Tensor) -> None:
-        if rows.dim() != 2 or rows.shape[1] != self.flat.dimension or not rows.is_floating_point():
-            raise InputError(
-                f"Expected rows [n, {self.flat.dimension}] of floats, got {tuple(rows.shape)} {rows.dtype}."
-            )
-
-    def _expect(
-        self,
-        rows: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor | None,
-        out: Tensor | None,
-        scale: float,
-        microbatch: int | None,
-    ) -> tuple[int, int]:
-        self._expect_rows(rows)
-        n, b = rows.shape[0], inputs.shape[1] if inputs.dim() > 1 else -1
-        named = {"inputs": inputs, "targets": targets} | ({} if weights is None else {"weights": weights})
-        for name, value in named.items():
-            if value.shape[:2] != (n, b):
-                raise InputError(
-                    f"Expected {name} [{n}, {b}, ...] like rows and inputs, got {tuple(value.shape)}."
-                )
-        if out is not None and (out.shape != rows.shape or out.dtype != rows.dtype or out.stride(1) != 1):
-            raise InputError(
-                f"Expected out {tuple(rows.shape)} {rows.dtype} with contiguous rows, got {tuple(out.shape)} "
-                f"{out.dtype} with strides {out.stride()}."
-            )
-        if not math.isfinite(scale):
-            raise InputError(f"Expected a finite scale, got {scale}.")
-        if microbatch is not None and microbatch < 1:
-            raise InputError(f"Expected microbatch >= 1, got {microbatch}.")
-        return n, b
-
-
-def _expect_finite(rows: Tensor, weights: Tensor | None) -> None:
-    """Rows that are released decide, never records: an end that depends on a record would give it away."""
-    # One pass without a copy, and on a GPU one wait.
-    good = [torch.isfinite(torch.linalg.vector_norm(rows))]
-    if weights is not None:
-        good.append(((weights >= 0) & torch.isfinite(weights)).all())
-    if bool(torch.stack(good).all()):
-        return
-    if weights is not None and not bool(good[1]):
-        raise InputError("Expected finite weights >= 0, got others.")
-    bad = ~torch.isfinite(torch.linalg.vector_norm(rows, dim=1))
-    if bool(bad.any()):
-        raise DivergedError(
-            "Expected parameters of a finite norm, got others for agents "
-            f"{bad.nonzero().flatten().tolist()}. Lower the learning rate or the noise."
-        )
 
 
 def _budget(device: torch.device) -> int:
