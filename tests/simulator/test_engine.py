@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_mod
 from topdp import topology
 from topdp.data.selection import select
 from topdp.errors import InputError
-from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
 
@@ -91,6 +93,59 @@ def test_a_run_resumed_from_any_round_ends_bit_equal(stop):
     kept = state.rows.clone()
     _, fresh, _ = make(batches="poisson")
     assert torch.equal(fresh.estimates(finish(fresh, fresh.resume(stop, kept))), whole)
+
+
+@pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
+def test_a_gradient_reads_its_own_agents_estimate_and_data_only(batches):
+    """What the adaptive guarantee assumes: nothing of anybody else, and no row that was received."""
+    _, engine, state = make(batches=batches)
+    for _ in range(3):
+        state = engine.advance(state)
+    assert len(state.rows) > 8  # messages too
+    before = engine._mean_gradients(state).clone()
+    for agent in range(8):
+        others = torch.arange(len(state.rows)) != agent
+        for other in (torch.randn_like(state.rows), 1e15 * torch.ones_like(state.rows)):
+            rows = torch.where(others[:, None], other, state.rows)
+            after = engine._mean_gradients(state._replace(rows=rows))
+            assert torch.equal(after[agent], before[agent])
+            assert not torch.equal(after, before)
+
+
+def with_record(value=None, deviation=0.0):
+    """An engine whose agent 2 has one record of `value`; without one, that record is not there."""
+    graph, schedule = topology.random(8, 0.4, 0), constant_schedule(8, rate=0.5)
+    plan = PROTOCOLS["top-sync"](0.25).plan(graph, schedule, np.full(8, deviation), 0)
+    gradients = ClippedGradients(linear_model(), 1.0)
+    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8)), 0)
+    if value is None:
+        full = engine._select
+
+        def select_others(round, device):
+            chosen = full(round, device)
+            weights = torch.ones(engine.shards.inputs.shape[:2])
+            weights[2, 5] = 0
+            return replace(chosen, weights=weights)
+
+        engine._select = select_others
+    else:
+        engine.shards.inputs[2, 5] = value
+    return engine, engine.start(gradients.flat.flatten())
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38, float("inf"), float("nan")])
+@pytest.mark.parametrize("deviation", [0.0, 0.3])
+def test_a_record_that_overflows_ends_no_run_and_changes_nothing(value, deviation):
+    without = finish(*with_record(deviation=deviation)).rows.clone()
+    assert torch.equal(finish(*with_record(value, deviation)).rows, without)
+
+
+def test_a_run_that_diverged_stops_by_what_is_released():
+    engine, state = with_record(1.0)
+    rows = state.rows.clone()
+    rows[4, 0] = float("inf")
+    with pytest.raises(DivergedError, match=r"agents \[4\]"):
+        engine.advance(engine.resume(0, rows))
 
 
 def test_a_checkpoint_of_another_plan_is_refused():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
 
 from torch import Tensor
 from torch.nn import functional
@@ -25,6 +27,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy}
+"""Each treats examples one by one, whatever the values: gradients rely on it."""
 
 
 def named_loss(loss: str | Loss) -> Loss:
@@ -34,15 +37,26 @@ def named_loss(loss: str | Loss) -> Loss:
             f"Expected loss {' or '.join(map(repr, LOSSES))} or a function with one loss per example, "
             f"got {loss!r}."
         )
-    wanted = loss if callable(loss) else LOSSES[loss]
+    return PerExample(loss if callable(loss) else LOSSES[loss])
 
-    def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
-        losses = wanted(outputs, targets)
+
+def is_known(loss: Loss) -> bool:
+    """Whether it is one of `LOSSES`, as `named_loss` gives them."""
+    return isinstance(loss, PerExample) and loss.loss in LOSSES.values()
+
+
+@final
+@dataclass(frozen=True)
+class PerExample:
+    """A loss whose shape is checked."""
+
+    loss: Loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = self.loss(outputs, targets)
         if losses.shape != targets.shape[:1]:
             raise InputError(
                 f"Expected one loss per example {tuple(targets.shape[:1])}, got shape {tuple(losses.shape)}. "
                 "Use reduction='none' and reduce over all axes but the first."
             )
         return losses
-
-    return per_example

@@ -45,7 +45,7 @@ class FlatModel:
     **Guarantees.** A module in which the examples of a batch influence each other through a normalisation
     layer, or whose buffers gather statistics of the data, is refused here: clipping an example's own gradient
     would not bound its influence, and the statistics would leave the agent without noise. Other ways of
-    mixing examples are found by the self-check of `gradients.ClippedGradients`.
+    mixing examples come to nothing in `gradients.ClippedGradients`, where each example is a batch of one.
 
     >>> flat = FlatModel(nn.Linear(3, 2))
     >>> flat.dimension, flat.flatten().shape, [slot.name for slot in flat.slots]

@@ -161,13 +161,26 @@ def test_gradients_of_gradients_are_refused_not_wrong():
         gradient.sum().backward()
 
 
-def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch):
+class Own(nn.Module):
+    """Code of a user's around the layers: each example is a batch of one in it."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return self.layers(x * 1)
+
+
+@pytest.mark.parametrize("wrap", [lambda layers: layers, Own])
+def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch, wrap):
     """Convolutions of few and many channels, and windows that are not square."""
     torch.manual_seed(0)
-    model = nn.Sequential(
+    layers = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d((2, 3)), nn.Conv2d(4, 10, 2), nn.MaxPool2d((3, 2)),
         nn.Conv2d(10, 3, 1), nn.Flatten(), nn.Linear(3, 3),
     )  # fmt: skip
+    model = wrap(layers)
     rows = FlatModel(model).flatten() + 0.1 * torch.randn(2, FlatModel(model).dimension)
     inputs, targets = torch.randn(2, 3, 2, 10, 11), torch.randint(3, (2, 3))
     without = ClippedGradients(model, 0.5).clipped_sum(rows, inputs, targets)

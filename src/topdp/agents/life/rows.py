@@ -7,6 +7,7 @@ files' business.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, PlanError
 from topdp.plan.batches import Batches
 from topdp.simulator.draws import Noise
+
+logger = logging.getLogger("topdp.agents")
 
 
 class AgentDraws(ABC):
@@ -163,8 +166,21 @@ class Gradients:
         if chosen.weights is not None:
             weights = chosen.weights[i : i + 1, : inputs.shape[1]]
         assert chosen.indices is not None or inputs.shape[1] == held
-        total = self.clipped.clipped_sum(estimate[None].contiguous(), inputs, labels, weights)
+        total, statistics = self.clipped.clipped_sum_and_statistics(
+            estimate[None].contiguous(), inputs, labels, weights
+        )
+        self._tell_the_owner(round, int(statistics.ignored[0]))
         return total[0].div_(float(chosen.divisor[i]))
+
+    def _tell_the_owner(self, round: int, ignored: int) -> None:
+        """In the agent's own log, which stays where the data are: nothing that is sent depends on it."""
+        if ignored:
+            logger.warning(
+                "%d records counted as zero in round %d: the model gives no finite gradient for them.",
+                ignored,
+                round,
+                extra={"agent": self.agent, "event": "ignored", "round": round},
+            )
 
 
 def mixed(parts: list[tuple[int, float]], before: Mapping[int, Tensor], instead: Tensor) -> Tensor:

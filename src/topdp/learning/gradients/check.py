@@ -1,30 +1,33 @@
-"""The self-check: before the fast path is used, it must agree with the plain path on a few random examples.
+"""Before a path is used: the model runs, keeps nothing, and the fast path agrees with the plain one.
 
-It finds what no list of layers can: models that mix the examples of a batch, functions that read a layer's
-weights, outputs changed in place. Privacy rests on it, so it runs for every new shape of example.
+That examples cannot meet does not rest on this file: `known`, `apart` and `memory` see to it. Here is a
+second line of defence, on examples made up for it, for every new shape: it finds functions that read a
+layer's weights, outputs changed in place, and errors of the model's own. No private record decides anything.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
-from topdp.errors import InputError
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, total_norms
+from topdp.learning.gradients.memory import Memory, expect_nothing_left_over, left_over
 from topdp.learning.gradients.plain import PlainGradients, first_line
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel, Slot
 
 AGENTS, EXAMPLES = 2, 3
+# A model that keeps what is unusual must meet it here first: sizes of made-up records.
+SIZES = (1.0, 1e-3, -1.0, 1e3, -1e3, 1e10, 1e30)
 
 
 @final
@@ -37,49 +40,67 @@ class Verdict:
 
 
 def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> Verdict:
-    """Whether folded and plain gradients of random examples, shaped like these, are equal.
+    """Whether folded and plain gradients of made-up examples, shaped like these, are equal.
 
     **Guarantees.** Compared are the norms of single gradients and one clipped, weighted sum, in float64 where
     the model can (to 1e-8; else to 1e-3 in its own type; on a GPU, where other code may run for other types,
     both), with different parameters per agent. Layers are in the mode in which they will run, but for
-    dropout; a model that draws random numbers itself can only be compared in evaluation mode. A model that
-    vmap refuses may look at values to decide, so it fails too.
+    dropout; a model that draws random numbers itself can only be compared in evaluation mode.
     """
-    generator = torch.Generator().manual_seed(0)
-    x = _like(inputs, generator)
-    y = _some(targets, generator)
-    few = near_rows(flat, rows, generator)
+    few, x, y = sample(flat, rows, inputs, targets)
     with _undisturbed(rows.device), exact_products():
-        module = copy.deepcopy(flat.module)
-        for layer in module.modules():
-            if isinstance(layer, _DropoutNd):
-                layer.eval()
+        module = _without_dropout(flat.module)
         reason = "the fast path failed"
         for dtype, tolerance in ((torch.float64, 1e-8), (rows.dtype, 1e-3)):
-            sample = few.to(dtype), x.to(dtype) if x.is_floating_point() else x, _as(y, dtype)
+            records = few.to(dtype), _as(x, dtype), _as(y, dtype)
+            before = left_over()
             try:
                 folded = FoldedGradients(FlatModel(module), loss)
-                losses, found = folded.contributions(*sample)
-                if not torch.equal(losses, folded.contributions(*sample)[0]):
+                losses, found = folded.contributions(*records)
+                if not torch.equal(losses, folded.contributions(*records)[0]):
                     module.eval()
                     folded = FoldedGradients(FlatModel(module), loss)
-                    losses, found = folded.contributions(*sample)
+                    losses, found = folded.contributions(*records)
             except Exception as error:  # a model that cannot run folded raises anything
                 reason = first_line(error)
                 continue
-            refusals: list[str] = []
-            plain = PlainGradients(FlatModel(module), loss, refusals.append).contributions(*sample)
-            if refusals:
-                # A branch on data would be taken for a whole batch; random examples may all take the same.
-                return Verdict(refusals[0])
-            if _differ((losses, found), plain, flat.dimension, tolerance):
-                return Verdict(
-                    "examples of a batch influence each other, or a layer is used in a way it misses"
-                )
+            if not folded.known:
+                expect_nothing_left_over(before)
+            plain = PlainGradients(FlatModel(module), loss)
+            plain.try_apart(*records)
+            if _differ((losses, found), plain.contributions(*records), flat.dimension, tolerance):
+                return Verdict("a layer is used in a way that the fast path misses")
             if rows.is_cuda and dtype != rows.dtype:
                 continue
             return Verdict(None, folded.elements // (AGENTS * EXAMPLES))
     return Verdict(reason)
+
+
+def mixes(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether a batch gives other losses than its examples alone: then the user should hear how it is run."""
+    few, x, y = sample(flat, rows, inputs, targets)
+    module = _without_dropout(flat.module).to(device=rows.device, dtype=rows.dtype)
+    parameters, x, y = flat.named(few[0]), x[0], y[0]
+
+    def losses(*which: slice) -> Tensor:
+        return torch.cat([loss(functional_call(module, parameters, (x[i],)), y[i]) for i in which])
+
+    with torch.no_grad(), _undisturbed(rows.device), exact_products():
+        try:
+            if not torch.equal(losses(slice(None)), losses(slice(None))):
+                module.eval()  # it draws random numbers itself
+            together, alone = losses(slice(None)), losses(*(slice(i, i + 1) for i in range(EXAMPLES)))
+        except Exception:  # what it cannot do is found, and said, elsewhere
+            return False
+    return not torch.allclose(together, alone, 1e-3, 1e-3 * float(together.abs().max()))
+
+
+def _without_dropout(module: nn.Module) -> nn.Module:
+    module = copy.deepcopy(module)
+    for layer in module.modules():
+        if isinstance(layer, _DropoutNd):
+            layer.eval()
+    return module
 
 
 def _undisturbed(device: torch.device) -> AbstractContextManager[None]:
@@ -99,26 +120,38 @@ def exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def near_rows(flat: FlatModel, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Rows of two agents, all parameters different, near the model's own: those of a run may be far off."""
+def near_rows(
+    flat: FlatModel, like: Tensor, generator: torch.Generator | None = None, agents: int = AGENTS
+) -> Tensor:
+    """Rows of a few agents, all parameters different, near the model's own: those of a run may be far off."""
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     row = flat.flatten().to(like)
-    noise = torch.randn(AGENTS, flat.dimension, generator=generator).to(like)
+    noise = torch.randn(agents, flat.dimension, generator=generator).to(like)
     return row + noise * (0.05 + 0.1 * row.abs())
 
 
-def _like(inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Random examples: in [0, 1) where real, else drawn from the numbers there are, so they are valid."""
-    shape = (AGENTS, EXAMPLES, *inputs.shape[2:])
-    if inputs.is_floating_point():
-        return torch.rand(shape, generator=generator).to(inputs)
-    pool = inputs.reshape(-1)
-    return pool[torch.randint(pool.numel(), shape, generator=generator).to(pool.device)]
+def sample(
+    flat: FlatModel,
+    rows: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    agents: int = AGENTS,
+    examples: int = EXAMPLES,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows near the model's own, and made-up records and targets shaped like these."""
+    generator = torch.Generator().manual_seed(0)
+    few = near_rows(flat, rows, generator, agents)
+    # Any whole number below these is valid wherever whole numbers are.
+    tables = [layer.num_embeddings for layer in flat.module.modules() if isinstance(layer, nn.Embedding)]
+    x = _like(inputs, (agents, examples), min(tables, default=2), generator)
+    return few, x, _like(targets, (agents, examples), 2, generator)
 
 
-def _some(targets: Tensor, generator: torch.Generator) -> Tensor:
-    pool = targets.flatten(0, 1)
-    return pool[torch.randint(pool.shape[0], (AGENTS, EXAMPLES), generator=generator).to(pool.device)]
+def _like(data: Tensor, lead: tuple[int, int], below: int, generator: torch.Generator) -> Tensor:
+    shape = (*lead, *data.shape[2:])
+    if data.is_floating_point():
+        return torch.rand(shape, generator=generator).to(data)
+    return torch.randint(below, shape, generator=generator).to(data)
 
 
 def _as(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -128,20 +161,26 @@ def _as(y: Tensor, dtype: torch.dtype) -> Tensor:
 def try_once(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> None:
     """Runs model and loss as torch would: errors of their own come out here, as they are.
 
-    **Guarantees.** A model whose forward pass writes into a buffer is refused: the buffer would
-    carry data past the clipping and the noise.
+    Records are made up; where the model does not take those, it must take some of the real ones.
+
+    **Guarantees.** A model or a loss that keeps something between two calls is refused.
     """
+    few, x, y = sample(flat, rows, inputs, targets)
     probe = copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype)
-    before = {name: buffer.clone() for name, buffer in probe.named_buffers()}
+    memory = Memory(probe, loss, x, y, contents=True)
+
+    def call(x: Tensor, y: Tensor) -> None:
+        loss(functional_call(probe, flat.named(few[0]), (x,)), y)
+
     with torch.no_grad(), _undisturbed(rows.device):
-        outputs = functional_call(probe, flat.named(rows[0]), (inputs[0, :EXAMPLES],))
-        loss(outputs, targets[0, :EXAMPLES])
-    for name, buffer in probe.named_buffers():
-        if name not in before or not torch.equal(buffer, before[name]):
-            raise InputError(
-                f"Expected a model without statistics of the data, got a buffer {name!r} that a forward pass "
-                "changes. It would leave without noise. Remove it, or put its layer into evaluation mode."
-            )
+        try:
+            call(x[0], y[0])
+        except Exception:
+            call(inputs[0, :EXAMPLES].clone(), targets[0, :EXAMPLES].clone())
+        for size in SIZES:
+            with suppress(Exception):  # it may refuse such records; they count as zero then
+                call(x[0] * size if x.is_floating_point() else x[0], y[0])
+    memory.expect_unchanged()
 
 
 Found = tuple[Tensor, list[tuple[Slot, Contribution]]]

@@ -1,7 +1,7 @@
 """The interface: clipped gradient sums and outputs of all agents at once.
 
-Chooses between the fast path (`twins`, `ghost`) and the plain one, cuts the work into blocks that fit into
-memory, clips, and refuses numbers that are not finite. Noise, averaging and rounds belong to `engine`.
+Chooses between the fast path (`folded`, `ghost`) and the plain one, cuts the work into blocks that fit into
+memory, clips, and leaves out gradients that are not finite. Noise, averaging and rounds belong to `engine`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from topdp.errors import InputError, TopdpError
+from topdp.errors import InputError
 from topdp.learning.gradients import check
+from topdp.learning.gradients.arguments import expect, expect_finite, expect_rows
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, blocks, total_norms
-from topdp.learning.gradients.plain import PlainGradients
-from topdp.learning.gradients.twins import NotFoldedError
+from topdp.learning.gradients.plain import PlainGradients, first_line
+from topdp.learning.gradients.tape import NotFoldedError
 from topdp.learning.losses import Loss, named_loss
 from topdp.learning.models import FlatModel, Slot
 
+Found = tuple[Tensor, list[tuple[Slot, Contribution]]]
 Key = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
-
-
-class DivergedError(TopdpError, FloatingPointError):
-    """Training went off: parameters, gradients or weights are no longer numbers."""
 
 
 @final
@@ -37,6 +35,7 @@ class Statistics:
 
     loss: Tensor
     clipped: Tensor  # the share of examples whose gradient was longer than the clip
+    ignored: Tensor  # how many examples counted as zero, because the model fails on them or overflows
 
 
 @final
@@ -49,16 +48,19 @@ class ClippedGradients:
     mask per example from torch's global generator, which the engine seeds and clipping does not mind. Holds
     buffers of the pass that runs, so one object serves one thread.
 
-    Linear, Conv2d, Embedding, LayerNorm and GroupNorm layers with any stateless layers and functions take
-    the fast path; other models take the plain one, announced by one warning. On one core that took 2 times
-    as long for the paper's cnn and 15 to 37 times for its mlp; where vmap refuses the model, 8 to 107 times.
+    Linear, Conv2d, Embedding, LayerNorm and GroupNorm layers with any functions that `vmap` can map over
+    examples take the fast path; other models take the plain one, announced by one warning. On one core that
+    took 2 times as long for the paper's cnn and 15 to 37 times for its mlp; where vmap refuses it, 8 to 107.
 
     **Guarantees.** Each example changes the sum of its own agent only, by a vector of l2 norm at most
-    clip·weight: whatever the data, the loss and the rows are, for either adjacency. Norms and sums are
-    rounded like all of the model: no slack is taken off for the relative error, about 1e-6 in float32 and
-    1e-15 in float64 (more where long sequences cancel). That the fast path treats examples one by one is
-    not assumed but compared with the plain path at the first call and for every new shape of example; a
-    model that fails takes the plain path, where each example is a batch of its own.
+    clip·weight: whatever the data, the loss and the rows are, for either adjacency. An example is a batch of
+    one in all code that is not ours or known to treat examples one by one (`known`, `apart`), and a model or
+    a loss in which something changes from call to call is refused (`memory`); random numbers that do not
+    depend on data are free. An example whose gradient is not finite, or too long for its norm to be, or on
+    which the model fails, adds exactly nothing and disturbs no other. Norms and sums are rounded like all of
+    the model: no slack is taken off for the relative error, about 1e-6 in float32 and 1e-15 in float64;
+    where sums cancel or underflow, norms err on the long side. It is assumed that code of the user's is not
+    written to get around this: Python can reach everything in its process.
 
     >>> import torch
     >>> gradients = ClippedGradients(nn.Linear(3, 2), clip=1.0)
@@ -73,7 +75,7 @@ class ClippedGradients:
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
         self.clip = float(clip)
         self._loss = named_loss(loss)
-        self._plain = PlainGradients(self.flat, self._loss, self._announce)
+        self._plain = PlainGradients(self.flat, self._loss)
         self._folded: FoldedGradients | None = None
         self._reason = ""  # why this model takes the plain path
         self._elements: dict[Key, int] = {}  # kept in memory by one example, for every shape checked
@@ -105,11 +107,11 @@ class ClippedGradients:
         rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1; examples of weight 0 are
         padding and add exactly nothing, even where their activations overflow). `microbatch` bounds the
         examples, of all agents together, in memory at once; the default keeps activations near 64 MB on a
-        CPU and a thirty-second of a GPU's memory. Raises FloatingPointError, naming the agents, when a
-        gradient is not finite; what was already added to `out` stays there.
+        CPU and a thirty-second of a GPU's memory. Raises DivergedError, naming the agents, when norms
+        of `rows` are not finite.
 
         **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
-        norm, and no other row.
+        norm, and no other row. No record makes it raise, or not raise.
         """
         return self._run(rows, inputs, targets, weights, out, scale, microbatch, None)
 
@@ -124,15 +126,15 @@ class ClippedGradients:
         scale: float = 1.0,
         microbatch: int | None = None,
     ) -> tuple[Tensor, Statistics]:
-        """As `clipped_sum`, with the mean loss and the share clipped of each agent. These are not private."""
-        totals = rows.new_zeros(3, rows.shape[0])
+        """As `clipped_sum`, with what only the agent itself may know."""
+        totals = rows.new_zeros(4, rows.shape[0])
         result = self._run(rows, inputs, targets, weights, out, scale, microbatch, totals)
-        loss, clipped, weight = totals
-        return result, Statistics(loss / weight, clipped / weight)
+        loss, clipped, weight, ignored = totals
+        return result, Statistics(loss / weight, clipped / weight, ignored.long())
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         """[n, b, ...]: what every agent's model, in evaluation mode, says about one batch [b, ...]."""
-        self._expect_rows(rows)
+        expect_rows(self.flat, rows)
         key = (inputs.shape[1:], inputs.dtype, rows.dtype, rows.device)
         with torch.no_grad():
             if key not in self._agrees:
@@ -165,22 +167,40 @@ class ClippedGradients:
         microbatch: int | None,
         totals: Tensor | None,
     ) -> Tensor:
-        n, b = self._expect(rows, inputs, targets, weights, out, scale, microbatch)
+        n, b = expect(self.flat, rows, inputs, targets, weights, out, scale, microbatch)
         rows = rows.detach()
         if out is None:
             out = rows.new_zeros(n, self.flat.dimension)
         if n == 0 or b == 0:
             return out
+        expect_finite(rows, weights)
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
             self._elements[key] = self._check(rows, inputs, targets)
         capacity = microbatch or _budget(rows.device) // self._elements[key]
-        path = self._plain if self._folded is None else self._folded
         for i, j in blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
-            losses, found = path.contributions(rows[i], inputs[i, j], targets[i, j])
-            self._add(out[i], losses, found, weight, scale, i.start, None if totals is None else totals[:, i])
+            losses, found = self._contributions(rows[i], inputs[i, j], targets[i, j])
+            self._add(out[i], losses, found, weight, scale, None if totals is None else totals[:, i])
         return out
+
+    def _contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> Found:
+        path = self._plain if self._folded is None else self._folded
+        try:
+            return path.contributions(rows, inputs, targets)
+        except (InputError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if rows.is_cuda:  # a failed kernel leaves nothing to go on with
+                raise
+            made_up = check.sample(self.flat, rows, inputs, targets, *inputs.shape[:2])
+            try:
+                path.contributions(*made_up)
+            except Exception:  # whatever the records are
+                self._folded = None
+                self._announce(first_line(error))
+            # Else some record is at fault, such as a token that is none: it counts as zero, and nobody hears.
+            return self._plain.one_by_one(rows, inputs, targets)
 
     def _add(
         self,
@@ -189,25 +209,15 @@ class ClippedGradients:
         found: list[tuple[Slot, Contribution]],
         weights: Tensor | None,
         scale: float,
-        first: int,
         totals: Tensor | None,
     ) -> None:
         norms = total_norms([contribution for _, contribution in found])
-        ok = torch.isfinite(norms)
-        if weights is not None:
-            ok &= weights >= 0
-        if not bool(ok.all()):
-            bad = ~ok if weights is None else ~ok & (weights != 0)
-            if bool(bad.any()):
-                agents = [first + i for i in bad.any(1).nonzero().flatten().tolist()]
-                raise DivergedError(
-                    f"Expected finite gradients and weights >= 0, got others for agents {agents}. "
-                    "Check their data for NaN or huge values, and lower the learning rate or the noise."
-                )
+        bad = ~torch.isfinite(norms)
+        if bool(bad.any()):
             for _, contribution in found:
-                contribution.blank(~ok)
-            norms = norms.masked_fill(~ok, 0)
-            losses = losses.masked_fill(~ok, 0)
+                contribution.blank(bad)
+            norms = norms.masked_fill(bad, 0)
+            losses = losses.masked_fill(bad, 0)
         # Algorithm 1 of the paper, line "clip": g / max(1, |g| / C).
         coefficients = self.clip / norms.clamp_min(self.clip)
         if scale != 1:
@@ -218,17 +228,28 @@ class ClippedGradients:
             contribution.add_to(out[:, slot.start : slot.stop], coefficients)
         if totals is not None:
             weights = torch.ones_like(losses) if weights is None else weights
-            totals += torch.stack([losses * weights, (norms > self.clip) * weights, weights]).sum(2)
+            clipped = (norms > self.clip) * weights
+            totals += torch.stack([losses * weights, clipped, weights, bad & (weights != 0)]).sum(2)
 
     def _check(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> int:
         """Decide the path for examples of this shape; elements that one of them keeps in memory."""
-        check.try_once(self.flat, self._loss, rows, inputs, targets)
+        few = self.flat, self._loss, rows, inputs, targets
+        check.try_once(*few)
+        if check.mixes(*few):
+            warnings.warn(
+                "Examples of a batch influence each other in this model. Here each example is a batch of "
+                "its own, since clipping its gradient would not bound its influence otherwise.",
+                stacklevel=4,
+            )
         if self._folded is not None:
-            verdict = check.compare(self.flat, self._loss, rows, inputs, targets)
+            verdict = check.compare(*few)
             if verdict.reason is None:
                 return verdict.elements
             self._folded, self._reason = None, verdict.reason
-        self._announce(self._reason)
+        refusal = self._plain.try_apart(*check.sample(self.flat, rows, inputs, targets))
+        self._announce(
+            f"vmap refuses this model ({refusal}); each example is run by itself" if refusal else self._reason
+        )
         return 3 * self.flat.dimension
 
     def _announce(self, reason: str) -> None:
@@ -239,41 +260,6 @@ class ClippedGradients:
                 "for speed, use Linear, Conv2d, Embedding, LayerNorm and GroupNorm layers.",
                 stacklevel=5,
             )
-
-    def _expect_rows(self, rows: Tensor) -> None:
-        if rows.dim() != 2 or rows.shape[1] != self.flat.dimension or not rows.is_floating_point():
-            raise InputError(
-                f"Expected rows [n, {self.flat.dimension}] of floats, got {tuple(rows.shape)} {rows.dtype}."
-            )
-
-    def _expect(
-        self,
-        rows: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor | None,
-        out: Tensor | None,
-        scale: float,
-        microbatch: int | None,
-    ) -> tuple[int, int]:
-        self._expect_rows(rows)
-        n, b = rows.shape[0], inputs.shape[1] if inputs.dim() > 1 else -1
-        named = {"inputs": inputs, "targets": targets} | ({} if weights is None else {"weights": weights})
-        for name, value in named.items():
-            if value.shape[:2] != (n, b):
-                raise InputError(
-                    f"Expected {name} [{n}, {b}, ...] like rows and inputs, got {tuple(value.shape)}."
-                )
-        if out is not None and (out.shape != rows.shape or out.dtype != rows.dtype or out.stride(1) != 1):
-            raise InputError(
-                f"Expected out {tuple(rows.shape)} {rows.dtype} with contiguous rows, got {tuple(out.shape)} "
-                f"{out.dtype} with strides {out.stride()}."
-            )
-        if not math.isfinite(scale):
-            raise InputError(f"Expected a finite scale, got {scale}.")
-        if microbatch is not None and microbatch < 1:
-            raise InputError(f"Expected microbatch >= 1, got {microbatch}.")
-        return n, b
 
 
 def _budget(device: torch.device) -> int:

@@ -1,6 +1,7 @@
 """The fast path: one forward and one backward pass for all agents, no second backward.
 
-Runs the skeleton of `twins` and hands out `ghost` contributions. Clipping and blocks belong to `clipped`.
+Runs the skeleton of `twins` and hands out `ghost` contributions. A chain of known layers under a known loss
+runs on the folded batch as it is; any other code runs in `apart`. Clipping and blocks belong to `clipped`.
 """
 
 from __future__ import annotations
@@ -10,21 +11,31 @@ from typing import final
 import torch
 from torch import Tensor
 
+from topdp.learning.gradients.apart import apart, watched
 from topdp.learning.gradients.ghost import Contribution
-from topdp.learning.gradients.twins import Tape, skeleton
-from topdp.learning.losses import Loss
+from topdp.learning.gradients.known import consists_of_known_layers, nothing_is_hooked_globally
+from topdp.learning.gradients.memory import Memory
+from topdp.learning.gradients.tape import Tape
+from topdp.learning.gradients.twins import skeleton
+from topdp.learning.losses import Loss, is_known
 from topdp.learning.models import FlatModel, Slot
 
 
 @final
 class FoldedGradients:
-    """A model with agents folded into its batch; raises `NotFoldedError` for layers without a twin."""
+    """A model with agents folded into its batch; raises `NotFoldedError` for layers without a twin.
+
+    **Guarantees.** What comes out for an example is a function of that example and of its agent's row, for
+    all values: each layer and function between input and loss is either on the list of `known`, or our own
+    twin, or runs in `apart`, and a model or loss that keeps something between calls is refused (`memory`).
+    """
 
     def __init__(self, flat: FlatModel, loss: Loss) -> None:
         self._loss = loss
         self._tape = Tape()
         self._skeleton = skeleton(flat, self._tape)
         self._evaluator = skeleton(flat, self._tape).eval()
+        self.known = is_known(loss) and consists_of_known_layers(flat.module)
         self.elements = 0  # kept alive by the last call of `contributions`, roughly
 
     def contributions(
@@ -36,14 +47,28 @@ class FoldedGradients:
         try:
             tape.begin(rows, inputs.shape[1], recording=True)
             with torch.enable_grad():
-                outputs = self._skeleton(inputs.flatten(0, 1))
-                losses = self._loss(outputs, targets.flatten(0, 1))
+                losses = self._losses(inputs.flatten(0, 1), targets.flatten(0, 1))
                 # An output, its gradient and what the functions after it save.
                 self.elements = inputs.numel() + sum(4 * output.numel() for output, _ in tape.records)
                 found = tape.contributions(losses.sum())
             return losses.detach().view(inputs.shape[:2]), found
         finally:
             tape.clear()
+
+    def _losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """[n·b]"""
+        if self.known and inputs.dim() > 1 and nothing_is_hooked_globally():
+            return self._loss(self._skeleton(inputs), targets)
+
+        def example(x: Tensor, y: Tensor) -> Tensor:
+            self._tape.anchored(x)
+            with watched():
+                return self._loss(self._skeleton(x.unsqueeze(0)), y.unsqueeze(0)).sum()
+
+        memory = Memory(self._skeleton, self._loss, inputs, targets, contents=False)
+        losses: Tensor = apart(example, (0, 0))(inputs, targets)
+        memory.expect_unchanged()
+        return losses
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         """[n, b, ...]: all agents in evaluation mode on one batch [b, ...], which is never copied."""

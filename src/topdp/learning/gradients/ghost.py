@@ -7,6 +7,7 @@ a whole model are never in memory. Nothing here knows modules or clipping.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import final
 import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
+
+from topdp.learning.gradients.rounding import as_precise_as_matrix_products, cancelled, squared
 
 TRITON = find_spec("triton") is not None
 
@@ -44,12 +47,6 @@ def blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, s
 def _capacity(per_example: int, device: torch.device) -> int:
     """How many examples keep a temporary of `per_example` elements near the processor."""
     return max(1, (1 << 26 if device.type == "cuda" else 1 << 20) // max(1, per_example))
-
-
-def _squared(x: Tensor) -> Tensor:
-    """Squared l2 norm over all but the first two axes, without a temporary of the size of x."""
-    norms: Tensor = torch.linalg.vector_norm(x.flatten(2), dim=2)
-    return norms.square_()
 
 
 def along(axis: int, parts: Sequence[Tensor]) -> Tensor:
@@ -93,7 +90,7 @@ class Dense(Contribution):
         self.gradients = gradients
 
     def squared_norms(self) -> Tensor:
-        return _squared(self.gradients)
+        return squared(self.gradients)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         out.unsqueeze(1).baddbmm_(coefficients.unsqueeze(1), self.gradients)
@@ -115,18 +112,18 @@ class Outer(Contribution):
         n, b, L, size_in = self.a.shape
         size_out = self.delta.shape[3]
         if L == 1:
-            return _squared(self.a) * _squared(self.delta)
+            return squared(self.a) * squared(self.delta)
         direct = size_in * size_out <= L * (size_in + size_out)
         if direct:
             # Per-example gradients of this layer take no more room than its activations: keep them.
             self._kept = torch.matmul(self.delta.mT, self.a).flatten(2)
-            return _squared(self._kept)
+            return squared(self._kept)
         norms = self.a.new_empty(n, b)
         for i, j in blocks(n, b, _capacity(2 * L * L, self.a.device)):
             a, delta = self.a[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
             gram = torch.bmm(a, a.mT).mul_(torch.bmm(delta, delta.mT))
             norms[i, j] = gram.sum((1, 2)).view_as(norms[i, j])
-        return norms.clamp_min_(0)
+        return norms.clamp_min_(0).add_(cancelled(self.a, self.delta))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         n, b, L, size_in = self.a.shape
@@ -156,7 +153,7 @@ class Lookup(Contribution):
             tokens, delta = self.tokens[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
             same = tokens.unsqueeze(1) == tokens.unsqueeze(2)
             norms[i, j] = torch.bmm(delta, delta.mT).mul_(same).sum((1, 2)).view_as(norms[i, j])
-        return norms.clamp_min_(0)
+        return norms.clamp_min_(0).add_(cancelled(delta.new_ones(1, 1, L), self.delta))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         n, b, L, size = self.delta.shape
@@ -218,9 +215,9 @@ class Convolution(Contribution):
 
             for i, j in blocks(n, b, n * b if keep else _capacity(out * K, x.device)):
                 gradients = per_example_gradients(x[i, j], delta[i, j], self.geometry)
-                norms[i, j] = _squared(gradients)
+                norms[i, j] = squared(gradients)
                 self._kept = gradients if keep else None
-            return norms
+            return norms if keep else norms.add_(self._rounding())
         if keep:
             self._kept = x.new_empty(n, b, groups * out * K)
         for i, j in blocks(n, b, _capacity(largest, x.device)):
@@ -230,13 +227,18 @@ class Convolution(Contribution):
             )
             if direct:
                 gradients = torch.bmm(deltas, columns.mT).view(*norms[i, j].shape, -1)
-                norms[i, j] = _squared(gradients)
+                norms[i, j] = squared(gradients)
                 if self._kept is not None:
                     self._kept[i, j] = gradients
             else:
                 gram = torch.bmm(columns.mT, columns).mul_(torch.bmm(deltas.mT, deltas))
                 norms[i, j] = gram.sum((1, 2)).view(*norms[i, j].shape, groups).sum(2)
-        return norms.clamp_min_(0)
+        return norms if keep else norms.clamp_min_(0).add_(self._rounding())
+
+    def _rounding(self) -> Tensor:
+        """[n, b]: gradients that are not kept are summed in another order than their norms were taken in."""
+        x, delta = (along(2, [use[k].flatten(2) for use in self.uses]) for k in (0, 1))
+        return cancelled(x, delta, math.prod(self.geometry.kernel))
 
     def _columns(self, x: Tensor) -> Tensor:
         """[agents·examples·groups, K, L]: every patch the kernel sees, one column each."""
@@ -258,9 +260,10 @@ class Convolution(Contribution):
             scaled = delta * coefficients.view(*coefficients.shape, 1, 1, 1)
             shape = (delta.shape[2], x.shape[2] // geometry.groups, *geometry.kernel)
             for i in range(x.shape[0]):
-                gradient: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
-                    x[i], shape, scaled[i], geometry.stride, 0, geometry.dilation, geometry.groups
-                )
+                with as_precise_as_matrix_products():
+                    gradient: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+                        x[i], shape, scaled[i], geometry.stride, 0, geometry.dilation, geometry.groups
+                    )
                 out[i].add_(gradient.reshape(-1))
 
     def blank(self, where: Tensor) -> None:

@@ -1,88 +1,123 @@
 """Per-example gradients of any module, one example as a batch of one. Correct for anything, and slow.
 
-`vmap` over examples and agents where torch can, a Python loop where it cannot (control flow that depends on
-data). The caller bounds memory: a block of m examples makes m·d numbers.
+In `apart` over examples and agents where torch can, by a Python loop where it cannot (control flow that
+depends on data). The caller bounds memory: a block of m examples makes m·d numbers.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
 from typing import final
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value
 
+from topdp.errors import InputError
+from topdp.learning.gradients.apart import apart, watched
 from topdp.learning.gradients.ghost import Contribution, Dense
+from topdp.learning.gradients.memory import Memory
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel, Slot
 
 
 @final
 class PlainGradients:
-    """Any model; `announce` hears why vmap could not be used."""
+    """Any model.
 
-    def __init__(self, flat: FlatModel, loss: Loss, announce: Callable[[str], None]) -> None:
+    **Guarantees.** Each example is in a call of its own, or in `apart`, and a model or loss that keeps
+    something from one call to the next is refused (`memory`): so what comes out for an example is a function
+    of that example and of its agent's row. An example on which the model fails has a gradient of NaN.
+    """
+
+    def __init__(self, flat: FlatModel, loss: Loss) -> None:
         self._flat = flat
         self._module = copy.deepcopy(flat.module)
         self._loss = loss
-        self._announce = announce
         self._loop = False
 
-    def _example_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(self._module, parameters, (x.unsqueeze(0),))
-        return self._loss(outputs, y.unsqueeze(0)).sum()
+    def try_apart(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
+        """Whether these examples run in `apart`, and others with them; if not, why."""
+        self._module.to(device=rows.device, dtype=rows.dtype)
+        try:
+            self._apart(rows, inputs, targets)
+        except Exception as error:  # vmap refuses in many types
+            self._loop = True
+            return first_line(error)
+        return None
 
     def contributions(
         self, rows: Tensor, inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
         """Losses [n, b] and one contribution for whole rows; rows [n, d], inputs and targets [n, b, ...]."""
+        if self._loop:
+            return self.one_by_one(rows, inputs, targets)
         self._module.to(device=rows.device, dtype=rows.dtype)
-        if not self._loop:
-            try:
-                losses, gradients = self._by_vmap(rows, inputs, targets)
-            except Exception as error:  # vmap refuses in many types; the loop repeats what is the user's
-                result = self._by_loop(rows, inputs, targets)
-                self._loop = True
-                self._announce(
-                    f"vmap refuses this model ({first_line(error)}); each example is run by itself"
+        memory = Memory(self._module, self._loss, inputs, targets, contents=False)
+        losses, gradients = self._apart(rows, inputs, targets)
+        memory.expect_unchanged()
+        return losses, self._dense(gradients)
+
+    def one_by_one(
+        self, rows: Tensor, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
+        """As `contributions`, by a Python loop."""
+        self._module.to(device=rows.device, dtype=rows.dtype)
+        memory = Memory(self._module, self._loss, inputs, targets, contents=True)
+        losses = rows.new_full(inputs.shape[:2], math.nan)
+        gradients = rows.new_zeros(*inputs.shape[:2], rows.shape[1])
+        for i, row in enumerate(rows):
+            own = row.clone()
+            leaves = {name: view.detach().requires_grad_() for name, view in self._flat.named(own).items()}
+            for j in range(inputs.shape[1]):
+                try:
+                    losses[i, j] = self._one(leaves, inputs[i, j], targets[i, j], gradients[i, j])
+                except (MemoryError, torch.OutOfMemoryError):
+                    raise
+                except Exception:  # the record's fault: the model ran on others (`check`)
+                    gradients[i, j] = math.nan
+            if not torch.equal(own.view(torch.uint8), row.contiguous().view(torch.uint8)):
+                raise InputError(
+                    "Expected a model that leaves its parameters alone, got one that writes them."
                 )
-                losses, gradients = result
-        else:
-            losses, gradients = self._by_loop(rows, inputs, targets)
-        size = self._flat.dimension
-        return losses, [(Slot("all", 0, size, torch.Size([size])), Dense(gradients))]
+        memory.expect_unchanged()
+        return losses, self._dense(gradients)
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         """[n, b, ...]: all agents in evaluation mode on one batch [b, ...], one agent after the other."""
         module = self._flat.load(rows[0]).eval()
         return torch.stack([functional_call(module, self._flat.named(row), (inputs,)) for row in rows])
 
-    def _by_vmap(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        one = grad_and_value(self._example_loss)
-        examples = vmap(one, (None, 0, 0), randomness="different")
+    def _dense(self, gradients: Tensor) -> list[tuple[Slot, Contribution]]:
+        size = self._flat.dimension
+        return [(Slot("all", 0, size, torch.Size([size])), Dense(gradients))]
+
+    def _example_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(self._module, parameters, (x.unsqueeze(0),))
+        return self._loss(outputs, y.unsqueeze(0)).sum()
+
+    def _apart(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        def example(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            with watched():
+                return self._example_loss(parameters, x, y)
+
+        examples = apart(grad_and_value(example), (None, 0, 0))
         # By parameter: the gradient of a slice of a row would be as long as the row.
         parameters = {
             slot.name: rows[:, slot.start : slot.stop].view(-1, *slot.shape) for slot in self._flat.slots
         }
-        by_name, losses = vmap(examples, (0, 0, 0), randomness="different")(parameters, inputs, targets)
+        by_name, losses = apart(examples, (0, 0, 0))(parameters, inputs, targets)
         return losses, torch.cat([by_name[slot.name].flatten(2) for slot in self._flat.slots], 2)
 
-    def _by_loop(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        losses = rows.new_empty(inputs.shape[:2])
-        gradients = rows.new_zeros(*inputs.shape[:2], rows.shape[1])
-        for i, row in enumerate(rows):
-            leaves = {name: view.detach().requires_grad_() for name, view in self._flat.named(row).items()}
-            for j in range(inputs.shape[1]):
-                with torch.enable_grad():
-                    loss = self._example_loss(leaves, inputs[i, j], targets[i, j])
-                losses[i, j] = loss.detach()
-                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-                for slot, gradient in zip(self._flat.slots, found, strict=True):
-                    if gradient is not None:
-                        gradients[i, j, slot.start : slot.stop] = gradient.reshape(-1)
-        return losses, gradients
+    def _one(self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+        with torch.enable_grad():
+            loss = self._example_loss(leaves, x, y)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        for slot, gradient in zip(self._flat.slots, found, strict=True):
+            if gradient is not None:
+                out[slot.start : slot.stop] = gradient.reshape(-1)
+        return loss.detach()
 
 
 def first_line(error: Exception) -> str:

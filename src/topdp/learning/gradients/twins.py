@@ -2,17 +2,15 @@
 
 The skeleton of a module is a copy in which each supported layer is replaced by a twin without weights. The
 batch of all agents is folded into one leading axis [n·b, ...], agent by agent; stateless layers and functions
-run on it unchanged, and each twin unfolds it, applies the agents' weights (views of their rows) and records
-its input and output. What the twins recorded becomes `ghost` contributions.
+run on it unchanged (or in `apart`, each example a batch of one), and each twin unfolds it, applies the
+agents' weights (views of their rows) and records its input and output. What they recorded becomes `ghost`
+contributions.
 """
 
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -20,133 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from topdp.learning.gradients import ghost
+from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, sum_positions, through, total
 from topdp.learning.models import FlatModel, Slot
-
-
-@final
-class NotFoldedError(Exception):
-    """The module cannot run as a skeleton; the message says which part and why."""
-
-
-@final
-@dataclass(frozen=True)
-class Use:
-    """One use of one parameter. `join` makes one contribution of all (saved, delta) of the same `kind`."""
-
-    slot: Slot
-    kind: str
-    saved: Any
-    join: Callable[[Sequence[tuple[Any, Tensor]]], ghost.Contribution]
-
-
-@final
-class Tape:
-    """What the twins of one skeleton share during one pass."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.rows = torch.empty(0, 0)
-        self.examples = 0
-        self.recording = False
-        self.shared = False
-        self.records: list[tuple[Tensor, list[Use]]] = []
-
-    def begin(self, rows: Tensor, examples: int, *, recording: bool, shared: bool = False) -> None:
-        """`shared`: all agents get the same batch, given once as [b, ...] and folded by the first twin."""
-        self.rows, self.examples, self.recording, self.shared = rows, examples, recording, shared
-        self.records = []
-
-    @property
-    def agents(self) -> int:
-        """How many there are, n."""
-        return self.rows.shape[0]
-
-    def weights(self, slot: Slot) -> Tensor:
-        """[n, *shape]: every agent's own, a view."""
-        return self.rows[:, slot.start : slot.stop].view(-1, *slot.shape)
-
-    def unfold(self, x: Tensor) -> Tensor:
-        """[n, b, m, ...]: a view of the folded x, where a model may have moved m positions into its batch."""
-        n, b = self.agents, self.examples
-        if self.shared:
-            self.shared = False
-            if x.dim() and x.shape[0] == b:
-                return x.unsqueeze(1).expand(n, *x.shape[:1], 1, *x.shape[1:])
-        if not x.dim() or x.shape[0] == 0 or x.shape[0] % (n * b):
-            raise NotFoldedError(f"a layer got a leading axis of {tuple(x.shape)}, not the batch of {n * b}")
-        return x.reshape(n, b, x.shape[0] // (n * b), *x.shape[1:])
-
-    def record(self, output: Tensor, uses: Sequence[Use]) -> Tensor:
-        if self.recording:
-            if not output.requires_grad:
-                output.requires_grad_()
-            self.records.append((output, list(uses)))
-        return output
-
-    def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost.Contribution]]:
-        """Per-example gradients of `loss` (a sum over examples) for every parameter that was used."""
-        if not self.records:
-            return []
-        outputs = [output for output, _ in self.records]
-        deltas = torch.autograd.grad(loss, outputs, allow_unused=True)
-        by_slot: dict[Slot, list[tuple[Use, Tensor]]] = defaultdict(list)
-        for (_, uses), delta in zip(self.records, deltas, strict=True):
-            if delta is not None:
-                unfolded = self.unfold(delta)
-                for use in uses:
-                    by_slot[use.slot].append((use, unfolded))
-        result = []
-        for slot, found in by_slot.items():
-            kinds = {use.kind for use, _ in found}
-            if len(kinds) > 1:
-                raise NotFoldedError(f"parameter {slot.name!r} is tied between {' and '.join(sorted(kinds))}")
-            result.append((slot, found[0][0].join([(use.saved, delta) for use, delta in found])))
-        return result
-
-
-class Twin(nn.Module):
-    """Stands where a layer stood; has its geometry, not its weights."""
-
-    def __init__(self, tape: Tape, weight: Slot | None, bias: Slot | None) -> None:
-        super().__init__()
-        self.tape = tape
-        self.path = ""
-        self._weight = weight
-        self._bias = bias
-
-    @abstractmethod
-    def forward(self, x: Tensor) -> Tensor: ...
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("weight", "bias"):
-            raise AttributeError(f"{self.path}: {name} is read outside the layer's call")
-        return super().__getattr__(name)
-
-    def _bias_use(self, axis: int, width: int = 1) -> list[Use]:
-        """The bias adds to `width` axes of the unfolded output: its gradient is δ summed over the others."""
-        if self._bias is None:
-            return []
-
-        def join(found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
-            return ghost.Dense(_total([_sum_positions(delta, axis, width) for _, delta in found]))
-
-        return [Use(self._bias, f"a bias of {width} axes from {axis}", None, join)]
-
-
-def _total(parts: Sequence[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def _sum_positions(x: Tensor, axis: int, width: int) -> Tensor:
-    """[n, b, size]: x [n, b, ...] summed over all axes from 2 on but `axis .. axis+width-1`."""
-    axis %= x.dim()
-    others = [k for k in range(2, x.dim()) if not axis <= k < axis + width]
-    return (x.sum(others) if any(x.shape[k] > 1 for k in others) else x).reshape(*x.shape[:2], -1)
 
 
 @final
@@ -156,8 +29,10 @@ class LinearTwin(Twin):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._slot = weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def folded(self, x: Tensor) -> Tensor:
         tape = self.tape
+        if x.dim() < 2 or x.shape[-1] != self.in_features:
+            raise NotFoldedError(f"a Linear of {self.in_features} got an input of shape {tuple(x.shape)}")
         a = tape.unfold(x)
         a = a.reshape(a.shape[0], -1, self.in_features)
         weight = tape.weights(self._slot).mT
@@ -187,7 +62,7 @@ class EmbeddingTwin(Twin):
         self._slot = weight
         self._kind = f"Embedding (padding_idx={layer.padding_idx})"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def folded(self, x: Tensor) -> Tensor:
         unfolded = self.tape.unfold(x)
         n = unfolded.shape[0]
         tokens = unfolded.reshape(n, -1)
@@ -230,7 +105,7 @@ class _NormTwin(Twin):
         return tape.record(output.flatten(0, 2), uses)
 
     def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
-        return ghost.Dense(_total([_sum_positions(delta * a, self.axis, self.width) for a, delta in found]))
+        return ghost.Dense(total([sum_positions(delta * a, self.axis, self.width) for a, delta in found]))
 
 
 @final
@@ -240,7 +115,7 @@ class LayerNormTwin(_NormTwin):
         self.normalized_shape, self.eps = layer.normalized_shape, layer.eps
         self.axis, self.width = -len(layer.normalized_shape), len(layer.normalized_shape)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def folded(self, x: Tensor) -> Tensor:
         if x.dim() <= self.width:
             raise NotFoldedError(f"a LayerNorm got an input of shape {tuple(x.shape)} without a batch axis")
         normal = functional.layer_norm(x, self.normalized_shape, None, None, self.eps)
@@ -256,7 +131,7 @@ class GroupNormTwin(_NormTwin):
         super().__init__(tape, weight, bias)
         self.num_groups, self.num_channels, self.eps = layer.num_groups, layer.num_channels, layer.eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def folded(self, x: Tensor) -> Tensor:
         normal = functional.group_norm(x, self.num_groups, None, None, self.eps)
         return self._affine(normal, (1, 1), (1,) * (x.dim() - 2))
 
@@ -281,7 +156,7 @@ class Conv2dTwin(Twin):
         self._mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         self._slot = weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def folded(self, x: Tensor) -> Tensor:
         if x.dim() != 4:
             raise NotFoldedError(f"a Conv2d got an input of shape {tuple(x.shape)} without a batch axis")
         tape = self.tape
@@ -327,20 +202,25 @@ class MaxPool(nn.MaxPool2d):
     """Windows that do not overlap: on a GPU by a kernel of our own, for PyTorch's gradient is slow there."""
 
     largest = 64  # elements of a window, which the kernel unrolls
+    tape: Tape
+    path: str
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = _pair(self.kernel_size)
         if x.dim() == 4 and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and ghost.has_kernels(x):
-            from topdp.learning.gradients.pooling_cuda import max_pool
-
-            return max_pool(x, kernel)
+            return through(self, x)
         pooled: Tensor = super().forward(x)
         return pooled
+
+    def folded(self, x: Tensor) -> Tensor:
+        from topdp.learning.gradients.pooling_cuda import max_pool
+
+        return max_pool(x, _pair(self.kernel_size))
 
 
 def _has_windows_side_by_side(layer: nn.Module) -> bool:
     """Whether it is a max-pooling of nothing but windows that do not overlap."""
-    if type(layer) is not nn.MaxPool2d or _altered(layer) or layer.return_indices or layer.ceil_mode:
+    if type(layer) is not nn.MaxPool2d or altered(layer) or layer.return_indices or layer.ceil_mode:
         return False
     values = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
     # torch takes other forms too; they stay torch's.
@@ -383,6 +263,7 @@ def skeleton(flat: FlatModel, tape: Tape) -> nn.Module:
             twins[id(layer)] = twin.train(layer.training)
         elif _has_windows_side_by_side(layer):
             layer.__class__ = MaxPool  # with all that a model may read of it
+            layer.tape, layer.path = tape, path
     if id(module) in twins:
         return twins[id(module)]
     for path, layer in list(module.named_modules(remove_duplicate=False)):
@@ -392,7 +273,7 @@ def skeleton(flat: FlatModel, tape: Tape) -> nn.Module:
     return module
 
 
-def _altered(layer: nn.Module) -> bool:
+def altered(layer: nn.Module) -> bool:
     hooks = (
         layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     )  # fmt: skip
@@ -409,7 +290,7 @@ def _refuse_unsupported(path: str, layer: nn.Module) -> None:
     extra = own.keys() - {"weight", "bias"}
     if extra or "weight" not in own or any(layer.children()) or dict(layer.named_buffers(recurse=False)):
         raise NotFoldedError(f"{name}: parameters, buffers or children beyond weight and bias")
-    if _altered(layer):
+    if altered(layer):
         raise NotFoldedError(f"{name}: hooks on the layer")
     if isinstance(layer, nn.Embedding) and (
         layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse

@@ -1,0 +1,72 @@
+"""What `ClippedGradients` may be given. No record decides whether it raises: shapes, weights and rows do."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from topdp.errors import InputError, TopdpError
+from topdp.learning.models import FlatModel
+
+
+class DivergedError(TopdpError, FloatingPointError):
+    """Training went off: parameters are no longer numbers. Never raised for what a record holds."""
+
+
+def expect_rows(flat: FlatModel, rows: Tensor) -> None:
+    """[n, d]"""
+    if rows.dim() != 2 or rows.shape[1] != flat.dimension or not rows.is_floating_point():
+        raise InputError(
+            f"Expected rows [n, {flat.dimension}] of floats, got {tuple(rows.shape)} {rows.dtype}."
+        )
+
+
+def expect(
+    flat: FlatModel,
+    rows: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    out: Tensor | None,
+    scale: float,
+    microbatch: int | None,
+) -> tuple[int, int]:
+    """(n, b), where all shapes and numbers fit."""
+    expect_rows(flat, rows)
+    n, b = rows.shape[0], inputs.shape[1] if inputs.dim() > 1 else -1
+    named = {"inputs": inputs, "targets": targets} | ({} if weights is None else {"weights": weights})
+    for name, value in named.items():
+        if value.shape[:2] != (n, b):
+            raise InputError(
+                f"Expected {name} [{n}, {b}, ...] like rows and inputs, got {tuple(value.shape)}."
+            )
+    if out is not None and (out.shape != rows.shape or out.dtype != rows.dtype or out.stride(1) != 1):
+        raise InputError(
+            f"Expected out {tuple(rows.shape)} {rows.dtype} with contiguous rows, got {tuple(out.shape)} "
+            f"{out.dtype} with strides {out.stride()}."
+        )
+    if not math.isfinite(scale):
+        raise InputError(f"Expected a finite scale, got {scale}.")
+    if microbatch is not None and microbatch < 1:
+        raise InputError(f"Expected microbatch >= 1, got {microbatch}.")
+    return n, b
+
+
+def expect_finite(rows: Tensor, weights: Tensor | None) -> None:
+    """Rows that are released decide, never records: an end that depends on a record would give it away."""
+    # One pass without a copy, and on a GPU one wait.
+    good = [torch.isfinite(torch.linalg.vector_norm(rows))]
+    if weights is not None:
+        good.append(((weights >= 0) & torch.isfinite(weights)).all())
+    if bool(torch.stack(good).all()):
+        return
+    if weights is not None and not bool(good[1]):
+        raise InputError("Expected finite weights >= 0, got others.")
+    bad = ~torch.isfinite(torch.linalg.vector_norm(rows, dim=1))
+    if bool(bad.any()):
+        raise DivergedError(
+            "Expected parameters of a finite norm, got others for agents "
+            f"{bad.nonzero().flatten().tolist()}. Lower the learning rate or the noise."
+        )

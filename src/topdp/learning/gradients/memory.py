@@ -1,0 +1,211 @@
+"""What a model and its loss keep from one call to the next, as far as it can be found.
+
+Where examples run apart, what is kept is the only way left for them to meet. So everything that user code can
+reach is written down before a call and compared after it: buffers, attributes, containers, class variables,
+global variables that the code names, closures, defaults. Nothing here runs a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import itertools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from topdp.errors import InputError
+from topdp.learning.losses import PerExample
+
+Tokens = list[tuple[str, Any]]
+"""Where something is, and what it is."""
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+CONTAINERS = (list, tuple, set, frozenset, deque)
+TRUSTED = {"torch", "topdp", "numpy", *sys.stdlib_module_names}
+OF_EVERY_MODULE = {name for name, value in vars(nn.Module()).items() if not isinstance(value, bool)}
+DEEPEST = 30
+
+
+@final
+class Memory:
+    """Compares what user code can reach before and after calls.
+
+    `contents`: also what is in tensors. Without it, a tensor is the same while it is the same object and its
+    version is; inside `apart` no value of an example can be written past that.
+    """
+
+    def __init__(self, model: nn.Module, loss: Any, *given: Tensor, contents: bool) -> None:
+        """`given`: the records and targets, which are not to be written either."""
+        self._roots = (model, loss)
+        self._given = given
+        self._contents = contents
+        self._before = self._tokens()
+        self._versions = [tensor._version for tensor in given]
+
+    def expect_unchanged(self) -> None:
+        """**Guarantees.** Raises if anything found differs from what it was, before a result leaves."""
+        for before, after in itertools.zip_longest(self._before, self._tokens()):
+            if before != after:
+                raise _remembers((after or before)[0])
+        if self._versions != [tensor._version for tensor in self._given]:
+            raise InputError(
+                "Expected a model and a loss that leave records as they are, got one that writes into its "
+                "input. Write into a copy: x = x.clone()."
+            )
+
+    def _tokens(self) -> Tokens:
+        tokens: Tokens = []
+        seen: set[int] = set()
+        for root in self._roots:
+            name = "model" if isinstance(root, nn.Module) else "loss"
+            tokens += _walk(root, name, seen, self._contents, 0)
+        return tokens
+
+
+def expect_nothing_left_over(before: set[int]) -> None:
+    """**Guarantees.** Raises if a tensor from inside `apart` is still somewhere in this process."""
+    if left_over() - before:
+        gc.collect()
+        if left_over() - before:
+            raise _remembers("a place outside the model, which still holds a tensor of the call")
+
+
+def left_over() -> set[int]:
+    """The tensors from inside `apart` that are alive."""
+    batched = torch._C._functorch.is_batchedtensor
+    return {id(found) for found in gc.get_objects() if type(found) is Tensor and batched(found)}
+
+
+def _remembers(place: str) -> InputError:
+    return InputError(
+        f"Expected a model and a loss that keep nothing between calls, got one that changes {place}. "
+        "What is kept would carry records past the clipping and the noise. Compute it anew in each call, "
+        "make it in __init__, or put its layer into evaluation mode."
+    )
+
+
+def _walk(value: Any, place: str, seen: set[int], contents: bool, depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, PLAIN):
+        yield place, (type(value).__name__, repr(value))
+        return
+    if isinstance(value, Tensor):
+        yield place, _tensor(value, contents)
+        return
+    yield place, _state(value)
+    if id(value) in seen or depth > DEEPEST:
+        return
+    seen.add(id(value))
+    for name, part in _parts(value):
+        yield from _walk(part, f"{place}{name}", seen, contents, depth + 1)
+
+
+def _tensor(value: Tensor, contents: bool) -> Any:
+    if not contents or torch._C._functorch.is_batchedtensor(value):
+        return id(value), value._version
+    raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tuple(value.shape), value.dtype, hashlib.blake2b(raw.tobytes()).digest()
+
+
+def _state(value: Any) -> Any:
+    """What is not found in its parts."""
+    if isinstance(value, (dict, *CONTAINERS)):
+        return type(value).__name__, len(value)
+    if isinstance(value, itertools.count | itertools.repeat):
+        return repr(value)
+    if isinstance(value, types.GeneratorType):
+        return id(value), -1 if value.gi_frame is None else value.gi_frame.f_lasti
+    if isinstance(value, types.MethodType):  # made anew whenever it is asked for
+        return id(value.__func__), id(value.__self__)
+    return id(value)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, nn.Module):
+        yield from _of_module(value)
+    elif isinstance(value, dict):
+        yield from (
+            (f"[{key!r}]" if isinstance(key, PLAIN) else "[...]", part) for key, part in value.items()
+        )
+    elif isinstance(value, CONTAINERS):
+        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, types.MethodType):
+        yield from ((".", value.__func__), (".", value.__self__))
+    elif isinstance(value, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif isinstance(value, PerExample):
+        yield "", value.loss
+    elif isinstance(value, staticmethod | classmethod):
+        yield ".", value.__func__
+    elif isinstance(value, property):
+        yield from (("." + name, getattr(value, name)) for name in ("fget", "fset") if getattr(value, name))
+    elif hasattr(value, "__wrapped__") and callable(value):
+        yield ".", value.__wrapped__
+    elif isinstance(value, type):
+        if not _trusted(value.__module__):
+            yield from _named(dict(vars(value)))
+            yield from (("", base) for base in value.__bases__)
+    elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType) and not _ours(type(value)):
+        yield from _named(vars(value))
+        yield "", type(value)
+
+
+def _of_module(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    own = vars(module)
+    # Empty ones, of which torch has many in every module, are quickly passed by.
+    for kind in OF_EVERY_MODULE:
+        if own.get(kind):
+            yield from ((f".{key}", part) for key, part in own[kind].items())
+    if not type(module).__module__.startswith("topdp."):
+        yield from ((f".{name}", part) for name, part in own.items() if name not in OF_EVERY_MODULE)
+        yield "", type(module)
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    if _trusted(function.__module__):
+        return
+    yield from _named(vars(function))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f" (closure {name})", cell.cell_contents
+        except ValueError:  # not yet filled
+            continue
+    yield from (("", default) for default in (function.__defaults__, function.__kwdefaults__) if default)
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    for name in sorted(names):
+        found = function.__globals__.get(name)
+        if isinstance(found, types.ModuleType):
+            if not _trusted(found.__name__):
+                yield from (
+                    (f" (global {name}.{k})", vars(found)[k]) for k in sorted(names & vars(found).keys())
+                )
+        elif name in function.__globals__:
+            yield f" (global {name})", found
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _named(attributes: Any) -> Iterator[tuple[str, Any]]:
+    yield from ((f".{name}", part) for name, part in attributes.items() if not name.startswith("__"))
+
+
+def _ours(kind: type) -> bool:
+    """Objects of torch and topdp hold what torch and topdp put there."""
+    return kind.__module__.partition(".")[0] in ("torch", "topdp", "numpy")
+
+
+def _trusted(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in TRUSTED

@@ -1,0 +1,52 @@
+"""Norms in floating point that err on the long side where underflow or cancellation would make them short.
+
+A gradient is scaled by its norm, so a norm that comes out short lets a record count for more than the clip.
+An ordinary relative error is left as it is. What overflows is infinite, and counts as zero elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+
+def squared(x: Tensor) -> Tensor:
+    """Squared l2 norm over all but the first two axes, without a temporary of the size of x.
+
+    Never below the exact one by more than a relative rounding error: what may underflow, number by number, is
+    added. Next to anything of ordinary size that is nothing.
+    """
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(2), dim=2)
+    return norms.square_().add_(_underflown(x))
+
+
+def _underflown(x: Tensor) -> float:
+    """What squares of numbers too small for their type would have added, at most."""
+    return math.prod(x.shape[2:]) * torch.finfo(x.dtype).tiny
+
+
+def cancelled(a: Tensor, delta: Tensor, uses: float = 1.0) -> Tensor:
+    """[n, b]: how far the squared norm of Σ_l δ_l a_lᵀ may come out too low where the sum cancels.
+
+    a, δ [n, b, ...]. Rounding is relative to |a|²|δ|², a bound on all terms (where each a enters `uses`
+    times), and not to what is left of them. A few units in the last place cover what products of matrices
+    were seen to be off by.
+    """
+    tf32 = a.is_cuda and a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    unit = 2.0**-10 if tf32 else torch.finfo(a.dtype).eps
+    lengths, deltas = squared(a) * uses, squared(delta)
+    lost = lengths * _underflown(delta) + deltas * _underflown(a)
+    return lost.add_(lengths * deltas, alpha=4 * unit)
+
+
+def as_precise_as_matrix_products() -> AbstractContextManager[None]:
+    """torch lets cuDNN round to 10 bits unless told otherwise, and matrix products only if told to."""
+    dnn = torch.backends.cudnn
+    settings = {"enabled": dnn.enabled, "benchmark": dnn.benchmark, "deterministic": dnn.deterministic}
+    flags: AbstractContextManager[None] = dnn.flags(
+        **settings, allow_tf32=torch.backends.cuda.matmul.allow_tf32
+    )
+    return flags

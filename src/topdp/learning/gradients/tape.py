@@ -1,0 +1,206 @@
+"""What the twins of one model share during one pass: every agent's weights, and who used which of them.
+
+A `Twin` stands where a layer stood. It gets the folded batch of all agents, or one example of it inside
+`apart`, and records on the `Tape` what `ghost` needs. Which layers have twins, and what they compute, is in
+`twins`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from topdp.learning.gradients import ghost
+from topdp.learning.models import Slot
+
+
+@final
+class NotFoldedError(Exception):
+    """The module cannot run as a skeleton; the message says which part and why."""
+
+
+@final
+@dataclass(frozen=True)
+class Use:
+    """One use of one parameter. `join` makes one contribution of all (saved, delta) of the same `kind`."""
+
+    slot: Slot
+    kind: str
+    saved: Any
+    join: Callable[[Sequence[tuple[Any, Tensor]]], ghost.Contribution]
+
+
+@final
+class Tape:
+    """What the twins of one skeleton share during one pass."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.rows = torch.empty(0, 0)
+        self.examples = 0
+        self.recording = False
+        self.shared = False
+        self.anchor: Tensor | None = None
+        self.records: list[tuple[Tensor, list[Use]]] = []
+
+    def begin(self, rows: Tensor, examples: int, *, recording: bool, shared: bool = False) -> None:
+        """`shared`: all agents get the same batch, given once as [b, ...] and folded by the first twin."""
+        self.rows, self.examples, self.recording, self.shared = rows, examples, recording, shared
+        self.records = []
+
+    def anchored(self, example: Tensor) -> None:
+        """From here on twins are called inside `apart`, of which `example` is one."""
+        self.anchor = example
+
+    @property
+    def agents(self) -> int:
+        """How many there are, n."""
+        return self.rows.shape[0]
+
+    def weights(self, slot: Slot) -> Tensor:
+        """[n, *shape]: every agent's own, a view."""
+        return self.rows[:, slot.start : slot.stop].view(-1, *slot.shape)
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """[n, b, m, ...]: a view of the folded x, where a model may have moved m positions into its batch."""
+        n, b = self.agents, self.examples
+        if self.shared:
+            self.shared = False
+            if x.dim() and x.shape[0] == b:
+                return x.unsqueeze(1).expand(n, *x.shape[:1], 1, *x.shape[1:])
+        if not x.dim() or x.shape[0] == 0 or x.shape[0] % (n * b):
+            raise NotFoldedError(f"a layer got a leading axis of {tuple(x.shape)}, not the batch of {n * b}")
+        return x.reshape(n, b, x.shape[0] // (n * b), *x.shape[1:])
+
+    def record(self, output: Tensor, uses: Sequence[Use]) -> Tensor:
+        if self.recording:
+            if not output.requires_grad:
+                output.requires_grad_()
+            self.records.append((output, list(uses)))
+        return output
+
+    def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost.Contribution]]:
+        """Per-example gradients of `loss` (a sum over examples) for every parameter that was used."""
+        if not self.records:
+            return []
+        outputs = [output for output, _ in self.records]
+        deltas = torch.autograd.grad(loss, outputs, allow_unused=True)
+        by_slot: dict[Slot, list[tuple[Use, Tensor]]] = defaultdict(list)
+        for (_, uses), delta in zip(self.records, deltas, strict=True):
+            if delta is not None:
+                unfolded = self.unfold(delta)
+                for use in uses:
+                    by_slot[use.slot].append((use, unfolded))
+        result = []
+        for slot, found in by_slot.items():
+            kinds = {use.kind for use, _ in found}
+            if len(kinds) > 1:
+                raise NotFoldedError(f"parameter {slot.name!r} is tied between {' and '.join(sorted(kinds))}")
+            result.append((slot, found[0][0].join([(use.saved, delta) for use, delta in found])))
+        return result
+
+
+class Twin(nn.Module):
+    """Stands where a layer stood; has its geometry, not its weights."""
+
+    def __init__(self, tape: Tape, weight: Slot | None, bias: Slot | None) -> None:
+        super().__init__()
+        self.tape = tape
+        self.path = ""
+        self._weight = weight
+        self._bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return through(self, x)
+
+    @abstractmethod
+    def folded(self, x: Tensor) -> Tensor:
+        """x [n·b·m, ...] with every agent's own weights, recorded."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias"):
+            raise AttributeError(f"{self.path}: {name} is read outside the layer's call")
+        return super().__getattr__(name)
+
+    def _bias_use(self, axis: int, width: int = 1) -> list[Use]:
+        """The bias adds to `width` axes of the unfolded output: its gradient is δ summed over the others."""
+        if self._bias is None:
+            return []
+
+        def join(found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
+            return ghost.Dense(total([sum_positions(delta, axis, width) for _, delta in found]))
+
+        return [Use(self._bias, f"a bias of {width} axes from {axis}", None, join)]
+
+
+class Folded(Protocol):
+    """A layer of ours, which treats the examples of a folded batch one by one."""
+
+    tape: Tape
+    path: str
+
+    def folded(self, x: Tensor) -> Tensor:
+        """x [n·b·m, ...] -> [n·b·m, ...]"""
+
+
+def through(layer: Folded, x: Tensor) -> Tensor:
+    """What `layer` makes of a folded batch, or of one example inside `apart`."""
+    anchor = layer.tape.anchor
+    if anchor is None:
+        return layer.folded(x)
+    output: Tensor = _OutOfApart.apply(x, anchor, layer)  # type: ignore[no-untyped-call]
+    return output
+
+
+@final
+class _OutOfApart(torch.autograd.Function):
+    """From an example inside `apart` to the folded batch of all, through a layer of ours, and back."""
+
+    @staticmethod
+    def forward(x: Tensor, anchor: Tensor, layer: Folded) -> Tensor:
+        raise NotFoldedError(f"{layer.path}: the layer is called where examples are not kept apart")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: Tensor) -> Any:
+        raise NotFoldedError("a layer is differentiated inside the model")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, anchor: Tensor, layer: Folded) -> tuple[Tensor, int]:
+        count = info.batch_size
+        x = x.expand(count, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        if x.dim() < 2:
+            raise NotFoldedError(f"{layer.path}: an input of no axis, where a batch of one was expected")
+        if in_dims[1] is None:  # a vmap of the model's own: its axis joins the positions of an example
+            output = _OutOfApart.apply(  # type: ignore[no-untyped-call]
+                x.flatten(0, 1), anchor, layer
+            )
+        else:
+            # Ours again: no code of the user's runs in here.
+            with torch._C.DisableTorchFunction():
+                output = layer.folded(x.flatten(0, 1))
+        return output.unflatten(0, (count, -1)), 0
+
+
+def total(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def sum_positions(x: Tensor, axis: int, width: int) -> Tensor:
+    """[n, b, size]: x [n, b, ...] summed over all axes from 2 on but `axis .. axis+width-1`."""
+    axis %= x.dim()
+    others = [k for k in range(2, x.dim()) if not axis <= k < axis + width]
+    return (x.sum(others) if any(x.shape[k] > 1 for k in others) else x).reshape(*x.shape[:2], -1)
