@@ -58,6 +58,8 @@ class Agent:
         manifest, part = equipment.manifest, equipment.part
         partners: Partners = "found" if live_pairing else "planned"
         self.ledger = Ledger(folder, manifest.hash, self.name, partners=partners)
+        if equipment.order is not None:
+            self._expect_order(equipment.order)
         failpoints = failpoints or Failpoints()
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
@@ -76,6 +78,13 @@ class Agent:
         )
         way = Meetings if live_pairing else Rounds
         self.life: Life = way(equipment, self.ledger, self.peers, failpoints, self._leave)
+
+    def _expect_order(self, order: str) -> None:
+        try:
+            self.ledger.expect_order(order)
+        except BaseException:
+            self.ledger.close()
+            raise
 
     def stop(self) -> None:
         """Asks the agent to end; what was done is on disk, and the same command continues."""

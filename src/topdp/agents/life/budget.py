@@ -2,10 +2,11 @@
 
 What a release costs, `privacy.spending` says. An agent charges by the guarantee of its manifest: `view` and
 `claimed` hold for the plan as written, so they are charged by only where the rule is to wait for neighbours;
-and from the first departure from the plan that the agent sees (a neighbour that stopped or was quarantined),
-it charges by worst case. So it does for the view of Poisson samples.
+and from the first departure from the plan that the agent sees (a neighbour that was quarantined or gone on
+without), it charges by worst case. So it does for the view of Poisson samples.
 
-**Guarantees.** `Cost.charge` brings the total to at least the ε that `spending` gives.
+**Guarantees.** `Cost.charge` brings the total to at least the ε that `spending` gives. Whether data enter a
+round follows from budget, plan and departures alone, never from the data.
 """
 
 from __future__ import annotations
@@ -45,10 +46,15 @@ class Meter:
         """
         worst = self.worst_case([*history, (round, information)])
         after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
-        charge = max(0.0, after - total)
-        while total + charge < after < math.inf:
-            charge = math.nextafter(charge, math.inf)
-        return Cost(charge, _finite(worst), _finite(information))
+        return Cost(_charge(total, after), _finite(worst), _finite(information))
+
+    def owed(self, history: History, total: float, planned: bool) -> Cost:
+        """What a round costs that the agent's data do not enter: nothing.
+
+        Only once the plan is departed from, what was released before has cost what the worst case says.
+        """
+        worst = self.worst_case(history)
+        return Cost(0.0 if planned else _charge(total, worst), _finite(worst), 0.0)
 
 
 def allows(epsilon: float, total: float, cost: Cost) -> bool:
@@ -64,6 +70,14 @@ def meter(
     by_worst_case = guarantee == "worst-case" or (guarantee == "view" and spent.batches.sampled)
     by_plan = spent.curve(guarantee) if follows_plan and not by_worst_case else None
     return Meter(spent, by_plan)
+
+
+def _charge(total: float, after: float) -> float:
+    """What brings `total` to `after`, or leaves it where it is that much already."""
+    charge = max(0.0, after - total)
+    while total + charge < after < math.inf:
+        charge = math.nextafter(charge, math.inf)
+    return charge
 
 
 def _finite(value: float) -> float | None:

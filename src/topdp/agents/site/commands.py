@@ -103,6 +103,10 @@ def start(
             f"{result['agent']}: {result['releases']} releases, epsilon {spent['epsilon']:.4g} of "
             f"{result['budget']:.4g} spent ({spent['charged_by']}), {state}",
         )
+        if result["stopped_at"] is not None:
+            show(
+                f"Its budget ended before the plan: its data entered no round from {result['stopped_at']} on."
+            )
         if not outcome.finished:
             show("Asked to stop before the end: the same command continues.")
     raise typer.Exit(outcome.code)

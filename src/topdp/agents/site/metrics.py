@@ -37,6 +37,8 @@ def gauges(agent: Agent) -> Iterator[GaugeMetricFamily]:
     yield gauge("topdp_rounds", "Rounds on the books, round 0 included.", {"": ledger.round + 1})
     yield gauge("topdp_epsilon_spent", spent, {"": ledger.total})
     yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.equipment.epsilon})
+    without = "1 once the budget is spent: rows carry noise and no data."
+    yield gauge("topdp_without_data", without, {"": float(agent.life.out_of_budget)})
     yield gauge("topdp_seconds", "Seconds by part.", agent.life.timing.seconds, "part")
     yield gauge("topdp_owed", "Rows that a neighbour has not acknowledged.", owed, "peer")
     yield gauge("topdp_quarantined", "1 where nothing more is believed of a neighbour.", distrusted, "peer")
