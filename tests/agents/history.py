@@ -214,8 +214,17 @@ def model_of_blobs(shape, classes):
 
 
 def federation(
-    folder, *changes, graph=None, agents=6, rounds=6, goes_on=False, idle_timeout=4.0, cards=None
+    folder,
+    *changes,
+    graph=None,
+    agents=6,
+    rounds=6,
+    goes_on=False,
+    idle_timeout=4.0,
+    cards=None,
+    guarantee="worst-case",
 ) -> Federation:
+    """`guarantee` None: that of a configuration that says nothing about it."""
     graph = graph or topology.ring(agents)
     n = graph.agents
     shards = blobs(n, records=30)
@@ -223,7 +232,7 @@ def federation(
         f"topology.agents={n}",
         f"rounds={rounds}",
         "privacy.clip=1.0",
-        "privacy.guarantee=worst-case",
+        *([f"privacy.guarantee={guarantee}"] if guarantee else []),
         "privacy.epsilon=50.0",
         'model.name="history:model_of_blobs"',
         "method.offline=0.2",

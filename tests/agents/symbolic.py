@@ -8,11 +8,13 @@ agent leaves out, a draw or a gradient, is missing in its rows and so in the acc
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
 import numpy as np
 import torch
 from history import Federation, Wire, live, on_virtual_time
 
+from topdp.agents.life import rounds
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -72,6 +74,7 @@ class Symbolic(Federation):
 
     taken: dict[int, list[int]] = field(default_factory=dict)
     sent: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
+    estimates_made: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     @property
     def coordinates(self):
@@ -94,27 +97,34 @@ class Symbolic(Federation):
             if message.kind is MessageKind.ROW:
                 self.sent[sender, receiver, message.round] = message.body
 
-        wire.lose = note
-        return on_virtual_time(live(self, wire=wire, **how))
+        original = rounds.kept
 
-    def seen_by(self, observer):
-        """[rows, coordinates]: all that `observer` was sent."""
+        def kept(part, round, rows):
+            self.estimates_made[part.agent, round] = rows[part.agent].numpy().copy()
+            return original(part, round, rows)
+
+        wire.lose = note
+        with mock.patch.object(rounds, "kept", kept):
+            return on_virtual_time(live(self, wire=wire, **how))
+
+    def seen_by(self, observer, estimates=False):
+        """[rows, coordinates]: what `observer` was sent; with `estimates`, also everybody's."""
         names, d = self.setup.manifest.names, self.coordinates.dimension
         rows = [
             payload.decode(body, d, "float64")
             for (_, receiver, _), body in sorted(self.sent.items())
             if receiver == names[observer]
         ]
-        return np.array(rows)
+        return np.array(rows + (list(self.estimates_made.values()) if estimates else []))
 
-    def mu(self, owner, observer, sensitivity):
+    def mu(self, owner, observer, sensitivity, estimates=False):
         """What a record of `owner` reaches against `observer`, who knows its own draws and gradients.
 
         The gradients of all others count as fixed. μ² = uᵀMu with M = Aᵀ(BBᵀ)⁺A, u of signs, improved one by
         one: what some record reaches, so never more than the truth.
         """
         names, plan = self.coordinates, self.setup.plan
-        rows = self.seen_by(observer)
+        rows = self.seen_by(observer, estimates)
         A = rows[:, [names.gradient(owner, r) for r in range(names.releases)]]
         unknown = [k for k in range(names.draws) if observer not in plan.known_by[k]]
         B = rows[:, [names.draw(r, k) for r in range(names.releases) for k in unknown]]
@@ -125,9 +135,10 @@ class Symbolic(Federation):
                 u[t] = 1.0 if M[t] @ u - M[t, t] * u[t] >= 0 else -1.0
         return sensitivity * float(np.sqrt(u @ M @ u))
 
-    def epsilon(self, owner, sensitivity, delta):
-        """The largest over all other agents."""
-        mus = [self.mu(owner, j, sensitivity) for j in range(len(self.names)) if j != owner]
+    def epsilon(self, owner, sensitivity, delta, estimates=False):
+        """The largest over all other agents; with `estimates`, of observers who also read those."""
+        others = [j for j in range(len(self.names)) if j != owner]
+        mus = [self.mu(owner, j, sensitivity, estimates) for j in others]
         return float(epsilon_of(np.array([max(mus)]), delta)[0])
 
 

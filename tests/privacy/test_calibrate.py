@@ -313,7 +313,9 @@ def test_names_nobody_knows_are_refused():
         analysis([20] * 6, calibration="loose")
     with pytest.raises(InputError, match="Expected adjacency='neighbours'"):
         analysis([20] * 6, adjacency="neighbours").exposure()
-    with pytest.raises(PrivacyError, match="Expected guarantee to be one of claimed, view, adaptive, worst-case"):
+    with pytest.raises(
+        PrivacyError, match="Expected guarantee to be one of claimed, view, adaptive, worst-case"
+    ):
         calibrate(writer("plain-sync"), analysis([20] * 6), "none", np.full(6, 1.0), DELTA)
 
 

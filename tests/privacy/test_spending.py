@@ -146,7 +146,9 @@ def test_refusals():
         spending(prune(plan), exposed, 0, DELTA)
     with pytest.raises(PrivacyError, match="an owner between 0 and 5, got 6"):
         spending(plan, exposed, 6, DELTA)
-    with pytest.raises(PrivacyError, match="guarantee to be one of claimed, view, adaptive, worst-case, got 'all'"):
+    with pytest.raises(
+        PrivacyError, match="guarantee to be one of claimed, view, adaptive, worst-case, got 'all'"
+    ):
         spending(plan, exposed, 0, DELTA).curve("all")
     growing = replace(plan, scale=plan.scale * np.linspace(1, 2, 10))
     with pytest.raises(NotCovered, match=r"theorem1 has no cost by rounds: .* here it grows"):

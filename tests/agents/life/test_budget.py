@@ -74,21 +74,26 @@ def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
     }
 
 
-@pytest.mark.parametrize("guarantee", ["view", "worst-case", "claimed"])
-@pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
+@pytest.mark.parametrize("guarantee", ["adaptive", "adaptive by 2", "view", "worst-case", "claimed"])
+@pytest.mark.parametrize("batch", ['"full"', "{cycle=10}", "{poisson=10}"])
 def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, guarantee, batch):
+    guarantee, _, colluders = guarantee.partition(" by ")
     made = federation(
         tmp_path,
         f"privacy.guarantee={guarantee}",
+        f"privacy.colluders={colluders or 1}",
         f"data.batch={batch}",
         "privacy.epsilon=1.0",
         graph=topology.random(6, 0.5, 1),
         rounds=9,
     )
     analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
-    said = account(made.setup.plan, analysis, 1e-5).answers[guarantee.replace("-", "_")].epsilon
+    asked = [guarantee] if guarantee in ("adaptive", "view") else []
+    whole = account(made.setup.plan, analysis, 1e-5, answers=asked, colluders=int(colluders or 1))
+    said = whole.answer(guarantee).epsilon
+    assert said.max() == pytest.approx(1.0, rel=1e-3)
     for agent in range(6):
-        gauge = meter(made.setup.plan, analysis, agent, 1e-5, guarantee, True)
+        gauge = made.equipment(agent).meter
         total, history, totals = 0.0, [], []
         for r in range(made.setup.plan.releases):
             cost = gauge.cost(r, history, total, float(gauge.planned[r]), True)
@@ -134,11 +139,23 @@ def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_
     assert gauge.owed(history, worst, planned=False).charge == 0 == gauge.owed([], 0.0, False).charge
 
 
-def test_view_without_waiting_is_charged_by_worst_case(tmp_path):
-    made = federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4)
+@pytest.mark.parametrize("guarantee", ["adaptive", "view", "claimed"])
+def test_who_does_not_wait_for_neighbours_is_charged_by_worst_case(tmp_path, guarantee):
+    made = federation(tmp_path, f"privacy.guarantee={guarantee}", agents=4, rounds=4)
     analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
-    assert meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan is not None
-    assert meter(made.setup.plan, analysis, 0, 1e-5, "view", False).by_plan is None
+    assert meter(made.setup.plan, analysis, 0, 1e-5, guarantee, True).by_plan is not None
+    assert meter(made.setup.plan, analysis, 0, 1e-5, guarantee, False).by_plan is None
+
+
+def test_agents_charge_by_the_adaptive_answer_unless_told_otherwise(tmp_path):
+    made = federation(tmp_path, "privacy.epsilon=1.0", agents=4, rounds=4, guarantee=None)
+    run = on_virtual_time(live(made))
+    assert faults(run) == []
+    for number, result in enumerate(made.results()):
+        spent = result["spent"]
+        assert (spent["charged_by"], spent["colluders"]) == ("adaptive", 1) and result["code"] == 0
+        assert spent["epsilon"] == books(made, number)[0][-1].total == pytest.approx(1.0, rel=1e-2)
+        assert spent["epsilon"] < spent["worst_case"]
 
 
 def test_a_budget_is_not_passed_by_the_next_charge():

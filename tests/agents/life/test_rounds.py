@@ -192,6 +192,37 @@ def test_what_is_no_row_quarantines_its_sender_and_the_round_goes_on(tmp_path, b
     assert sum("not_a_row" in record.message and "bob" in record.message for record in caplog.records) == 1
 
 
+def test_a_neighbour_that_refuses_this_agents_rows_has_departed_from_the_plan(tmp_path):
+    """What it would have passed on stays out: the accounts of the plan hold no longer, and are not shown."""
+    made = federation(
+        tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=8
+    )
+
+    async def scene():
+        wire = Wire()
+
+        async def bob(sender, message):
+            if message.kind is MessageKind.HELLO:
+                return Reply(ReplyCode.OK, body=agent.peers.greeting("bob").encode())
+            return Reply(ReplyCode.OK if message.round < 3 else ReplyCode.QUARANTINED)
+
+        wire.handlers["bob"] = bob
+        agent = made.agent(0, wire.transport("ada"))
+        task = asyncio.create_task(agent.run())
+        await asyncio.sleep(1)
+        for r in range(3):
+            for peer in ("bob", "fay"):
+                await agent.peers.handle(peer, message(r, row(made)))
+            await asyncio.sleep(1)
+        return agent.ledger.last, await ended(agent, task)
+
+    last, outcome = on_virtual_time(scene())
+    assert last.round == 3 and last.total < last.worst_case
+    assert outcome.result["departed"] == "round 3: bob refused the row"
+    assert outcome.result["spent"]["charged_by"] == "worst-case"
+    assert outcome.result["spent"]["epsilon"] == last.worst_case
+
+
 @pytest.mark.parametrize("own", [None, 0.6], ids=["whose data still enter", "whose data enter no more"])
 def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, own):
     """The view holds for the plan as written; the books say so once it is not, and what is owed is booked."""

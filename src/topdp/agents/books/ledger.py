@@ -45,13 +45,14 @@ class Ledger:
         agent: str = "",
         writable: bool = True,
         partners: Partners = "planned",
+        guarantee: str = "worst-case",
     ) -> None:
         """A ledger of another federation or agent is refused; one that is only read may be anybody's.
 
         `partners`: what was charged while partners were found on the way is not what a plan would cost, so
-        one ledger is for one of the two.
+        one ledger is for one of the two. `guarantee`: what is charged by as long as the plan is followed.
         """
-        mine = {"federation": federation, "agent": agent, "partners": partners}
+        mine = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
         identity = mine if writable else {}
         self.database = Database(folder, identity, writable)
         self.folder = folder
@@ -74,8 +75,20 @@ class Ledger:
 
     @property
     def total(self) -> float:
-        """ε spent."""
+        """ε charged."""
         return self.last.total if self.last else 0.0
+
+    @property
+    def charged_by(self) -> str:
+        """The guarantee under which ε is spent: the worst case once the plan is departed from."""
+        return self.meta.get("guarantee", "worst-case") if self.departed is None else "worst-case"
+
+    @property
+    def spent(self) -> float | None:
+        """ε spent; None: infinite. After a departure with what the next round is charged for the past."""
+        if self.last is None or self.departed is None:
+            return self.total
+        return None if self.last.worst_case is None else max(self.total, self.last.worst_case)
 
     @property
     def round(self) -> int:
@@ -227,8 +240,9 @@ class Ledger:
         return None if (round := self.meta.get("stopped")) is None else _whole(round)
 
     def depart(self, words: str) -> None:
-        """The plan is no longer followed as written, as far as this agent has seen."""
-        self.database.remember("departed", words)
+        """The plan is no longer followed as written, as far as this agent has seen; the first time counts."""
+        if self.departed is None:
+            self.database.remember("departed", words)
 
     @property
     def departed(self) -> str | None:

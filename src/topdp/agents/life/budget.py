@@ -1,9 +1,9 @@
 """Whether an agent's budget allows its next release, known before it sends; and what the ledger is charged.
 
-What a release costs, `privacy.spending` says. An agent charges by the guarantee of its manifest: `view` and
-`claimed` hold for the plan as written, so they are charged by only where the rule is to wait for neighbours;
-and from the first departure from the plan that the agent sees (a neighbour that was quarantined or gone on
-without), it charges by worst case. So it does for the view of Poisson samples.
+What a release costs, `privacy.spending` says. An agent charges by the guarantee of its manifest: all but the
+worst case hold for the plan as written, so they are charged by only where the rule is to wait for neighbours;
+and from the first departure from the plan that the agent sees (a neighbour that it quarantined, or that
+refuses its rows), it charges by worst case.
 
 **Guarantees.** `Cost.charge` brings the total to at least the ε that `spending` gives. Whether data enter a
 round follows from budget, plan and departures alone, never from the data.
@@ -63,12 +63,21 @@ def allows(epsilon: float, total: float, cost: Cost) -> bool:
 
 
 def meter(
-    plan: Plan, analysis: Analysis, agent: int, delta: float, guarantee: str, follows_plan: bool
+    plan: Plan,
+    analysis: Analysis,
+    agent: int,
+    delta: float,
+    guarantee: str,
+    follows_plan: bool,
+    colluders: int = 1,
+    patient: bool = False,
 ) -> Meter:
-    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without."""
-    spent = spending(plan, analysis, agent, delta)
-    by_worst_case = guarantee == "worst-case" or (guarantee == "view" and spent.batches.sampled)
-    by_plan = spent.curve(guarantee) if follows_plan and not by_worst_case else None
+    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without.
+
+    `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
+    """
+    spent = spending(plan, analysis, agent, delta, colluders, patient)
+    by_plan = spent.curve(guarantee) if follows_plan and guarantee != "worst-case" else None
     return Meter(spent, by_plan)
 
 

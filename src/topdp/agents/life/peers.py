@@ -273,5 +273,7 @@ class Peers:
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
             self.told.tell(peer, "refused", words)
             self.refused_by.add(peer)
+            if message.kind is MessageKind.ROW:
+                self.ledger.depart(f"round {message.round}: {peer} refused the row")
         self.changed.set()
         return reply.ok

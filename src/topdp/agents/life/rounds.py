@@ -92,8 +92,7 @@ class Rounds(Life):
         self.peers.told.tell(
             peer, "missing", f"no row for round {round}: this agent's own estimate stands in for it"
         )
-        if self.ledger.departed is None:
-            self.ledger.depart(f"round {round}: nothing from {peer}")
+        self.ledger.depart(f"round {round}: nothing from {peer}")
 
     def _catch_up(self) -> None:
         """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too."""
