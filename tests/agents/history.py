@@ -214,8 +214,17 @@ def model_of_blobs(shape, classes):
 
 
 def federation(
-    folder, *changes, graph=None, agents=6, rounds=6, goes_on=False, idle_timeout=4.0, cards=None
+    folder,
+    *changes,
+    graph=None,
+    agents=6,
+    rounds=6,
+    goes_on=False,
+    idle_timeout=4.0,
+    cards=None,
+    guarantee="worst-case",
 ) -> Federation:
+    """`guarantee` None: that of a configuration that says nothing about it."""
     graph = graph or topology.ring(agents)
     n = graph.agents
     shards = blobs(n, records=30)
@@ -223,7 +232,7 @@ def federation(
         f"topology.agents={n}",
         f"rounds={rounds}",
         "privacy.clip=1.0",
-        "privacy.guarantee=worst-case",
+        *([f"privacy.guarantee={guarantee}"] if guarantee else []),
         "privacy.epsilon=50.0",
         'model.name="history:model_of_blobs"',
         "method.offline=0.2",
@@ -250,16 +259,22 @@ class Run:
 async def live(
     made: Federation, wire=None, failpoints=None, options=None, agents=None, restart_after=1.0
 ) -> Run:
-    """Every agent until its end; one that is killed is started again on its folder, without failpoints."""
+    """Every agent until its end; one that is killed is started again on its folder.
+
+    `failpoints`: for an agent the place where it is killed, or one for each of its first starts.
+    """
     wire = wire or Wire()
-    failpoints, options = dict(failpoints or {}), options or {}
+    given = failpoints or {}
+    failpoints = {i: [each] if isinstance(each, str) else list(each) for i, each in given.items()}
+    options = options or {}
     run = Run(made, wire, {}, defaultdict(int))
 
     async def life(number):
         name = made.names[number]
         while number not in run.outcomes:
             run.starts[number] += 1
-            choice = failpoints.pop(number, None)
+            choices = failpoints.get(number, [])
+            choice = choices.pop(0) if choices else None
 
             def die(where):
                 raise Crash(where)
@@ -326,21 +341,13 @@ def faults(run: Run) -> list[str]:
         neighbours = i is not None and j is not None and graph.adjacency[i, j]
         if event.what == "answered" and event.ok and not neighbours:
             found.append(f"{event.receiver} accepted {event.kind} from the stranger {event.sender}")
-        stopped = books.get(event.sender, ((), (), (), None))[3]
-        if (
-            event.what == "sent"
-            and event.kind in ("row", "handed")
-            and stopped is not None
-            and event.round >= int(stopped)
-        ):
-            found.append(f"{event.sender} sent round {event.round} after its budget stop")
     for (sender, receiver, round), digests in seen.items():
         if sender not in books:
             continue
         charged = {
             digest
             for entry in books[sender][0]
-            if entry.round == round and entry.kind == "release"
+            if entry.round == round and entry.kind != "skip"
             for to, digest in entry.digests.items()
             if to in (receiver, ANYBODY)
         }
@@ -348,7 +355,13 @@ def faults(run: Run) -> list[str]:
             found.append(
                 f"{sender} sent {len(digests)} bodies for round {round} to {receiver}, charged {len(charged)}"
             )
-    for name, (entries, applied, _, _) in books.items():
+    for name, (entries, applied, _, stopped) in books.items():
+        for entry in entries:
+            late = stopped is not None and entry.round >= int(stopped)
+            if (entry.kind == "release") == late and entry.kind != "skip":
+                found.append(
+                    f"{name} booked a {entry.kind} in round {entry.round}, its budget ended at {stopped}"
+                )
         rounds = [entry.round for entry in entries]
         if len(set(rounds)) != len(rounds):
             found.append(f"{name} did a round twice")

@@ -15,6 +15,7 @@ from topdp.agents.books.entries import Cost, digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.wire.codes import ReplyCode
+from topdp.errors import DataError
 
 
 @pytest.fixture
@@ -73,15 +74,40 @@ def test_a_round_is_charged_once_and_only_forward(ledger):
             ledger.release(r, Cost(0.1), {}, b"state")
 
 
-def test_what_sends_nothing_costs_nothing_and_the_other_way_round(ledger):
+def test_what_is_skipped_sends_and_costs_nothing_and_what_no_data_enter_tells_nothing(ledger):
     for cost, bodies in ((Cost(0.1), {}), (Cost(), {"bob": b"row"})):
-        with pytest.raises(LedgerError, match="without bodies and without a charge"):
-            ledger.release(0, cost, bodies, b"state", kind="mix")
+        with pytest.raises(LedgerError, match="a skip that sends or charges"):
+            ledger.release(0, cost, bodies, b"state", kind="skip")
+    for kind in ("skip", "noise"):
+        for information in (0.1, None):
+            with pytest.raises(LedgerError, match=f"a {kind} that has information about data"):
+                ledger.release(0, Cost(0.0, 0.5, information), {}, b"state", kind=kind)
+    ledger.release(0, Cost(0.0, 0.5, 0.0), {"bob": b"row"}, b"state", kind="noise")
+    ledger.release(1, Cost(0.3, 0.5, 0.0), {}, b"state", kind="noise")  # what earlier releases have cost
+    assert verify(ledger) == 2 and ledger.waiting("bob") == [0] and ledger.total == 0.3
+
+
+def test_the_order_of_records_is_kept_from_the_first_release_on(ledger):
+    for order in ("one", "another"):  # nothing has been released: it may still change
+        ledger.expect_order(order)
+    ledger.release(0, Cost(0.1), {"bob": b"row"}, b"state")
+    ledger = reopened(ledger)
+    ledger.expect_order("another")
+    with pytest.raises(DataError, match="in the order, with which this agent began"):
+        ledger.expect_order("one")
+    ledger.close()
+    with sqlite3.connect(ledger.folder / FILE) as db:
+        db.execute("DELETE FROM meta WHERE key = 'order'")
+    db.close()
+    ledger = Ledger(ledger.folder, "federation", "ada")
+    with pytest.raises(TamperedError, match="it is gone"):
+        ledger.expect_order("another")
+    ledger.close()
 
 
 def test_a_received_row_is_applied_once(ledger):
     ledger.store("bob", 0, digest_of(b"row"), b"row")
-    ledger.release(0, Cost(), {}, b"state", kind="mix")
+    ledger.release(0, Cost(), {}, b"state", kind="skip")
     ledger.release(1, Cost(0.1), {}, b"state", applied=[("bob", 0)])
     with pytest.raises(LedgerError, match="not applied before"):
         ledger.release(2, Cost(0.1), {}, b"state", applied=[("bob", 0)])

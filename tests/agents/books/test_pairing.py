@@ -36,9 +36,14 @@ def meetings(made):
     return found
 
 
-def met(tmp_path, method="plain", **how):
+def met(tmp_path, method="plain", guarantee="worst-case", **how):
     made = federation(
-        tmp_path, "method.mode=async", f"method.name={method}", graph=topology.complete(6), rounds=10
+        tmp_path,
+        "method.mode=async",
+        f"method.name={method}",
+        graph=topology.complete(6),
+        rounds=10,
+        guarantee=guarantee,
     )
     chance = random.Random(3)
     wire = how.pop("wire", None) or Wire(delay=0.05)
@@ -64,12 +69,14 @@ def test_killed_at_any_place_of_a_meeting_both_commit_or_neither(tmp_path, place
     assert {outcome.code for outcome in run.outcomes.values()} == {0}
 
 
-def test_who_meets_more_often_than_planned_pays_more_and_stops_in_time(tmp_path):
+@pytest.mark.parametrize("guarantee", ["worst-case", "view"])
+def test_who_meets_more_often_than_planned_pays_more_and_stops_in_time(tmp_path, guarantee):
     """Noise of partners is counted on, so each meeting costs more than working alone."""
-    made, run = met(tmp_path, method="top-dp")
+    made, run = met(tmp_path, method="top-dp", guarantee=guarantee)
     assert 3 in {outcome.code for outcome in run.outcomes.values()} <= {0, 3}
     assert faults(run) == []
     for result in made.results():
+        assert result["spent"]["charged_by"] == "worst-case"
         assert result["spent"]["epsilon"] <= result["budget"] * (1 + 1e-9)
         assert result["spent"]["epsilon"] == pytest.approx(result["spent"]["worst_case"], rel=1e-12)
 

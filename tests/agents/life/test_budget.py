@@ -26,6 +26,10 @@ def books(made, number):
     return entries, meta
 
 
+def sent_to(made, number, round):
+    return [made.names[to] for to in made.equipment(number).part.sent(round)]
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_agent_with_a_quarter_of_the_budget_stops_with_code_3_and_the_others_finish(tmp_path, mode):
     made = federation(
@@ -46,37 +50,50 @@ def test_an_agent_with_a_quarter_of_the_budget_stops_with_code_3_and_the_others_
     stopped = int(meta["stopped"])
     assert 0 < stopped < 12 and len(entries) == 13
     assert entries[stopped - 1].total <= quarter < entries[stopped - 1].total * 2.5
-    assert all(entry.kind == "mix" and entry.charge == 0 and not entry.digests for entry in entries[stopped:])
+    assert all(entry.kind == "noise" and entry.charge == 0 for entry in entries[stopped:])
+    assert all(set(entry.digests) == set(sent_to(made, 2, entry.round)) for entry in entries)
     assert [entry for entry in books(made, 0)[0] if entry.kind != "release"] == []
     assert run.outcomes[2].result["stopped_at"] == stopped
     assert all(result["spent"]["epsilon"] <= 2.0 * (1 + 1e-9) for result in made.results())
 
 
-def test_the_checker_finds_a_row_sent_after_the_stop(tmp_path):
+def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
     made = federation(tmp_path, "privacy.epsilon=2.0", agents=3, rounds=6)
-    run = on_virtual_time(live(made, options={0: {"epsilon": 0.5}}))
+    run = on_virtual_time(live(made, options={0: {"epsilon": 1.2}}))
     assert faults(run) == []
-    from history import Event
+    ledger = Ledger(made.state(0), made.setup.manifest.hash, "ada")
+    stopped = ledger.stopped_at
+    found = {}
+    for round in (stopped - 1, stopped + 1):
+        ledger.stop(round)
+        found[round] = faults(run)
+    ledger.close()
+    assert 0 < stopped < 6 and found == {
+        stopped - 1: [f"ada booked a release in round {stopped - 1}, its budget ended at {stopped - 1}"],
+        stopped + 1: [f"ada booked a noise in round {stopped}, its budget ended at {stopped + 1}"],
+    }
 
-    run.wire.events.append(Event("sent", "ada", "bob", "row", 6, "digest"))
-    assert any("after its budget stop" in fault for fault in faults(run))
 
-
-@pytest.mark.parametrize("guarantee", ["view", "worst-case", "claimed"])
-@pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
+@pytest.mark.parametrize("guarantee", ["adaptive", "adaptive by 2", "view", "worst-case", "claimed"])
+@pytest.mark.parametrize("batch", ['"full"', "{cycle=10}", "{poisson=10}"])
 def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, guarantee, batch):
+    guarantee, _, colluders = guarantee.partition(" by ")
     made = federation(
         tmp_path,
         f"privacy.guarantee={guarantee}",
+        f"privacy.colluders={colluders or 1}",
         f"data.batch={batch}",
         "privacy.epsilon=1.0",
         graph=topology.random(6, 0.5, 1),
         rounds=9,
     )
     analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
-    said = account(made.setup.plan, analysis, 1e-5).answers[guarantee.replace("-", "_")].epsilon
+    asked = [guarantee] if guarantee in ("adaptive", "view") else []
+    whole = account(made.setup.plan, analysis, 1e-5, answers=asked, colluders=int(colluders or 1))
+    said = whole.answer(guarantee).epsilon
+    assert said.max() == pytest.approx(1.0, rel=1e-3)
     for agent in range(6):
-        gauge = meter(made.setup.plan, analysis, agent, 1e-5, guarantee, True)
+        gauge = made.equipment(agent).meter
         total, history, totals = 0.0, [], []
         for r in range(made.setup.plan.releases):
             cost = gauge.cost(r, history, total, float(gauge.planned[r]), True)
@@ -110,26 +127,35 @@ def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
     assert curve == sorted(curve) and curve[-1] == pytest.approx(said, rel=1e-6)
 
 
-def test_under_the_view_a_neighbour_that_stops_makes_the_rest_charge_by_worst_case(tmp_path):
-    """The view holds for the plan as written; the books say so once it is not."""
-    made = federation(
-        tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=10
-    )
-    run = on_virtual_time(live(made, options={0: {"epsilon": 0.3}}))
-    assert faults(run) == []
-    for j in range(1, 6):
-        entries, meta = books(made, j)
-        assert "stopped" in meta and (made.names[0] in meta["departed"]) == (j in (1, 5))
-        assert entries[-1].total >= entries[-1].worst_case * (1 - 1e-12)
-        assert run.outcomes[j].result["spent"]["charged_by"] == "worst-case"
-    assert all(outcome.finished for outcome in run.outcomes.values())
-
-
-def test_view_without_waiting_is_charged_by_worst_case(tmp_path):
+def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_path):
     made = federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4)
     analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
-    assert meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan is not None
-    assert meter(made.setup.plan, analysis, 0, 1e-5, "view", False).by_plan is None
+    gauge = meter(made.setup.plan, analysis, 0, 1e-5, "view", True)
+    history = [(r, float(gauge.planned[r])) for r in range(3)]
+    worst = gauge.worst_case(history)
+    assert gauge.owed(history, 0.5 * worst, planned=True) == Cost(0.0, worst, 0.0)
+    late = gauge.owed(history, 0.3 * worst, planned=False)
+    assert 0.3 * worst + late.charge >= worst and late.charge == pytest.approx(0.7 * worst)
+    assert gauge.owed(history, worst, planned=False).charge == 0 == gauge.owed([], 0.0, False).charge
+
+
+@pytest.mark.parametrize("guarantee", ["adaptive", "view", "claimed"])
+def test_who_does_not_wait_for_neighbours_is_charged_by_worst_case(tmp_path, guarantee):
+    made = federation(tmp_path, f"privacy.guarantee={guarantee}", agents=4, rounds=4)
+    analysis = build.analysis(made.setup.manifest.config, made.setup.counts)
+    assert meter(made.setup.plan, analysis, 0, 1e-5, guarantee, True).by_plan is not None
+    assert meter(made.setup.plan, analysis, 0, 1e-5, guarantee, False).by_plan is None
+
+
+def test_agents_charge_by_the_adaptive_answer_unless_told_otherwise(tmp_path):
+    made = federation(tmp_path, "privacy.epsilon=1.0", agents=4, rounds=4, guarantee=None)
+    run = on_virtual_time(live(made))
+    assert faults(run) == []
+    for number, result in enumerate(made.results()):
+        spent = result["spent"]
+        assert (spent["charged_by"], spent["colluders"]) == ("adaptive", 1) and result["code"] == 0
+        assert spent["epsilon"] == books(made, number)[0][-1].total == pytest.approx(1.0, rel=1e-2)
+        assert spent["epsilon"] < spent["worst_case"]
 
 
 def test_a_budget_is_not_passed_by_the_next_charge():

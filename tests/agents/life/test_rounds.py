@@ -11,6 +11,7 @@ from history import Crash, Wire, faults, federation, live, on_virtual_time
 
 from topdp import topology
 from topdp.agents.books import inbox
+from topdp.agents.books.audit import verify
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind, ReplyCode
@@ -28,9 +29,9 @@ def message(round, body, kind=MessageKind.ROW):
     return Message.of(kind, round, body)
 
 
-async def alone(made, number, wire):
+async def alone(made, number, wire, **options):
     """One agent, started, whose neighbours are played by the test."""
-    agent = made.agent(number, wire.transport(made.names[number]))
+    agent = made.agent(number, wire.transport(made.names[number]), **options)
     task = asyncio.create_task(agent.run())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -191,6 +192,78 @@ def test_what_is_no_row_quarantines_its_sender_and_the_round_goes_on(tmp_path, b
     assert sum("not_a_row" in record.message and "bob" in record.message for record in caplog.records) == 1
 
 
+def test_a_neighbour_that_refuses_this_agents_rows_has_departed_from_the_plan(tmp_path):
+    """What it would have passed on stays out: the accounts of the plan hold no longer, and are not shown."""
+    made = federation(
+        tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=8
+    )
+
+    async def scene():
+        wire = Wire()
+
+        async def bob(sender, message):
+            if message.kind is MessageKind.HELLO:
+                return Reply(ReplyCode.OK, body=agent.peers.greeting("bob").encode())
+            return Reply(ReplyCode.OK if message.round < 3 else ReplyCode.QUARANTINED)
+
+        wire.handlers["bob"] = bob
+        agent = made.agent(0, wire.transport("ada"))
+        task = asyncio.create_task(agent.run())
+        await asyncio.sleep(1)
+        for r in range(3):
+            for peer in ("bob", "fay"):
+                await agent.peers.handle(peer, message(r, row(made)))
+            await asyncio.sleep(1)
+        return agent.ledger.last, await ended(agent, task)
+
+    last, outcome = on_virtual_time(scene())
+    assert last.round == 3 and last.total < last.worst_case
+    assert outcome.result["departed"] == "round 3: bob refused the row"
+    assert outcome.result["spent"]["charged_by"] == "worst-case"
+    assert outcome.result["spent"]["epsilon"] == last.worst_case
+
+
+@pytest.mark.parametrize("own", [None, 0.6], ids=["whose data still enter", "whose data enter no more"])
+def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, own):
+    """The view holds for the plan as written; the books say so once it is not, and what is owed is booked."""
+    made = federation(
+        tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=8
+    )
+    views = made.equipment(0).meter.by_plan
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire(), epsilon=own)
+        for r in range(5):
+            for peer in ("bob", "fay"):
+                await agent.peers.handle(peer, message(r, row(made)))
+            await asyncio.sleep(1)
+        before = agent.ledger.last
+        assert not (await agent.peers.handle("bob", message(5, b"garbage"))).ok
+        for r in range(5, 9):
+            await agent.peers.handle("fay", message(r, row(made)))
+            await asyncio.sleep(1)
+        found = (
+            list(agent.ledger.entries()),
+            agent.ledger.stopped_at,
+            agent.ledger.departed,
+            verify(agent.ledger),
+        )
+        outcome = await ended(agent, task)
+        return before, *found, outcome
+
+    before, entries, stopped, departed, checked, outcome = on_virtual_time(scene())
+    assert checked == 9 and departed == "round 6: nothing from bob"
+    data = [entry.round for entry in entries if entry.kind == "release"]
+    assert data == list(range(stopped)) and (stopped <= before.round) == (own is not None)
+    assert before.round == 5 and before.total == pytest.approx(views[data[-1] if own else 5])
+    assert before.total < before.worst_case
+    # From round 6 on all that was released counts by worst case, whether data still enter or not.
+    assert all(entry.total == pytest.approx(entry.worst_case, rel=1e-12) for entry in entries[6:])
+    if own:
+        assert entries[6].kind == "noise" and entries[6].charge > 0 and entries[7].charge == 0
+    assert outcome.code == 3 and outcome.result["spent"]["charged_by"] == "worst-case"
+
+
 @pytest.mark.parametrize(
     ("code", "times"), [(ReplyCode.LATER, 3), (ReplyCode.GAP, 1)], ids=["too early", "refused"]
 )
@@ -230,7 +303,7 @@ def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
             await agent.peers.handle(
                 "cleo", message(0, agent.peers.greeting("cleo").encode(), kind=MessageKind.HELLO)
             ),
-            await agent.peers.handle("cleo", message(0, b"", kind=MessageKind.STOP)),
+            await agent.peers.handle("cleo", message(0, b"", kind=MessageKind.BYE)),
             await agent.peers.handle("bob", message(0, b"", kind=MessageKind.PROPOSE)),
             await agent.peers.handle("bob", Message(MessageKind.ROW, 0, "0" * 64, row(made))),
             await agent.peers.handle("bob", message(0, b"[" * 5000, kind=MessageKind.HELLO)),

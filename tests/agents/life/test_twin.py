@@ -47,14 +47,6 @@ def test_real_noise_is_not_the_simulators_and_never_the_same(tmp_path):
     assert not torch.allclose(ends[0], made.simulated(), atol=1e-3)
 
 
-def test_an_agents_noise_has_the_deviation_of_the_plan():
-    from topdp.agents.life.rows import SystemDraws
-
-    values = SystemDraws().fill(torch.empty(200_000), 0, 0).numpy()
-    assert abs(values.mean()) < 0.02 and abs(values.std() - 1) < 0.02
-    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
-
-
 def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
     from dataclasses import replace
 

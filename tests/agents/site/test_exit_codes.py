@@ -298,3 +298,36 @@ def test_status_says_what_was_done_by_whom(site, tmp_path):
         "bob": {"code": "NOT_A_ROW", "words": "sent what is not a row"}
     }
     assert "sent what is not a row" in site.topdp("agent", "status", "--state", "state").out
+
+
+def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
+    """Cyclic batches: which records come together must stay as it was."""
+    changes = ["rounds=3", "topology.agents=2", "privacy.guarantee=worst-case", "data.batch={cycle=20}"]
+    cards = [site.folder / name / "card.toml" for name in ("ada", "bob")]
+    terms, _, _ = federation.create(cards, "240", config.read(changes=changes), "ada-bob", {})
+    terms.write(site.folder / "manifest.toml")
+    ledger = Ledger(tmp_path / "state", terms.hash, "ada")
+    ledger.expect_order("another")
+    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    ledger.close()
+    done = site.start()
+    assert done.code == 5 and "in the order, with which this agent began" in one_line(done)
+    with sqlite3.connect(tmp_path / "state" / "ledger.sqlite") as db:
+        db.execute("DELETE FROM meta WHERE key = 'order'")
+    db.close()
+    done = site.start()
+    assert done.code == 4 and "it is gone" in one_line(done)
+
+
+def test_status_says_what_is_spent_by_which_guarantee(site, tmp_path):
+    """Once the plan is departed from, what was released has cost what the worst case says."""
+    ledger = Ledger(tmp_path / "state", "federation", "ada", guarantee="adaptive")
+    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    ledger.stop(1)
+    ask = ("agent", "status", "--state", "state", "--json")
+    found = json.loads(site.topdp(*ask).out)
+    assert (found["epsilon"], found["charged_by"], found["stopped"]) == (0.25, "adaptive", 1)
+    ledger.depart("round 1: nothing from bob")
+    ledger.close()
+    found = json.loads(site.topdp(*ask).out)
+    assert (found["epsilon"], found["charged_by"]) == (0.5, "worst-case")

@@ -50,13 +50,14 @@ def test_every_number_has_its_name_and_labels(tmp_path):
         ("topdp_rounds", ("ada",)): 0,
         ("topdp_epsilon_spent", ("ada",)): 0,
         ("topdp_epsilon_budget", ("ada",)): epsilon,
+        ("topdp_without_data", ("ada",)): 0,
         **{("topdp_seconds", ("ada", part)): 0 for part in ("compute", "ledger", "network")},
         ("topdp_owed", ("ada", "bob")): 0,
         ("topdp_owed", ("ada", "cleo")): 0,
         ("topdp_quarantined", ("ada", "bob")): 1,
         ("topdp_quarantined", ("ada", "cleo")): 0,
     }
-    assert text.count("# TYPE") == 6 and 'topdp_owed{agent="ada",peer="bob"} 0.0' in text
+    assert text.count("# TYPE") == 7 and 'topdp_owed{agent="ada",peer="bob"} 0.0' in text
 
 
 def test_only_loopback_is_listened_on_and_nothing_afterwards(tmp_path):

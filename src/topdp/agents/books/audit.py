@@ -30,11 +30,12 @@ def verify(ledger: Ledger) -> int:
             "has a charge that cannot be": not (math.isfinite(last.charge) and last.charge >= 0),
             "has a wrong total": last.total != total,
             "repeats a round": last.round <= round,
-            "sends without a charge": last.kind != "release" and bool(last.digests or last.charge),
         }
         for fault, found in faults.items():
             if found:
                 _fault(ledger, place, fault)
+        if last.contradiction:
+            _fault(ledger, place, last.contradiction)
         round = last.round
     _outbox(ledger)
     state = ledger.state()

@@ -16,7 +16,7 @@ from typing import IO
 from topdp.errors import InputError, TopdpError, TrustError
 
 FILE = "ledger.sqlite"
-FORMAT = 2
+FORMAT = 3
 SYNCHRONOUS = "FULL"  # tests that only pretend to crash may turn it off
 
 SCHEMA = """
@@ -29,8 +29,7 @@ CREATE TABLE inbox (
     sender TEXT, round INTEGER, digest TEXT NOT NULL, body BLOB, applied INTEGER,
     PRIMARY KEY (sender, round));
 CREATE TABLE peers (
-    name TEXT PRIMARY KEY, quarantined TEXT, quarantined_for TEXT,
-    stopped INTEGER, finished INTEGER, told INTEGER)
+    name TEXT PRIMARY KEY, quarantined TEXT, quarantined_for TEXT, finished INTEGER, told INTEGER)
 WITHOUT ROWID;
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE pairs (

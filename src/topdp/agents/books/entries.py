@@ -11,12 +11,16 @@ from typing import Literal
 
 from topdp.agents.books.database import LedgerError, TamperedError
 
-Kind = Literal["release", "mix", "skip"]
+Kind = Literal["release", "noise", "skip"]
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One charge. A `release` costs; `mix` and `skip` send nothing and cost nothing."""
+    """One round. A `release` costs. A `skip` sends nothing and costs nothing.
+
+    A `noise` sends rows that no data enter: it tells nothing, and has a charge only where earlier releases
+    turn out to have cost more.
+    """
 
     number: int
     round: int
@@ -27,6 +31,15 @@ class LedgerEntry:
     information: float | None  # 1/z² of this release at the agent's sensitivity; None: infinite
     digests: dict[str, str]  # receiver -> SHA-256 of the body
     state: str  # SHA-256 of the state that the release leads to
+
+    @property
+    def contradiction(self) -> str:
+        """What an entry of this kind cannot say, or nothing."""
+        if self.kind == "skip" and (self.digests or self.charge):
+            return "sends or charges something in a round that was skipped"
+        if self.kind != "release" and self.information != 0:
+            return "has information about data in a round that no data entered"
+        return ""
 
     def text(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, allow_nan=False)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from topdp.agents.books.database import Database, LedgerError, TamperedError
+from topdp.agents.books.database import FILE, Database, LedgerError, TamperedError
 from topdp.agents.books.entries import Cost, Kind, LedgerEntry, check, digest_of, genesis, link
 from topdp.agents.wire.codes import ReplyCode
+from topdp.errors import DataError
 
 ANYBODY = "*"  # receiver of a body whose partner is not known when it is made
 
@@ -44,13 +45,14 @@ class Ledger:
         agent: str = "",
         writable: bool = True,
         partners: Partners = "planned",
+        guarantee: str = "worst-case",
     ) -> None:
         """A ledger of another federation or agent is refused; one that is only read may be anybody's.
 
         `partners`: what was charged while partners were found on the way is not what a plan would cost, so
-        one ledger is for one of the two.
+        one ledger is for one of the two. `guarantee`: what is charged by as long as the plan is followed.
         """
-        mine = {"federation": federation, "agent": agent, "partners": partners}
+        mine = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
         identity = mine if writable else {}
         self.database = Database(folder, identity, writable)
         self.folder = folder
@@ -73,8 +75,20 @@ class Ledger:
 
     @property
     def total(self) -> float:
-        """ε spent."""
+        """ε charged."""
         return self.last.total if self.last else 0.0
+
+    @property
+    def charged_by(self) -> str:
+        """The guarantee under which ε is spent: the worst case once the plan is departed from."""
+        return self.meta.get("guarantee", "worst-case") if self.departed is None else "worst-case"
+
+    @property
+    def spent(self) -> float | None:
+        """ε spent; None: infinite. After a departure with what the next round is charged for the past."""
+        if self.last is None or self.departed is None:
+            return self.total
+        return None if self.last.worst_case is None else max(self.total, self.last.worst_case)
 
     @property
     def round(self) -> int:
@@ -103,11 +117,9 @@ class Ledger:
         """Charges, and stores what is to be sent and where the agent then stands: all or nothing.
 
         `bodies`: receiver -> bytes. `applied`: the (sender, round) whose rows went into the new state.
-        `pair`: the committed pair that the round used up. A `mix` or `skip` has no bodies and no charge.
+        `pair`: the committed pair that the round used up.
         """
         check(cost)
-        if kind != "release" and (bodies or cost.charge):
-            raise LedgerError(f"Expected a {kind} without bodies and without a charge, got some.")
         if round <= self.round:
             raise LedgerError(f"Expected a round after {self.round}, got {round}: a round is charged once.")
         entry = LedgerEntry(
@@ -121,6 +133,8 @@ class Ledger:
             digests={receiver: digest_of(body) for receiver, body in bodies.items()},
             state=digest_of(state),
         )
+        if entry.contradiction:
+            raise LedgerError(f"Expected an entry that can be, got a {kind} that {entry.contradiction}.")
         head = link(self._head, entry.text())
         with self.database.transaction() as db:
             db.execute("INSERT INTO charges VALUES (?, ?, ?)", (entry.number, entry.text(), head))
@@ -196,32 +210,44 @@ class Ledger:
             raise TamperedError(f"Expected a reason for the quarantine of {peer}, got {code!r:.80}.")
         return Quarantine(ReplyCode[str(code)], str(words))
 
+    def expect_order(self, order: str) -> None:
+        """`order` stands for the records as cyclic batches take them, and must not change between releases.
+
+        Written down before the first release. A record that moved to another place of the cycle would be used
+        more often than accounts say, so what was lost is not drawn anew.
+        """
+        known = self.meta.get("order")
+        if self.last is None:
+            self.database.remember("order", order)
+        elif known is None:
+            raise TamperedError(
+                f"Expected the order of the records in {self.folder / FILE}, which its releases followed: it "
+                "is gone. Restore the newest copy; without it this agent must leave the federation."
+            )
+        elif known != order:
+            raise DataError(
+                "Expected the records, in the order, with which this agent began, got others: cyclic batches "
+                "would use some records more often than was accounted for. Give --data the file of the start."
+            )
+
     def stop(self, round: int) -> None:
-        """This agent sends nothing from `round` on: its budget is used up."""
+        """This agent's data enter no round from `round` on: its budget is used up."""
         self.database.remember("stopped", str(round))
 
     @property
     def stopped_at(self) -> int | None:
-        """The round from which this agent sends nothing; None while it does."""
+        """The round from which this agent's data enter no more; None while they do."""
         return None if (round := self.meta.get("stopped")) is None else _whole(round)
 
     def depart(self, words: str) -> None:
-        """The plan is no longer followed as written, as far as this agent has seen."""
-        self.database.remember("departed", words)
+        """The plan is no longer followed as written, as far as this agent has seen; the first time counts."""
+        if self.departed is None:
+            self.database.remember("departed", words)
 
     @property
     def departed(self) -> str | None:
         """Why the plan is no longer followed; None while it is."""
         return self.meta.get("departed")
-
-    def note_stop(self, peer: str, round: int) -> None:
-        """`peer` said that it sends nothing from `round` on."""
-        if self._peer(peer, "stopped") is None:
-            self._note(peer, stopped=round)
-
-    def stopped(self, peer: str) -> int | None:
-        round = self._peer(peer, "stopped")
-        return None if round is None else _whole(round)
 
     def note_finished(self, peer: str) -> None:
         """`peer` has done all its rounds and needs nothing more."""

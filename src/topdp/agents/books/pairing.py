@@ -111,8 +111,7 @@ class Pairing:
 
     def accept(self, id: str, partner: str) -> bool:
         """Whether this agent says yes; then it is on its books before the partner hears of it."""
-        over = self.closed or self.ledger.stopped_at is not None
-        if over or self.busy or self.ledger.round < 0 or self.find(id) is not None:
+        if self.closed or self.busy or self.ledger.round < 0 or self.find(id) is not None:
             return False
         with self.ledger.database.transaction() as db:
             db.execute(

@@ -57,7 +57,11 @@ class Agent:
             raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
         manifest, part = equipment.manifest, equipment.part
         partners: Partners = "found" if live_pairing else "planned"
-        self.ledger = Ledger(folder, manifest.hash, self.name, partners=partners)
+        by_plan = equipment.meter.by_plan is not None and not live_pairing
+        guarantee = manifest.config.privacy.guarantee if by_plan else "worst-case"
+        self.ledger = Ledger(folder, manifest.hash, self.name, partners=partners, guarantee=guarantee)
+        if equipment.order is not None:
+            self._expect_order(equipment.order)
         failpoints = failpoints or Failpoints()
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
@@ -76,6 +80,13 @@ class Agent:
         )
         way = Meetings if live_pairing else Rounds
         self.life: Life = way(equipment, self.ledger, self.peers, failpoints, self._leave)
+
+    def _expect_order(self, order: str) -> None:
+        try:
+            self.ledger.expect_order(order)
+        except BaseException:
+            self.ledger.close()
+            raise
 
     def stop(self) -> None:
         """Asks the agent to end; what was done is on disk, and the same command continues."""
@@ -117,13 +128,14 @@ class Agent:
         return Outcome(ExitCode.BUDGET if self.life.out_of_budget else ExitCode.DONE, finished, result)
 
     def _spent(self) -> dict[str, Any]:
-        last, privacy = self.ledger.last, self.equipment.manifest.config.privacy
-        by_plan = self.equipment.meter.by_plan is not None and self.ledger.departed is None
+        books, privacy = self.ledger, self.equipment.manifest.config.privacy
+        adaptive = {"colluders": privacy.colluders} if books.charged_by == "adaptive" else {}
         return {
-            "epsilon": self.ledger.total,
-            "worst_case": last.worst_case if last else 0.0,
+            "epsilon": books.spent,
+            "worst_case": books.last.worst_case if books.last else 0.0,
             "delta": privacy.delta,
-            "charged_by": privacy.guarantee if by_plan else "worst-case",
+            "charged_by": books.charged_by,
+            **adaptive,
             "adjacency": privacy.adjacency,
         }
 

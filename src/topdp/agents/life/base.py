@@ -5,7 +5,8 @@ and what they compute.
 
 **Guarantees.** A charge is on disk, with the bytes and the state that it is for, before a byte leaves. Time
 only decides whom to wait for: patience is counted in ticks of this process, so a stopped process or a clock
-that jumps costs one tick.
+that jumps costs one tick. An agent whose budget allows no further release goes on as before, noise and all,
+but its data enter no more: others keep the noise that they count on, and its own spending ends there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from topdp.agents.books.entries import Cost, Kind
 from topdp.agents.books.ledger import Ledger
+from topdp.agents.life.budget import allows
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.peers import Peers
@@ -55,6 +57,7 @@ class Life(ABC):
 
     @property
     def out_of_budget(self) -> bool:
+        """Whether the agent's data enter no further round; for good, whatever budget a restart is given."""
         return self.ledger.stopped_at is not None
 
     @property
@@ -98,9 +101,32 @@ class Life(ABC):
 
     # What they share
 
+    def _decide(self, round: int, information: float, planned: bool) -> tuple[Kind, Cost]:
+        """Whether the agent's data enter `round`, and what that costs.
+
+        Decided by budget, plan and departures, never by the data: so that it tells nothing of them.
+        """
+        meter, total = self.equipment.meter, self.ledger.total
+        if not self.out_of_budget:
+            cost = meter.cost(round, self.history, total, information, planned)
+            if allows(self.equipment.epsilon, total, cost):
+                return "release", cost
+            self.ledger.stop(round)
+            logger.warning(
+                "%s: round %d would bring the spent epsilon to %.6g, the budget is %.6g: from here on its "
+                "rows carry noise and no data",
+                self.name,
+                round,
+                total + cost.charge,
+                self.equipment.epsilon,
+                extra={"agent": self.name, "event": "budget", "round": round},
+            )
+        return "noise", meter.owed(self.history, total, planned)
+
     def _release(
         self,
         round: int,
+        kind: Kind,
         cost: Cost,
         bodies: Mapping[str, bytes],
         rows: Mapping[int, Tensor],
@@ -109,26 +135,15 @@ class Life(ABC):
     ) -> None:
         """Charge, bytes and state in one transaction; only then does anybody hear of it."""
         self.failpoints.reached("before_ledger")
-        self._book(round, cost, bodies, rows, applied, pair)
-        self.failpoints.reached("after_ledger")
-        self.history.append((round, cost.information or 0.0))
-        self.peers.wake()
-
-    def _book(
-        self,
-        round: int,
-        cost: Cost,
-        bodies: Mapping[str, bytes],
-        rows: Mapping[int, Tensor],
-        applied: Iterable[tuple[str, int]],
-        pair: str | None = None,
-        kind: Kind = "release",
-    ) -> None:
         state = save({str(row): value.contiguous() for row, value in rows.items()})
         with self.timing.measure("ledger"):
             self.ledger.before_commit = lambda: self.failpoints.reached("in_ledger")
             self.ledger.release(round, cost, bodies, state, applied, pair, kind)
         self.timing.rounds += 1
+        self.failpoints.reached("after_ledger")
+        if kind == "release":
+            self.history.append((round, cost.information or 0.0))
+        self.peers.wake()
 
     def _own(self) -> Mapping[int, Tensor]:
         """The agent's rows of the last round on the books."""

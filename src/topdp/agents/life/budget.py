@@ -1,11 +1,12 @@
 """Whether an agent's budget allows its next release, known before it sends; and what the ledger is charged.
 
-What a release costs, `privacy.spending` says. An agent charges by the guarantee of its manifest: `view` and
-`claimed` hold for the plan as written, so they are charged by only where the rule is to wait for neighbours;
-and from the first departure from the plan that the agent sees (a neighbour that stopped or was quarantined),
-it charges by worst case. So it does for the view of Poisson samples.
+What a release costs, `privacy.spending` says. An agent charges by the guarantee of its manifest: all but the
+worst case hold for the plan as written, so they are charged by only where the rule is to wait for neighbours;
+and from the first departure from the plan that the agent sees (a neighbour that it quarantined, or that
+refuses its rows), it charges by worst case.
 
-**Guarantees.** `Cost.charge` brings the total to at least the ε that `spending` gives.
+**Guarantees.** `Cost.charge` brings the total to at least the ε that `spending` gives. Whether data enter a
+round follows from budget, plan and departures alone, never from the data.
 """
 
 from __future__ import annotations
@@ -45,10 +46,15 @@ class Meter:
         """
         worst = self.worst_case([*history, (round, information)])
         after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
-        charge = max(0.0, after - total)
-        while total + charge < after < math.inf:
-            charge = math.nextafter(charge, math.inf)
-        return Cost(charge, _finite(worst), _finite(information))
+        return Cost(_charge(total, after), _finite(worst), _finite(information))
+
+    def owed(self, history: History, total: float, planned: bool) -> Cost:
+        """What a round costs that the agent's data do not enter: nothing.
+
+        Only once the plan is departed from, what was released before has cost what the worst case says.
+        """
+        worst = self.worst_case(history)
+        return Cost(0.0 if planned else _charge(total, worst), _finite(worst), 0.0)
 
 
 def allows(epsilon: float, total: float, cost: Cost) -> bool:
@@ -57,13 +63,30 @@ def allows(epsilon: float, total: float, cost: Cost) -> bool:
 
 
 def meter(
-    plan: Plan, analysis: Analysis, agent: int, delta: float, guarantee: str, follows_plan: bool
+    plan: Plan,
+    analysis: Analysis,
+    agent: int,
+    delta: float,
+    guarantee: str,
+    follows_plan: bool,
+    colluders: int = 1,
+    patient: bool = False,
 ) -> Meter:
-    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without."""
-    spent = spending(plan, analysis, agent, delta)
-    by_worst_case = guarantee == "worst-case" or (guarantee == "view" and spent.batches.sampled)
-    by_plan = spent.curve(guarantee) if follows_plan and not by_worst_case else None
+    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without.
+
+    `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
+    """
+    spent = spending(plan, analysis, agent, delta, colluders, patient)
+    by_plan = spent.curve(guarantee) if follows_plan and guarantee != "worst-case" else None
     return Meter(spent, by_plan)
+
+
+def _charge(total: float, after: float) -> float:
+    """What brings `total` to `after`, or leaves it where it is that much already."""
+    charge = max(0.0, after - total)
+    while total + charge < after < math.inf:
+        charge = math.nextafter(charge, math.inf)
+    return charge
 
 
 def _finite(value: float) -> float | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from topdp.agents.life.budget import Meter, meter
-from topdp.agents.life.rows import AgentDraws, Gradients, Part, SeededDraws, SystemDraws
+from topdp.agents.life.draws import AgentDraws, SeededDraws, SystemDraws
+from topdp.agents.life.rows import Gradients, Part
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.setup import Setup
 from topdp.learning.gradients import clipped
@@ -28,6 +29,7 @@ class Equipment:
     draws: AgentDraws
     meter: Meter
     epsilon: float  # the agent's budget
+    order: str | None  # the records in the order of cyclic batches; the same after every restart
     in_thread: bool = False  # compute beside the event loop, so that links stay alive
 
     @property
@@ -47,8 +49,12 @@ def equip(
     seeded: bool = False,
     epsilon: float | None = None,
     in_thread: bool = False,
+    key: bytes = b"",
 ) -> Equipment:
-    """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's."""
+    """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's.
+
+    `key`: a secret of the agent, the same after every restart, under which `order` is written down.
+    """
     config, rules = setup.manifest.config, setup.manifest.rules
     privacy = config.privacy
     granted = setup.budget(agent)
@@ -56,20 +62,27 @@ def equip(
         raise ConfigError(f"--epsilon: expected a finite number > 0, got {epsilon}.")
     flat = FlatModel(setup.model(tuple(records[0].shape[1:]), classes))
     analysis = build.analysis(config, setup.counts)
+    draws = SeededDraws(config.seed, setup.plan) if seeded else SystemDraws()
     gradients = Gradients(
-        clipped.ClippedGradients(flat, privacy.clip),
-        records,
-        analysis.batches,
-        agent,
-        config.seed if seeded else None,
+        clipped.ClippedGradients(flat, privacy.clip), records, analysis.batches, agent, config.seed, draws
     )
     return Equipment(
         setup=setup,
         part=Part(setup.plan, agent),
         start=flat.flatten(),
         gradients=gradients,
-        draws=SeededDraws(config.seed, setup.plan) if seeded else SystemDraws(),
-        meter=meter(setup.plan, analysis, agent, privacy.delta, privacy.guarantee, not rules.goes_on),
+        draws=draws,
+        meter=meter(
+            setup.plan,
+            analysis,
+            agent,
+            privacy.delta,
+            privacy.guarantee,
+            not rules.goes_on,
+            privacy.colluders,
+            privacy.patient,
+        ),
         epsilon=granted if epsilon is None else min(epsilon, granted),
+        order=gradients.order(key),
         in_thread=in_thread,
     )

@@ -29,7 +29,6 @@ class Greeting:
     charged: int  # the last round whose rows may have left
     seen: int  # the highest round that it has from the other
     round: int  # the last round on its books
-    stopped: int | None  # it sends nothing from this round on
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
@@ -42,12 +41,10 @@ class Greeting:
                 raise NotAGreeting
             tree = json.loads(body)
             numbers = [tree["charged"], tree["seen"], tree["round"]]
-            stopped = tree["stopped"]
             words = [tree["terms"][key] for key in ("federation", "plan", "start")]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise NotAGreeting from None
-        whole = all(type(n) is int for n in numbers) and (stopped is None or type(stopped) is int)
-        if not whole or not all(isinstance(word, str) for word in words):
+        if not all(type(n) is int for n in numbers) or not all(isinstance(word, str) for word in words):
             raise NotAGreeting
         charged, seen, round = numbers
-        return cls(Terms(*words), charged, seen, round, stopped)
+        return cls(Terms(*words), charged, seen, round)

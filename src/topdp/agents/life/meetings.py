@@ -4,9 +4,9 @@ In every round the agent asks its neighbours, in random order and never the last
 yes; the two swap estimates (Algorithm 2). Who finds nobody, or waits to hear how a meeting ended, works alone
 with full noise. Rounds are each agent's own count; nobody waits for anybody.
 
-**Guarantees.** As for every `Life`; and the budget stops the agent in time. Which meetings happen is not
-known beforehand, so charges are by worst case, which counts an agent's own draws only. Poisson batches are
-refused: their cost is computed for a plan.
+**Guarantees.** As for every `Life`. Which meetings happen is not known beforehand, so charges are by worst
+case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that count as
+seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a plan.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import final
 
-import torch
 from torch import Tensor
 
 from topdp.agents.books.ledger import ANYBODY, Ledger
 from topdp.agents.books.pairing import Pair, Pairing
-from topdp.agents.life.base import TICKS, Life, logger
-from topdp.agents.life.budget import allows
+from topdp.agents.life.base import TICKS, Life
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.handover import Handover
@@ -66,7 +64,7 @@ class Meetings(Life):
         }
 
     def _has_rounds(self) -> bool:
-        return not (self.all_done or self.out_of_budget)
+        return not self.all_done
 
     async def _next_round(self) -> bool:
         if self.ledger.round >= 0:
@@ -83,21 +81,16 @@ class Meetings(Life):
         if pair is not None and self.reuses:
             other = self.deviation[[self.equipment.manifest.number(pair.partner)]]
             std = float(reduced(self.deviation[[me]], other, self.alpha)[0])
-        meter = self.equipment.meter
-        information = meter.spending.release(rate, scale, std)
-        cost = meter.cost(round, self.history, self.ledger.total, information, planned=False)
-        if not allows(self.equipment.epsilon, self.ledger.total, cost):
-            self.ledger.stop(round)
-            logger.warning("%s: the next charge would pass the budget: meets nobody from here on", self.name)
-            return
-        row = await self._compute(self._job(round, pair, std * scale, rate))
+        information = self.equipment.meter.spending.release(rate, scale, std)
+        kind, cost = self._decide(round, information, planned=False)
+        row = await self._compute(self._job(round, pair, std * scale, rate if kind == "release" else None))
         self.pairing.forget_rows()
         applied = [(pair.partner, pair.partner_round or 0)] if pair else []
         body = payload.encode(row.numpy())
-        self._release(round, cost, {ANYBODY: body}, {me: row}, applied, pair.id if pair else None)
+        self._release(round, kind, cost, {ANYBODY: body}, {me: row}, applied, pair.id if pair else None)
 
-    def _job(self, round: int, pair: Pair | None, std: float, rate: float) -> Callable[[], Tensor]:
-        """What makes the row of `round`; does not touch the books."""
+    def _job(self, round: int, pair: Pair | None, std: float, rate: float | None) -> Callable[[], Tensor]:
+        """What makes the row of `round`; does not touch the books. `rate` None: no data enter."""
         estimate = self.estimate()
         parts, before = [(0, 1.0)], {0: estimate}
         if pair is not None:
@@ -106,9 +99,10 @@ class Meetings(Life):
 
         def job() -> Tensor:
             row = mixed(parts, before, estimate)
-            row.add_(self.equipment.gradients.mean(round, estimate), alpha=-rate)
-            z = self.equipment.draws.fill(torch.empty_like(row), round, self.equipment.part.agent)
-            return row.add_(z, alpha=std)
+            if rate is not None:
+                row.add_(self.equipment.gradients.mean(round, estimate), alpha=-rate)
+            self.equipment.draws.add(row, std, round, self.equipment.part.agent)
+            return row
 
         return job
 

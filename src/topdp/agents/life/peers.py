@@ -58,11 +58,9 @@ class Peers:
         self.answers: dict[MessageKind, Callable[[str, Message], Awaitable[Reply]]] = {
             MessageKind.HELLO: self._hello,
             MessageKind.ROW: self._row,
-            MessageKind.STOP: self._stop,
             MessageKind.BYE: self._bye,
         }
         self._to_send = {peer: asyncio.Event() for peer in neighbours}
-        self._told_stop: set[str] = set()
         self._asked: set[str] = set()
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -101,7 +99,7 @@ class Peers:
 
     def greeting(self, peer: str) -> Greeting:
         books = self.ledger
-        return Greeting(self.terms, books.charged, books.seen(peer), books.round, books.stopped_at)
+        return Greeting(self.terms, books.charged, books.seen(peer), books.round)
 
     # What comes in
 
@@ -166,13 +164,6 @@ class Peers:
         self.ledger.quarantine(peer, code, words)
         self.changed.set()
 
-    async def _stop(self, peer: str, message: Message) -> Reply:
-        if self.ledger.stopped(peer) is None:
-            self.told.tell(peer, "stopped", f"sends nothing from round {message.round} on")
-        self.ledger.note_stop(peer, message.round)
-        self.changed.set()
-        return Reply(ReplyCode.OK)
-
     async def _bye(self, peer: str, message: Message) -> Reply:
         self.ledger.note_finished(peer)
         self.changed.set()
@@ -194,8 +185,6 @@ class Peers:
         for round in self.ledger.waiting(peer):
             if round <= greeting.seen:
                 self.ledger.acknowledge(peer, round)
-        if greeting.stopped is not None:
-            self.ledger.note_stop(peer, greeting.stopped)
         self.rounds[peer] = max(self.rounds[peer], greeting.round)
         self.changed.set()
 
@@ -267,9 +256,6 @@ class Peers:
         waiting = self.owes(peer)
         if waiting:
             return Message.of(MessageKind.ROW, waiting[0], self.ledger.body(peer, waiting[0]))
-        stopped = self.ledger.stopped_at
-        if stopped is not None and peer not in self._told_stop:
-            return Message.of(MessageKind.STOP, stopped)
         if self.finishing and not self.ledger.told(peer):
             return Message.of(MessageKind.BYE, self.ledger.round)
         return None
@@ -281,13 +267,13 @@ class Peers:
         self._heard(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self.ledger.acknowledge(peer, message.round)
-        elif reply.ok and message.kind is MessageKind.STOP:
-            self._told_stop.add(peer)
         elif reply.ok:
             self.ledger.note_told(peer)
         elif reply.code is not ReplyCode.LATER:
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
             self.told.tell(peer, "refused", words)
             self.refused_by.add(peer)
+            if message.kind is MessageKind.ROW:
+                self.ledger.depart(f"round {message.round}: {peer} refused the row")
         self.changed.set()
         return reply.ok

@@ -1,13 +1,13 @@
 """Planned rounds of one agent: gather, compute, charge, send; synchronous, or in pairs as the plan drew them.
 
 Round r closes when every live neighbour that sends to this agent in round r-1 has been heard. One that is
-quarantined, or has said that it stopped, is not waited for. One that answers nothing for the idle timeout is
-waited for or not, as the manifest's rule says (an agent that hears nobody at all waits in any case); what it
-would have sent is replaced by this agent's own estimate, the log says so, and what it sends later is
-acknowledged and not used. An agent that others went on without takes up the round where they are.
+quarantined is not waited for. One that answers nothing for the idle timeout is waited for or not, as the
+manifest's rule says (an agent that hears nobody at all waits in any case); what it would have sent is
+replaced by this agent's own estimate, the log says so, and what it sends later is acknowledged and not used.
+An agent that others went on without takes up the round where they are.
 
-**Guarantees.** As for every `Life`. From the round in which the next charge would pass the budget, nothing is
-sent and the agent's data enter no longer; it goes on to receive and mix.
+**Guarantees.** As for every `Life`; and every round of the plan is made as written, except that the agent's
+data enter no round from the one on whose charge would pass the budget.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from topdp.agents.books.entries import Cost
 from topdp.agents.life.base import TICKS, Life, Ticks, logger
-from topdp.agents.life.budget import allows
-from topdp.agents.life.rows import kept, make, rest
+from topdp.agents.life.rows import kept, make
 from topdp.agents.wire import payload
 
 
@@ -44,46 +43,16 @@ class Rounds(Life):
     ) -> None:
         for peer in missing:
             self._depart(round, peer)
-        applied = [(sender, round - 1) for sender in senders]
-        cost = self.equipment.meter.cost(
-            round,
-            self.history,
-            self.ledger.total,
-            float(self.equipment.meter.planned[round]),
-            planned=self.ledger.departed is None,
-        )
-        if self.out_of_budget or not allows(self.equipment.epsilon, self.ledger.total, cost):
-            await self._rest(round, received, applied, cost)
-            return
+        information = float(self.equipment.meter.planned[round])
+        kind, cost = self._decide(round, information, planned=self.ledger.departed is None)
         self.failpoints.reached("before_compute")
-        part, own = self.equipment.part, self._own()
-        gradients, draws = self.equipment.gradients, self.equipment.draws
+        part, own, draws = self.equipment.part, self._own(), self.equipment.draws
+        gradients = self.equipment.gradients if kind == "release" else None
         rows = await self._compute(lambda: make(part, round, own, received, gradients, draws))
         names = self.equipment.manifest.names
         bodies = {names[to]: payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
-        self._release(round, cost, bodies, kept(part, round, rows), applied)
-
-    async def _rest(
-        self, round: int, received: dict[int, Tensor], applied: list[tuple[str, int]], next: Cost
-    ) -> None:
-        """A round without one's own data, of which nothing is sent."""
-        if not self.out_of_budget:
-            self.ledger.stop(round)
-            logger.warning(
-                "%s: round %d would bring the spent epsilon to %.6g, the budget is %.6g: sends nothing from "
-                "here on, receives and mixes",
-                self.name,
-                round,
-                self.ledger.total + next.charge,
-                self.equipment.epsilon,
-                extra={"agent": self.name, "event": "budget", "round": round},
-            )
-        rows = rest(self.equipment.part, round, self._own(), received)
-        worst = self.equipment.meter.worst_case(self.history)
-        # Once the plan is departed from, what was sent before has cost what the worst case says: booked here.
-        owed = max(0.0, worst - self.ledger.total) if self.ledger.departed is not None else 0.0
-        self._book(round, Cost(owed, worst, 0.0), {}, rows, applied, kind="release" if owed else "mix")
-        self.peers.wake()
+        applied = [(sender, round - 1) for sender in senders]
+        self._release(round, kind, cost, bodies, kept(part, round, rows), applied)
 
     # Whom to wait for
 
@@ -112,8 +81,7 @@ class Rounds(Life):
     def _is_missing(self, peer: str, round: int) -> bool:
         if self.ledger.received(peer, round) is not None:
             return False
-        stopped = self.ledger.stopped(peer)
-        if self.ledger.quarantined(peer) is not None or (stopped is not None and stopped <= round):
+        if self.ledger.quarantined(peer) is not None:
             return True
         if not self.equipment.manifest.rules.goes_on:
             return False
@@ -124,8 +92,7 @@ class Rounds(Life):
         self.peers.told.tell(
             peer, "missing", f"no row for round {round}: this agent's own estimate stands in for it"
         )
-        if self.ledger.departed is None:
-            self.ledger.depart(f"round {round}: nothing from {peer}")
+        self.ledger.depart(f"round {round}: nothing from {peer}")
 
     def _catch_up(self) -> None:
         """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too."""

@@ -7,9 +7,8 @@ files' business.
 
 from __future__ import annotations
 
+import hmac
 import logging
-import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,54 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.agents.life.draws import AgentDraws
 from topdp.data.selection import select
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, PlanError
-from topdp.plan.batches import Batches
-from topdp.simulator.draws import Noise
+from topdp.plan.batches import Batches, Cycle
 
 logger = logging.getLogger("topdp.agents")
-
-
-class AgentDraws(ABC):
-    """Standard normal draws of one agent."""
-
-    seeded: bool
-
-    @abstractmethod
-    def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
-        """`out` becomes draw number `draw` of `round`."""
-
-
-@final
-class SystemDraws(AgentDraws):
-    """Noise nobody can repeat: a generator with 256 bits of state from the operating system.
-
-    torch's CPU generator takes only 32 bits of a seed, which can be searched through: not used here.
-    """
-
-    seeded = False
-
-    def __init__(self) -> None:
-        self._generator = np.random.Generator(np.random.PCG64DXSM(secrets.randbits(256)))
-
-    def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
-        dtype = np.float32 if out.dtype == torch.float32 else np.float64
-        return out.copy_(torch.from_numpy(self._generator.standard_normal(len(out), dtype=dtype)))
-
-
-@final
-class SeededDraws(AgentDraws):
-    """The simulator's draws, for tests only: who knows the seed can subtract the noise."""
-
-    seeded = True
-
-    def __init__(self, seed: int, plan: Plan) -> None:
-        self._noise, self._generator = Noise(seed, plan.draws, plan.releases), torch.Generator()
-
-    def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
-        return self._noise.fill(out, round, draw, self._generator)
 
 
 @dataclass(frozen=True)
@@ -133,7 +92,12 @@ class Part:
 
 @final
 class Gradients:
-    """The agent's mean clipped gradient, on its own records."""
+    """The agent's mean clipped gradient, on its own records.
+
+    **Guarantees.** The order of cyclic batches follows from the manifest's seed: it need not be secret, since
+    it counts as known; and it is fixed before round 0, and the same after every restart. Accounts hold for
+    that only: a record that moved to another place in the cycle would be used more often than they say.
+    """
 
     def __init__(
         self,
@@ -141,10 +105,11 @@ class Gradients:
         records: tuple[Tensor, Tensor],
         batches: tuple[Batches, ...],
         agent: int,
-        seed: int | None,
+        seed: int,
+        draws: AgentDraws,
     ) -> None:
-        """`batches`: those of all agents, as the manifest says. `seed` None: what is drawn is secret."""
-        self.clipped, self.batches, self.agent = clipped, batches, agent
+        """`batches`: those of all agents, as the manifest says. `seed`: the manifest's."""
+        self.clipped, self.batches, self.agent, self.seed, self.draws = clipped, batches, agent, seed, draws
         self.inputs, self.labels = records
         if len(self.inputs) != batches[agent].records:
             raise InputError(
@@ -153,24 +118,47 @@ class Gradients:
             )
         if self.inputs.is_floating_point():
             self.inputs = self.inputs.to(clipped.flat.dtype)
-        # Poisson batches hide records only from those who cannot repeat the draw.
-        self.seed = secrets.randbits(63) if seed is None else seed
 
     def mean(self, round: int, estimate: Tensor) -> Tensor:
         """[d]: the clipped gradients of this round's records, summed, over the divisor of the batch."""
-        chosen = select(self.batches, self.seed, round)
-        i, held = self.agent, len(self.inputs)
-        inputs, labels, weights = self.inputs[None], self.labels[None], None
-        if chosen.indices is not None:
-            inputs, labels = inputs[:, chosen.indices[i]], labels[:, chosen.indices[i]]
-        if chosen.weights is not None:
-            weights = chosen.weights[i : i + 1, : inputs.shape[1]]
-        assert chosen.indices is not None or inputs.shape[1] == held
+        chosen = self._chosen(round)
+        inputs, labels = self.inputs, self.labels
+        if chosen is not None:
+            inputs, labels = inputs[chosen], labels[chosen]
+        if not len(inputs):
+            return torch.zeros_like(estimate)  # a sample may be empty
         total, statistics = self.clipped.clipped_sum_and_statistics(
-            estimate[None].contiguous(), inputs, labels, weights
+            estimate[None].contiguous(), inputs[None], labels[None]
         )
         self._tell_the_owner(round, int(statistics.ignored[0]))
-        return total[0].div_(float(chosen.divisor[i]))
+        return total[0].div_(self.batches[self.agent].divisor)
+
+    def order(self, key: bytes) -> str | None:
+        """What tells whether records come in the same order again; None where the order does not matter.
+
+        Under `key`, because a plain digest would tell whoever knows all records but one what that one is.
+        """
+        mine = self.batches[self.agent]
+        if not isinstance(mine, Cycle):
+            return None
+        found = hmac.new(key, digestmod="sha256")
+        for round in range(mine.period):
+            chosen = self._chosen(round)
+            for values in (self.inputs[chosen], self.labels[chosen]):
+                found.update(f"{round} {values.dtype} {tuple(values.shape)}".encode())
+                found.update(values.numpy().tobytes())
+        return found.hexdigest()
+
+    def _chosen(self, round: int) -> Tensor | None:
+        """Which records `round` uses; None: all of them."""
+        mine = self.batches[self.agent]
+        if mine.sampled:
+            return self.draws.sample(self.batches, self.agent, round)
+        if not isinstance(mine, Cycle):
+            return None
+        turn = select(self.batches, self.seed, round)
+        assert turn.indices is not None and turn.weights is not None
+        return turn.indices[self.agent][turn.weights[self.agent] > 0]
 
     def _tell_the_owner(self, round: int, ignored: int) -> None:
         """In the agent's own log, which stays where the data are: nothing that is sent depends on it."""
@@ -196,10 +184,12 @@ def make(
     round: int,
     own: Mapping[int, Tensor],
     received: Mapping[int, Tensor],
-    gradients: Gradients,
+    gradients: Gradients | None,
     draws: AgentDraws,
 ) -> dict[int, Tensor]:
     """The agent's rows of `round`. Before round 0, `own` holds the public start as its estimate.
+
+    `gradients` None: the agent's data do not enter, and are not read; all else is as in any round.
 
     A source that did not arrive is replaced by the agent's own estimate of the round before. That changes no
     draw of its own, so what the worst case counts stays as it is.
@@ -207,27 +197,18 @@ def make(
     this, estimate = part.plan[round], own[part.agent]
     before = {**received, **own} if round else {}
     gradient: Tensor | None = None
-    z = torch.empty_like(estimate)
     rows: dict[int, Tensor] = {}
     for row in part.made(round):
         target = mixed(part.sources(round, row), before, estimate)
-        if this.step[row]:
+        if this.step[row] and gradients is not None:
             if gradient is None:
                 gradient = gradients.mean(round, estimate)
             target.add_(gradient, alpha=float(this.step[row]))
         for draw, std in zip(this.draw[row].tolist(), this.std[row].tolist(), strict=True):
             if draw >= 0 and std:
-                target.add_(draws.fill(z, round, draw), alpha=std)
+                draws.add(target, std, round, draw)
         rows[row] = target
     return rows
-
-
-def rest(
-    part: Part, round: int, own: Mapping[int, Tensor], received: Mapping[int, Tensor]
-) -> dict[int, Tensor]:
-    """The estimate of an agent that sends no more: it mixes what it reads, and its data enter no longer."""
-    before = {**received, **own} if round else {}
-    return {part.agent: mixed(part.sources(round, part.agent), before, own[part.agent])}
 
 
 def kept(part: Part, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:

@@ -100,9 +100,13 @@ def start(
     else:
         result, spent = outcome.result, outcome.result["spent"]
         show(
-            f"{result['agent']}: {result['releases']} releases, epsilon {spent['epsilon']:.4g} of "
+            f"{result['agent']}: {result['releases']} releases, epsilon {_number(spent['epsilon'])} of "
             f"{result['budget']:.4g} spent ({spent['charged_by']}), {state}",
         )
+        if result["stopped_at"] is not None:
+            show(
+                f"Its budget ended before the plan: its data entered no round from {result['stopped_at']} on."
+            )
         if not outcome.finished:
             show("Asked to stop before the end: the same command continues.")
     raise typer.Exit(outcome.code)
@@ -119,7 +123,8 @@ def status(state: State, as_json: Json = False) -> None:
         "agent": ledger.meta.get("agent"),
         "federation": ledger.meta.get("federation"),
         "round": ledger.round,
-        "epsilon": ledger.total,
+        "epsilon": ledger.spent,
+        "charged_by": ledger.charged_by,
         "worst_case": ledger.last.worst_case if ledger.last else 0.0,
         "stopped": ledger.stopped_at,
         "departed": ledger.departed,
@@ -149,13 +154,12 @@ def ledger_show(state: State, as_json: Json = False) -> None:
         return
     table = tables.uncut("round", "kind", "charge", "spent", "worst case", "sent to")
     for entry in entries:
-        worst = "infinite" if entry.worst_case is None else f"{entry.worst_case:.4g}"
         table.add_row(
             str(entry.round),
             entry.kind,
             f"{entry.charge:.3g}",
             f"{entry.total:.4g}",
-            worst,
+            _number(entry.worst_case),
             ", ".join(entry.digests) or "-",
         )
     show(table)
@@ -241,13 +245,17 @@ def demo(
         parts = [
             f"{each['milliseconds_per_round'][part]:.1f} ms" for part in ("compute", "ledger", "network")
         ]
-        spent = f"{each['spent']['epsilon']:.4g} ({each['spent']['charged_by']})"
+        spent = f"{_number(each['spent']['epsilon'])} ({each['spent']['charged_by']})"
         table.add_row(each["agent"], str(each["code"]), spent, f"{each['budget']:.4g}", *parts)
     show(table)
     times = ", ".join(f"{part} {value:.1f} ms" for part, value in found["milliseconds_per_round"].items())
     show(f"Time per round, mean over agents: {times}")
     if found["accuracy"]:
         show(f"Accuracy {found['accuracy']['mean']:.2%}, everything is in {place}")
+
+
+def _number(epsilon: float | None) -> str:
+    return "infinite" if epsilon is None else f"{epsilon:.4g}"
 
 
 def _need_parts() -> None:

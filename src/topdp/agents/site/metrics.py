@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from math import inf
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
@@ -35,8 +36,10 @@ def gauges(agent: Agent) -> Iterator[GaugeMetricFamily]:
     owed = {peer: len(peers.owes(peer)) for peer in peers.neighbours}
     distrusted = {peer: float(ledger.quarantined(peer) is not None) for peer in peers.neighbours}
     yield gauge("topdp_rounds", "Rounds on the books, round 0 included.", {"": ledger.round + 1})
-    yield gauge("topdp_epsilon_spent", spent, {"": ledger.total})
+    yield gauge("topdp_epsilon_spent", spent, {"": inf if ledger.spent is None else ledger.spent})
     yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.equipment.epsilon})
+    without = "1 once the budget is spent: rows carry noise and no data."
+    yield gauge("topdp_without_data", without, {"": float(agent.life.out_of_budget)})
     yield gauge("topdp_seconds", "Seconds by part.", agent.life.timing.seconds, "part")
     yield gauge("topdp_owed", "Rows that a neighbour has not acknowledged.", owed, "peer")
     yield gauge("topdp_quarantined", "1 where nothing more is believed of a neighbour.", distrusted, "peer")

@@ -58,7 +58,16 @@ def run(options: Options) -> Outcome:
             f"{me.card.name}, got {len(labels)}. The noise is calibrated for that number."
         )
     records = (torch.from_numpy(inputs), torch.from_numpy(labels))
-    mine = equip(setup, number, records, dataset.classes, options.seeded, options.epsilon, in_thread=True)
+    mine = equip(
+        setup,
+        number,
+        records,
+        dataset.classes,
+        options.seeded,
+        options.epsilon,
+        in_thread=True,
+        key=me.secret("order of records"),
+    )
     if options.seeded:
         logger.warning("%s: SEEDED: noise can be repeated by whoever knows the seed; for tests", me.card.name)
     # One gradient before the first greeting: what is wrong with model or data is said here.

@@ -35,7 +35,7 @@ def of(
     if rules.dead_neighbour == "go-on" and guarantee != "worst-case":
         said.append(
             f"Agents that may go on without a neighbour charge by worst case, and this noise is calibrated "
-            f"for {guarantee}: they will stop early. Use --dead-neighbour wait, or "
+            f"for {guarantee}: their budgets will end early. Use --dead-neighbour wait, or "
             "privacy.guarantee=worst-case."
         )
     return manifest.create(cards, pairs, complete, rules), account, said

@@ -11,6 +11,7 @@ certificate may not sign others (key usage), but nobody relies on that: see `han
 from __future__ import annotations
 
 import hashlib
+import hmac
 import ipaddress
 import os
 import re
@@ -130,6 +131,11 @@ class Identity:
 
     def sign(self, data: bytes) -> bytes:
         return self.key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes for `purpose` that only this key gives, and gives again after a restart."""
+        private = self.key.private_numbers().private_value.to_bytes(32, "big")
+        return hmac.digest(private, b"topdp " + purpose.encode(), "sha256")
 
     def key_pem(self) -> bytes:
         return self.key.private_bytes(

@@ -15,7 +15,6 @@ class MessageKind(IntEnum):
 
     HELLO = 1
     ROW = 2
-    STOP = 3
     BYE = 4
     PROPOSE = 5
     COMMIT = 6

@@ -53,7 +53,6 @@ class Request(_message.Message):
         NONE: _ClassVar[Request.Kind]
         HELLO: _ClassVar[Request.Kind]
         ROW: _ClassVar[Request.Kind]
-        STOP: _ClassVar[Request.Kind]
         BYE: _ClassVar[Request.Kind]
         PROPOSE: _ClassVar[Request.Kind]
         COMMIT: _ClassVar[Request.Kind]
@@ -61,7 +60,6 @@ class Request(_message.Message):
     NONE: Request.Kind
     HELLO: Request.Kind
     ROW: Request.Kind
-    STOP: Request.Kind
     BYE: Request.Kind
     PROPOSE: Request.Kind
     COMMIT: Request.Kind

@@ -1,0 +1,146 @@
+"""Federations whose rows say what they are made of, and what an observer learns from what really happened.
+
+Every gradient that an agent takes and every draw that it makes is a coordinate of its own, so the rows on the
+wire are the coefficients of an exact account: nothing is read from a plan but who knows which draw. What an
+agent leaves out, a draw or a gradient, is missing in its rows and so in the account.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import numpy as np
+import torch
+from history import Federation, Wire, live, on_virtual_time
+
+from topdp.agents.life import rounds
+from topdp.agents.wire import payload
+from topdp.agents.wire.codes import MessageKind
+from topdp.privacy.basics.gaussian import epsilon_of
+
+
+@dataclass
+class Coordinates:
+    """[gradients of all agents and rounds | draws of all rounds]"""
+
+    agents: int
+    releases: int
+    draws: int
+
+    @property
+    def dimension(self):
+        return self.releases * (self.agents + self.draws)
+
+    def gradient(self, agent, round):
+        return agent * self.releases + round
+
+    def draw(self, round, draw):
+        return self.releases * self.agents + round * self.draws + draw
+
+    def unit(self, place):
+        vector = torch.zeros(self.dimension, dtype=torch.float64)
+        vector[place] = 1.0
+        return vector
+
+
+@dataclass
+class Gradients:
+    """In place of an agent's gradients."""
+
+    names: Coordinates
+    agent: int
+    taken: list[int]
+
+    def mean(self, round, estimate):
+        self.taken.append(round)
+        return self.names.unit(self.names.gradient(self.agent, round))
+
+
+@dataclass
+class Draws:
+    """In place of an agent's draws."""
+
+    names: Coordinates
+    seeded: bool = True
+
+    def add(self, row, std, round, draw):
+        row.add_(self.names.unit(self.names.draw(round, draw)), alpha=std)
+
+
+@dataclass
+class Symbolic(Federation):
+    """Takes the place of a federation in `live`. `taken`: the rounds in which each agent read its data."""
+
+    taken: dict[int, list[int]] = field(default_factory=dict)
+    sent: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
+    estimates_made: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+
+    @property
+    def coordinates(self):
+        plan = self.setup.plan
+        return Coordinates(plan.agents, plan.releases, plan.draws)
+
+    def equipment(self, agent, **options):
+        names = self.coordinates
+        return replace(
+            super().equipment(agent, **options),
+            start=torch.zeros(names.dimension, dtype=torch.float64),
+            gradients=Gradients(names, agent, self.taken.setdefault(agent, [])),
+            draws=Draws(names),
+        )
+
+    def lived(self, **how):
+        wire = how.pop("wire", None) or Wire()
+
+        def note(sender, receiver, message):
+            if message.kind is MessageKind.ROW:
+                self.sent[sender, receiver, message.round] = message.body
+
+        original = rounds.kept
+
+        def kept(part, round, rows):
+            self.estimates_made[part.agent, round] = rows[part.agent].numpy().copy()
+            return original(part, round, rows)
+
+        wire.lose = note
+        with mock.patch.object(rounds, "kept", kept):
+            return on_virtual_time(live(self, wire=wire, **how))
+
+    def seen_by(self, observer, estimates=False):
+        """[rows, coordinates]: what `observer` was sent; with `estimates`, also everybody's."""
+        names, d = self.setup.manifest.names, self.coordinates.dimension
+        rows = [
+            payload.decode(body, d, "float64")
+            for (_, receiver, _), body in sorted(self.sent.items())
+            if receiver == names[observer]
+        ]
+        return np.array(rows + (list(self.estimates_made.values()) if estimates else []))
+
+    def mu(self, owner, observer, sensitivity, estimates=False):
+        """What a record of `owner` reaches against `observer`, who knows its own draws and gradients.
+
+        The gradients of all others count as fixed. μ² = uᵀMu with M = Aᵀ(BBᵀ)⁺A, u of signs, improved one by
+        one: what some record reaches, so never more than the truth.
+        """
+        names, plan = self.coordinates, self.setup.plan
+        rows = self.seen_by(observer, estimates)
+        A = rows[:, [names.gradient(owner, r) for r in range(names.releases)]]
+        unknown = [k for k in range(names.draws) if observer not in plan.known_by[k]]
+        B = rows[:, [names.draw(r, k) for r in range(names.releases) for k in unknown]]
+        M = A.T @ np.linalg.pinv(B @ B.T, rcond=1e-12) @ A
+        u = np.ones(names.releases)
+        for _ in range(3):
+            for t in range(names.releases):
+                u[t] = 1.0 if M[t] @ u - M[t, t] * u[t] >= 0 else -1.0
+        return sensitivity * float(np.sqrt(u @ M @ u))
+
+    def epsilon(self, owner, sensitivity, delta, estimates=False):
+        """The largest over all other agents; with `estimates`, of observers who also read those."""
+        others = [j for j in range(len(self.names)) if j != owner]
+        mus = [self.mu(owner, j, sensitivity, estimates) for j in others]
+        return float(epsilon_of(np.array([max(mus)]), delta)[0])
+
+
+def symbolic(made: Federation) -> Symbolic:
+    return Symbolic(made.setup, made.shards, made.folder)
