@@ -539,3 +539,17 @@ def test_bad_input_is_refused_by_name(build, message):
     plan = make(PlainSynchronous, graphs.ring(5), 3)
     with pytest.raises(InputError, match=message):
         build(plan)
+
+
+def test_who_makes_a_row_knows_what_it_is_made_of():
+    """Whatever a plan lists, draws in an observer's row and rows that it is mixed of are no secrets."""
+    plan = make(TopSynchronous, graphs.ring(5), 8)
+    listed = view(plan, exposure(5, 1.0), owners="all").upper
+    nobody = replace(plan, known_by=np.full_like(plan.known_by, NOBODY))
+    np.testing.assert_allclose(view(nobody, exposure(5, 1.0), owners="all").upper, listed, rtol=1e-9)
+    unread = plan.readers.values.copy()
+    unread[:, 0] = NOBODY  # agent 0's estimate is mixed in by its neighbours, who are not listed
+    plain = make(PlainSynchronous, graphs.ring(5), 8)
+    silent = replace(plain, readers=replace(plain.readers, values=unread[:1, :5]))
+    found = view(silent, exposure(5, 1.0), owners=[0]).upper
+    assert np.nanmax(found[0]) > 0.8 * np.nanmax(view(plain, exposure(5, 1.0), owners=[0]).upper[0])

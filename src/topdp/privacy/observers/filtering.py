@@ -223,15 +223,23 @@ def _guard(inverse: Floats, variance: Floats) -> float:
 
 
 def unknown_draws(plan: Plan, coalition: Bools) -> Bools:
-    """[draws]: those that nobody in J knows."""
-    return np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
+    """[draws]: those that nobody in J knows. Who makes a row knows what enters it, listed or not."""
+    unknown = np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
+    entering = plan.draw.values[:, coalition[plan.owner]]
+    unknown[entering[entering >= 0]] = False
+    return unknown
 
 
 def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
-    """[releases, m]: the rows that J reads or makes, and those that are public."""
+    """[releases, m]: the rows that J reads or makes, those it makes them of, and those that are public."""
     readers = plan.readers.values
     reads = ((coalition[readers] | (public is Public.LINKS)) & (readers >= 0)).any(axis=-1)
     seen = reads[plan.readers.which] | coalition[plan.owner]
+    own = np.flatnonzero(coalition[plan.owner])
+    source, weight = (part.values[:, own][part.which] for part in (plan.source, plan.weight))
+    round, row, slot = np.nonzero((source >= 0) & (weight != 0))
+    later = round > 0
+    seen[round[later] - 1, source[round, row, slot][later]] = True
     if public is not Public.NOTHING:
         seen[:, : plan.agents] = True
     return np.asarray(seen & plan.exists)
