@@ -28,7 +28,7 @@ def used(monkeypatch):
     """{agent: {record, as bytes: the rounds of the gradients that it was in}}"""
     found = defaultdict(lambda: defaultdict(list))
     now = []
-    mean, clipped_sum = Gradients.mean, ClippedGradients.clipped_sum
+    mean, clipped_sum = Gradients.mean, ClippedGradients.clipped_sum_and_statistics
 
     def in_round(self, round, estimate):
         now[:] = [self.agent, round]
@@ -42,7 +42,7 @@ def used(monkeypatch):
         return clipped_sum(self, rows, inputs, labels, weights)
 
     monkeypatch.setattr(Gradients, "mean", in_round)
-    monkeypatch.setattr(ClippedGradients, "clipped_sum", spied)
+    monkeypatch.setattr(ClippedGradients, "clipped_sum_and_statistics", spied)
     return found
 
 
