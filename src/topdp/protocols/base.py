@@ -54,8 +54,8 @@ class Protocol(ABC):
 
 
 OWN_SHARE = 1.0
-"""Received noise counts as at most one's own. At equal ε, less than that left more noise in the agents' average,
-by view, adaptive and worst case, on Dirichlet shards and mixed budgets (docs/privacy.md, Calibration)."""
+"""Received noise counts as at most one's own. Smaller shares left more noise in the average at equal ε (view,
+adaptive or worst case; Dirichlet shards, mixed budgets), never noticeably less."""
 
 
 def reduced(own: Floats, received: Floats, alpha: float, own_share: float = OWN_SHARE) -> Floats:
