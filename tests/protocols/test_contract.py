@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from builders import GRAPHS, PROTOCOLS, SETTINGS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
+from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
+from topdp.privacy import exposure, worst_case
 from topdp.protocols import Protocol
 from topdp.simulator.engine import Engine
 from topdp.topology import Topology
@@ -183,21 +185,65 @@ def test_covered_messages_draw_on_the_right_neighbour_with_the_right_noise(agent
             assert j in this.readers[i] and this.std[i, 0] == 1.0
 
 
+REUSING = ("top-sync", "top-async")
+
+
 @settings(max_examples=30)
-@given(st.integers(3, 10), st.integers(0, 10**6))
-def test_unequal_budgets_reduce_by_what_the_other_agent_really_adds(agents, seed):
+@given(st.integers(3, 10), st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0]))
+def test_unequal_budgets_reduce_by_what_the_other_agent_really_adds(agents, seed, own_share):
+    """And never below the share of its own that equal noise would leave."""
     graph = topology.random(agents, 0.6, seed)
     deviation = np.random.default_rng(seed).uniform(0, 2, agents)
     alpha = 0.3
-    for name in ("top-sync", "top-async"):
-        plan = write(name, graph, alpha=alpha, deviation=deviation, seed=seed, rounds=5)
+    for name in REUSING:
+        protocol = PROTOCOLS[name](alpha, own_share=own_share)
+        plan = protocol.plan(graph, constant_schedule(5, rate=1.0), deviation, seed)
         for r in range(1, plan.releases):
             this = plan[r]
             reduces = np.arange(plan.rows) >= agents if name == "top-sync" else this.source[:, 1] >= 0
             for row in np.flatnonzero(reduces):
                 i, k = plan.owner[row], plan.owner[this.source[row, 1]]
                 rest = deviation[i] ** 2 - (1 - alpha) ** 2 * deviation[k] ** 2
-                assert this.std[row, 0] == pytest.approx(np.sqrt(max(rest, 0.0)))
+                least = own_share**2 * (1 - (1 - alpha) ** 2) * deviation[i] ** 2
+                assert this.std[row, 0] == pytest.approx(np.sqrt(max(rest, least)))
+
+
+@settings(max_examples=30)
+@given(
+    agents=st.integers(3, 10),
+    seed=st.integers(0, 10**6),
+    alpha=st.floats(0.01, 1.0),
+    own_share=st.floats(0.01, 1.0),
+)
+def test_no_gradient_leaves_without_noise_of_its_agents_own(agents, seed, alpha, own_share):
+    """However much agents' noise differs: so the worst case is finite whenever alpha > 0."""
+    graph = topology.random(agents, 0.6, seed)
+    deviation = np.exp(np.random.default_rng(seed).normal(0, 3, agents))
+    for name in REUSING:
+        protocol = PROTOCOLS[name](alpha, own_share=own_share)
+        plan = protocol.plan(graph, constant_schedule(5, rate=1.0), deviation, seed)
+        for this in plan:
+            assert (this.std[this.exists & (this.step != 0)] > 0).all()
+        assert np.isfinite(worst_case(plan, exposure(agents, sensitivity=1.0)).mu).all()
+
+
+@pytest.mark.parametrize("name", REUSING)
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.25, 1.0])
+def test_equal_noise_is_what_the_paper_writes_whatever_the_share(name, alpha):
+    plans = [
+        PROTOCOLS[name](alpha, own_share=own_share).plan(
+            GRAPHS["random"], constant_schedule(20), np.full(12, 0.37), 3
+        )
+        for own_share in (0.0, 0.5, 1.0)  # 0 is Eq. 5b as printed
+    ]
+    assert len({plan.digest() for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("name", REUSING)
+@pytest.mark.parametrize("own_share", [-0.1, 1.1, float("nan")])
+def test_a_share_outside_its_range_is_refused(name, own_share):
+    with pytest.raises(InputError, match="Expected 0 <= own_share <= 1, got"):
+        PROTOCOLS[name](0.25, own_share=own_share)
 
 
 @pytest.mark.parametrize("name", ["plain-async", "top-async"])

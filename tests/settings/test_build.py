@@ -32,6 +32,14 @@ def test_the_names_that_can_be_chosen_are_those_that_are_known(section, key, kno
     assert sorted(names) == sorted(known)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_share_of_own_noise_reaches_the_protocols_that_reuse_noise(mode):
+    changes = [f"method.mode={mode}", "method.own_share=0.5"]
+    assert build.protocol(read(changes=changes)).own_share == 0.5
+    assert build.protocol(read(changes=[f"method.mode={mode}"])).own_share == 1.0
+    assert not hasattr(build.protocol(read(changes=[*changes, "method.name=plain"])), "own_share")
+
+
 @pytest.mark.parametrize(
     "batch, expected",
     [

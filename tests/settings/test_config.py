@@ -39,6 +39,8 @@ def test_a_file_is_read_and_changed(tmp_path):
         ("method.name=toop", "Did you mean 'top'?"),
         ("method.alpha=1.5", "less than or equal to 1, got 1.5"),
         ("method.alpha=nan", "method.alpha"),
+        ("method.own_share=1.5", "method.own_share: input should be less than or equal to 1, got 1.5"),
+        ("method.own_share=-1", "method.own_share: input should be greater than or equal to 0, got -1"),
         ("method.decay={factr=0.5}", "method.decay.factr: no such key. Did you mean 'factor'?"),
         ("method.decay.factor=2", "method.decay.factor: input should be less than or equal to 1, got 2"),
         ("topology.connection=0", "greater than 0, got 0"),

@@ -15,7 +15,7 @@ import numpy as np
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
-from topdp.protocols.base import Protocol, check_deviation, reduced
+from topdp.protocols.base import OWN_SHARE, Protocol, check_deviation, check_own_share, reduced
 from topdp.protocols.pairing import Pairs, draw_pairs
 from topdp.topology import Topology
 
@@ -61,7 +61,7 @@ class PlainAsynchronous(_Asynchronous):
 @final
 @dataclass(frozen=True)
 class TopAsynchronous(_Asynchronous):
-    """Algorithm 2: the noise in the partner's estimate counts towards one's own.
+    """Algorithm 2: the noise in the partner's estimate counts towards one's own. `own_share`: see `reduced`.
 
     >>> import numpy as np
     >>> import topdp
@@ -73,8 +73,14 @@ class TopAsynchronous(_Asynchronous):
 
     name: ClassVar[str] = "top-async"
 
+    own_share: float = OWN_SHARE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_own_share(self.own_share)
+
     def _paired(self, full: Floats, pairs: Pairs) -> Floats:
-        return reduced(full, full[pairs.partner], self.alpha)
+        return reduced(full, full[pairs.partner], self.alpha, self.own_share)
 
 
 def _plan(name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, alone: Floats, paired: Floats) -> Plan:

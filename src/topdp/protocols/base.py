@@ -53,15 +53,36 @@ class Protocol(ABC):
         return np.array([self.alpha, 1.0 - self.alpha])
 
 
-def reduced(own: Floats, received: Floats, alpha: float) -> Floats:
+OWN_SHARE = 1.0
+"""Received noise counts as at most one's own. Smaller shares left more noise in the average at equal ε (view,
+adaptive or worst case; Dirichlet shards, mixed budgets), never noticeably less."""
+
+
+def reduced(own: Floats, received: Floats, alpha: float, own_share: float = OWN_SHARE) -> Floats:
     """The noise still to be added when (1-α) of a received row's noise already counts.
 
-    With unequal budgets the difference can be negative; nothing is added then, and the accountant, which
-    reads the plan, sees what that means.
+    The paper writes this for one σ. Where agents differ, the received row may be so noisy that nothing is
+    left to add; who knows that noise would then read the gradient as it is. So at least `own_share` of what
+    equal noise leaves, √(1 - (1-α)²)·σ_i, is added. Where noise is equal that changes nothing.
+
+    **Guarantees.** More than 0 whenever own, alpha and own_share are: no row leaves without noise of its own.
+
+    >>> import numpy as np
+    >>> own, received = np.ones(3), np.array([0.5, 1.0, 2.0])
+    >>> reduced(own, received, alpha=0.5).round(3).tolist()
+    [0.968, 0.866, 0.866]
+    >>> reduced(own, received, alpha=0.5, own_share=0.5).round(3).tolist()
+    [0.968, 0.866, 0.433]
     """
     # Eq. (5b): σ_i^j = √(σ_i² - (1-α)² σ_k²)
-    variance: Floats = own**2 - (1.0 - alpha) ** 2 * received**2
-    return np.sqrt(np.maximum(variance, 0.0))
+    variance = own**2 - (1.0 - alpha) ** 2 * received**2
+    least = own_share**2 * (own**2 - (1.0 - alpha) ** 2 * own**2)
+    return np.asarray(np.sqrt(np.maximum(variance, least)))
+
+
+def check_own_share(own_share: float) -> None:
+    if not 0 <= own_share <= 1:
+        raise InputError(f"Expected 0 <= own_share <= 1, got {own_share}.")
 
 
 def check_deviation(deviation: Floats, agents: int) -> Floats:

@@ -14,7 +14,7 @@ from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.schedules import Schedule
 from topdp.plan.streams import stream
-from topdp.protocols.base import Protocol, check_deviation, reduced
+from topdp.protocols.base import OWN_SHARE, Protocol, check_deviation, check_own_share, reduced
 from topdp.topology import Topology
 
 CHUNK = 512  # rounds drawn at once: bounds the memory of the arrays below
@@ -63,7 +63,7 @@ class TopSynchronous(Protocol):
     """Algorithm 1: for each neighbour a message of its own, whose noise comes partly from another neighbour.
 
     The message i→j mixes in what a k ∈ N_i^j sent to i, which j never saw, and adds only the rest of the
-    noise. Neighbours that nobody covers (N_i^j empty) read the estimate itself.
+    noise. Neighbours that nobody covers (N_i^j empty) read the estimate itself. `own_share`: see `reduced`.
 
     >>> import numpy as np
     >>> import topdp
@@ -72,6 +72,12 @@ class TopSynchronous(Protocol):
     >>> plan.protocol, plan.rows, plan.releases
     ('top-sync', 15, 21)
     """
+
+    own_share: float = OWN_SHARE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_own_share(self.own_share)
 
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         n, R = topology.agents, schedule.releases
@@ -109,7 +115,7 @@ class TopSynchronous(Protocol):
             carries=PerRound.first_then(np.arange(m) < n, np.ones(m, bool), R),
             rate=schedule.rate,
             draw=PerRound.same(np.arange(m)[:, None], R),
-            std=_deviations(deviation, sender, served_by, self.alpha),
+            std=_deviations(deviation, sender, served_by, self.alpha, self.own_share),
             scale=schedule.noise,
             known_by=owner[:, None],
             readers=_readers(topology, receiver, R),
@@ -153,12 +159,14 @@ def _weights(mixing: Floats, starts: Bools, releases: int) -> PerRound:
     return PerRound.first_then(first, np.broadcast_to(mixing, first.shape), releases)
 
 
-def _deviations(deviation: Floats, sender: Ints, served_by: NDArray[np.int32], alpha: float) -> PerRound:
+def _deviations(
+    deviation: Floats, sender: Ints, served_by: NDArray[np.int32], alpha: float, own_share: float
+) -> PerRound:
     releases = len(served_by)
     if (deviation == deviation[0]).all():
-        message = reduced(deviation[sender], deviation[sender], alpha)
+        message = reduced(deviation[sender], deviation[sender], alpha, own_share)
         return PerRound.same(np.concatenate([deviation, message])[:, None], releases)
-    message = reduced(deviation[sender], deviation[served_by], alpha)
+    message = reduced(deviation[sender], deviation[served_by], alpha, own_share)
     estimates = np.broadcast_to(deviation, (releases, len(deviation)))
     return PerRound.each(np.concatenate([estimates, message], axis=1)[:, :, None])
 

@@ -30,13 +30,16 @@ def run_progress(console: Console, title: str) -> Iterator[Watch]:
         tasks: dict[str, TaskID] = {}
 
         def watch(stage: str, done: int, total: int, metrics: dict[str, Any] | None) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(f"{title}: {stage}", total=total, accuracy="", speed="")
-            task = tasks[stage]
+            kind = stage.partition(":")[0]  # what follows is where the work of this kind is just now
+            if kind not in tasks:
+                tasks[kind] = bar.add_task(stage, total=total, accuracy="", speed="")
+            task = tasks[kind]
             speed = next(t.speed for t in bar.tasks if t.id == task)
             unit = "rounds" if stage == "training" else "observers"
             bar.update(
                 task,
+                description=f"{title}: {stage}",
+                total=total,
                 completed=done,
                 accuracy=f"accuracy {metrics['accuracy']['mean']:.2%}" if metrics else "",
                 speed=f"{speed:.1f} {unit}/s" if speed else "",
@@ -46,10 +49,14 @@ def run_progress(console: Console, title: str) -> Iterator[Watch]:
 
 
 @contextmanager
-def stage_progress(console: Console, title: str) -> Iterator[Callable[[int, int], None]]:
-    """A watcher for work of one stage: (done, total)."""
+def stage_progress(console: Console, title: str) -> Iterator[Callable[..., None]]:
+    """A watcher for work of one stage: (done, total, note), where the note may be left out."""
     with run_progress(console, "topdp") as watch:
-        yield lambda done, total: watch(title, done, total, None)
+
+        def progress(done: int, total: int, note: str = "") -> None:
+            watch(f"{title}: {note}" if note else title, done, total, None)
+
+        yield progress
 
 
 def _lines(console: Console, title: str) -> Watch:

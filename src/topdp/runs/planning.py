@@ -13,7 +13,8 @@ import numpy as np
 from topdp.files import DAMAGE
 from topdp.plan import Plan
 from topdp.privacy.account import FALSE_ALARMS, Account, account
-from topdp.privacy.calibrate import Writer, calibrate
+from topdp.privacy.calibrate import calibrate
+from topdp.privacy.excess import Writer
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.answers import expect_answers
 from topdp.privacy.observers.coalitions import Coalitions, coalitions

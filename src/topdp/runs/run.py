@@ -245,8 +245,8 @@ def _new_folder(path: Path, job: Job) -> RunFolder:
     return folder
 
 
-def _show_accounting(watch: Watcher, done: int, total: int) -> None:
-    watch("accounting", done, total, None)
+def _show_accounting(watch: Watcher, done: int, total: int, note: str = "") -> None:
+    watch(f"accounting: {note}" if note else "accounting", done, total, None)
 
 
 def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, Any]) -> RunConfig:

@@ -53,7 +53,8 @@ def method(config: RunConfig) -> Method:
 
 
 def protocol(config: RunConfig) -> Protocol:
-    return method(config).protocol(config.method.mode, config.method.alpha, config.method.offline)
+    c = config.method
+    return method(config).protocol(c.mode, c.alpha, c.offline, c.own_share)
 
 
 def schedule(config: RunConfig, records: int) -> Schedule:

@@ -68,6 +68,7 @@ class MethodConfig(Section):
     name: Literal["no-noise", "plain", "li18", "li18-ma", "udp", "optimal", "top", "top-dp"] = "top-dp"
     mode: Literal["sync", "async"] = "sync"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
+    own_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the noise that equal agents add to a message
     calibration: Literal["tight", "optimal", "udp", "moments", "advanced", "theorem1"] | None = None
     noise_on: Literal["gradient", "estimate"] = "gradient"
     offline: Annotated[float, Field(ge=0, lt=1)] = 0.1

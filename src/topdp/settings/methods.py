@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from topdp.errors import InputError
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, Protocol, TopAsynchronous, TopSynchronous
+from topdp.protocols.base import OWN_SHARE
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Method:
     decays: bool = False
     calibration: str | None = None
 
-    def protocol(self, mode: str, alpha: float, offline: float) -> Protocol:
+    def protocol(self, mode: str, alpha: float, offline: float, own_share: float = OWN_SHARE) -> Protocol:
         if mode == "sync":
-            return TopSynchronous(alpha) if self.reuses_noise else PlainSynchronous(alpha)
+            return TopSynchronous(alpha, own_share) if self.reuses_noise else PlainSynchronous(alpha)
+        if mode == "async" and self.reuses_noise:
+            return TopAsynchronous(alpha, offline, own_share)
         if mode == "async":
-            return (TopAsynchronous if self.reuses_noise else PlainAsynchronous)(alpha, offline)
+            return PlainAsynchronous(alpha, offline)
         raise InputError(f"Expected mode 'sync' or 'async', got {mode!r}.")
 
 

@@ -36,11 +36,12 @@ def meetings(made):
     return found
 
 
-def met(tmp_path, method="plain", guarantee="worst-case", **how):
+def met(tmp_path, method="plain", changes=(), guarantee="worst-case", **how):
     made = federation(
         tmp_path,
         "method.mode=async",
         f"method.name={method}",
+        *changes,
         graph=topology.complete(6),
         rounds=10,
         guarantee=guarantee,
@@ -79,6 +80,15 @@ def test_who_meets_more_often_than_planned_pays_more_and_stops_in_time(tmp_path,
         assert result["spent"]["charged_by"] == "worst-case"
         assert result["spent"]["epsilon"] <= result["budget"] * (1 + 1e-9)
         assert result["spent"]["epsilon"] == pytest.approx(result["spent"]["worst_case"], rel=1e-12)
+
+
+def test_who_meets_a_much_noisier_agent_keeps_noise_of_its_own(tmp_path):
+    """Its noise would cover all of ada's, who would then send a row without any and could pay for none."""
+    made, run = met(tmp_path, method="top", changes=["privacy.epsilon=[8.0, 0.5, 0.5, 0.5, 0.5, 0.5]"])
+    assert faults(run) == []
+    met_with_data = {row[3] for row in meetings(made)["ada"] if row[3] is not None}
+    stopped = made.results()[0]["stopped_at"]
+    assert len([round for round in met_with_data if stopped is None or round < stopped]) >= 2
 
 
 @pytest.mark.parametrize("what", ["request", "reply"])

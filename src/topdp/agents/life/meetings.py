@@ -52,7 +52,7 @@ class Meetings(Life):
         super().__init__(equipment, ledger, peers, failpoints, finished)
         self.pairing = Pairing(ledger)
         config = equipment.manifest.config
-        self.alpha = build.protocol(config).alpha
+        self.alpha, self.own_share = config.method.alpha, config.method.own_share
         self.reuses = build.method(config).reuses_noise
         self.deviation = equipment.part.plan.full_scale
         self._chance = CHANCE()
@@ -80,7 +80,7 @@ class Meetings(Life):
         std = float(self.deviation[me])
         if pair is not None and self.reuses:
             other = self.deviation[[self.equipment.manifest.number(pair.partner)]]
-            std = float(reduced(self.deviation[[me]], other, self.alpha)[0])
+            std = float(reduced(self.deviation[[me]], other, self.alpha, self.own_share)[0])
         information = self.equipment.meter.spending.release(rate, scale, std)
         kind, cost = self._decide(round, information, planned=False)
         row = await self._compute(self._job(round, pair, std * scale, rate if kind == "release" else None))

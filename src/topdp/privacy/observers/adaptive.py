@@ -32,7 +32,7 @@ from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.observers.effort import WIDEST, expect_bearable
 from topdp.privacy.observers.filtering import Public, seen_rows, unknown_draws, whiten
-from topdp.privacy.observers.view import Progress, View, amplified, leading_view, view
+from topdp.privacy.observers.view import Bound, Progress, View, amplified, leading_view, view
 from topdp.privacy.observers.worst_case import ROUNDING, all_draws_count, every_round, information
 
 Coalition = tuple[int, ...]
@@ -47,11 +47,12 @@ def adaptive(
     colluders: int = 1,
     progress: Progress | None = None,
     patient: bool = False,
+    bound: Bound = "upper",
 ) -> View:
     """The loss of each owner to every coalition of so many agents who can read all estimates.
 
     0 colluders: somebody who reads estimates alone. `progress(done, total)` is called after each coalition.
-    `patient`: also where that takes very long.
+    `patient`: also where that takes very long. `bound`: as in `view`.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -65,7 +66,7 @@ def adaptive(
     """
     check(plan, exposure)
     coalitions = _coalitions(plan, Public.ESTIMATES, colluders, patient)
-    return _seen_by(plan, exposure, Public.ESTIMATES, coalitions, progress, patient)
+    return _seen_by(plan, exposure, Public.ESTIMATES, coalitions, progress, patient, bound)
 
 
 def outsider(plan: Plan, exposure: Exposure, progress: Progress | None = None, patient: bool = False) -> View:
@@ -136,12 +137,13 @@ def _seen_by(
     coalitions: list[Coalition],
     progress: Progress | None,
     patient: bool,
+    bound: Bound = "upper",
 ) -> View:
     noiseless = not plan.std.values.any()  # then estimates tell all, whoever reads what
     if not noiseless and not _all_seen(plan, public, coalitions):
         expect_bearable(plan, patient, len(coalitions), public)
         widest = None if patient else WIDEST
-        return view(plan, exposure, coalitions, "all", progress=progress, widest=widest, public=public)
+        return view(plan, exposure, coalitions, "all", bound, progress, widest, public)
     mu = np.full((plan.agents, len(coalitions)), np.nan)
     most = np.zeros((plan.releases, plan.agents))
     periods, before = exposure.periods(), None

@@ -9,7 +9,7 @@ from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.adaptive import adaptive, outsider
 from topdp.privacy.observers.effort import WIDEST, expect_bearable
-from topdp.privacy.observers.view import Progress, View, view
+from topdp.privacy.observers.view import Bound, Progress, View, view
 
 ASKED = ("view", "adaptive", "outsider")
 """They take time: computed where they are asked for."""
@@ -22,15 +22,20 @@ def observed(
     colluders: int = 1,
     patient: bool = False,
     progress: Progress | None = None,
+    bound: Bound = "upper",
 ) -> View:
-    """What the observers of `answer` learn of every owner; refused where that takes far too long."""
+    """What the observers of `answer` learn of every owner; refused where that takes far too long.
+
+    `bound`: as in `view`.
+    """
     expect_answers([answer])
     if answer == "adaptive":
-        return adaptive(plan, exposure, colluders, progress, patient)
+        return adaptive(plan, exposure, colluders, progress, patient, bound)
     if answer == "outsider":
         return outsider(plan, exposure, progress, patient)
     expect_bearable(plan, patient)
-    return view(plan, exposure, owners="all", progress=progress, widest=None if patient else WIDEST)
+    widest = None if patient else WIDEST
+    return view(plan, exposure, owners="all", bound=bound, progress=progress, widest=widest)
 
 
 def expect_answers(answers: Collection[str]) -> None:

@@ -22,9 +22,9 @@ smaller of both counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -43,7 +43,14 @@ from topdp.privacy.observers.gram import aligned, grams
 from topdp.privacy.observers.worst_case import composed, every_round, information
 
 Observer = int | Sequence[int]
-Progress = Callable[[int, int], None]
+Bound = Literal["upper", "aligned"]
+
+
+class Progress(Protocol):
+    """Told how far an account is, and, where it is one of several, by `note` what for."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
 
 GRAM_BYTES = 1 << 29
 """Memory for the matrices M of one observer; more owners than fit are taken in turns."""
@@ -122,7 +129,7 @@ def view(
     exposure: Exposure,
     observers: Sequence[Observer] | None = None,
     owners: Literal["linked", "all"] | Sequence[int] = "linked",
-    bound: Literal["upper", "aligned"] = "upper",
+    bound: Bound = "upper",
     progress: Progress | None = None,
     widest: int | None = None,
     public: Public = Public.NOTHING,
