@@ -13,7 +13,7 @@ canaries in the place of records, so its models are not those of the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +33,10 @@ from topdp.privacy.basics.checks import expect_delta
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.loss import Loss
 from topdp.privacy.observers.answers import ASKED
+from topdp.privacy.observers.view import Progress as Accounting
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.folder import GIVEN, RunFolder
-from topdp.runs.loop import Watcher
+from topdp.runs.loop import Watcher, accounting
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.settings.config import PrivacyConfig, RunConfig
 from topdp.simulator.draws import Draws
@@ -219,14 +220,7 @@ def of_run(
     return Audit.of(plan, found, config.privacy, parts.flat.dimension, asked, watch), parts
 
 
-def accounting(watch: Watcher | None) -> Callable[[int, int], None] | None:
-    """The part of a watcher that accountants call."""
-    return None if watch is None else lambda done, total: watch("accounting", done, total, None)
-
-
-def _at(
-    delta: float, plan: Plan, found: Account, patient: bool, progress: Callable[[int, int], None] | None
-) -> Account:
+def _at(delta: float, plan: Plan, found: Account, patient: bool, progress: Accounting | None) -> Account:
     """The same answers at another δ."""
     names = [name for name in ASKED if found.answers[name].asked]
     return account(

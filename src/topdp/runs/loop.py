@@ -15,6 +15,7 @@ import torch
 
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
+from topdp.privacy.observers.view import Progress
 from topdp.runs.folder import GIVEN, Checkpoint, RunFolder
 from topdp.runs.result import Metrics, metrics_of
 from topdp.settings.config import RunConfig
@@ -22,6 +23,16 @@ from topdp.simulator.engine import Engine, State
 
 Watcher = Callable[[str, int, int, Metrics | None], None]
 """Called with ("accounting" or "training", steps done, steps in all, the last metrics)."""
+
+
+def accounting(watch: Watcher | None) -> Progress | None:
+    """The part of a watcher that accountants call."""
+
+    def show(done: int, total: int, note: str = "") -> None:
+        assert watch is not None
+        watch(f"accounting: {note}" if note else "accounting", done, total, None)
+
+    return None if watch is None else show
 
 
 class InterruptedRun(Interrupted):
