@@ -42,12 +42,12 @@ def test_noise_that_is_drawn_once_and_used_in_every_round_is_found_out(guarantee
 
 
 def test_noise_that_top_dp_saves_and_counts_as_free_is_found_out():
-    """The paper's claim under a tight calibration is false, and a thousand canaries show it."""
+    """The paper's claim under a tight calibration is false, and two thousand canaries show it."""
     made = Audited.of(
-        Question(canaries=1000),
+        Question(canaries=2000),
         agents=6,
-        records=1000,
-        hidden=60,
+        records=2000,
+        hidden=100,
         rounds=12,
         method={"name": "top", "alpha": 0.125},
         privacy={"guarantee": "claimed"},
