@@ -262,31 +262,45 @@ def audit(
     delta: Annotated[float | None, typer.Option("--delta", help="By default that of the run.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of coins, noise and samples.")] = 0,
     folder: Out = None,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="Only what real agents have recorded; refused without.")
+    ] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Tries to find canaries in one agent's records: epsilon is at least so much, beside what was proved.
 
-    Executes the plan of a configuration, or the very plan of a run, once more with canaries in it.
+    Executes the plan of a configuration, or the very plan of a run, once more with canaries in it. Of agents
+    that have rehearsed with canaries it takes what they recorded.
     """
     from topdp import audit as audits
     from topdp.audit.folder import keep, room_for
+    from topdp.audit.recording import recorded_in
     from topdp.report.curves import heading
 
     asked = audits.Question(owner, observer, sees, canaries, confidence, delta, seed)
-    is_run = target is not None and target.is_dir()
-    if is_run and (preset or changes):
+    run = target if target is not None and target.is_dir() else None
+    if run is not None and (preset or changes):
         raise ConfigError("A run is audited as it was: leave --preset and --set away.")
+    notes = recorded_in(run) if run is not None else None
+    if recorded and notes is None:
+        raise audits.AuditError(
+            f"--recorded: expected the folder of agents that rehearsed with canaries, got {target}, which "
+            "has no canaries.npz. Make one with `topdp federation demo --rehearse`, or leave --recorded away."
+        )
     with console_progress() as fetching, run_progress(err, "audit") as watch:
-        if is_run and target is not None:
-            made, parts = audits.of_run(target, asked, device, watch, fetching)
+        if notes is not None:
+            from topdp.agents.site.rehearsals import of_notes
+
+            made = of_notes(notes, asked, watch)
+        elif run is not None:
+            made = audits.of_run(run, asked, device, watch, fetching)
         else:
             wanted = config.read(target, preset, changes)
-            made, parts = audits.of_config(wanted, asked, device, watch, fetching)
-        place = folder or Path("audits") / _run_name(parts.config)
+            made = audits.of_config(wanted, asked, device, watch, fetching)
+        place = folder or Path("audits") / _run_name(made.config)
         with room_for(place):
-            found = made.run(parts, seed, watch=watch)
-            details = keep(found, place, heading([parts.config], parts.graph.agents))
+            details = keep(made.carry_out(watch), place, heading([made.config], made.agents))
     if as_json:
         print_json(details)
     else:

@@ -108,3 +108,29 @@ def test_a_run_from_python_is_audited_in_python(topdp, tmp_path):
     train(linear_model(), blobs(3), topology.ring(3), rounds=2, out=tmp_path / "run")
     done = topdp("audit", tmp_path / "run", "--out", tmp_path / "found")
     assert done.code == 2 and "audit it there" in " ".join(done.err.split())
+
+
+def test_recordings_that_are_asked_for_must_be_there(topdp, config, tmp_path):
+    assert topdp("run", config, "--out", tmp_path / "run").code == 0
+    for target in (tmp_path / "run", config):
+        done = topdp("audit", target, "--recorded", "--out", tmp_path / "found")
+        assert done.code == 2 and "no canaries.npz" in " ".join(done.err.split())
+    assert not (tmp_path / "found").exists()
+
+
+def test_a_federation_rehearses_and_is_audited(topdp, config, tmp_path):
+    """Processes, TLS and the operating system's noise; slow, so once."""
+    demo = topdp(
+        "federation", "demo", config, "--agents", "3", "--rehearse", "--out", tmp_path / "fed", "--json"
+    )
+    assert demo.code == 0, demo.err
+    assert "canaries in the records of agent" in demo.err
+    log = (tmp_path / "fed" / "agents" / "agent0" / "log.jsonl").read_text(encoding="utf-8")
+    assert "REHEARSAL" in log
+    out = tmp_path / "found"
+    found = the_json(topdp("audit", tmp_path / "fed", "--recorded", "--out", out, "--json"))
+    assert found["epsilon_proved"] == pytest.approx(4.0, abs=1e-3)
+    assert found["kinds"]["aimed"]["canaries"] == 80
+    assert 0.4 < found["kinds"]["aimed"]["spread"][0] < 1.8  # 1 but for chance: this noise has no seed
+    notes = tmp_path / "fed" / "agents" / "agent1" / "state" / "recording" / "round-000001.npz"
+    assert notes.stat().st_mode & 0o077 == 0

@@ -53,7 +53,7 @@ def test_under_replaced_records_the_distance_is_twice_as_large_and_counted_so():
 def test_nothing_is_read_that_the_observer_does_not_see():
     """Rows of others that it does not receive may be anything; one that it receives may not."""
     made = Audited.of(Question(observer="1", owner=0, sees="received"), **sections("top-sync"))
-    audit, canaries = made.audit, made.audit.plant(0)
+    audit, canaries = made.audit, made.audit.plant(0, order=0)
     rounds = list(execute(made.parts, made.plan, canaries, audit.signs, 0))
     start = made.parts.start[canaries.coordinates].double().numpy()
 

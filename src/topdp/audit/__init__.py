@@ -3,8 +3,8 @@
 `audit.py` is the walk; read it first.
 """
 
-from topdp.audit.audit import Audit, Question, of_config, of_run
+from topdp.audit.audit import Audit, Prepared, Question, of_config, of_run
 from topdp.audit.canaries import AuditError
 from topdp.audit.findings import Findings
 
-__all__ = ["Audit", "AuditError", "Findings", "Question", "of_config", "of_run"]
+__all__ = ["Audit", "AuditError", "Findings", "Prepared", "Question", "of_config", "of_run"]

@@ -13,8 +13,8 @@ canaries in the place of records, so its models are not those of the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -118,19 +118,29 @@ class Audit:
             worth=worth,
         )
 
-    def plant(self, seed: int) -> Canaries:
-        """Canaries and their coins."""
-        replaced = self.exposure.adjacency == "replace-one"
-        worth = _of_classes(self.worth)
+    def plant(self, seed: int, order: int) -> Canaries:
+        """Canaries and their coins; `order`: the seed of the order of cyclic batches."""
         return planted(
-            self.owner, self.exposure.batches, worth, self.canaries, self.dimension, replaced, seed
+            self.owner,
+            self.exposure.batches,
+            _of_classes(self.worth),
+            self.canaries,
+            self.dimension,
+            self.exposure.adjacency == "replace-one",
+            seed,
+            order,
         )
+
+    def with_signs(self, signs: Floats) -> Audit:
+        """The same with canaries that push otherwise: those of a run that was recorded."""
+        sensitivity = float(self.exposure.sensitivity[self.owner])
+        return replace(self, signs=signs, worth=information(self.observer, self.owner, sensitivity, signs))
 
     def run(
         self, parts: Assembly, seed: int, noise: Draws | None = None, watch: Watcher | None = None
     ) -> Findings:
         """One run with canaries. `noise`: instead of the seed's, to audit another generator."""
-        canaries = self.plant(seed)
+        canaries = self.plant(seed, order=seed)
         rounds = execute(parts, self.observer.plan, canaries, self.signs, seed, noise)
         start = parts.start[canaries.coordinates].double().cpu().numpy()
         return self.judge(canaries, start, rounds, seed, watch)
@@ -185,17 +195,26 @@ class Audit:
         )
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """An audit that has only to be carried out: all that could be refused was not."""
+
+    config: RunConfig
+    agents: int
+    carry_out: Callable[[Watcher | None], Findings]
+
+
 def of_config(
     config: RunConfig,
     asked: Question,
     device: str = "auto",
     watch: Watcher | None = None,
     progress: Progress | None = None,
-) -> tuple[Audit, Assembly]:
-    """An audit of the plan that a configuration would run, and what to run it on."""
+) -> Prepared:
+    """An audit of the plan that a configuration would run."""
     parts = Assembly.of(config, choose_device(device), progress)
     plan, found = plan_and_account(config, parts.graph, parts.shards.counts, accounting(watch))
-    return Audit.of(plan, found, config.privacy, parts.flat.dimension, asked, watch), parts
+    return _prepared(parts, plan, found, asked, watch)
 
 
 def of_run(
@@ -204,8 +223,8 @@ def of_run(
     device: str = "auto",
     watch: Watcher | None = None,
     progress: Progress | None = None,
-) -> tuple[Audit, Assembly]:
-    """An audit of the very plan that a run executes, and what to run it on."""
+) -> Prepared:
+    """An audit of the very plan that a run executes."""
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
     if config.data.name == GIVEN:
@@ -216,8 +235,14 @@ def of_run(
     parts = Assembly.of(config, choose_device(device), progress)
     counts = parts.shards.counts
     expect_plan_of(config, parts.graph, counts, plan, path)
-    found = expect_account_of(config, counts, folder)
-    return Audit.of(plan, found, config.privacy, parts.flat.dimension, asked, watch), parts
+    return _prepared(parts, plan, expect_account_of(config, counts, folder), asked, watch)
+
+
+def _prepared(
+    parts: Assembly, plan: Plan, found: Account, asked: Question, watch: Watcher | None
+) -> Prepared:
+    audit = Audit.of(plan, found, parts.config.privacy, parts.flat.dimension, asked, watch)
+    return Prepared(parts.config, plan.agents, lambda shown: audit.run(parts, asked.seed, watch=shown))
 
 
 def _at(delta: float, plan: Plan, found: Account, patient: bool, progress: Accounting | None) -> Account:

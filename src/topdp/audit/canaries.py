@@ -68,31 +68,35 @@ class Canaries:
         """What the observer has to guess."""
         return np.asarray(self.push > 0)
 
+    def among(self, records: Ints) -> Ints:
+        """For each of the owner's `records`, which canary stands in its place; -1 for none."""
+        canary = np.full(max(records.max(initial=-1), self.records.max(initial=-1)) + 1, -1)
+        canary[self.records] = np.arange(len(self))
+        return np.asarray(canary[records])
+
     def select(self, batches: Sequence[Batches], seed: int, round: int, device: torch.device) -> Chosen:
         """The records of a round, without those whose place is taken: and which canaries are used."""
         chosen = selection.select(batches, seed, round, device)
         whole = chosen.weights
         if whole is None:
             whole = torch.ones(len(batches), max(one.records for one in batches), device=device)
-        weights, mine = whole.clone(), whole[self.owner].cpu().numpy() > 0
-        at = np.arange(len(mine)) if chosen.indices is None else chosen.indices[self.owner].cpu().numpy()
-        canary = np.full(max(one.records for one in batches), -1)
-        canary[self.records] = np.arange(len(self))
-        weights[self.owner, torch.from_numpy(canary[at] >= 0).to(device)] = 0.0
-        used = np.zeros(len(self), bool)
-        used[canary[at[mine & (canary[at] >= 0)]]] = True
-        return Chosen(chosen.indices, weights, chosen.divisor, used)
+        weights, drawn = whole.clone(), whole[self.owner].cpu().numpy() > 0
+        at = np.arange(len(drawn)) if chosen.indices is None else chosen.indices[self.owner].cpu().numpy()
+        standing = self.among(at)
+        weights[self.owner, torch.from_numpy(standing >= 0).to(device)] = 0.0
+        return Chosen(chosen.indices, weights, chosen.divisor, standing[drawn & (standing >= 0)])
 
-    def add(self, sums: Tensor, clip: float, sign: Floats, used: Ints) -> None:
-        """Adds the clipped gradients of the used ones to the owner's row of `sums` [agents, d]."""
-        pushed = clip * self.push * sign[self.column] * used
-        where = torch.from_numpy(self.coordinates).to(sums.device)
-        sums[self.owner, where] += torch.from_numpy(pushed).to(sums)
+    def add(self, gradient: Tensor, clip: float, sign: Floats, used: Ints) -> None:
+        """Adds the clipped gradients of those that are `used` to the owner's `gradient` [d]."""
+        pushed = clip * self.push[used] * sign[self.column[used]]
+        gradient[torch.from_numpy(self.coordinates[used]).to(gradient.device)] += torch.from_numpy(pushed).to(
+            gradient
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen(selection.Selection):
-    """The records of a round, and which canaries stand among them."""
+    """The records of a round, and the canaries that stand among them."""
 
     used: Ints
 
@@ -105,13 +109,14 @@ def planted(
     dimension: int,
     replaced: bool,
     seed: int,
+    order: int,
 ) -> Canaries:
     """`count` canaries in the shard of `owner`, half of them aimed, in the places that are `worth` most.
 
     `worth` [classes]: by residue class of the rounds in which a record is used. `replaced`: a coin turns a
-    canary round, instead of leaving it away.
+    canary round, instead of leaving it away. `order`: the seed of the order of cyclic batches.
     """
-    place = _classes(owner, batches, seed, len(worth))
+    place = _classes(owner, batches, order, len(worth))
     usable = _usable(place, worth)
     records = usable[np.argsort(-worth[place[usable]], kind="stable")][:count]
     random = stream(seed, "audit")

@@ -34,7 +34,7 @@ def execute(
     def plant(round: int, chosen: Selection, sums: Tensor) -> None:
         assert isinstance(chosen, Chosen)
         known[:] = [_numbers(sums[:, at] / chosen.divisor.to(sums)[:, None])]
-        canaries.add(sums, clip, signs[round], chosen.used)
+        canaries.add(sums[canaries.owner], clip, signs[round], chosen.used)
 
     def draw(number: int, round: int) -> Floats:
         if parts.device.type != "cpu":

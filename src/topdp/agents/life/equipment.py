@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
 from topdp.agents.life.budget import Meter, meter
 from topdp.agents.life.draws import AgentDraws, SeededDraws, SystemDraws
+from topdp.agents.life.rehearsal import Rehearsal
 from topdp.agents.life.rows import Gradients, Part
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.setup import Setup
+from topdp.audit.recording import Planted
 from topdp.learning.gradients import clipped
 from topdp.learning.models import FlatModel
 from topdp.settings import build
 from topdp.settings.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Rehearse:
+    """Canaries that all agents were given, and the state folder in which this one takes notes."""
+
+    planted: Planted
+    state: Path
 
 
 @dataclass(frozen=True)
@@ -50,10 +61,12 @@ def equip(
     epsilon: float | None = None,
     in_thread: bool = False,
     key: bytes = b"",
+    rehearsal: Rehearse | None = None,
 ) -> Equipment:
     """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's.
 
     `key`: a secret of the agent, the same after every restart, under which `order` is written down.
+    `rehearsal`: canaries, and where to note what comes of them.
     """
     config, rules = setup.manifest.config, setup.manifest.rules
     privacy = config.privacy
@@ -63,13 +76,24 @@ def equip(
     flat = FlatModel(setup.model(tuple(records[0].shape[1:]), classes))
     analysis = build.analysis(config, setup.counts)
     draws = SeededDraws(config.seed, setup.plan) if seeded else SystemDraws()
+    start = flat.flatten()
+    rehearsed = None
+    if rehearsal is not None:
+        planted, state = rehearsal.planted, rehearsal.state
+        rehearsed = Rehearsal(planted, setup.plan, agent, privacy.clip, start, state)
     gradients = Gradients(
-        clipped.ClippedGradients(flat, privacy.clip), records, analysis.batches, agent, config.seed, draws
+        clipped.ClippedGradients(flat, privacy.clip),
+        records,
+        analysis.batches,
+        agent,
+        config.seed,
+        draws,
+        rehearsed,
     )
     return Equipment(
         setup=setup,
         part=Part(setup.plan, agent),
-        start=flat.flatten(),
+        start=start,
         gradients=gradients,
         draws=draws,
         meter=meter(

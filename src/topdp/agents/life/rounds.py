@@ -49,6 +49,8 @@ class Rounds(Life):
         part, own, draws = self.equipment.part, self._own(), self.equipment.draws
         gradients = self.equipment.gradients if kind == "release" else None
         rows = await self._compute(lambda: make(part, round, own, received, gradients, draws))
+        if (rehearsal := self.equipment.gradients.rehearsal) is not None:
+            rehearsal.keep(round, rows, received)
         names = self.equipment.manifest.names
         bodies = {names[to]: payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
         applied = [(sender, round - 1) for sender in senders]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from topdp.agents.life.draws import AgentDraws
+from topdp.agents.life.rehearsal import Rehearsal
 from topdp.data.selection import select
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
@@ -107,8 +108,13 @@ class Gradients:
         agent: int,
         seed: int,
         draws: AgentDraws,
+        rehearsal: Rehearsal | None = None,
     ) -> None:
-        """`batches`: those of all agents, as the manifest says. `seed`: the manifest's."""
+        """`batches`: those of all agents, as the manifest says. `seed`: the manifest's.
+
+        `rehearsal`: canaries stand in the place of some records.
+        """
+        self.rehearsal = rehearsal
         self.clipped, self.batches, self.agent, self.seed, self.draws = clipped, batches, agent, seed, draws
         self.inputs, self.labels = records
         if len(self.inputs) != batches[agent].records:
@@ -122,6 +128,14 @@ class Gradients:
     def mean(self, round: int, estimate: Tensor) -> Tensor:
         """[d]: the clipped gradients of this round's records, summed, over the divisor of the batch."""
         chosen = self._chosen(round)
+        if self.rehearsal is None:
+            return self._mean_of(round, chosen, estimate)
+        records = torch.arange(len(self.inputs)) if chosen is None else chosen
+        mean = self._mean_of(round, self.rehearsal.left(records), estimate)
+        self.rehearsal.plant(round, records, mean, self.batches[self.agent].divisor)
+        return mean
+
+    def _mean_of(self, round: int, chosen: Tensor | None, estimate: Tensor) -> Tensor:
         inputs, labels = self.inputs, self.labels
         if chosen is not None:
             inputs, labels = inputs[chosen], labels[chosen]

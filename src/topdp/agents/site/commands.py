@@ -85,6 +85,12 @@ def start(
         bool, typer.Option("--live-pairing", help="Async: find partners on the way; all agents or none.")
     ] = False,
     json_log: Annotated[bool, typer.Option("--json-log", help="The log as JSON lines.")] = False,
+    canaries: Annotated[
+        Path | None,
+        typer.Option(
+            "--canaries", metavar="FILE", help="A rehearsal for an audit: records what it sees; not private."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
@@ -93,7 +99,9 @@ def start(
 
     log.to_stderr(json_log)
     outcome = process.run(
-        process.Options(manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing)
+        process.Options(
+            manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing, canaries
+        )
     )
     if as_json:
         print_json({**outcome.result, "code": outcome.code})
@@ -215,6 +223,40 @@ def create(
         show("Give the same file to every agent, and compare the hash by another way.")
 
 
+@federation_app.command("canaries")
+def canaries(
+    manifest: Annotated[Path, typer.Option("--manifest", help="What all agents have agreed to.")],
+    data: Annotated[str, typer.Option("--data", help="Records of any agent: the model is made for them.")],
+    owner: Annotated[
+        int | None, typer.Option("--owner", help="Who is audited: number in the manifest.")
+    ] = None,
+    observer: Annotated[str, typer.Option("--observer", help="At whom they are aimed.")] = "worst",
+    count: Annotated[int | None, typer.Option("--canaries", help="How many.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of their coins and places.")] = 0,
+    place: Annotated[Path, typer.Option("--out", help="The file.")] = Path("canaries.npz"),
+    as_json: Json = False,
+) -> None:
+    """Canaries for a rehearsal: give the file to every agent (agent start --canaries), then `topdp audit`."""
+    _need_parts()
+    from topdp import data as datasets
+    from topdp.agents.site import rehearsals
+    from topdp.agents.terms import manifest as manifests
+    from topdp.agents.terms.setup import Setup
+    from topdp.audit import Question
+
+    if place.exists():
+        raise config.ConfigError(f"--out: {place} exists, and agents may rehearse by it: name another file.")
+    setup, dataset = Setup.of(manifests.read(manifest)), datasets.load(data)
+    asked = Question(owner, observer, canaries=count, seed=seed)
+    planted = rehearsals.plant(setup, dataset.train()[0].shape[1:], dataset.classes, asked)
+    planted.save(place)
+    name = setup.manifest.names[planted.canaries.owner]
+    if as_json:
+        print_json({"file": str(place), "owner": name, "canaries": len(planted.canaries)})
+    else:
+        show(f"{place}: {len(planted.canaries)} canaries in the records of {name}")
+
+
 @federation_app.command("demo")
 def demo(
     file: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", show_default=False)] = None,
@@ -228,6 +270,9 @@ def demo(
     budgets: Annotated[
         list[str] | None, typer.Option("--budget", metavar="AGENT=EPSILON", help="A smaller budget for one.")
     ] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="With canaries, recorded, for `topdp audit` of its folder.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """All agents on this machine, each a process, over gRPC and mutual TLS; leaves a run folder."""
@@ -236,7 +281,8 @@ def demo(
 
     wanted = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
-    found = demos.run(wanted, place, seeded, demos.parse_budgets(budgets or [], agents), remark)
+    smaller = demos.parse_budgets(budgets or [], agents)
+    found = demos.run(wanted, place, seeded, smaller, remark, rehearse=rehearse)
     if as_json:
         print_json(found)
         return

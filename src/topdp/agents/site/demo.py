@@ -23,9 +23,12 @@ from safetensors.torch import load_file
 
 from topdp.agents.life.agent import ESTIMATE, RESULT
 from topdp.agents.life.timing import PARTS
+from topdp.agents.site.rehearsals import plant
 from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest, Rules
 from topdp.agents.terms.setup import Setup
+from topdp.audit import Question
+from topdp.audit.recording import CANARIES
 from topdp.data import Shards
 from topdp.errors import ExitCode, InputError
 from topdp.privacy.account import Account
@@ -52,10 +55,12 @@ def run(
     say: Say = lambda _: None,
     failpoints: dict[int, str] | None = None,
     rules: Rules | None = None,
+    rehearse: bool = False,
 ) -> dict[str, Any]:
     """Executes `config` on processes; the JSON object of `topdp federation demo --json`.
 
-    `failpoints`: where an agent is to be killed once; it is then started again.
+    `failpoints`: where an agent is to be killed once; it is then started again. `rehearse`: with canaries in
+    the records of the agent that loses most, and notes of everything, for an audit.
     """
     begun = time.perf_counter()
     parts = Assembly.of(config)
@@ -75,6 +80,10 @@ def run(
     manifest.write(folder / "manifest.toml")
     for i, name in enumerate(names):
         _write_records(folder / name / "records.npz", shards, i)
+    if rehearse:
+        planted = plant(Setup.of(manifest), tuple(shards.inputs.shape[2:]), shards.classes, Question())
+        planted.save(folder / CANARIES)
+        say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
     say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
     codes = _processes(folder, names, seeded, budgets or {}, failpoints or {}, say)
     results = []
@@ -116,6 +125,8 @@ def _processes(
         command = [sys.executable, "-m", "topdp", "agent", "start", "--json", "--json-log"]
         command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(place / "identity")]
         command += ["--data", str(place / "records.npz"), "--state", str(place / "state")]
+        if (folder / CANARIES).exists():
+            command += ["--canaries", str(folder / CANARIES)]
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment.pop("TOPDP_FAILPOINT", None)

@@ -13,13 +13,14 @@ import torch
 
 from topdp import data
 from topdp.agents.life.agent import Agent, Outcome
-from topdp.agents.life.equipment import Equipment, equip
+from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.site import metrics
 from topdp.agents.terms import identity, manifest
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
 from topdp.agents.wire.grpc_transport import GrpcTransport
+from topdp.audit.recording import NOTES, Planted
 from topdp.errors import DataError
 from topdp.settings.config import ConfigError
 
@@ -39,6 +40,7 @@ class Options:
     listen: str | None = None
     metrics_port: int | None = None
     live_pairing: bool = False
+    canaries: Path | None = None
 
 
 def run(options: Options) -> Outcome:
@@ -50,12 +52,23 @@ def run(options: Options) -> Outcome:
     setup = Setup.of(terms)
     if options.live_pairing and terms.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
+    if options.live_pairing and options.canaries is not None:
+        raise ConfigError("--canaries: an audit follows a plan; leave --live-pairing away.")
     dataset = data.load(options.data)
     inputs, labels = dataset.train()
     if len(labels) != setup.counts[number]:
         raise DataError(
             f"{options.data}: expected {setup.counts[number]} training records, as the manifest says for "
             f"{me.card.name}, got {len(labels)}. The noise is calibrated for that number."
+        )
+    rehearsal = None
+    if options.canaries is not None:
+        rehearsal = Rehearse(Planted.load(options.canaries), options.state)
+        logger.warning(
+            "%s: REHEARSAL: canaries stand in the place of records, and gradients are written down without "
+            "noise in %s; not for data that others must not see",
+            me.card.name,
+            options.state / NOTES,
         )
     records = (torch.from_numpy(inputs), torch.from_numpy(labels))
     mine = equip(
@@ -67,6 +80,7 @@ def run(options: Options) -> Outcome:
         options.epsilon,
         in_thread=True,
         key=me.secret("order of records"),
+        rehearsal=rehearsal,
     )
     if options.seeded:
         logger.warning("%s: SEEDED: noise can be repeated by whoever knows the seed; for tests", me.card.name)
