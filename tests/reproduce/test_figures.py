@@ -44,7 +44,7 @@ def test_pictures_and_verdicts_are_made_again_from_numbers_alone(made, scale, tm
     for name in ("figure2-same.png", "figure2-same.md", "frontier-mnist.png", "frontier-mnist.md"):
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
     assert "ε from 0.25 to 4" in caption_in(tmp_path / "figure2-same.svg")
-    assert "view, δ = 1e-5" in caption_in(tmp_path / "frontier-mnist.svg")
+    assert "adaptive, δ = 1e-5" in caption_in(tmp_path / "frontier-mnist.svg")
     with pytest.raises(InputError, match="figure1-same"):
         make.redraw(["1"], ["same"], scale, tmp_path)
 
@@ -92,13 +92,31 @@ def test_a_frontier_is_read_as_it_was_written(tmp_path):
         frontier_report.read_rows(half)
 
 
+@pytest.mark.parametrize("other", ["claimed", "", "worst-case"])
+def test_a_frontier_of_several_guarantees_or_of_none_is_refused(tmp_path, other):
+    """Its title and its table name one: that of the file."""
+    mixed = tmp_path / "mixed.csv"
+    mixed.write_text((RESULTS / "frontier-mnist.csv").read_text().replace(",adaptive,", f",{other},", 1))
+    with pytest.raises(InputError, match="one guarantee"):
+        frontier_report.read_rows(mixed)
+
+
+def test_every_frontier_says_which_guarantee_its_numbers_have(out):
+    made = (out / "frontier-mnist.md").read_text()
+    assert "| ε (adaptive) |" in made and "whatever gradients do" in made
+    for file in RESULTS.glob("frontier-*.csv"):
+        (guarantee,) = {row.guarantee for row in frontier_report.read_rows(file)}
+        words = file.with_suffix(".md").read_text()
+        assert f"| ε ({guarantee}) |" in words and frontier_report.AGAINST[guarantee] in words
+
+
 @pytest.mark.parametrize(
     ("number", "lens", "words"),
     [
-        ("1", "honest", "MNIST, ε = 1 (view, δ = 1e-5), 30 agents, 200 rounds, 3 seeds"),
+        ("1", "honest", "MNIST, ε = 1 (adaptive, δ = 1e-5), 30 agents, 200 rounds, 3 seeds"),
         ("2", "same", "MNIST, ε from 0.25 to 4 (claimed, δ = 1e-5), 30 agents, 6000 rounds, 3 seeds"),
         ("4", "printed", "MNIST, ε = 1 (claimed, δ = 1e-5), 40 and 50 agents, 6000 rounds, 3 seeds"),
-        ("8", "honest", "CIFAR-10, ε = 1 (view, δ = 1e-5), 30 agents, 200 rounds, 3 seeds"),
+        ("8", "honest", "CIFAR-10, ε = 1 (adaptive, δ = 1e-5), 30 agents, 200 rounds, 3 seeds"),
     ],
 )
 def test_a_picture_names_its_data_budget_and_guarantee(number, lens, words):

@@ -18,6 +18,11 @@ from topdp.reproduce.figures.picture import ENDINGS
 from topdp.reproduce.lenses import Scale
 
 METHODS = ("plain", "top")
+AGAINST = {
+    "view": "against every other agent alone, in training whose gradients do not react",
+    "adaptive": "against every other agent alone, whatever gradients do",
+}
+"""What the ε of a frontier covers, by guarantee."""
 
 
 class FrontierRow(NamedTuple):
@@ -25,7 +30,8 @@ class FrontierRow(NamedTuple):
 
     data: str
     method: str
-    epsilon: float  # of the view
+    epsilon: float
+    guarantee: str  # which the ε is of
     accuracy: float
     spread: float  # largest minus smallest of the seeds
     by_seed: str
@@ -64,10 +70,13 @@ def read_rows(path: Path) -> list[FrontierRow]:
         raise InputError(f"Expected a frontier in {path}: {error!r}.{REMEDY}") from error
     if {(row.epsilon, method) for row in rows for method in METHODS} != {row[2:0:-1] for row in rows}:
         raise InputError(f"Expected each budget in {path} with each of {', '.join(METHODS)}.{REMEDY}")
+    if {row.guarantee for row in rows} not in [{name} for name in AGAINST]:
+        raise InputError(f"Expected one guarantee in {path}, of {', '.join(AGAINST)}.{REMEDY}")
     return rows
 
 
 def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
+    guarantee = rows[0].guarantee
     with house_style():
         picture = Picture()
         axis = picture.subplots()
@@ -83,8 +92,8 @@ def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
                 axis.annotate(
                     f"{100 * y:.1f}", (x, y), shift, textcoords="offset points", ha="center", fontsize=8
                 )
-        axis.set(xlabel="true ε (view, δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
-        title = f"{data_title(rows[0].data)}: the best of each method at equal view ε{scale.remark}"
+        axis.set(xlabel=f"true ε ({guarantee}, δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
+        title = f"{data_title(rows[0].data)}: the best of each method at equal {guarantee} ε{scale.remark}"
         seeds = "1 seed" if len(scale.seeds) == 1 else f"{len(scale.seeds)} seeds"
         said = f"{scale.agents} agents, full batches, {seeds}; settings chosen on a validation split"
         axis.set_title(title, fontsize=10, pad=20)
@@ -101,6 +110,7 @@ def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
 
 
 def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
+    guarantee = rows[0].guarantee
     fewest, most = (f(row.settings_tried for row in rows) for f in (min, max))
     lines = [
         f"### {rows[0].data}: the best honest setting of each method",
@@ -109,10 +119,10 @@ def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
         "",
         f"{'Small runs. ' if scale.quick else ''}Mean test accuracy (%); seeds: {len(scale.seeds)}. Settings "
         f"tried on the validation split for each method and budget: at least {fewest}, at most {most}. ε "
-        "(view) is against every other agent alone; the same runs have the ε beside it against all others "
+        f"({guarantee}) is {AGAINST[guarantee]}; the same runs have the ε beside it against all others "
         "together.",
         "",
-        "| ε (view) | plain | top | plain: ε of all others | top: ε of all others "
+        f"| ε ({guarantee}) | plain | top | plain: ε of all others | top: ε of all others "
         "| plain: rounds, λ, clip, α, mode | top: rounds, λ, clip, α, mode |",
         "|---|---|---|---|---|---|---|",
     ]

@@ -1,11 +1,12 @@
-"""The noise of the honest lens: one view a plan at ε = 1, kept by name; all else follows by scaling.
+"""The noise of the honest lens: one account a plan at ε = 1, kept by name; all else follows by scaling.
 
-For the figures and the frontier, whose views take hours when they are computed afresh; a run by itself is
+For the figures and the frontier, whose accounts take hours when they are computed afresh; a run by itself is
 calibrated by `runs/planning.py`.
 
 **Guarantees.** σ is that of `privacy.calibrate`: the least with which no other agent alone learns more than
-the budget (view, sound bound), one record of one agent added or removed, full batches of equal shards, the
-noise inside the step. Whatever does not follow from the kept σ by exact scaling is refused.
+the budget, whatever gradients do (adaptive, sound bound), one record of one agent added or removed, full
+batches of equal shards, the noise inside the step. Whatever does not follow from the kept σ by exact scaling
+is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from topdp.files import write_whole
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.worst_case import worst_case
+from topdp.reproduce.lenses import GUARANTEES
 from topdp.reproduce.processes import in_processes
 from topdp.reproduce.store import Say, read_json, run_name
 from topdp.runs.planning import plan_writer
@@ -29,7 +31,7 @@ from topdp.settings import build
 from topdp.settings.config import RunConfig, parse
 
 UNIT_RECORDS = 100
-LITTLE_WORK = 2e4  # rounds times agents: views that take less are not worth starting processes for
+LITTLE_WORK = 2e4  # rounds times agents: accounts that take less are not worth starting processes for
 
 
 class KeptNoise:
@@ -44,6 +46,8 @@ class KeptNoise:
         """Whatever is not known yet."""
         units = {run_name(unit): unit for unit in map(_at_unit_budget, configs) if unit is not None}
         missing = [unit for key, unit in units.items() if key not in self.known]
+        # The longest first, so that none is waited for alone at the end.
+        missing.sort(key=lambda unit: unit.rounds * unit.topology.agents**3, reverse=True)
         worthwhile = sum(unit.rounds * unit.topology.agents for unit in missing) > LITTLE_WORK
         for done, (unit, sigma) in enumerate(in_processes(_sigma_of, missing, worthwhile), 1):
             self.known[run_name(unit)] = sigma
@@ -96,11 +100,9 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             f"Expected add-remove adjacency and steps that do not fall by epochs, got privacy.adjacency = "
             f"{config.privacy.adjacency!r}, train.fading = {config.train.fading!r}."
         )
-    plain_sync = config.method.mode == "sync" and not build.method(config).reuses_noise
-    # What all others see of a plain synchronous agent is what each neighbour sees: no view is needed.
-    guarantee = "worst-case" if plain_sync else "view"
     tree = config.model_dump(exclude_none=True)
     # With the noise inside the step neither clip, step size, data nor model matters to σ; records scale it.
+    guarantee = GUARANTEES["honest"]
     tree["privacy"] = {"delta": config.privacy.delta, "clip": 1.0, "guarantee": guarantee, "patient": True}
     tree["data"] = {"name": "mnist", "records": UNIT_RECORDS}
     tree["train"] = {"learning_rate": 1.0, "fading": config.train.fading}

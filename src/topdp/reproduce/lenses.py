@@ -3,7 +3,7 @@
 `printed`: every method with the noise its own analysis asks for, the proposed one with Theorem 1's; all under
 the sensitivity the paper uses, C/|D_i|, though batches are of 20. `same`: one full-scale σ for every method,
 the least that the paper's sensitivity allows; what the paper evidently ran. `honest`: full local batches, and
-every method calibrated to the same true view ε.
+every method calibrated to the same true ε: `adaptive`, what each other agent learns whatever gradients do.
 
 Which runs a figure needs is said by the figure; how they are executed, by `runner`.
 """
@@ -23,9 +23,9 @@ from topdp.settings.methods import METHODS
 LENSES = {
     "printed": "as printed: each method's own noise, Theorem 1's for the proposed one",
     "same": "the same full-scale noise for every method",
-    "honest": "equal true privacy: every method calibrated to the same view ε, full batches",
+    "honest": "equal true privacy: every method calibrated to the same adaptive ε, full batches",
 }
-GUARANTEES = {"printed": "claimed", "same": "claimed", "honest": "view"}
+GUARANTEES = {"printed": "claimed", "same": "claimed", "honest": "adaptive"}
 """What the ε of a lens is; that of `same` is what the paper's sensitivity would make of that noise."""
 
 EPOCHS = 60  # of the paper's runs

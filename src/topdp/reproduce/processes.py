@@ -1,4 +1,4 @@
-"""One function on many things, on all cores: for plans and views, which are the processor's work."""
+"""One function on many things, on all cores: for plans and accounts, which are the processor's work."""
 
 from __future__ import annotations
 

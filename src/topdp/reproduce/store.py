@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 Curve = list[dict[str, float]]
 """One dictionary per evaluation: round, mean, min, max."""
 
-NAMING = "1"  # another number where a default of RunConfig changes: then nothing that was kept is found
+NAMING = "2"  # another number where a default of RunConfig changes: then nothing that was kept is found
 
 
 def run_name(config: RunConfig) -> str:
