@@ -13,7 +13,7 @@ canaries in the place of records, so its models are not those of the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from topdp.privacy.basics.loss import Loss
 from topdp.privacy.observers.answers import ASKED
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.folder import GIVEN, RunFolder
-from topdp.runs.loop import Watcher
+from topdp.runs.loop import Watcher, accounting
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.settings.config import PrivacyConfig, RunConfig
 from topdp.simulator.draws import Draws
@@ -84,7 +84,7 @@ class Audit:
         if not 0.5 <= asked.confidence < 1:
             raise AuditError(f"--confidence: expected 0.5 or more, and below 1, got {asked.confidence}.")
         if asked.delta is not None and expect_delta(asked.delta) != found.delta:
-            found = _at(asked.delta, plan, found, privacy.patient, accounting(watch))
+            found = _at(asked.delta, plan, found, privacy.patient, watch)
         owner = _owner(asked.owner, found, privacy.guarantee)
         exposure = found.analysis.exposure()
         sees = asked.sees or BY_GUARANTEE[privacy.guarantee]
@@ -219,14 +219,7 @@ def of_run(
     return Audit.of(plan, found, config.privacy, parts.flat.dimension, asked, watch), parts
 
 
-def accounting(watch: Watcher | None) -> Callable[[int, int], None] | None:
-    """The part of a watcher that accountants call."""
-    return None if watch is None else lambda done, total: watch("accounting", done, total, None)
-
-
-def _at(
-    delta: float, plan: Plan, found: Account, patient: bool, progress: Callable[[int, int], None] | None
-) -> Account:
+def _at(delta: float, plan: Plan, found: Account, patient: bool, watch: Watcher | None) -> Account:
     """The same answers at another δ."""
     names = [name for name in ASKED if found.answers[name].asked]
     return account(
@@ -237,7 +230,7 @@ def _at(
         guarantee=found.guarantee,
         colluders=found.colluders,
         patient=patient,
-        progress=progress,
+        progress=accounting(watch),
     )
 
 

@@ -15,13 +15,28 @@ import torch
 
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
+from topdp.privacy.observers.view import Progress
 from topdp.runs.folder import GIVEN, Checkpoint, RunFolder
 from topdp.runs.result import Metrics, metrics_of
 from topdp.settings.config import RunConfig
 from topdp.simulator.engine import Engine, State
 
 Watcher = Callable[[str, int, int, Metrics | None], None]
-"""Called with ("accounting" or "training", steps done, steps in all, the last metrics)."""
+"""Called with (stage, steps done, steps in all, the last metrics).
+
+The stage is "training" or "accounting"; or "accounting: " and what the account is for.
+"""
+
+
+def accounting(watch: Watcher | None) -> Progress | None:
+    """The part of a watcher that accountants call."""
+    if watch is None:
+        return None
+
+    def progress(done: int, total: int, note: str = "") -> None:
+        watch(f"accounting: {note}" if note else "accounting", done, total, None)
+
+    return progress
 
 
 class InterruptedRun(Interrupted):

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from topdp.privacy.account import Account
 from topdp.report.curves import curves, heading
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
-from topdp.runs.loop import Watcher, train_to_the_end
+from topdp.runs.loop import Watcher, accounting, train_to_the_end
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
 from topdp.runs.result import Result
 from topdp.settings.config import (
@@ -165,8 +164,8 @@ class Job:
 
 
 def _planned(parts: Assembly, watch: Watcher | None) -> Job:
-    progress = partial(_show_accounting, watch) if watch else None
-    return Job(parts, *plan_and_account(parts.config, parts.graph, parts.shards.counts, progress))
+    counts = parts.shards.counts
+    return Job(parts, *plan_and_account(parts.config, parts.graph, counts, accounting(watch)))
 
 
 def _begun(parts: Assembly, folder: RunFolder) -> Job:
@@ -243,10 +242,6 @@ def _new_folder(path: Path, job: Job) -> RunFolder:
     folder.write_json("privacy.json", sealed(job.plan, job.privacy))
     folder.mark("running", records=list(job.parts.shards.counts))
     return folder
-
-
-def _show_accounting(watch: Watcher, done: int, total: int, note: str = "") -> None:
-    watch(f"accounting: {note}" if note else "accounting", done, total, None)
 
 
 def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, Any]) -> RunConfig:
