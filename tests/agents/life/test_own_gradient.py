@@ -5,6 +5,7 @@ import logging
 import torch
 from torch import nn
 
+from topdp.agents.life.draws import SystemDraws
 from topdp.agents.life.rows import Gradients
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan.batches import Full
@@ -13,7 +14,7 @@ from topdp.plan.batches import Full
 def gradient(inputs, labels):
     torch.manual_seed(0)
     clipped = ClippedGradients(nn.Linear(3, 2), 1.0)
-    own = Gradients(clipped, (inputs, labels), (Full(len(inputs)),), 0, 0)
+    own = Gradients(clipped, (inputs, labels), (Full(len(inputs)),), 0, 0, SystemDraws())
     return own.mean(5, clipped.flat.flatten())
 
 
