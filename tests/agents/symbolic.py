@@ -51,6 +51,7 @@ class Gradients:
     names: Coordinates
     agent: int
     taken: list[int]
+    rehearsal: None = None
 
     def mean(self, round, estimate):
         self.taken.append(round)
