@@ -144,7 +144,7 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
     accounts = Accounts(write, exposed.exposure(), guarantee, np.array(epsilon), DELTA)
     deviation = calibrate(write, exposed, guarantee, np.array(epsilon), DELTA).deviation
     excess = accounts.whole(deviation)
-    below = excess < 1 - 3e-4
+    below = excess < 1 - 6e-4
     assert excess.max() <= 1 and (deviation[below] < accounts.least()[below] * 1.001).all()
     assert not below.any() or (guarantee, name[-5:]) == ("view", "async")  # some are read by nobody there
     # Messages without noise of their own made it infinite.
@@ -165,7 +165,7 @@ def test_a_long_plan_is_balanced_in_few_accounts(monkeypatch):
     found = calibrate(write, exposed, "adaptive", np.array(epsilon), DELTA)
     assert len(asked) <= 3
     target = mu_of(np.array(epsilon), DELTA)
-    assert (found.seen.worst() >= (1 - 3e-4) * target).all()
+    assert (found.seen.worst() >= (1 - 6e-4) * target).all()
 
 
 def test_agents_that_do_not_differ_keep_one_noise():

@@ -23,7 +23,8 @@ Tell = Callable[[Floats], None]
 """Called after each account with what it said."""
 
 ACCOUNTS = 10  # of a kind, at most
-CLOSE = 2e-4  # an agent may end so far below its budget, relative
+CLOSE = 5e-4  # an agent may end so far below its budget, relative
+NEAR = 1e-2  # so far where a better account follows
 ROUGH = 0.5  # how far below it some agent may be before the first account
 LOOKS = 40  # at the model between two accounts, at most
 MEMORY = 8  # looks, or accounts, that the next one is mixed from
@@ -56,20 +57,30 @@ def balance(accounts: Sequence[Excess], least: Floats, tell: Tell | None = None)
     # Agents with large budgets may leave all noise to their neighbours; where noise is equal none can.
     noise = floor if np.isfinite(model(least)).all() else alike
     found = Balance(np.exp(noise), np.full_like(floor, np.inf))
-    off, left = np.zeros_like(floor), ROUGH
+    off, left, walk = np.zeros_like(floor), ROUGH, _Walk()
     for account in accounts[1:] or accounts:
-        found, off, left = _corrected(account, model, found.noise, off, left, floor, tell)
+        close = CLOSE if account is accounts[-1] else NEAR
+        found, off, left = _corrected(account, model, found.noise, off, left, close, floor, walk, tell)
+        walk.rest()
     if not np.isfinite(found.excess).all():
         found = Balance(np.exp(alike), accounts[-1](np.exp(alike)))
     return found
 
 
 def _corrected(
-    account: Excess, model: Excess, start: Floats, off: Floats, left: float, floor: Floats, tell: Tell | None
+    account: Excess,
+    model: Excess,
+    start: Floats,
+    off: Floats,
+    left: float,
+    close: float,
+    floor: Floats,
+    walk: _Walk,
+    tell: Tell | None,
 ) -> tuple[Balance, Floats, float]:
     """The nearest that was found by this account, how far the model is off there, and what is left to do."""
     best, nearest, off_there = None, np.inf, off
-    noise, walk = np.log(start), _Walk()
+    noise = np.log(start)
     for number in range(ACCOUNTS):
         settled = _settled(model, off, noise, floor, max(left / 50, CLOSE / 4))
         noise = np.maximum(walk.onward(noise, settled), floor) if number else settled
@@ -81,7 +92,7 @@ def _corrected(
         off = _difference(said, _logarithm(model(found.noise)))
         if best is None or left < nearest:
             best, nearest, off_there = found, left, off
-        if left <= CLOSE or not np.isfinite(left):
+        if left <= close or not np.isfinite(left):
             break
     assert best is not None
     return best, off_there, nearest
@@ -91,22 +102,25 @@ class _Walk:
     """Anderson's mixing (1965): where a fixed point is sought, the next place follows from the last few."""
 
     def __init__(self) -> None:
-        self._places: list[Floats] = []
-        self._moves: list[Floats] = []
+        self._last: tuple[Floats, Floats] | None = None
+        self._steps: list[tuple[Floats, Floats]] = []  # from one place to the next, and how the move changed
 
     def onward(self, place: Floats, proposal: Floats) -> Floats:
         """Where to go from `place`, which by itself leads to `proposal`."""
         move = proposal - place
-        places, moves = self._places, self._moves
-        onward = proposal
-        if moves:
-            # The mixture of moves that is least in squares, by differences to the last one.
-            less = np.stack([move - before for before in moves], axis=1)
-            weights = np.linalg.lstsq(less, move, rcond=1e-8)[0]
-            back = np.stack([place - before for before in places], axis=1)
-            onward = proposal - (back + less) @ weights
-        self._places, self._moves = [*places, place][-MEMORY:], [*moves, move][-MEMORY:]
-        return np.asarray(proposal + np.clip(onward - proposal, -STEP, STEP))
+        if self._last is not None:
+            self._steps = [*self._steps, (place - self._last[0], move - self._last[1])][-MEMORY:]
+        self._last = place, move
+        if not self._steps:
+            return proposal
+        # The mixture of the moves of the last places that is least in squares.
+        steps, changes = (np.stack(these, axis=1) for these in zip(*self._steps, strict=True))
+        back = (steps + changes) @ np.linalg.lstsq(changes, move, rcond=1e-8)[0]
+        return np.asarray(proposal - np.clip(back, -STEP, STEP))
+
+    def rest(self) -> None:
+        """What comes next is said by another account; how moves change with places is much the same."""
+        self._last = None
 
 
 def _settled(model: Excess, off: Floats, noise: Floats, floor: Floats, close: float) -> Floats:

@@ -54,7 +54,7 @@ def calibrate(
 
     **Guarantees.** The account of the plan under `guarantee` is at most ε for every agent, and at least
     (1 - 1e-6)·ε for the agent that binds. Where agents differ, each that could do with less noise than it has
-    is within 2e-4 of its μ, as far as the search comes (`balance`). A plan that no noise makes private is
+    is within 5e-4 of its μ, as far as the search comes (`balance`). A plan that no noise makes private is
     refused.
 
     >>> from topdp.privacy import Analysis, account
