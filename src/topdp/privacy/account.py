@@ -282,7 +282,7 @@ def account(
         else:
             views[name] = observed(name, plan, exposure, colluders, patient, progress)
         found, owners = views[name], range(plan.agents)
-        epsilon = np.asarray(np.nanmax(found.epsilon(delta), axis=1))
+        epsilon = found.worst_epsilon(delta)
         if any(epsilon[i] < loss.epsilon(delta) for i, loss in found.samples.items()):
             said.append(
                 f"{name}: Poisson samples count as if each record were in every round: no amplification is "

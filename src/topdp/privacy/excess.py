@@ -119,7 +119,7 @@ class Accounts:
                 epsilon = worst_case(plan, self.exposure).epsilon(self.delta)
             else:
                 seen = self._look(plan=plan, progress=self._noted())
-                epsilon = np.nanmax(seen.epsilon(self.delta), axis=1)
+                epsilon = seen.worst_epsilon(self.delta)
             if (epsilon <= self.epsilon).all():
                 return deviation * factor, seen
             factor, step = factor * (1 + step), 2 * step

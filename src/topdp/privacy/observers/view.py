@@ -112,6 +112,13 @@ class View:
             result[owner] = np.minimum(result[owner], loss.epsilon(delta))
         return result
 
+    def worst_epsilon(self, delta: float) -> Floats:
+        """[agents]: the sound ε to whoever learns most; quicker than all pairs by `epsilon`."""
+        found = np.asarray(epsilon_of(self.worst(), delta))
+        for owner, loss in self.samples.items():
+            found[owner] = min(found[owner], loss.epsilon(delta))
+        return found
+
     def worst(self) -> Floats:
         """[agents]: the largest sound μ over the observers; nan for owners nobody was asked about."""
         return np.where(self.asked.any(axis=1), np.where(self.asked, self._sound(), 0.0).max(axis=1), np.nan)

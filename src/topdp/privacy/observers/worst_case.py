@@ -26,6 +26,7 @@ from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
+from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.loss import GaussianLoss, Loss, Smaller, sampled_loss
 from topdp.privacy.observers.filtering import whiten
 
@@ -54,7 +55,11 @@ class WorstCase:
 
     def epsilon(self, delta: float) -> Floats:
         """[agents]; infinite where a gradient leaves without noise."""
-        return np.array([loss.epsilon(delta) for loss in self.losses])
+        # All Gaussian ones at once; amplified ones, whose μ is nan here, one by one.
+        found = np.asarray(epsilon_of(np.nan_to_num(self.mu, posinf=np.inf), delta))
+        for owner in np.flatnonzero(np.isnan(self.mu)).tolist():
+            found[owner] = self.losses[owner].epsilon(delta)
+        return found
 
 
 def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
