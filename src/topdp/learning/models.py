@@ -79,7 +79,14 @@ class FlatModel:
                 f"{sorted(map(str, dtypes))}. "
                 "Convert the module, for example with module.float()."
             )
-        self.module = copy.deepcopy(module)
+        try:
+            self.module = copy.deepcopy(module)
+        except RuntimeError as error:
+            raise InputError(
+                "Expected a module that can be copied, got one that holds computed tensors (of the old "
+                "torch.nn.utils.weight_norm? Use torch.nn.utils.parametrizations.weight_norm): "
+                f"{str(error).splitlines()[0]}"
+            ) from error
         self.slots = tuple(slots)
         self.dimension = start
         self.dtype = dtypes.pop()

@@ -7,16 +7,21 @@ global variables that the code names, closures, defaults. Nothing here runs a mo
 
 from __future__ import annotations
 
+import array
+import contextlib
+import contextvars
 import functools
 import gc
 import hashlib
 import itertools
+import os
 import sys
 import types
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -62,7 +67,7 @@ class Memory:
 
     def _tokens(self) -> Tokens:
         tokens: Tokens = []
-        seen: set[int] = set()
+        seen: dict[int, Any] = {}  # the objects too: what is let go of gives its number to another
         for root in self._roots:
             name = "model" if isinstance(root, nn.Module) else "loss"
             tokens += _walk(root, name, seen, self._contents, 0)
@@ -91,7 +96,9 @@ def _remembers(place: str) -> InputError:
     )
 
 
-def _walk(value: Any, place: str, seen: set[int], contents: bool, depth: int) -> Iterator[tuple[str, Any]]:
+def _walk(
+    value: Any, place: str, seen: dict[int, Any], contents: bool, depth: int
+) -> Iterator[tuple[str, Any]]:
     if isinstance(value, PLAIN):
         yield place, (type(value).__name__, repr(value))
         return
@@ -101,7 +108,7 @@ def _walk(value: Any, place: str, seen: set[int], contents: bool, depth: int) ->
     yield place, _state(value)
     if id(value) in seen or depth > DEEPEST:
         return
-    seen.add(id(value))
+    seen[id(value)] = value
     for name, part in _parts(value):
         yield from _walk(part, f"{place}{name}", seen, contents, depth + 1)
 
@@ -123,6 +130,10 @@ def _state(value: Any) -> Any:
         return id(value), -1 if value.gi_frame is None else value.gi_frame.f_lasti
     if isinstance(value, types.MethodType):  # made anew whenever it is asked for
         return id(value.__func__), id(value.__self__)
+    if isinstance(value, np.ndarray | bytearray | memoryview | array.array):
+        return type(value).__name__, hashlib.blake2b(np.asarray(value).tobytes()).digest()
+    if isinstance(value, torch.Generator):
+        return hashlib.blake2b(value.get_state().numpy().tobytes()).digest()
     return id(value)
 
 
@@ -153,9 +164,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         if not _trusted(value.__module__):
             yield from _named(dict(vars(value)))
             yield from (("", base) for base in value.__bases__)
-    elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType) and not _ours(type(value)):
-        yield from _named(vars(value))
-        yield "", type(value)
+    elif isinstance(value, contextvars.ContextVar):
+        yield " (its value)", value.get(None)
+    elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType) and not _ours(type(value)):
+        if hasattr(value, "__dict__"):
+            yield from _named(vars(value))
+            yield "", type(value)
+        # Slots, iterators, generators of random numbers: what a copy of the object would be made from.
+        with contextlib.suppress(Exception):  # objects that cannot be copied; anything may be raised
+            yield " (inside)", value.__reduce_ex__(4)[1:]
 
 
 def _of_module(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -164,6 +181,8 @@ def _of_module(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for kind in OF_EVERY_MODULE:
         if own.get(kind):
             yield from ((f".{key}", part) for key, part in own[kind].items())
+    if isinstance(module, nn.RNNBase):
+        return  # it mirrors its parameters in lists of its own, and keeps nothing else
     if not type(module).__module__.startswith("topdp."):
         yield from ((f".{name}", part) for name, part in own.items() if name not in OF_EVERY_MODULE)
         yield "", type(module)
@@ -183,12 +202,23 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name in sorted(names):
         found = function.__globals__.get(name)
         if isinstance(found, types.ModuleType):
-            if not _trusted(found.__name__):
-                yield from (
-                    (f" (global {name}.{k})", vars(found)[k]) for k in sorted(names & vars(found).keys())
-                )
+            yield from _of_package(found, name, names)
         elif name in function.__globals__:
             yield f" (global {name})", found
+    if names & {"environ", "putenv"}:
+        yield " (os.environ)", dict(os.environ)
+
+
+def _of_package(module: types.ModuleType, place: str, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """What code that uses these names can reach in a module, and in modules inside it."""
+    if _trusted(module.__name__):
+        return
+    for name in sorted(names & vars(module).keys()):
+        found = vars(module)[name]
+        if not isinstance(found, types.ModuleType):
+            yield f" (global {place}.{name})", found
+        elif found is not module and found.__name__.startswith(f"{module.__name__}."):
+            yield from _of_package(found, f"{place}.{name}", names)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -204,7 +234,7 @@ def _named(attributes: Any) -> Iterator[tuple[str, Any]]:
 
 def _ours(kind: type) -> bool:
     """Objects of torch and topdp hold what torch and topdp put there."""
-    return kind.__module__.partition(".")[0] in ("torch", "topdp", "numpy")
+    return kind.__module__.partition(".")[0] in ("torch", "topdp")
 
 
 def _trusted(module: str | None) -> bool:

@@ -1,0 +1,160 @@
+"""State in places that are easily overlooked is found; what only looks like state is not refused."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import random
+import sys
+import types
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from topdp.errors import InputError
+from topdp.learning.gradients import ClippedGradients
+
+LAST = contextvars.ContextVar("LAST", default=0.0)
+package = types.ModuleType("package_of_a_user")
+package.state = types.ModuleType("package_of_a_user.state")
+package.state.last = 0.0
+
+
+@dataclass(slots=True)
+class Slots:
+    value: float = 0.0
+
+
+class Model(nn.Module):
+    def __init__(self, kept=None):
+        super().__init__()
+        self.layer, self.kept = nn.Linear(3, 2), kept
+
+
+class RunningMean(Model):
+    def forward(self, x):
+        self.kept += 0.1 * (x.detach().mean(0).numpy() - self.kept)
+        return self.layer(x - torch.from_numpy(self.kept).float())
+
+
+class InSlots(Model):
+    def forward(self, x):
+        self.kept.value += float(x.detach().sum())
+        return self.layer(x) + self.kept.value
+
+
+class InContext(Model):
+    def forward(self, x):
+        out = self.layer(x) + LAST.get()
+        LAST.set(float(x.detach().sum()))
+        return out
+
+
+class InEnvironment(Model):
+    def forward(self, x):
+        out = self.layer(x) + float(os.environ.get("TOPDP_TEST_LAST", "0"))
+        os.environ["TOPDP_TEST_LAST"] = str(float(x.detach().sum()))
+        return out
+
+
+class InPackage(Model):
+    def forward(self, x):
+        out = self.layer(x) + package.state.last
+        package.state.last = float(x.detach().sum())
+        return out
+
+
+class InBytes(Model):
+    def forward(self, x):
+        self.kept[0] = (self.kept[0] + 1) % 200
+        return self.layer(x) * (1 + self.kept[0])
+
+
+class Next(Model):
+    def forward(self, x):
+        return self.layer(x) * (1 + next(self.kept))
+
+
+class Drawn(Model):
+    def forward(self, x):
+        return self.layer(x) * self.kept.random()
+
+
+class DrawnByTorch(Model):
+    def forward(self, x):
+        return self.layer(x) * torch.rand(1, generator=self.kept)
+
+
+STATE = {
+    "array": lambda: RunningMean(np.zeros(3)),
+    "slots": lambda: InSlots(Slots()),
+    "context": InContext,
+    "environment": InEnvironment,
+    "package": InPackage,
+    "bytes": lambda: InBytes(bytearray(4)),
+    "iterator": lambda: Next(iter(range(10**6))),
+    "random": lambda: Drawn(random.Random(0)),
+    "numpy random": lambda: Drawn(np.random.default_rng(0)),
+    "torch random": lambda: DrawnByTorch(torch.Generator().manual_seed(0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
+@pytest.mark.parametrize("where", STATE)
+def test_state_is_refused_wherever_it_is(where, monkeypatch):
+    monkeypatch.setenv("TOPDP_TEST_LAST", "0")
+    monkeypatch.setitem(sys.modules, "package_of_a_user", package)
+    gradients = ClippedGradients(STATE[where](), 1.0)
+    rows = gradients.flat.flatten().repeat(2, 1)
+    with pytest.raises(InputError, match="keep nothing between calls"):
+        for _ in range(3):
+            gradients.clipped_sum(rows, torch.rand(2, 5, 3), torch.zeros(2, 5, dtype=torch.long))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rounds, self.layer = kind(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(self.rounds(x)[0][:, -1])
+
+
+class WithTables(Model):
+    def forward(self, x):
+        return self.layer(x * torch.from_numpy(self.kept["table"]).float()) * self.kept["slots"].value
+
+
+@pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_no_state(kind):
+    """Every agent's own parameters count, though the layers keep lists of them."""
+    torch.manual_seed(0)
+    gradients = ClippedGradients(Recurrent(kind), 1e6)
+    rows = gradients.flat.flatten() + 0.3 * torch.randn(2, gradients.flat.dimension)
+    x, y = torch.rand(2, 3, 5, 3), torch.zeros(2, 3, dtype=torch.long)
+    found = gradients.clipped_sum(rows, x, y)
+    for agent in range(2):
+        module = gradients.flat.load(rows[agent])
+        cross_entropy(module(x[agent]), y[agent], reduction="sum").backward()
+        expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+        torch.testing.assert_close(found[agent], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
+def test_constants_are_no_state():
+    model = WithTables({"table": np.arange(3.0), "slots": Slots(2.0)})
+    gradients = ClippedGradients(model, 1.0)
+    rows = gradients.flat.flatten().repeat(2, 1)
+    for _ in range(3):
+        gradients.clipped_sum(rows, torch.rand(2, 5, 3), torch.zeros(2, 5, dtype=torch.long))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_module_that_cannot_be_copied_is_refused_by_name():
+    with pytest.raises(InputError, match=r"parametrizations\.weight_norm"):
+        ClippedGradients(nn.utils.weight_norm(nn.Linear(3, 2)), 1.0)
