@@ -184,6 +184,9 @@ def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
         ('partition = "iid"', 'partition = "iid"\nrecords = 5', "records, sensitivity"),
         ('batch = "full"', "batch = { cycle = 2 }", "sensitivity, batches"),
         ('adjacency = "add-remove"', 'adjacency = "replace-one"', "adjacency"),
+        ('guarantee = "adaptive"', 'guarantee = "worst-case"', "guarantee"),
+        ("colluders = 1", "colluders = 2", "colluders"),
+        ("epsilon = 1.0", "epsilon = 0.5", "epsilon"),
     ],
 )
 def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
@@ -208,6 +211,30 @@ def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
     if "records" not in says:  # an account takes the number of records from the run itself
         with pytest.raises(RunFolderError, match=says):
             planning.account_of_run(tmp_path / "run")
+
+
+def test_a_run_is_not_continued_with_records_in_another_order(tmp_path):
+    """In a cycle they would be used more often than the account says."""
+    inputs, labels = torch.rand(3, 12, 4), torch.arange(36).reshape(3, 12) % 2
+    model = torch.nn.Linear(4, 2)
+
+    def train(roll, **options):
+        pairs = zip(inputs, labels, strict=True)
+        shards = topdp.Shards.from_arrays([(x.roll(roll, 0), y.roll(roll, 0)) for x, y in pairs])
+        return run.train(
+            model, shards, topology.ring(3), rounds=9, batch={"cycle": 3}, out=tmp_path / "run", **options
+        )
+
+    def stop(stage, done, total, metrics):
+        if stage == "training" and done == 4:
+            raise KeyboardInterrupt
+
+    torch.manual_seed(0)
+    with pytest.raises(InterruptedRun):
+        train(0, watch=stop)
+    with pytest.raises(RunFolderError, match=r"records with which the run .* in their order"):
+        train(5, resume=True)
+    assert train(0, resume=True).estimates.isfinite().all()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,6 +55,17 @@ class Shards:
     @property
     def device(self) -> torch.device:
         return self.inputs.device
+
+    def digest(self) -> str:
+        """SHA-256 over all records of all agents, in their order.
+
+        For simulated runs, whose seed tells as much to who has their folder; not for what is published.
+        """
+        sha = hashlib.sha256(f"{self.counts} {self.inputs.dtype} {tuple(self.inputs.shape)}".encode())
+        for agent, count in enumerate(self.counts):
+            for values in (self.inputs[agent, :count], self.labels[agent, :count]):
+                sha.update(values.cpu().contiguous().numpy().data)
+        return sha.hexdigest()
 
     def to(self, device: str | torch.device) -> Shards:
         """The same shards on another device."""

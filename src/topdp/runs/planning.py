@@ -113,8 +113,8 @@ def _seal(details: dict[str, Any]) -> str:
 def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFolder) -> Account:
     """The account in privacy.json of a run; refused if it was written for other settings.
 
-    Those are records, batches, clip, δ, adjacency and colluders. A plan knows none of them, so the same plan
-    under others would be less private than the file says.
+    Those are records, batches, clip, δ, adjacency, colluders and the guarantee. A plan knows none of them, so
+    the same plan under others would be less private than the file says. Nor may the budget be smaller.
     """
     privacy = folder.read_json("privacy.json")
     seal = privacy.pop("seal", None) if isinstance(privacy, dict) else None
@@ -125,7 +125,11 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
         )
     begun = {"records": folder.fact("records"), **privacy}
     analysis = build.analysis(config, counts)
-    settled = {"delta": config.privacy.delta, "colluders": config.privacy.colluders}
+    settled = {
+        "delta": config.privacy.delta,
+        "colluders": config.privacy.colluders,
+        "guarantee": build.guarantee(config),
+    }
     now = {"records": list(counts), **settled, **analysis.facts()}
     others = [key for key, value in now.items() if begun.get(key) != value]
     if others:
@@ -134,11 +138,24 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
             "its privacy.json does not hold for them."
         )
     try:
-        return Account.from_details(privacy, analysis)
+        found = Account.from_details(privacy, analysis)
     except DAMAGE as error:
         raise RunFolderError(
             f"Expected the account of a run in {folder.path / 'privacy.json'}, could not read it: {error!r}."
         ) from error
+    if found.guarantee is not None:
+        _expect_within(config, found, folder)
+    return found
+
+
+def _expect_within(config: RunConfig, found: Account, folder: RunFolder) -> None:
+    spent = found.answer(found.guarantee or "").epsilon
+    budget = build.per_agent("privacy.epsilon", config.privacy.epsilon, len(found.analysis.batches))
+    if spent is None or (spent > budget * (1 + 1e-9)).any():
+        raise RunFolderError(
+            f"Expected the epsilon with which the run in {folder.path} was begun, got a smaller one than its "
+            "privacy.json says."
+        )
 
 
 def _graph_of_run(config: RunConfig, path: Path) -> Topology:

@@ -172,7 +172,13 @@ def _begun(parts: Assembly, folder: RunFolder) -> Job:
     """The plan and account of a run that was begun are taken over after a check."""
     plan, counts = folder.plan, parts.shards.counts
     expect_plan_of(parts.config, parts.graph, counts, plan, folder.path)
-    return Job(parts, plan, expect_account_of(parts.config, counts, folder))
+    found = expect_account_of(parts.config, counts, folder)
+    if folder.fact("data") != parts.shards.digest():
+        raise RunFolderError(
+            f"Expected the records with which the run in {folder.path} was begun, in their order; got others."
+            " A record in another place of its cycle would be used more often than the account says."
+        )
+    return Job(parts, plan, found)
 
 
 def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Result:
@@ -240,7 +246,7 @@ def _room_for(out: Path | None) -> Iterator[None]:
 def _new_folder(path: Path, job: Job) -> RunFolder:
     folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
     folder.write_json("privacy.json", sealed(job.plan, job.privacy))
-    folder.mark("running", records=list(job.parts.shards.counts))
+    folder.mark("running", records=list(job.parts.shards.counts), data=job.parts.shards.digest())
     return folder
 
 
