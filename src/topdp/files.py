@@ -10,7 +10,7 @@ import secrets
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from topdp.errors import InputError
@@ -71,6 +71,19 @@ def new_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"Could not make the folder {path}: {error.strerror}.") from error
+
+
+@contextmanager
+def gone_if_it_fails(path: Path) -> Iterator[None]:
+    """If what is done inside fails, folders on the way to `path` that were not there before go again."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in new:
+            with suppress(OSError):  # where something has come to lie in it
+                folder.rmdir()
+        raise
 
 
 def _to_disk(path: Path) -> None:

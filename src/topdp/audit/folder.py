@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from topdp.audit.canaries import AuditError
 from topdp.audit.findings import Findings
 from topdp.audit.picture import roc
-from topdp.files import new_folder, write_whole
+from topdp.files import gone_if_it_fails, new_folder, write_whole
 
 
 @contextmanager
@@ -24,15 +24,9 @@ def room_for(out: Path) -> Iterator[None]:
     """A folder that cannot be made is said before the work, and is gone again if that fails."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise AuditError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
-    new = [folder for folder in (out, *out.parents) if not folder.exists()]
-    new_folder(out)
-    try:
+    with gone_if_it_fails(out):
+        new_folder(out)
         yield
-    except BaseException:
-        for folder in new:
-            with suppress(OSError):  # where something has come to lie in it
-                folder.rmdir()
-        raise
 
 
 def keep(found: Findings, out: Path, title: str) -> dict[str, Any]:

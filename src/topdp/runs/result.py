@@ -36,7 +36,7 @@ class Result:
 
     config: RunConfig
     plan: Plan
-    privacy: Account  # the three answers, and who learns what of whom
+    privacy: Account  # the answers, and who learns what of whom
     metrics: list[Metrics]
     estimates: Tensor  # [agents, d]
     seconds: float

@@ -14,7 +14,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch import nn
 from topdp import __version__
 from topdp.data import Shards
 from topdp.data.progress import Progress
+from topdp.files import gone_if_it_fails
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.report.curves import curves, heading
@@ -232,15 +233,9 @@ def _room_for(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
-    new = [folder for folder in (out, *out.parents) if not folder.exists()]
-    RunFolder.make_room(out)
-    try:
+    with gone_if_it_fails(out):
+        RunFolder.make_room(out)
         yield
-    except BaseException:
-        for folder in new:
-            with suppress(OSError):  # where something has come to lie in it
-                folder.rmdir()
-        raise
 
 
 def _new_folder(path: Path, job: Job) -> RunFolder:
