@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from topdp import protocols, topology
 from topdp.data import Shards
 from topdp.plan import Batches, Cycle, Full, Poisson, schedules
 from topdp.plan.schedules import Schedule
-from topdp.protocols import Protocol
+from topdp.protocols import Central, Correlated, Protocol, UpdateRule
 from topdp.settings.config import MethodConfig
 from topdp.settings.methods import METHODS
 from topdp.topology import Topology
@@ -33,15 +33,29 @@ def constant_schedule(rounds: int, rate: float = 0.1, noise_on: str = "gradient"
     return schedules.schedule(rates, schedules.step_decay(1.0, 1, rounds), noise_on)
 
 
-def _every_protocol() -> dict[str, type[Protocol]]:
-    """What topdp.protocols hands out, by the name that each writes into its plans."""
+def _every_protocol() -> dict[str, Callable[..., Protocol]]:
+    """What topdp.protocols hands out, by the name that each writes into its plans, as functions of alpha.
+
+    But for `Central`, which is no protocol among agents.
+    """
     exported = [getattr(protocols, name) for name in protocols.__all__]
     kinds = [kind for kind in exported if inspect.isclass(kind) and issubclass(kind, Protocol)]
+    makers = [_of_alpha(kind) for kind in kinds if not inspect.isabstract(kind) and kind is not Central]
     return {
-        kind(0.5).plan(topology.ring(3), constant_schedule(1), np.ones(3), 0).protocol: kind
-        for kind in kinds
-        if not inspect.isabstract(kind)
+        make(0.5).plan(topology.ring(3), constant_schedule(1), np.ones(3), 0).protocol: make
+        for make in makers
     }
+
+
+def _of_alpha(kind: type[Protocol]) -> Callable[..., Protocol]:
+    if issubclass(kind, UpdateRule):
+        return kind
+    options = {"degree": 4} if kind is Correlated else {}
+
+    def make(alpha: float, **others: object) -> Protocol:
+        return kind(**(options | others))
+
+    return make
 
 
 PROTOCOLS = _every_protocol()
@@ -49,15 +63,16 @@ PROTOCOLS = _every_protocol()
 
 
 def _settings() -> dict[str, tuple[str, str]]:
-    kinds = {kind: name for name, kind in PROTOCOLS.items()}
+    kinds = {type(make(0.5)): name for name, make in PROTOCOLS.items()}
+    numbers = {"secrets_degree": 2, "pair_noise": 3.0, "gossip": 2}
     return {
-        kinds[type(method.protocol(mode, alpha=0.5, offline=0.0))]: (
+        kinds[type(method.protocol(MethodConfig(mode=mode, **numbers)))]: (
             f"method.name={method.name}",
             f"method.mode={mode}",
         )
         for method in METHODS.values()
-        for mode in get_args(MethodConfig.model_fields["mode"].annotation)
-        if method.noisy and method.calibration is None
+        for mode in method.modes
+        if method.noisy and method.calibration is None and not method.pools
     }
 
 

@@ -51,8 +51,9 @@ def test_the_engine_does_what_the_plan_says(name, batches):
                 if source >= 0:
                     new[row] += weight * rows[source]
             new[row] += this.step[row] * mean[plan.owner[row]]
-            z = noise.fill(torch.empty(rows.shape[1]), r, int(this.draw[row, 0]), generator)
-            new[row] += this.std[row, 0] * z.numpy()
+            for draw, std in zip(this.draw[row], this.std[row], strict=True):
+                if draw >= 0:
+                    new[row] += std * noise.fill(torch.empty(rows.shape[1]), r, int(draw), generator).numpy()
         rows = new
     expected = torch.from_numpy(rows[:8]).float()
     torch.testing.assert_close(engine.estimates(finish(engine, state)), expected, rtol=1e-4, atol=1e-5)

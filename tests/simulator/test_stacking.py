@@ -22,6 +22,8 @@ from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, 
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 
+LONGER = ("muffliato", "correlated")  # more than one release a round: they stack with their like
+
 
 def single(name, graph, seed, deviation=0.0, rate=0.5, rounds=6):
     schedule = constant_schedule(rounds, rate=rate)
@@ -84,6 +86,7 @@ def test_every_run_of_a_stack_is_the_run_alone(kind, size, device):
             20 + 10 * seed,
         )
         for seed, name in enumerate(PROTOCOLS)
+        if name not in LONGER
     ]
     torch.testing.assert_close(
         together(runs, kind, size, device), alone(runs, kind, size, device), rtol=1e-4, atol=1e-6
@@ -93,9 +96,10 @@ def test_every_run_of_a_stack_is_the_run_alone(kind, size, device):
 @st.composite
 def stacks(draw):
     """One to four runs of equal length, each on its own graph, under its own protocol, schedule and seed."""
-    rounds = st.just(draw(st.integers(1, 8)))
+    rounds = draw(st.integers(1, 8))
+    plans = strategies.written_plans(st.just(rounds)).filter(lambda plan: plan.releases == rounds + 1)
     return [
-        Run.of(draw(strategies.written_plans(rounds)), draw(strategies.seeds), draw(st.integers(3, 9)))
+        Run.of(draw(plans), draw(strategies.seeds), draw(st.integers(3, 9)))
         for _ in range(draw(st.integers(1, 4)))
     ]
 

@@ -78,6 +78,16 @@ class Shards:
             test_labels=None if self.test_labels is None else self.test_labels.to(device),
         )
 
+    def pooled(self) -> Shards:
+        """All records in one place."""
+        inputs, labels = (
+            torch.cat([values[agent, :count] for agent, count in enumerate(self.counts)])[None]
+            for values in (self.inputs, self.labels)
+        )
+        count = len(labels[0])
+        sizes = torch.tensor([count], device=self.device)
+        return replace(self, inputs=inputs, labels=labels, sizes=sizes, counts=(count,))
+
     @staticmethod
     def from_dataset(dataset: Dataset, parts: Sequence[Ints]) -> Shards:
         """Deal out `dataset`, scaled by its public constants: agent i holds the records `parts[i]`."""

@@ -8,8 +8,8 @@ from typing import SupportsIndex
 from topdp.errors import InputError
 
 
-def expect_count(name: str, count: SupportsIndex) -> int:
-    """`count` as an int if it is a whole number of at least 1.
+def expect_count(name: str, count: SupportsIndex, least: int = 1) -> int:
+    """`count` as an int if it is a whole number of at least `least`.
 
     >>> expect_count("releases", 0)
     Traceback (most recent call last):
@@ -20,6 +20,6 @@ def expect_count(name: str, count: SupportsIndex) -> int:
         value = operator.index(count)
     except TypeError:
         raise InputError(f"Expected {name}={count!r} to be a whole number.") from None
-    if isinstance(count, bool) or value < 1:
-        raise InputError(f"Expected {name}={count} >= 1.")
+    if isinstance(count, bool) or value < least:
+        raise InputError(f"Expected {name}={count} >= {least}.")
     return value

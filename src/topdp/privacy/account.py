@@ -283,6 +283,8 @@ def account(
             views[name] = observed(name, plan, exposure, colluders, patient, progress)
         found, owners = views[name], range(plan.agents)
         epsilon = found.worst_epsilon(delta)
+        if found.note:
+            said.append(f"{name}: {found.note}")
         if any(epsilon[i] < loss.epsilon(delta) for i, loss in found.samples.items()):
             said.append(
                 f"{name}: Poisson samples count as if each record were in every round: no amplification is "

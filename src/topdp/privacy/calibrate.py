@@ -49,8 +49,11 @@ def calibrate(
     progress: Progress | None = None,
     patient: bool = False,
     colluders: int = 1,
+    shares: Floats | None = None,
 ) -> CalibratedNoise:
     """The full-scale noise with which `write`'s plan keeps every agent's ε.
+
+    `shares` [agents]: noise that is scaled for all alike, where it is known how agents should differ.
 
     **Guarantees.** The account of the plan under `guarantee` is at most ε for every agent, and at least
     (1 - 1e-6)·ε for the agent that binds. Where agents differ, each that could do with less noise than it has
@@ -84,7 +87,9 @@ def calibrate(
     accounts = Accounts(write, exposure, guarantee, epsilon, delta, patient, colluders, progress)
     alone = exposure.sensitivity / accounts.target
     # Where nothing distinguishes agents but their place in the graph they keep one noise, as in the paper.
-    if np.ptp(alone) <= 1e-12 * alone.max() and len(set(exposure.batches)) == 1:
+    if shares is not None:
+        found = Balance(shares, accounts.whole(shares))
+    elif np.ptp(alone) <= 1e-12 * alone.max() and len(set(exposure.batches)) == 1:
         found = Balance(alone, accounts.whole(alone))
     else:
         least = accounts.least()

@@ -1,7 +1,22 @@
-"""Protocols write plans. One file per way of talking: everybody in every round, or in pairs."""
+"""Protocols write plans. One file per way of talking."""
 
 from topdp.protocols.asynchronous import PlainAsynchronous, TopAsynchronous
-from topdp.protocols.base import Protocol
+from topdp.protocols.base import Protocol, UpdateRule
+from topdp.protocols.central import Central
+from topdp.protocols.correlated import Correlated
+from topdp.protocols.dsgd import Dsgd
+from topdp.protocols.muffliato import Muffliato
 from topdp.protocols.synchronous import PlainSynchronous, TopSynchronous
 
-__all__ = ["PlainAsynchronous", "PlainSynchronous", "Protocol", "TopAsynchronous", "TopSynchronous"]
+__all__ = [
+    "Central",
+    "Correlated",
+    "Dsgd",
+    "Muffliato",
+    "PlainAsynchronous",
+    "PlainSynchronous",
+    "Protocol",
+    "TopAsynchronous",
+    "TopSynchronous",
+    "UpdateRule",
+]

@@ -15,13 +15,13 @@ import numpy as np
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
-from topdp.protocols.base import OWN_SHARE, Protocol, check_deviation, check_own_share, reduced
+from topdp.protocols.base import OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
 from topdp.protocols.pairing import Pairs, draw_pairs
 from topdp.topology import Topology
 
 
 @dataclass(frozen=True)
-class _Asynchronous(Protocol):
+class _Asynchronous(UpdateRule):
     """`offline`: the share of agents that sit out a round."""
 
     name: ClassVar[str]

@@ -18,8 +18,8 @@ from topdp.topology import Topology
 class Protocol(ABC):
     """A rule by which agents mix, perturb and send their estimates.
 
-    `alpha` is the weight of an agent's own estimate (Eq. 3). Two protocols given the same seed make the same
-    random choices wherever both make them, so that methods are compared on equal partners.
+    Two protocols given the same seed make the same random choices wherever both make them, so that methods
+    are compared on equal partners.
 
     A protocol of one's own writes a plan from a graph and a schedule:
 
@@ -27,18 +27,12 @@ class Protocol(ABC):
     >>> import topdp
     >>> class Silent(topdp.protocols.Protocol):
     ...     def plan(self, topology, schedule, deviation, seed):
-    ...         plain = topdp.protocols.PlainSynchronous(self.alpha)
+    ...         plain = topdp.protocols.PlainSynchronous(0.5)
     ...         return plain.plan(topology, schedule, 0 * deviation, seed)
     >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
-    >>> float(Silent(0.5).plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0).std.values.max())
+    >>> float(Silent().plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0).std.values.max())
     0.0
     """
-
-    alpha: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise InputError(f"Expected 0 <= alpha <= 1, got {self.alpha}.")
 
     @abstractmethod
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
@@ -47,6 +41,17 @@ class Protocol(ABC):
         `deviation` [agents]: each agent's full-scale standard deviation (the paper's σ_i·C) per unit of
         `schedule.noise`.
         """
+
+
+@dataclass(frozen=True)
+class UpdateRule(Protocol):
+    """The paper's: an agent mixes its own estimate, with weight `alpha`, and one received row (Eq. 3)."""
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"Expected 0 <= alpha <= 1, got {self.alpha}.")
 
     def mixing(self) -> Floats:
         """[own estimate, received row]: the weights of the update rule."""

@@ -14,14 +14,14 @@ from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.schedules import Schedule
 from topdp.plan.streams import stream
-from topdp.protocols.base import OWN_SHARE, Protocol, check_deviation, check_own_share, reduced
+from topdp.protocols.base import OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
 from topdp.topology import Topology
 
 CHUNK = 512  # rounds drawn at once: bounds the memory of the arrays below
 
 
 @dataclass(frozen=True)
-class PlainSynchronous(Protocol):
+class PlainSynchronous(UpdateRule):
     """One estimate an agent and round, with full noise, sent to all neighbours (Eq. 3).
 
     >>> import numpy as np
@@ -59,7 +59,7 @@ class PlainSynchronous(Protocol):
 
 
 @dataclass(frozen=True)
-class TopSynchronous(Protocol):
+class TopSynchronous(UpdateRule):
     """Algorithm 1: for each neighbour a message of its own, whose noise comes partly from another neighbour.
 
     The message i→j mixes in what a k ∈ N_i^j sent to i, which j never saw, and adds only the rest of the

@@ -18,6 +18,7 @@ from topdp.data.progress import Progress
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import FlatModel
 from topdp.plan import Batches, Plan
+from topdp.runs.settling import settled
 from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig
 from topdp.simulator.engine import Engine
@@ -64,6 +65,7 @@ class Assembly:
             raise ConfigError(
                 f"Expected shards for the {graph.agents} agents of the graph, got {shards.agents}."
             )
+        config = settled(config, graph, shards.counts)
         flat = FlatModel(model)
         _expect_an_output_for_each_class(flat, shards)
         return cls(config, graph, shards, flat, device)

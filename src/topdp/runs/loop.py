@@ -48,11 +48,14 @@ def train_to_the_end(
     engine: Engine, start: torch.Tensor, config: RunConfig, folder: RunFolder | None, watch: Watcher | None
 ) -> tuple[State, list[Metrics]]:
     """All releases that are left, from the checkpoint in `folder` or from `start`."""
-    state, metrics = _begin(engine, start, folder)
+    each = engine.plan.releases // (config.rounds + 1)  # one that carries gradients, and those that only mix
+    state, metrics = _begin(engine, start, folder, each)
     with _leaving_it_loadable(folder, metrics, config) as keep, _stop_signals() as asked_to_stop:
         while state.releases < engine.plan.releases:
             state = engine.advance(state)
-            t = state.releases - 1  # rounds done; the first release stands before the loop
+            t, within = divmod(state.releases - each, each)  # rounds done; one release stands before the loop
+            if within:
+                continue
             due = t % config.train.evaluate_every == 0 or t == config.rounds
             if due and engine.shards.test_inputs is not None:
                 metrics.append(metrics_of(t, engine.evaluate(state)))
@@ -64,11 +67,13 @@ def train_to_the_end(
     return state, metrics
 
 
-def _begin(engine: Engine, start: torch.Tensor, folder: RunFolder | None) -> tuple[State, list[Metrics]]:
+def _begin(
+    engine: Engine, start: torch.Tensor, folder: RunFolder | None, each: int
+) -> tuple[State, list[Metrics]]:
     checkpoint = folder.checkpoint if folder is not None else None
     if folder is None or checkpoint is None:
         return engine.start(start), []
-    metrics = [line for line in folder.metrics if line["round"] < checkpoint.releases]
+    metrics = [line for line in folder.metrics if line["round"] < checkpoint.releases // each]
     return engine.resume(checkpoint.releases, torch.from_numpy(checkpoint.rows)), metrics
 
 

@@ -15,12 +15,12 @@ from topdp.plan import Plan
 from topdp.privacy.account import FALSE_ALARMS, Account, account
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.excess import Writer
-from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.answers import expect_answers
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
 from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.published.claims import Analysis
 from topdp.runs.folder import RunFolder, RunFolderError
+from topdp.runs.settling import settled, shares
 from topdp.settings import build
 from topdp.settings.config import RunConfig
 from topdp.topology import Topology, read_edge_list
@@ -32,9 +32,9 @@ def plan_and_account(
     config: RunConfig, graph: Topology, counts: tuple[int, ...], progress: Progress | None = None
 ) -> tuple[Plan, Account]:
     """The plan, calibrated unless σ is given, and its answers; agent i holds counts[i] records."""
+    config = settled(config, graph, counts)
     n, analysis, seen = graph.agents, build.analysis(config, counts), None
     privacy = config.privacy
-    expect_colluders(privacy.colluders, n)
     write = plan_writer(config, graph, counts)
     sigma = build.sigma(config, n)
     if sigma is not None:
@@ -50,6 +50,7 @@ def plan_and_account(
             progress=progress,
             patient=privacy.patient,
             colluders=privacy.colluders,
+            shares=shares(config, graph, counts),
         )
         deviation, seen = calibrated.deviation, calibrated.seen
     plan = write(deviation)

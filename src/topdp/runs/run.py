@@ -34,6 +34,7 @@ from topdp.runs.folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderE
 from topdp.runs.loop import Watcher, accounting, train_to_the_end
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
 from topdp.runs.result import Result
+from topdp.runs.settling import agrees
 from topdp.settings.config import (
     ConfigError,
     MethodConfig,
@@ -43,7 +44,8 @@ from topdp.settings.config import (
     did_you_mean,
     parse,
 )
-from topdp.topology import Topology
+from topdp.settings.methods import METHODS
+from topdp.topology import Topology, alone
 
 
 def run(
@@ -91,11 +93,11 @@ def run_or_continue(
     if folder.state == STARTING:
         folder.forget_start()
         return run(config, out, device, watch, progress)
-    if folder.config != config:
+    if not agrees(config, folder.config):
         raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
     if folder.state != "done":
         return resume(out, device, watch, progress)
-    job = _begun(Assembly.of(config, choose_device(device), progress), folder)
+    job = _begun(Assembly.of(folder.config, choose_device(device), progress), folder)
     seconds = float(folder.fact("seconds"))
     return job.result(folder.metrics, torch.from_numpy(folder.estimates), seconds, out)
 
@@ -137,8 +139,12 @@ def train(
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
     begun = _unfinished(Path(out)) if resume and out is not None else None
-    if begun is not None and begun.config != config:
+    if begun is not None and not agrees(config, begun.config):
         raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
+    if begun is not None:
+        config = begun.config
+    if METHODS[config.method.name].pools:
+        topology, shards = alone(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
     with _room_for(new):
         parts = Assembly.given(config, topology, model, shards, choose_device(device))

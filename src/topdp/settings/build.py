@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 def graph(config: RunConfig) -> Topology:
     """The graph of the configuration; the options that its kind does not have are left alone."""
+    if method(config).pools:
+        return topology.alone()
+    return _links(config)
+
+
+def _links(config: RunConfig) -> Topology:
     c = config.topology
     family = topology.FAMILIES[c.kind]
     options = {**dict(c), "seed": config.seed}
@@ -53,8 +59,7 @@ def method(config: RunConfig) -> Method:
 
 
 def protocol(config: RunConfig) -> Protocol:
-    c = config.method
-    return method(config).protocol(c.mode, c.alpha, c.offline, c.own_share)
+    return method(config).protocol(config.method)
 
 
 def schedule(config: RunConfig, records: int) -> Schedule:
@@ -124,14 +129,16 @@ def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
 
     c = config.data
     if c.partition == "iid" and c.name in CATALOGUE:
+        parties = _links(config).agents if method(config).pools else agents
         records = CATALOGUE[c.name].shapes["train_inputs"][0]
-        held = (records - round((c.validation or 0.0) * records)) // agents
-        return (min(held, c.records or held),) * agents
+        held = (records - round((c.validation or 0.0) * records)) // parties
+        each = min(held, c.records or held)
+        return (each * parties,) if method(config).pools else (each,) * agents
     return shards(config, agents).counts
 
 
 def shards(config: RunConfig, agents: int, progress: Progress | None = None) -> Shards:
-    """Loads the data set and deals it out to the agents."""
+    """Loads the data set and deals it out to the agents; pools what they hold where the method does."""
     from topdp import data
     from topdp.data import partitions
 
@@ -148,11 +155,18 @@ def shards(config: RunConfig, agents: int, progress: Progress | None = None) -> 
         "label": {"labels_per_agent": c.labels_per_agent},
         "sizes": {"sizes": c.sizes},
     }
+    pools = method(config).pools
     parts = partitions.partition(
-        dataset.train_labels, agents, c.partition, config.seed, **options.get(c.partition, {})
+        dataset.train_labels,
+        _links(config).agents if pools else agents,
+        c.partition,
+        config.seed,
+        **options.get(c.partition, {}),
     )
     if c.records is not None:
         parts = [part[: c.records] for part in parts]
+    if pools:
+        parts = [np.concatenate(parts)]
     return data.Shards.from_dataset(dataset, parts)
 
 

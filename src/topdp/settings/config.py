@@ -20,6 +20,7 @@ from topdp.errors import InputError
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Auto = Literal["auto"]  # chosen before the run begins, and written into its configuration
 # A plan is written before anything is refused: a million rounds take half a minute and gigabytes.
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -65,13 +66,31 @@ class DecayConfig(Section):
 
 
 class MethodConfig(Section):
-    name: Literal["no-noise", "plain", "li18", "li18-ma", "udp", "optimal", "top", "top-dp"] = "top-dp"
+    name: Literal[
+        "no-noise",
+        "plain",
+        "li18",
+        "li18-ma",
+        "udp",
+        "optimal",
+        "top",
+        "top-dp",
+        "dsgd",
+        "muffliato",
+        "correlated",
+        "central",
+    ] = "top-dp"
     mode: Literal["sync", "async"] = "sync"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
     own_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the noise that equal agents add to a message
     calibration: Literal["tight", "optimal", "udp", "moments", "advanced", "theorem1"] | None = None
     noise_on: Literal["gradient", "estimate"] = "gradient"
     offline: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    secrets: Literal["regular", "all", "links"] = "regular"  # who draws noise with whom (correlated)
+    secrets_degree: Count | Auto = "auto"  # partners of an agent, where they are regular
+    pair_noise: NotNegative | Auto = "auto"  # deviation of a pair's draw, over that of own noise
+    gossip: Annotated[int, Field(ge=0)] | Auto = "auto"  # steps of averaging between gradients
+    chebyshev: bool = True  # accelerates them
     decay: DecayConfig = DecayConfig()
     decays: bool | None = None  # None: as the method says (only top-dp does)
 
@@ -206,6 +225,9 @@ def _apply(tree: dict[str, Any], change: str) -> None:
 # Keys with more than one form, in words: pydantic complains once for each form.
 UNIONS = {
     "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
+    "method.secrets_degree": 'a whole number >= 1, or "auto"',
+    "method.pair_noise": 'a number from 0 to 1e30, or "auto"',
+    "method.gossip": 'a whole number >= 0, or "auto"',
     "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
     "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
     "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",

@@ -128,7 +128,9 @@ class Engine:
     def advance(self, state: State) -> State:
         """Makes the next release."""
         r = state.releases
-        gradient = self._mean_gradients(state)
+        # Rounds that mix alone read no data; whatever stands for their gradients is not read either.
+        carries = self.plan.carries[r].any()
+        gradient = self._mean_gradients(state) if carries else self.estimates(state)
         made = int(self.plan.exists[r].sum())
         out = self._buffer(r)[:made]
         self._mix(Work(r, state.rows, gradient, out))

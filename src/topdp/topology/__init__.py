@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from topdp.topology.edge_lists import read_edge_list
 from topdp.topology.families import (
+    alone,
     complete,
     grid,
     mesh,
@@ -41,6 +42,7 @@ __all__ = [
     "FAMILIES",
     "Topology",
     "TopologyError",
+    "alone",
     "complete",
     "describe",
     "from_edges",

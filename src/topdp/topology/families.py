@@ -68,6 +68,15 @@ def complete(agents: int) -> Topology:
     return Topology("complete", ~np.eye(n, dtype=np.bool_))
 
 
+def alone() -> Topology:
+    """One party and no links: where all records are pooled.
+
+    >>> alone().agents, len(alone().edges)
+    (1, 0)
+    """
+    return Topology("alone", np.zeros((1, 1), dtype=np.bool_))
+
+
 def star(agents: int, hubs: int = 2, attach: str = "one") -> Topology:
     """Agents 0 .. hubs-1 are hubs, all linked to each other; the others are leaves.
 

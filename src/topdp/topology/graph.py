@@ -92,7 +92,7 @@ class Topology:
         >>> star(4, hubs=1).neighbours.tolist()
         [[1, 2, 3], [0, -1, -1], [0, -1, -1], [0, -1, -1]]
         """
-        padded = np.full((self.agents, int(self.degrees.max())), -1, dtype=np.int64)
+        padded = np.full((self.agents, max(1, int(self.degrees.max()))), -1, dtype=np.int64)
         padded[np.arange(padded.shape[1]) < self.degrees[:, None]] = self.directed[:, 1]
         return _frozen(padded)
 
@@ -252,7 +252,7 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
     given = np.asarray(adjacency)
     if given.ndim != 2 or given.shape[0] != given.shape[1]:
         raise TopologyError(f"Expected a square adjacency matrix, got shape {given.shape}.")
-    n = whole_number("agents", len(given))
+    n = whole_number("agents", len(given), least=1)
     if labels is not None and len(set(labels)) != n:
         raise TopologyError(f"Expected {n} different labels, got {len(set(labels))}; name every agent once.")
     matrix = given.astype(np.bool_)

@@ -30,6 +30,7 @@ from topdp.agents.life.rows import mixed
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Message, Reply, Unreachable
+from topdp.protocols import TopAsynchronous
 from topdp.protocols.base import reduced
 from topdp.settings import build
 
@@ -53,7 +54,7 @@ class Meetings(Life):
         self.pairing = Pairing(ledger)
         config = equipment.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
-        self.reuses = build.method(config).reuses_noise
+        self.reuses = isinstance(build.protocol(config), TopAsynchronous)
         self.deviation = equipment.part.plan.full_scale
         self._chance = CHANCE()
         self._absent: set[str] = set()  # who was waited for in vain

@@ -17,6 +17,7 @@ from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.privacy.observers.view import Progress
 from topdp.runs.planning import plan_and_account, plan_writer
+from topdp.runs.settling import settled
 from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig, parse
 from topdp.topology import Topology
@@ -70,6 +71,7 @@ def completed(
     config: RunConfig, graph: Topology, counts: tuple[int, ...], progress: Progress | None = None
 ) -> tuple[RunConfig, Account]:
     """The configuration with noise, budgets and records of every agent written out, and what it costs."""
+    config = settled(config, graph, counts)
     plan, account = plan_and_account(config, graph, counts, progress)
     guarantee = config.privacy.guarantee
     spent = account.answer(guarantee)

@@ -20,25 +20,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 
 from topdp.plan import Plan
-from topdp.plan.arrays import Bools, Floats, Ints
+from topdp.plan.arrays import Bools, Floats
 from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.observers.effort import WIDEST, expect_bearable
-from topdp.privacy.observers.filtering import Public, seen_rows, unknown_draws, whiten
+from topdp.privacy.observers.filtering import Public, seen_rows
+from topdp.privacy.observers.shared_noise import (
+    Coalition,
+    Releases,
+    bounded,
+    information_of,
+    looked_at,
+    releases,
+)
 from topdp.privacy.observers.view import Bound, Progress, View, amplified, leading_view, view
-from topdp.privacy.observers.worst_case import ROUNDING, all_draws_count, every_round, information
-
-Coalition = tuple[int, ...]
+from topdp.privacy.observers.worst_case import all_draws_count, every_round, information
 
 COALITIONS = 2000
-"""More coalitions than these are not looked at one by one unless the user is patient."""
+"""More coalitions than these are not looked at one by one unless the user is patient, where each is work."""
 
 
 def adaptive(
@@ -65,6 +70,9 @@ def adaptive(
     [0.87, 0.87, 0.86, 0.86, 0.86, 0.86]
     """
     check(plan, exposure)
+    expect_colluders(colluders, plan.agents)
+    if _shares_noise_in_the_open(plan, Public.ESTIMATES):
+        return _by_coalitions(plan, exposure, colluders, patient)
     coalitions = _coalitions(plan, Public.ESTIMATES, colluders, patient)
     return _seen_by(plan, exposure, Public.ESTIMATES, coalitions, progress, patient, bound)
 
@@ -94,17 +102,17 @@ def leading_adaptive(
     Poisson samples count as if the record were in every round.
     """
     check(plan, exposure)
+    expect_colluders(colluders, plan.agents)
     public = Public.ESTIMATES
+    if _shares_noise_in_the_open(plan, public):
+        return _leading_by_coalitions(plan, exposure, owner, last, colluders, patient)
     coalitions = [J for J in _coalitions(plan, public, colluders, patient) if owner not in J]
     if not _all_seen(plan, public, coalitions):
         expect_bearable(plan, patient, len(coalitions), public, owners=1)
         return leading_view(plan, exposure, owner, last, coalitions, public)
     period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
-    found = [
-        [every_round(per_release[: r + 1, owner], period) for r in last]
-        for per_release in _per_release(plan, coalitions)
-    ]
-    return np.asarray(np.max(found, axis=0) * sensitivity)
+    per_release = information(plan)[:, owner]
+    return np.array([every_round(per_release[: r + 1], period) for r in last]) * sensitivity
 
 
 def expect_colluders(colluders: int, agents: int) -> None:
@@ -118,7 +126,6 @@ def expect_colluders(colluders: int, agents: int) -> None:
 
 def _coalitions(plan: Plan, public: Public, colluders: int, patient: bool) -> list[Coalition]:
     """All of them; or one around each agent where all coalitions learn the same."""
-    expect_colluders(colluders, plan.agents)
     n, possible = plan.agents, math.comb(plan.agents, colluders)
     if possible > n and all_draws_count(plan) and _all_seen(plan, public, [()]):
         return [tuple(sorted((first + k) % n for k in range(colluders))) for first in range(n)]
@@ -144,20 +151,98 @@ def _seen_by(
         expect_bearable(plan, patient, len(coalitions), public)
         widest = None if patient else WIDEST
         return view(plan, exposure, coalitions, "all", bound, progress, widest, public)
-    mu = np.full((plan.agents, len(coalitions)), np.nan)
-    most = np.zeros((plan.releases, plan.agents))
-    periods, before = exposure.periods(), None
-    for o, (J, per_release) in enumerate(zip(coalitions, _per_release(plan, coalitions), strict=True)):
-        if per_release is not before:
-            each = np.array([every_round(per_release[:, i], periods[i]) for i in range(plan.agents)])
-            before = per_release
-            most = np.maximum(most, per_release)
-        mu[:, o] = each * exposure.sensitivity
+    if not all_draws_count(plan):
+        return _looked_at(plan, exposure, releases(plan), coalitions)
+    # All noise is its owner's own: everybody learns the same.
+    per_release, periods = information(plan), exposure.periods()
+    each = np.array([every_round(per_release[:, i], periods[i]) for i in range(plan.agents)])
+    mu = np.repeat((each * exposure.sensitivity)[:, None], len(coalitions), axis=1)
+    for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
         if progress is not None:
             progress(o + 1, len(coalitions))
-    asked = ~np.isnan(mu)
-    return View(tuple(coalitions), mu, mu, asked, amplified(exposure, most))
+    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, per_release))
+
+
+def _by_coalitions(plan: Plan, exposure: Exposure, colluders: int, patient: bool) -> View:
+    """Where draws are shared and every row is seen: the short form, coalition by coalition."""
+    found = releases(plan)
+    coalitions = looked_at(plan, found, colluders, patient)
+    if coalitions is not None:
+        return _looked_at(plan, exposure, found, coalitions)
+    units = _bounded(plan, found, colluders)
+    note = (
+        f"The {math.comb(plan.agents, colluders)} coalitions of {colluders} agents are bounded at once, by "
+        "how well secrets are connected; privacy.patient=true looks at each, and asks for less noise."
+    )
+    return replace(_composed(plan, exposure, found, [()], units), note=note)
+
+
+def _looked_at(plan: Plan, exposure: Exposure, found: Releases, coalitions: list[Coalition]) -> View:
+    return _composed(plan, exposure, found, coalitions, information_of(plan, found, coalitions))
+
+
+def _bounded(plan: Plan, found: Releases, colluders: int) -> Floats:
+    units = bounded(plan, found, colluders)
+    if units is None:
+        raise NotCovered(
+            f"{colluders} of {plan.agents} agents can collude in {math.comb(plan.agents, colluders)} ways, "
+            "which are not all looked at unasked, and the secrets are connected too weakly for a bound. Take "
+            'a larger secrets_degree, secrets = "all", fewer colluders, or privacy.patient=true.'
+        )
+    return units
+
+
+def _composed(
+    plan: Plan, exposure: Exposure, found: Releases, coalitions: list[Coalition], units: Floats
+) -> View:
+    """μ of every owner and coalition, from 1/z² of each kind of release [kinds, coalitions, agents]."""
+    mu = np.zeros((plan.agents, len(coalitions)))
+    for i, period in enumerate(exposure.periods().tolist()):
+        mu[i] = _every_round(found, units[:, :, i], period) * exposure.sensitivity[i]
+    for o, J in enumerate(coalitions):
+        mu[list(J), o] = np.nan
+    largest = units.max(axis=1)  # [kinds, agents]
+    with np.errstate(invalid="ignore"):
+        most = np.where(largest[found.which] > 0, largest[found.which] * found.ratio[:, None], 0.0)
+    most[found.which < 0] = 0.0
+    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, most))
+
+
+def _every_round(found: Releases, units: Floats, period: int, last: int | None = None) -> Floats:
+    """[coalitions]: μ at unit sensitivity of a record in all its rounds; units [kinds, coalitions]."""
+    stop = len(found.which) if last is None else last + 1
+    worst = np.zeros(units.shape[1])
+    for s in range(min(period, stop)):
+        which, ratio = found.which[s:stop:period], found.ratio[s:stop:period]
+        total = np.zeros(units.shape[1])
+        for kind in range(len(found.kinds)):
+            weight = float(ratio[which == kind].sum())
+            with np.errstate(invalid="ignore"):
+                total += np.where((units[kind] > 0) & (weight > 0), units[kind] * weight, 0.0)
+        worst = np.maximum(worst, total)
+    # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
+    return np.sqrt(worst) * (1 + 1e-14)
+
+
+def _leading_by_coalitions(
+    plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], colluders: int, patient: bool
+) -> Floats:
+    found = releases(plan)
+    coalitions = looked_at(plan, found, colluders, patient)
+    if coalitions is None:
+        units = _bounded(plan, found, colluders)
+    else:
+        units = information_of(plan, found, [J for J in coalitions if owner not in J])
+    period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
+    worst = [_every_round(found, units[:, :, owner], period, r).max(initial=0.0) for r in last]
+    return np.array(worst) * sensitivity
+
+
+def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
+    """Every row is seen by everybody, and not all noise is its owner's own."""
+    noisy = bool(plan.std.values.any())
+    return noisy and not all_draws_count(plan) and _all_seen(plan, public, [()])
 
 
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:
@@ -165,71 +250,6 @@ def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bo
     if public is Public.ESTIMATES and not plan.exists[:, plan.agents :].any():
         return True
     return all((seen_rows(plan, _marked(plan, J), public) == plan.exists).all() for J in coalitions)
-
-
-def _per_release(plan: Plan, coalitions: Sequence[Coalition]) -> Iterator[Floats]:
-    """[releases, agents] for each coalition that sees every row: 1/z² of the releases, at unit sensitivity.
-
-    Given the rows of the round before, a round is one Gaussian release of each owner's gradient, in all of
-    its rows: no round depends on the noise of another, and M is diagonal.
-    """
-    alike = information(plan) if all_draws_count(plan) else None
-    for J in coalitions:
-        yield _short(plan, _marked(plan, J)) if alike is None else alike
-
-
-def _short(plan: Plan, coalition: Bools) -> Floats:
-    # 1/z_t² = sᵀ(NNᵀ)⁺s, s the steps of the owner's rows, N the deviations of the draws unknown to J
-    unknown = unknown_draws(plan, coalition)
-    result = np.zeros((plan.releases, plan.agents))
-    known: dict[tuple[int, int, int, bytes], Floats] = {}
-    for r in np.flatnonzero(plan.rate > 0).tolist():
-        kind = (plan.draw.which[r], plan.std.which[r], plan.carries.which[r], plan.exists[r].tobytes())
-        if kind not in known:
-            known[kind] = _release(plan, r, unknown)
-        unit = known[kind] if plan.scale[r] > 0 else np.where(known[kind] > 0, np.inf, 0.0)
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            result[r] = np.where(unit > 0, unit * np.square(plan.rate[r] / plan.scale[r]), 0.0)
-    result[:, coalition] = 0.0
-    return result
-
-
-def _release(plan: Plan, round: int, unknown: Bools) -> Floats:
-    """[agents]: 1/z² of one round at unit step and scale."""
-    rows = np.flatnonzero(plan.exists[round])
-    draw, std = plan.draw[round][rows], plan.std[round][rows]
-    counts = (draw >= 0) & (std != 0) & np.where(draw >= 0, unknown[draw], False)
-    noise = sparse.coo_array(
-        (std[counts], (np.nonzero(counts)[0], draw[counts])), shape=(len(rows), plan.draws)
-    ).tocsr()
-    covariance = (noise @ noise.T).tocsr()
-    step = plan.carries[round][rows].astype(float)
-    result = np.zeros(plan.agents)
-    # Rows that share no draws, directly or by others, are independent releases.
-    for group in _groups(connected_components(covariance, directed=False)[1]):
-        owners, column = np.unique(plan.owner[rows[group]], return_inverse=True)
-        S = np.zeros((len(group), len(owners)))
-        S[np.arange(len(group)), column] = step[group]
-        result[owners] += _squared(covariance[group][:, group].toarray(), S)
-    return result
-
-
-def _squared(C: Floats, S: Floats) -> Floats:
-    """sᵀC⁺s for each column s of S; infinite where s leaves the range of C."""
-    fresh, inverse, null, weights, guard = whiten(C, C.diagonal())
-    left = np.abs(S[null] - weights @ S[fresh])
-    # Rounding in the weights is judged by all that enters the row, whoever's step it is.
-    entered = (S[null] + np.abs(weights) @ S[fresh]).sum(axis=1, keepdims=True)
-    leaks = (left > ROUNDING * entered).any(axis=0)
-    D = inverse @ S[fresh] if len(fresh) else np.zeros((0, S.shape[1]))
-    if not np.isfinite(guard):  # rounding may hide that there is no noise at all
-        return np.where(leaks | D.any(axis=0), np.inf, 0.0)
-    return np.where(leaks, np.inf, np.square(D * guard).sum(axis=0))
-
-
-def _groups(labels: Ints) -> list[Ints]:
-    order = np.argsort(labels, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
 def _marked(plan: Plan, coalition: Coalition) -> Bools:

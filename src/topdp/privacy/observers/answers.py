@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
+
 from topdp.plan import Plan
-from topdp.privacy.basics.checks import PrivacyError
+from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.adaptive import adaptive, outsider
 from topdp.privacy.observers.effort import WIDEST, expect_bearable
@@ -33,6 +35,13 @@ def observed(
         return adaptive(plan, exposure, colluders, progress, patient, bound)
     if answer == "outsider":
         return outsider(plan, exposure, progress, patient)
+    if plan.agents == 1:
+        raise NotCovered("One party holds all records: no other agent reads anything. Ask for adaptive.")
+    if (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any():
+        raise NotCovered(
+            "The view follows rounding through every mix, and accelerated averaging makes that grow without "
+            "end: adaptive bounds it; or take method.chebyshev=false."
+        )
     expect_bearable(plan, patient)
     widest = None if patient else WIDEST
     return view(plan, exposure, owners="all", bound=bound, progress=progress, widest=widest)

@@ -88,6 +88,7 @@ class View:
     upper: Floats | None
     asked: Bools  # [agents, observers]
     samples: dict[int, Loss] = field(default_factory=dict)
+    note: str = ""  # how observers were looked at, where not one by one
 
     def loss(self, owner: int, observer: int) -> Loss:
         """The sound loss of one pair; `observer` is a position in `observers`."""

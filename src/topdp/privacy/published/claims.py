@@ -19,7 +19,7 @@ from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.published.rules import CALIBRATIONS
 
-PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async")
+PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async", "dsgd", "central")
 """Those in which an agent's row of round 0 carries its full-scale noise."""
 
 

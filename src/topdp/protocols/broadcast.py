@@ -1,0 +1,71 @@
+"""Rounds in which everybody says one thing to all neighbours: a noised step, then steps of averaging.
+
+What `dsgd`, `muffliato` and `correlated` have in common. A round of training is K + 1 releases: one in which
+every row carries its owner's gradient under noise, and K that mix and nothing else. The last of these is not
+sent: the next step begins there. With K = 0 the noised step mixes itself.
+
+Agents mix what they broadcast, never a copy of their own without its noise: so all estimates are functions of
+what was broadcast, and whoever reads every link sees every row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from topdp.plan import NOBODY, PerRound, Plan
+from topdp.plan.arrays import Floats, Indices
+from topdp.plan.schedules import Schedule
+from topdp.protocols.gossip import as_sources, expect_gossip, metropolis, mixing_steps
+from topdp.topology import Topology
+
+
+def broadcast_plan(
+    protocol: str,
+    topology: Topology,
+    schedule: Schedule,
+    noise: tuple[Indices, Floats, Indices],
+    gossip: int,
+    chebyshev: bool,
+) -> Plan:
+    """`noise`: draw and std of every row [n, v] in a noised step, and who knows each draw [draws, u]."""
+    draw, std, known_by = noise
+    n, each = topology.agents, 1 + expect_gossip(gossip)
+    own = np.arange(n)
+    first = as_sources(topology, np.eye(n) if gossip else metropolis(topology))
+    mixes = [as_sources(topology, W) for W in mixing_steps(topology, gossip, chebyshev)]
+    source, weight = (np.stack(parts) for parts in zip(first, *mixes, strict=True))
+    sent, kept = np.array(topology.neighbours), np.full_like(topology.neighbours, NOBODY)
+
+    def in_turn(kinds: np.ndarray) -> PerRound:
+        return PerRound(kinds, np.tile(np.arange(each, dtype=np.int32), schedule.releases))
+
+    def in_steps(of_step: np.ndarray, between: np.ndarray) -> PerRound:
+        kinds = np.stack([of_step, between]) if gossip else of_step[None]
+        which = np.tile(np.minimum(np.arange(each), 1).astype(np.int32), schedule.releases)
+        return PerRound(kinds, which)
+
+    def on_steps(values: Floats) -> Floats:
+        spread = np.zeros((schedule.releases, each))
+        spread[:, 0] = values
+        return spread.reshape(-1)
+
+    return Plan(
+        agents=n,
+        owner=own,
+        source=in_turn(source),
+        weight=in_turn(weight),
+        carries=in_steps(np.ones(n, bool), np.zeros(n, bool)),
+        rate=on_steps(schedule.rate),
+        draw=in_steps(draw, np.full_like(draw, NOBODY)),
+        std=in_steps(std, np.zeros_like(std)),
+        scale=on_steps(schedule.noise),
+        known_by=known_by,
+        readers=in_turn(np.stack([sent] * max(each - 1, 1) + [kept] * min(gossip, 1))),
+        protocol=protocol,
+    )
+
+
+def own_noise(deviation: Floats) -> tuple[Indices, Floats, Indices]:
+    """One draw for every agent, which nobody else knows."""
+    own = np.arange(len(deviation))[:, None]
+    return own, deviation[:, None], own

@@ -1,0 +1,81 @@
+"""`correlated`: pairs of agents draw the same noise and add it with opposite signs.
+
+The sum over all agents keeps only the little that each adds of its own; every row alone is hidden by all of
+it. Averaging steps between the gradients wipe out what is left of the pairs' noise.
+
+**Guarantees.** None by itself: accounts read the plan. An observer that knows neither of two partners' secret
+cannot tell their common draw; one of the partners can. So it hides from everybody whom no coalition of
+partners cuts off (`secrets`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from topdp.errors import InputError
+from topdp.plan import NOBODY, Plan
+from topdp.plan.arrays import Floats, Indices, Ints
+from topdp.plan.schedules import Schedule
+from topdp.protocols.base import Protocol, check_deviation
+from topdp.protocols.broadcast import broadcast_plan
+from topdp.protocols.gossip import expect_gossip
+from topdp.protocols.secrets import SECRETS, secret_pairs
+from topdp.topology import Topology
+
+
+@dataclass(frozen=True)
+class Correlated(Protocol):
+    """A step under pair noise and a little of one's own, then `gossip` steps of averaging.
+
+    `pair_noise`: the deviation of a pair's draw, over the root mean square of agents' own. `secrets`,
+    `degree`: who draws with whom (`secret_pairs`).
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
+    >>> protocol = Correlated(secrets="all", pair_noise=3.0, gossip=2)
+    >>> plan = protocol.plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0)
+    >>> plan.protocol, plan.rows, plan.draws, plan.releases
+    ('correlated', 4, 10, 63)
+    >>> plan[0].draw[1].tolist(), (plan[0].std[1] / 0.5).tolist()  # own, and with agents 0, 2 and 3
+    ([1, 4, 7, 8], [1.0, -3.0, 3.0, 3.0])
+    """
+
+    secrets: str = "regular"
+    degree: int = 8
+    pair_noise: float = 5.0
+    gossip: int = 4
+    chebyshev: bool = True
+
+    def __post_init__(self) -> None:
+        expect_gossip(self.gossip)
+        if self.secrets not in SECRETS:
+            raise InputError(f"Expected secrets to be one of {', '.join(SECRETS)}, got {self.secrets!r}.")
+        if not 0 <= self.pair_noise < math.inf:
+            raise InputError(f"Expected a finite pair_noise >= 0, got {self.pair_noise}.")
+
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        own = check_deviation(deviation, topology.agents)
+        noise = self._noise(own, secret_pairs(self.secrets, topology, self.degree, seed))
+        return broadcast_plan("correlated", topology, schedule, noise, self.gossip, self.chebyshev)
+
+    def _noise(self, own: Floats, pairs: Ints) -> tuple[Indices, Floats, Indices]:
+        """Draws 0 .. n-1 are agents' own, the others the pairs', in their order."""
+        n = len(own)
+        pair = self.pair_noise * math.sqrt(math.fsum(own * own) / n)
+        partners = np.bincount(pairs.reshape(-1), minlength=n)
+        draw = np.full((n, 1 + partners.max(initial=0)), NOBODY)
+        std = np.zeros(draw.shape)
+        draw[:, 0], std[:, 0] = np.arange(n), own
+        slot = np.ones(n, np.int64)
+        for number, ends in enumerate(pairs.tolist()):
+            for agent, sign in zip(ends, (1.0, -1.0), strict=True):  # the lower number has the plus
+                draw[agent, slot[agent]], std[agent, slot[agent]] = n + number, sign * pair
+                slot[agent] += 1
+        known_by = np.full((n + len(pairs), 2), NOBODY)
+        known_by[:n, 0] = np.arange(n)
+        known_by[n:] = pairs
+        return draw, std, known_by

@@ -1,0 +1,33 @@
+"""`dsgd`: decentralized stochastic gradient descent with noise, the common comparison.
+
+Every agent averages the last broadcasts of its neighbours by Metropolis weights, steps, adds full noise and
+broadcasts (Lian et al. 2017, with the noise of the Gaussian mechanism).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topdp.plan import Plan
+from topdp.plan.arrays import Floats
+from topdp.plan.schedules import Schedule
+from topdp.protocols.base import Protocol, check_deviation
+from topdp.protocols.broadcast import broadcast_plan, own_noise
+from topdp.topology import Topology
+
+
+@dataclass(frozen=True)
+class Dsgd(Protocol):
+    """One noised broadcast a round, mixed by Metropolis weights.
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
+    >>> plan = Dsgd().plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
+    >>> plan.protocol, plan.rows, plan.releases, plan[1].weight[0].round(2).tolist()
+    ('dsgd', 5, 21, [0.33, 0.33, 0.33])
+    """
+
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        noise = own_noise(check_deviation(deviation, topology.agents))
+        return broadcast_plan("dsgd", topology, schedule, noise, gossip=0, chebyshev=False)

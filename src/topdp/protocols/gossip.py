@@ -1,0 +1,99 @@
+"""Averaging with neighbours: Metropolis weights, and K steps of it, plain or accelerated.
+
+Rows that mix and nothing else: what everybody may see of them is a function of what was seen before, so they
+cost no privacy. Not for the noise that is averaged.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from topdp.errors import InputError
+from topdp.plan import NOBODY
+from topdp.plan.arrays import Floats, Ints
+from topdp.plan.checks import expect_count
+from topdp.topology import Topology
+
+DIGITS = 6
+"""To which the ends of a spectrum are rounded, outwards: so that every machine writes the same plan."""
+
+MOST = 32
+"""Steps between two gradients. More would lose digits in the factors of a Chebyshev polynomial."""
+
+
+def expect_gossip(steps: int) -> int:
+    """K, checked."""
+    steps = expect_count("gossip", steps, least=0)
+    if steps > MOST:
+        raise InputError(f"Expected gossip of at most {MOST} steps between two gradients, got {steps}.")
+    return steps
+
+
+def metropolis(topology: Topology) -> Floats:
+    """[n, n]: W_ij = 1/(1 + max(degree i, degree j)) between neighbours, the rest on oneself.
+
+    Symmetric with rows that sum to one, so that mixing keeps the average (Xiao and Boyd 2004).
+
+    >>> from topdp import topology
+    >>> metropolis(topology.star(3, hubs=1)).round(3).tolist()
+    [[0.333, 0.333, 0.333], [0.333, 0.667, 0.0], [0.333, 0.0, 0.667]]
+    """
+    degrees = topology.degrees
+    W = np.where(topology.adjacency, 1.0 / (1.0 + np.maximum(degrees[:, None], degrees)), 0.0)
+    W[np.diag_indices(len(W))] = 1.0 - W.sum(axis=1)
+    return np.asarray(W)
+
+
+def mixing_steps(topology: Topology, steps: int, chebyshev: bool = True) -> list[Floats]:
+    """[n, n] for each of K steps: their product averages as well as K steps can.
+
+    Plain: W each time. Chebyshev: of all polynomials of degree K in W that keep the average, the one that is
+    smallest on the rest of W's spectrum [a, b] (Manteuffel 1977), as K linear factors, so that each step
+    needs the rows of the step before alone.
+
+    >>> from topdp import topology
+    >>> ring = topology.ring(8)
+    >>> def left(steps):  # of a disagreement, at worst
+    ...     product = np.linalg.multi_dot([np.eye(8), *steps])
+    ...     return round(float(np.linalg.norm(product - 1 / 8, 2)), 3)
+    >>> left(mixing_steps(ring, 4, chebyshev=False)), left(mixing_steps(ring, 4))
+    (0.419, 0.132)
+    """
+    W = metropolis(topology)
+    if not chebyshev or steps < 2:
+        return [W] * steps
+    low, high = _rest_of_spectrum(W)
+    # T_K on [a, b] has the roots (a + b)/2 + (b - a)/2·cos((2k - 1)π/2K); a factor keeps the average.
+    angles = (2 * np.arange(1, steps + 1) - 1) * (math.pi / (2 * steps))
+    roots = (low + high) / 2 + (high - low) / 2 * np.cos(angles)
+    return [(W - root * np.eye(len(W))) / (1.0 - root) for root in _in_turn(roots.tolist(), low, high)]
+
+
+def _rest_of_spectrum(W: Floats) -> tuple[float, float]:
+    """The interval of all eigenvalues of W but the one of the average, rounded outwards."""
+    values = np.linalg.eigvalsh(W)[:-1]
+    low = math.floor(float(values[0]) * 10**DIGITS - 0.5) / 10**DIGITS
+    high = math.ceil(float(values[-1]) * 10**DIGITS + 0.5) / 10**DIGITS
+    return low, min(high, 1.0 - 10**-DIGITS)
+
+
+def _in_turn(roots: list[float], low: float, high: float) -> list[float]:
+    """An order in which products of the first factors stay small: each time the root that shrinks most."""
+    grid = np.linspace(low, high, 20 * len(roots) + 1)
+    done, order, left = np.ones_like(grid), [], list(roots)
+    while left:
+        most = [float(np.abs(done * (grid - root) / (1 - root)).max()) for root in left]
+        root = left.pop(int(np.argmin(np.round(most, DIGITS))))
+        order.append(root)
+        done = done * (grid - root) / (1 - root)
+    return order
+
+
+def as_sources(topology: Topology, W: Floats) -> tuple[Ints, Floats]:
+    """(source, weight) [n, 1 + largest degree]: oneself first, then one's neighbours."""
+    own = np.arange(topology.agents)[:, None]
+    source = np.concatenate([own, topology.neighbours], axis=1)
+    weight = np.where(source >= 0, W[own, source], 0.0)
+    return np.where(weight == 0, NOBODY, source), weight
