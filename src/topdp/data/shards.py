@@ -47,6 +47,8 @@ class Shards:
     test_inputs: Tensor | None = None
     """[M, ...], or None."""
     test_labels: Tensor | None = None
+    origin: str | None = None
+    """Where the inputs are features: the digest of the records, and of what they were mapped by."""
 
     @property
     def agents(self) -> int:
@@ -59,8 +61,11 @@ class Shards:
     def digest(self) -> str:
         """SHA-256 over all records of all agents, in their order.
 
-        For simulated runs, whose seed tells as much to who has their folder; not for what is published.
+        Features are known by the records they are of, for their last digits differ between machines. For
+        simulated runs, whose seed tells as much to who has their folder; not for what is published.
         """
+        if self.origin is not None:
+            return self.origin
         sha = hashlib.sha256(f"{self.counts} {self.inputs.dtype} {tuple(self.inputs.shape)}".encode())
         for agent, count in enumerate(self.counts):
             for values in (self.inputs[agent, :count], self.labels[agent, :count]):
@@ -89,13 +94,16 @@ class Shards:
         return replace(self, inputs=inputs, labels=labels, sizes=sizes, counts=(count,))
 
     @staticmethod
-    def from_dataset(dataset: Dataset, parts: Sequence[Ints]) -> Shards:
-        """Deal out `dataset`, scaled by its public constants: agent i holds the records `parts[i]`."""
+    def from_dataset(dataset: Dataset, parts: Sequence[Ints], held_out: Ints | None = None) -> Shards:
+        """Deal out `dataset`, scaled by its public constants: agent i holds the records `parts[i]`.
+
+        With `held_out`, these training records are tested on instead of the test set.
+        """
         records = len(dataset.train_labels)
         for agent, part in enumerate(parts):
             if len(part) and not (part.min() >= 0 and part.max() < records):
                 raise DataError(f"agent {agent}: expected record indices in 0..{records - 1}, got others.")
-        _check_disjoint(parts)
+        _check_disjoint(parts if held_out is None else [*parts, held_out])
         counts = _counts(parts)
         shape = dataset.train_inputs.shape[1:]
         inputs = torch.zeros(len(parts), max(counts), *shape)
@@ -103,7 +111,11 @@ class Shards:
         for agent, part in enumerate(parts):
             inputs[agent, : len(part)] = torch.from_numpy(dataset.scale(dataset.train_inputs[part]))
             labels[agent, : len(part)] = torch.from_numpy(dataset.train_labels[part])
-        test_inputs, test_labels = dataset.test()
+        if held_out is None:
+            test_inputs, test_labels = dataset.test()
+        else:
+            test_inputs = dataset.scale(dataset.train_inputs[held_out])
+            test_labels = dataset.train_labels[held_out]
         return Shards(
             inputs,
             labels,

@@ -1,4 +1,4 @@
-"""The paper's networks, and any `nn.Module` as a row of flat parameters.
+"""The paper's networks, a linear model, and any `nn.Module` as a row of flat parameters.
 
 A row is one vector of d numbers: all parameters of the module, in the order of `named_parameters`, tied
 parameters once. Nothing here takes a gradient (`gradients`) or knows of agents (`engine`).
@@ -153,6 +153,14 @@ def mlp(inputs: int = 784, hidden: int = 100, classes: int = 10) -> nn.Sequentia
     )  # fmt: skip
 
 
+def linear(inputs: int = 784, classes: int = 10) -> nn.Sequential:
+    """One linear layer that starts from zero: all classes are equally likely, and no draw decides."""
+    layer = nn.Linear(inputs, classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
 def cnn(channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:
     """The paper's CIFAR-10 network: two convolutions with max-pooling, three linear layers."""
     side = ((size - 4) // 2 - 4) // 2
@@ -178,6 +186,10 @@ def _mlp_for(shape: tuple[int, ...], classes: int) -> nn.Module:
     return mlp(math.prod(shape), classes=classes)
 
 
+def _linear_for(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return linear(math.prod(shape), classes)
+
+
 def _cnn_for(shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(shape) != 3 or shape[1] != shape[2]:
         raise InputError(
@@ -186,4 +198,8 @@ def _cnn_for(shape: tuple[int, ...], classes: int) -> nn.Module:
     return cnn(shape[0], shape[1], classes)
 
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": _mlp_for, "cnn": _cnn_for}
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "mlp": _mlp_for,
+    "cnn": _cnn_for,
+    "linear": _linear_for,
+}

@@ -61,7 +61,7 @@ class Stacks:
         if key not in self._dealt:
             if len(self._dealt) == DEALT:
                 del self._dealt[next(iter(self._dealt))]
-            self._dealt[key] = build.shards(config, agents).to(self.device)
+            self._dealt[key] = build.shards(config, agents, device=self.device).to(self.device)
         return self._dealt[key]
 
 
@@ -91,7 +91,9 @@ def stackable(configs: list[RunConfig], limit: float) -> list[list[RunConfig]]:
 def _bytes(config: RunConfig) -> float:
     """Roughly: the records of the agents, and two buffers of rows with gradients."""
     agents = config.topology.agents
-    image = 3072 if config.model.name == "cnn" else 784
+    image = 3072 if config.data.name == "cifar10" else 784
+    if config.data.features == "scattering":
+        image *= 5  # 81 numbers in the place of 16
     records = config.data.records or 60_000 // agents
     rows = agents * (4 if config.method.name.startswith("top") else 1)
     return 4.0 * agents * records * image + 4.0 * 80_000 * (2 * rows + 2 * agents)

@@ -52,7 +52,7 @@ class Assembly:
         graph = build.graph(config)
         build.sigma(config, graph.agents)
         if shards is None:
-            shards = build.shards(config, graph.agents, progress)
+            shards = build.shards(config, graph.agents, progress, device)
         model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
         return cls.given(config, graph, model, shards, torch.device(device))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import schedules
-from topdp.plan.arrays import Floats
+from topdp.plan.arrays import Floats, Ints
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.plan.schedules import Schedule
 from topdp.plan.streams import stream
@@ -28,9 +27,11 @@ from topdp.settings.methods import METHODS, Method
 from topdp.topology import Topology
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from topdp.data import Dataset, Shards
+    from topdp.data.features.maps import FeatureMap
     from topdp.data.progress import Progress
 
 
@@ -134,56 +135,74 @@ def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
         held = (records - round((c.validation or 0.0) * records)) // parties
         each = min(held, c.records or held)
         return (each * parties,) if method(config).pools else (each,) * agents
-    return shards(config, agents).counts
+    dataset = _dataset(config)
+    return tuple(len(part) for part in _parts(config, dataset, agents)[0])
 
 
-def shards(config: RunConfig, agents: int, progress: Progress | None = None) -> Shards:
-    """Loads the data set and deals it out to the agents; pools what they hold where the method does."""
+def features(config: RunConfig) -> FeatureMap | None:
+    """What a record becomes before the model sees it; None: it stays as it is."""
+    from topdp.data.features.maps import MAPS
+
+    return MAPS[config.data.features](config.data.feature_groups)
+
+
+def shards(
+    config: RunConfig, agents: int, progress: Progress | None = None, device: torch.device | str = "cpu"
+) -> Shards:
+    """Loads the data set and deals it out to the agents, or pools what they hold where the method does.
+
+    Features are computed on `device`.
+    """
+    from topdp.data import Shards, featured
+
+    named = features(config)
+    dataset = _dataset(config, progress)
+    parts, held_out = _parts(config, dataset, agents)
+    if named is None:
+        return Shards.from_dataset(dataset, parts, held_out)
+    return featured.of_dataset(dataset, parts, named, held_out, device, progress)
+
+
+def _dataset(config: RunConfig, progress: Progress | None = None) -> Dataset:
     from topdp import data
-    from topdp.data import partitions
 
-    c = config.data
-    if c.partition == "sizes" and c.sizes is None:
+    if config.data.partition == "sizes" and config.data.sizes is None:
         raise ConfigError(
             'data.sizes: partition = "sizes" needs them, one per agent: counts, or shares of all.'
         )
-    dataset = data.load(c.name, progress=progress)
+    return data.load(config.data.name, progress=progress)
+
+
+def _parts(config: RunConfig, dataset: Dataset, agents: int) -> tuple[list[Ints], Ints | None]:
+    """The training records of each agent, and those held out."""
+    from topdp.data import partitions
+
+    c = config.data
+    labels, held_out = dataset.train_labels, None
+    kept = np.arange(len(labels))
     if c.validation is not None:
-        dataset = _held_out(dataset, c.validation, config.seed)
+        kept, held_out = _split(len(labels), c.validation, config.seed)
     options: dict[str, dict[str, Any]] = {
         "dirichlet": {"alpha": c.concentration},
         "label": {"labels_per_agent": c.labels_per_agent},
         "sizes": {"sizes": c.sizes},
     }
     pools = method(config).pools
+    parties = _links(config).agents if pools else agents
     parts = partitions.partition(
-        dataset.train_labels,
-        _links(config).agents if pools else agents,
-        c.partition,
-        config.seed,
-        **options.get(c.partition, {}),
+        labels[kept], parties, c.partition, config.seed, **options.get(c.partition, {})
     )
-    if c.records is not None:
-        parts = [part[: c.records] for part in parts]
-    if pools:
-        parts = [np.concatenate(parts)]
-    return data.Shards.from_dataset(dataset, parts)
+    parts = [kept[part[: c.records]] for part in parts]
+    return [np.concatenate(parts)] if pools else parts, held_out
 
 
-def _held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
+def _split(records: int, share: float, seed: int) -> tuple[Ints, Ints]:
     """A share of the training records becomes the test set: settings are chosen without the real one."""
-    order = stream(seed, "validation").permutation(len(dataset.train_labels))
-    first = round(share * len(order))
-    if not 0 < first < len(order):
-        raise ConfigError(f"data.validation: {share:g} of {len(order)} records leaves nothing on one side.")
-    held, kept = order[:first], order[first:]
-    return replace(
-        dataset,
-        train_inputs=dataset.train_inputs[kept],
-        train_labels=dataset.train_labels[kept],
-        test_inputs=dataset.train_inputs[held],
-        test_labels=dataset.train_labels[held],
-    )
+    order = stream(seed, "validation").permutation(records)
+    first = round(share * records)
+    if not 0 < first < records:
+        raise ConfigError(f"data.validation: {share:g} of {records} records leaves nothing on one side.")
+    return order[first:], order[:first]
 
 
 def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -124,6 +124,8 @@ class DataConfig(Section):
     batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
     records: Count | None = None
     validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share held out and tested on
+    features: Literal["none", "scattering"] = "none"
+    feature_groups: Count = 27  # of channels that are normalised together
 
 
 class ModelConfig(Section):

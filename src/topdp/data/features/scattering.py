@@ -1,0 +1,90 @@
+"""The scattering transform of images, two orders deep: what waves of which direction are where, as numbers.
+
+|x ∗ ψ| says where a wave is, an average makes it blind to small shifts, and a second round of the same
+recovers what the average blurs (Bruna and Mallat 2013). Nothing is learned, and nothing is computed from
+more than one image. Filters are in `filters`; what makes features of equal length of this is in `normal`.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from topdp.data.features import filters
+from topdp.plan.arrays import Floats
+
+VERSION = 1  # of the values: another one where they change
+STRIDE = filters.STRIDE
+MARGIN = 4  # pixels mirrored at each edge, so that a wave does not meet the opposite edge
+CHANNELS = 1 + filters.SCALES * filters.ANGLES + filters.ANGLES**2
+SMALLEST = 8
+
+
+@final
+class Scattering:
+    """The transform of grey images [m, height, width]: [m, 81, height // 4, width // 4].
+
+    Channel 0 is the average; 1-8 and 9-16 are the waves of scale 0 and 1 by direction; 17 + 8·k + l is, of
+    the waves of scale 0 in direction k, those of scale 1 in direction l.
+
+    >>> Scattering(28, 28)(torch.rand(2, 28, 28)).shape
+    torch.Size([2, 81, 7, 7])
+    """
+
+    def __init__(self, height: int, width: int, device: torch.device | str = "cpu") -> None:
+        padded = _even(height + 2 * MARGIN), _even(width + 2 * MARGIN)
+        self._pad = (MARGIN, padded[1] - width - MARGIN, MARGIN, padded[0] - height - MARGIN)
+
+        def pairs(values: Floats) -> Tensor:  # a real factor for each part of a complex number
+            return torch.from_numpy(values).float().unsqueeze(-1).repeat_interleave(2, -1).to(device)
+
+        self._fine = pairs(filters.wavelets(*padded, scale=0))
+        self._coarse = [part.contiguous() for part in _quarters(pairs(filters.wavelets(*padded, scale=1)))]
+        self._rows, self._columns = (
+            [
+                torch.from_numpy(filters.averages(size, MARGIN, whole, step)).float().to(device)
+                for step in (1, 2)
+            ]
+            for size, whole in zip((height, width), padded, strict=True)
+        )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        x = functional.pad(images.unsqueeze(1), self._pad, mode="reflect")
+        spectrum = torch.view_as_real(torch.fft.fft2(x))
+        fine = _modulus(spectrum * self._fine)
+        coarse = self._on_every_second_pixel(spectrum)
+        spectra = torch.view_as_real(torch.fft.fft2(fine)).unsqueeze(2)
+        second = self._on_every_second_pixel(spectra).flatten(1, 2)
+        return torch.cat(
+            [self._average(x, 0), self._average(fine, 0), self._average(coarse, 1), self._average(second, 1)],
+            1,
+        )
+
+    def _on_every_second_pixel(self, spectrum: Tensor) -> Tensor:
+        """|· ∗ ψ| at scale 1: leaving out pixels lays the quarters of a spectrum on top of each other."""
+        first, *others = zip(_quarters(spectrum), self._coarse, strict=True)
+        folded = first[0] * first[1]
+        for part, wave in others:
+            folded.addcmul_(part, wave)
+        return _modulus(folded.mul_(1 / 4))
+
+    def _average(self, maps: Tensor, level: int) -> Tensor:
+        return self._rows[level] @ (maps @ self._columns[level].mT)
+
+
+def _quarters(spectrum: Tensor) -> list[Tensor]:
+    """[..., h, w, 2]: the four quarters of [..., 2h, 2w, 2]."""
+    return [part for rows in spectrum.chunk(2, -3) for part in rows.chunk(2, -2)]
+
+
+def _modulus(spectrum: Tensor) -> Tensor:
+    """The modulus, in space, of waves given in frequency as pairs of real numbers."""
+    squares = torch.view_as_real(torch.fft.ifft2(torch.view_as_complex(spectrum))).square_()
+    return (squares[..., 0] + squares[..., 1]).sqrt_()
+
+
+def _even(size: int) -> int:
+    return size + size % 2
