@@ -1,4 +1,4 @@
-"""The named methods: each is a protocol, a calibration of its noise, and whether the noise decays.
+"""The named methods: each is a protocol, a calibration of its noise, and a law of the noise along the rounds.
 
 All use the same update rule; docs/paper.md has the table. Plans are written by protocols/, budgets are met
 by privacy/: this file only says which goes with which.
@@ -15,12 +15,15 @@ from topdp.protocols.base import OWN_SHARE
 
 @dataclass(frozen=True)
 class Method:
-    """`calibration` None: any, `tight` unless the configuration names another."""
+    """`calibration` None: any, `tight` unless the configuration names another.
+
+    `noise_along`: the law of the noise along the rounds where the configuration names none.
+    """
 
     name: str
     reuses_noise: bool = False
     noisy: bool = True
-    decays: bool = False
+    noise_along: str = "constant"
     calibration: str | None = None
 
     def protocol(self, mode: str, alpha: float, offline: float, own_share: float = OWN_SHARE) -> Protocol:
@@ -43,6 +46,6 @@ METHODS = {
         Method("udp", calibration="udp"),
         Method("optimal", calibration="optimal"),
         Method("top", reuses_noise=True),
-        Method("top-dp", reuses_noise=True, decays=True),
+        Method("top-dp", reuses_noise=True, noise_along="steps"),
     )
 }
