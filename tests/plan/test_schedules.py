@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 
 from topdp.plan import schedules
 
@@ -14,7 +15,12 @@ def test_step_sizes_begin_at_the_first_twice_and_never_grow(initial, rounds, fad
     assert len(rates) == rounds + 1
     assert rates[0] == rates[1] == initial  # the release before the loop uses the values of t = 0
     assert (np.diff(rates) <= 0).all()
-    last = {"none": 1.0, "linear": 1 / rounds, "sqrt-epoch": (1 + (rounds - 1) // per_epoch) ** -0.5}
+    last = {
+        "none": 1.0,
+        "linear": 1 / rounds,
+        "cosine": np.sin(np.pi / (2 * rounds)) ** 2,
+        "sqrt-epoch": (1 + (rounds - 1) // per_epoch) ** -0.5,
+    }
     assert rates[-1] == pytest.approx(initial * last[fading])
 
 
@@ -69,14 +75,133 @@ def test_noise_in_the_step_follows_the_rate_and_noise_on_the_estimate_does_not(f
         assert made.releases == rounds + 1
 
 
+def test_cosine_fading_is_half_a_wave():
+    rates = schedules.learning_rates(1.0, 8, "cosine")
+    np.testing.assert_allclose(rates[1:], (1 + np.cos(np.pi * np.arange(8) / 8)) / 2, rtol=1e-12)
+
+
+def survives(rates, curvatures=None):
+    """q_t, directly: how much of round t's noise variance is in the loss at the end."""
+    if curvatures is None:
+        return rates**2
+    return sum(
+        h * rates**2 * np.array([np.prod((1 - rates[t + 1 :] * h) ** 2) for t in range(len(rates))])
+        for h in np.atleast_1d(curvatures)
+    )
+
+
+def left_at_the_end(noise, q):
+    """Noise variance at the end, over that of equal noise at the same Σ 1/σ²."""
+    return (q * noise**2).sum() * np.mean(noise**-2.0) / q.sum()
+
+
+RATES = {fading: schedules.learning_rates(0.3, 12, fading) for fading in ("none", "linear", "cosine")}
+
+
+@pytest.mark.parametrize("fading", RATES)
+@pytest.mark.parametrize("curvature", [None, 0.4, 3.0, 4.5, 6.0, [0.2, 1.0, 4.0]])
+def test_noise_by_the_formula_is_least_by_direct_minimisation(fading, curvature):
+    rates = RATES[fading]
+    share = survives(rates, curvature) / rates**2
+    q = rates**2 * np.maximum(share / share.max(), 1e-8)
+    noise = (
+        schedules.power_of_rate(rates, 0.5)
+        if curvature is None
+        else schedules.for_curvature(rates, curvature)
+    )
+
+    # In x = log 1/σ²: Σ q_t e^-x_t at a given mean of e^x_t; the scale is divided out, so nothing is bound.
+    def objective(x):
+        noise, cost = q * np.exp(-x), np.exp(x)
+        return np.log(noise.sum()) + np.log(cost.sum()), cost / cost.sum() - noise / noise.sum()
+
+    found = minimize(objective, np.zeros(len(rates)), jac=True, method="BFGS", options={"gtol": 1e-10})
+    best = np.exp(-found.x / 2)
+    best *= np.sqrt(np.mean(best**-2))
+    np.testing.assert_allclose(noise, best, rtol=1e-4)
+    assert left_at_the_end(noise, q) <= left_at_the_end(best, q) * (1 + 1e-9)
+    # What the limit on forgetting costs: (Σ√q)² is the least without it.
+    q = survives(rates, curvature)
+    least = np.sqrt(q).sum() ** 2 / (len(q) * q.sum())
+    assert least * (1 - 1e-12) <= left_at_the_end(noise, q) <= 1.003 * least
+
+
+def test_what_the_laws_are_worth_in_long_runs():
+    """Noise variance at the end over that of equal noise: integrals, taken by hand."""
+    T = 4000
+    rates = {fading: schedules.learning_rates(1.0, T, fading) for fading in ("none", "linear", "cosine")}
+    linear = rates["linear"]
+    simple = schedules.power_of_rate(linear, 0.5)
+    flat = survives(linear)
+    assert left_at_the_end(simple, flat) == pytest.approx(3 / 4, abs=1e-3)
+    cosine = schedules.power_of_rate(rates["cosine"], 0.5)
+    assert left_at_the_end(cosine, survives(rates["cosine"])) == pytest.approx(2 / 3, abs=1e-3)
+    for fading, total, expected in [("linear", 3, 0.834), ("linear", 10, 0.505), ("none", 10, 0.200)]:
+        h = total / rates[fading].sum()
+        q = survives(rates[fading], h)
+        noise = schedules.for_curvature(rates[fading], h)
+        assert left_at_the_end(noise, q) == pytest.approx(expected, abs=5e-3)
+    # Where early noise is forgotten, the simple rule is worse than equal noise.
+    q = survives(linear, 3 / linear.sum())
+    assert left_at_the_end(simple, q) == pytest.approx(1.385, abs=5e-3)
+
+
+LAWS = {
+    "power": lambda rates: schedules.power_of_rate(rates, 0.5),
+    "estimate": lambda rates: schedules.power_of_rate(rates, 1.0),
+    "falling": lambda rates: schedules.power_of_rate(rates, -2.0),
+    "flat": lambda rates: schedules.for_curvature(rates, 1e-9),
+    "wiped out": lambda rates: schedules.for_curvature(rates, 1 / rates[len(rates) // 2]),
+    "overshoots": lambda rates: schedules.for_curvature(rates, 1.9 / rates[0]),
+    "diverges": lambda rates: schedules.for_curvature(rates, 1e3 / rates[0]),
+    "many": lambda rates: schedules.for_curvature(rates, np.logspace(-6, 2, 30)),
+}
+
+
+@pytest.mark.parametrize("fading", schedules.FADINGS)
+@pytest.mark.parametrize("rounds", [1, 2, 50, 10_000])
+@pytest.mark.parametrize("law", LAWS)
+def test_noise_stays_finite_and_costs_as_much_as_equal_noise(law, rounds, fading):
+    rates = schedules.learning_rates(0.5, rounds, fading, 10)
+    noise = LAWS[law](rates)
+    assert noise.shape == rates.shape and np.isfinite(noise).all() and (noise > 0).all()
+    assert np.mean(noise**-2.0) == pytest.approx(1.0)
+    simple = schedules.power_of_rate(rates, 0.5)
+    if law not in ("estimate", "falling"):
+        assert np.ptp(np.log(noise / simple)) <= np.log(100) + 1e-9
+
+
+def test_exponents_and_curvatures_meet_where_they_should():
+    rates = schedules.learning_rates(0.5, 40, "linear")
+    half = schedules.power_of_rate(rates, 0.5)
+    np.testing.assert_allclose(schedules.for_curvature(rates, 1e-9), half, rtol=1e-6)
+    np.testing.assert_allclose(schedules.power_of_rate(rates, 0.0), 1.0)
+    on_the_estimate = rates * schedules.power_of_rate(rates, 1.0)
+    np.testing.assert_allclose(on_the_estimate, on_the_estimate[0])
+    # Only ratios of steps matter to powers; to a curvature only its product with the steps.
+    np.testing.assert_allclose(schedules.power_of_rate(1e25 * rates, 0.5), half)
+    np.testing.assert_allclose(
+        schedules.for_curvature(10 * rates, 0.3), schedules.for_curvature(rates, 3.0), rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        schedules.for_curvature(rates, [3.0, 3.0]), schedules.for_curvature(rates, 3.0), rtol=1e-9
+    )
+
+
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: schedules.learning_rates(0.5, 10, "cosine"),
+        lambda: schedules.learning_rates(0.5, 10, "sine"),
         lambda: schedules.step_decay(0.0, 10, 10),
         lambda: schedules.step_decay(1.1, 10, 10),
         lambda: schedules.step_decay(0.9, 0, 10),
         lambda: schedules.schedule(np.ones(3), np.ones(3), "message"),
+        lambda: schedules.power_of_rate(np.ones(3), 2.5),
+        lambda: schedules.power_of_rate(np.array([1.0, 0.0]), 0.5),
+        lambda: schedules.for_curvature(np.array([1.0, np.nan]), 0.5),
+        lambda: schedules.for_curvature(np.ones(3), 0.0),
+        lambda: schedules.for_curvature(np.ones(3), []),
+        lambda: schedules.for_curvature(np.ones(3), [0.5, np.inf]),
     ],
 )
 def test_bad_settings_are_refused(call):

@@ -46,9 +46,15 @@ def writer(
     alpha: float = 0.4,
     graph: topology.Topology = GRAPH,
     fading: str = "linear",
+    law: str = "steps",
 ) -> Writer:
     rates = schedules.learning_rates(0.3, rounds, fading)
-    schedule = schedules.schedule(rates, schedules.step_decay(decay, period, rounds), noise_on)
+    along = {
+        "steps": lambda: schedules.step_decay(decay, period, rounds),
+        "power": lambda: schedules.power_of_rate(rates, 0.5),
+        "curvature": lambda: schedules.for_curvature(rates, [0.5, 4.0]),
+    }[law]()
+    schedule = schedules.schedule(rates, along, noise_on)
 
     def write(deviation: np.ndarray) -> Plan:
         return PROTOCOLS[name](alpha).plan(graph, schedule, deviation, seed=1)
@@ -97,6 +103,41 @@ def test_every_published_calibration_is_inverted_by_its_own_claim(calibration):
         claimed, said = exposed.claim(write(calibrated.deviation), DELTA)
         assert (1 - 1e-6) * 1.5 <= claimed.max() <= 1.5
         assert not said
+
+
+@pytest.mark.parametrize("law", ["power", "curvature"])
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_noise_by_the_steps_is_calibrated_under_every_guarantee(guarantee, law):
+    for name, batch in itertools.product(PROTOCOLS, ("full", "cycle", "poisson")):
+        if batch == "poisson" and name != "plain-sync":
+            continue
+        write, exposed = writer(name, law=law, fading="cosine"), analysis([20] * 6, batch)
+        noise = calibrate(write, exposed, guarantee, np.ones(6), DELTA).deviation
+        found = account(write(noise), exposed, DELTA, guarantee=guarantee).answer(guarantee)
+        assert 1 - 1e-6 <= found.epsilon.max() <= 1, (name, batch)
+
+
+@pytest.mark.parametrize("calibration", ["tight", "optimal", "moments", "udp"])
+def test_sigma_means_the_same_privacy_under_laws_that_follow_the_steps(calibration):
+    """Full batches and fresh noise. Of the paper's decay it is the noise at the start, so that costs more."""
+    exposed = analysis([20] * 6, calibration=calibration)
+    sigmas = {
+        law: calibrate(writer("plain-sync", 40, law=law, decay=decay), exposed, "claimed", np.ones(6), DELTA)
+        for law, decay in (("steps", 1.0), ("power", 0.0), ("curvature", 0.0))
+    }
+    equal = sigmas["steps"].deviation
+    for law in ("power", "curvature"):
+        np.testing.assert_allclose(sigmas[law].deviation, equal, rtol=1e-6)
+    decayed = calibrate(writer("plain-sync", 40, decay=0.8), exposed, "claimed", np.ones(6), DELTA)
+    assert (decayed.deviation > equal).all()
+
+
+def test_theorem1_has_no_claim_where_noise_grows():
+    write, exposed = writer("top-sync", law="power"), analysis([20] * 6, calibration="theorem1")
+    with pytest.raises(NotCovered, match="covers noise that stays or decays; here it grows"):
+        calibrate(write, exposed, "claimed", np.ones(6), DELTA)
+    found = account(write(np.full(6, 2.0)), exposed, DELTA)
+    assert found.claimed.status == "refused" and "here it grows" in found.claimed.reason
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,12 +1,14 @@
 """Names become objects: every name that can be chosen; batches, the same for everybody who reads them."""
 
+from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from topdp.data import PARTITIONS
 from topdp.errors import InputError
-from topdp.plan import Cycle, Full, Poisson
+from topdp.plan import Cycle, Full, Poisson, for_curvature, power_of_rate, step_decay
 from topdp.plan.schedules import FADINGS
 from topdp.privacy import CALIBRATIONS, GUARANTEES
 from topdp.settings import build
@@ -38,6 +40,42 @@ def test_the_share_of_own_noise_reaches_the_protocols_that_reuse_noise(mode):
     assert build.protocol(read(changes=changes)).own_share == 0.5
     assert build.protocol(read(changes=[f"method.mode={mode}"])).own_share == 1.0
     assert not hasattr(build.protocol(read(changes=[*changes, "method.name=plain"])), "own_share")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], lambda rates: step_decay(0.9, 1000, 1500)),  # top-dp
+        (["method.name=plain"], np.ones_like),
+        (["method.decays=false"], np.ones_like),
+        (["method.noise_along.kind=constant"], np.ones_like),
+        (["method.name=plain", "method.decays=true"], lambda rates: step_decay(0.9, 1000, 1500)),
+        (
+            ["method.name=plain", "method.noise_along.kind=steps", "method.decay.period=7"],
+            lambda rates: step_decay(0.9, 7, 1500),
+        ),
+        (["method.noise_along.kind=power"], lambda rates: power_of_rate(rates, 0.5)),
+        (
+            ["method.noise_along={kind='power', exponent=0.25}"],
+            lambda rates: power_of_rate(rates, 0.25),
+        ),
+        (
+            ["method.noise_along={kind='curvature', curvature=[1, 2.5]}"],
+            lambda rates: for_curvature(rates, [1.0, 2.5]),
+        ),
+    ],
+)
+def test_the_law_of_noise_along_the_rounds(changes, expected):
+    schedule = build.schedule(read(changes=["rounds=1500", *changes]), records=100)
+    np.testing.assert_array_equal(schedule.noise, schedule.rate * expected(schedule.rate))
+
+
+def test_a_method_has_a_law_of_its_own_unless_noise_stands_on_estimates(monkeypatch):
+    monkeypatch.setitem(METHODS, "plain", replace(METHODS["plain"], noise_along="power"))
+    assert build.noise_along(read(changes=["method.name=plain"])) == "power"
+    assert build.noise_along(read(changes=["method.name=plain", "method.decays=true"])) == "steps"
+    assert build.noise_along(read(changes=["method.name=plain", "method.noise_on=estimate"])) == "constant"
+    assert build.noise_along(read(changes=["method.noise_on=estimate"])) == "steps"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import strategies
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.data import Shards
+from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan
 from topdp.privacy.basics.checks import NotCovered
@@ -91,6 +92,44 @@ def test_every_run_of_a_stack_is_the_run_alone(kind, size, device):
     torch.testing.assert_close(
         together(runs, kind, size, device), alone(runs, kind, size, device), rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("records", [40, [40, 7, 33, 12, 40]])
+def test_runs_on_the_same_records_read_them_once_and_are_what_each_is_alone(records, device):
+    """Every protocol, other rates, noise and seeds of the noise, on one graph and its shards."""
+    graph, shards = topology.ring(5), blobs(5, 40, seed=1)
+    if not isinstance(records, int):
+        shards = Shards.from_arrays(
+            [
+                (x[:count], y[:count])
+                for x, y, count in zip(shards.inputs, shards.labels, records, strict=True)
+            ]
+        )
+    runs = [
+        Run(single(name, graph, seed, deviation=0.2 * (seed % 3), rate=0.1 * (seed + 1)), shards, seed)
+        for seed, name in enumerate(PROTOCOLS)
+    ]
+    plans, seeds = [run.plan for run in runs], [run.seed for run in runs]
+    stack = StackedBatches(tuple((tuple(batches_of(shards, "full", 0)), seed) for seed in seeds))
+    start = torch.cat([run.start().expand(run.plan.agents, -1) for run in runs])
+    engine = Engine(
+        stack_plans(plans), gradients(), shards, stack.batches, 0, device, StackedNoise(plans, seeds),
+        stack.select, copies=len(runs),
+    )  # fmt: skip
+    state = engine.start(start)
+    while state.releases < engine.plan.releases:
+        state = engine.advance(state)
+    torch.testing.assert_close(engine.estimates(state), alone(runs, "full", 0, device), rtol=1e-4, atol=1e-6)
+
+
+def test_only_full_batches_can_be_shared():
+    shards, plan = blobs(5, 40, seed=1), single("plain-sync", topology.ring(5), 0)
+    two = stack_plans([plan, plan])
+    with pytest.raises(InputError, match="full batches where several runs share"):
+        Engine(two, gradients(), shards, batches_of(shards, "cycle", 4) * 2, 0, copies=2)
+    with pytest.raises(InputError, match="shards for 10 agents, got 15"):
+        Engine(two, gradients(), shards, batches_of(shards, "full", 0) * 3, 0, copies=3)
 
 
 @st.composite

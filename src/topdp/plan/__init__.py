@@ -9,7 +9,14 @@ from topdp.plan.archive import load, save
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
 from topdp.plan.description import describe
 from topdp.plan.plan import NOBODY, PerRound, Plan, PlanError, Round, prune
-from topdp.plan.schedules import Schedule, learning_rates, schedule, step_decay
+from topdp.plan.schedules import (
+    Schedule,
+    for_curvature,
+    learning_rates,
+    power_of_rate,
+    schedule,
+    step_decay,
+)
 from topdp.plan.streams import stream
 
 __all__ = [
@@ -25,8 +32,10 @@ __all__ = [
     "Round",
     "Schedule",
     "describe",
+    "for_curvature",
     "learning_rates",
     "load",
+    "power_of_rate",
     "prune",
     "save",
     "schedule",

@@ -1,10 +1,14 @@
-"""What changes along the rounds for all agents alike: the step size and the decay of the noise.
+"""What changes along the rounds for all agents alike: the step size and the noise.
 
 T rounds make T + 1 releases: round 0 is the release before the loop, and uses the values of t = 0.
+
+**Guarantees.** None of its own: a schedule is part of the plan, and every account counts it. It is made of
+settings alone; a curvature must be known without looking at private data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +37,9 @@ class Schedule:
 def learning_rates(initial: float, rounds: int, fading: str, rounds_per_epoch: int = 1) -> Floats:
     """λ_t of the T+1 releases of T `rounds`.
 
-    `none`: constant. `linear`: falls to 1/T of itself. `sqrt-epoch`: λ/√(1 + epoch), our reading of the
-    paper's "fading learning rate", whose law it does not give.
+    `none`: constant. `linear`: falls to 1/T of itself. `cosine`: half a wave, to sin²(π/2T) of itself.
+    `sqrt-epoch`: λ/√(1 + epoch), our reading of the paper's "fading learning rate", whose law it does not
+    give.
 
     >>> learning_rates(1.0, rounds=4, fading="linear").tolist()
     [1.0, 1.0, 0.75, 0.5, 0.25]
@@ -44,12 +49,15 @@ def learning_rates(initial: float, rounds: int, fading: str, rounds_per_epoch: i
         return np.full(rounds + 1, float(initial))
     if fading == "linear":
         return initial * (1.0 - t / max(rounds, 1))
+    if fading == "cosine":
+        # λ(1 + cos(πt/T))/2 without the cancellation at the end
+        return np.asarray(initial * np.sin(np.pi * (rounds - t) / (2 * max(rounds, 1))) ** 2)
     if fading == "sqrt-epoch":
         return initial / np.sqrt(1.0 + t // rounds_per_epoch)
     raise InputError(f"Expected fading to be one of {', '.join(FADINGS)}, got {fading!r}.")
 
 
-FADINGS = ("none", "linear", "sqrt-epoch")
+FADINGS = ("none", "linear", "cosine", "sqrt-epoch")
 
 
 def step_decay(factor: float, period: int, rounds: int) -> Floats:
@@ -68,18 +76,85 @@ def step_decay(factor: float, period: int, rounds: int) -> Floats:
     return np.power(float(factor), _time(rounds) // period)
 
 
-def schedule(rate: Floats, decay: Floats, noise_on: str) -> Schedule:
+def power_of_rate(rate: Floats, exponent: float) -> Floats:
+    """σ_t ∝ λ_t^-exponent: the noise on the gradient of each release, in units of equal noise as costly.
+
+    What is left at the end of the noise of all rounds is Σ q_t σ_t², with q_t = λ_t² where a loss is so flat
+    that nothing is forgotten. At a given privacy loss, Σ 1/σ_t², that is least for σ_t² ∝ q_t^-½: exponent ½,
+    with ¾ of the variance that equal noise leaves if λ falls linearly. Exponent 0 is equal noise, exponent 1
+    equal noise on the estimate.
+
+    The mean of 1/σ_t² is 1: with full batches and fresh noise, a σ means the same privacy at every exponent.
+
+    >>> power_of_rate(learning_rates(1.0, rounds=4, fading="linear"), 0.5).round(3).tolist()
+    [0.837, 0.837, 0.966, 1.183, 1.673]
+    """
+    if not -LARGEST_EXPONENT <= exponent <= LARGEST_EXPONENT:
+        raise InputError(
+            f"Expected an exponent from -{LARGEST_EXPONENT:g} to {LARGEST_EXPONENT:g}, got {exponent}."
+        )
+    return _as_costly_as_equal(-exponent * np.log(_relative(rate)))
+
+
+def for_curvature(rate: Floats, curvature: float | Sequence[float]) -> Floats:
+    """σ_t that leaves least noise at the end of descent on a quadratic loss with these curvatures.
+
+    A step on a direction of curvature h shrinks what was there by 1 - λh: early noise is forgotten, and early
+    rounds may have more of it. Scaled as `power_of_rate`, which is its limit for h → 0.
+
+    Where noise is forgotten altogether (λh = 1, or long before the end) the least noise at the end would ask
+    for noise without end. So forgetting counts down to 10⁻⁸ in q_t: no round has more than 100 times the
+    noise that `power_of_rate` gives it beside the least forgotten one.
+
+    >>> for_curvature(learning_rates(0.5, rounds=4, fading="none"), 1.0).round(3).tolist()
+    [2.49, 1.761, 1.245, 0.88, 0.622]
+    """
+    curvatures = np.atleast_1d(np.asarray(curvature, float))
+    if curvatures.ndim != 1 or not len(curvatures) or not (np.isfinite(curvatures) & (curvatures > 0)).all():
+        raise InputError(f"Expected a curvature, or a list of them, finite and > 0, got {curvature}.")
+    log_rate = np.log(_relative(rate))
+    # q_t = Σ_k h_k λ_t² Π_{s>t} (1 - λ_s h_k)², in logarithms; σ_t² ∝ q_t^-½
+    left = np.full(len(rate), -np.inf)
+    for h in curvatures:
+        with np.errstate(divide="ignore"):
+            shrunk = 2.0 * np.log(np.abs(1.0 - rate * h))
+        after = np.append(np.cumsum(shrunk[:0:-1])[::-1], 0.0)
+        left = np.logaddexp(left, np.log(h) + after)
+    return _as_costly_as_equal(-0.5 * log_rate - 0.25 * np.maximum(left - left.max(), np.log(FORGOTTEN)))
+
+
+LARGEST_EXPONENT = 2.0
+FORGOTTEN = 1e-8  # of what survives best: less counts as this much
+
+
+def schedule(rate: Floats, along: Floats, noise_on: str) -> Schedule:
     """Puts the noise inside the step (`gradient`: -λ(ḡ + noise)) or beside it (`estimate`: as printed).
 
-    >>> rates, decay = learning_rates(0.5, 2, "none"), step_decay(1.0, 1, 2)
-    >>> schedule(rates, decay, "gradient").noise.tolist(), schedule(rates, decay, "estimate").noise.tolist()
+    `along` is the noise of each release where it stands, per unit of an agent's full-scale deviation.
+
+    >>> rates, equal = learning_rates(0.5, 2, "none"), step_decay(1.0, 1, 2)
+    >>> schedule(rates, equal, "gradient").noise.tolist(), schedule(rates, equal, "estimate").noise.tolist()
     ([0.5, 0.5, 0.5], [1.0, 1.0, 1.0])
     """
     if noise_on == "gradient":
-        return Schedule(rate, rate * decay)
+        return Schedule(rate, rate * along)
     if noise_on == "estimate":
-        return Schedule(rate, np.array(decay))
+        return Schedule(rate, np.array(along))
     raise InputError(f"Expected noise_on to be 'gradient' or 'estimate', got {noise_on!r}.")
+
+
+def _relative(rate: Floats) -> Floats:
+    """λ_t over the largest: only ratios matter, and products of these cannot overflow."""
+    rate = np.asarray(rate, float)
+    if not (np.isfinite(rate) & (rate > 0)).all():
+        raise InputError("Expected steps that are finite and > 0 in every round, to set the noise by them.")
+    return np.asarray(rate / rate.max())
+
+
+def _as_costly_as_equal(log_noise: Floats) -> Floats:
+    """exp(log_noise), scaled so that the mean of 1/σ_t² is 1."""
+    relative = np.exp(log_noise - log_noise.min())
+    return np.asarray(relative * np.sqrt(np.mean(relative**-2)))
 
 
 def _time(rounds: int) -> Floats:

@@ -102,10 +102,12 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
         )
     tree = config.model_dump(exclude_none=True)
     # With the noise inside the step neither clip, step size, data nor model matters to σ; records scale it.
+    # Only a stated curvature is in units of the step.
+    rate = config.train.learning_rate if build.noise_along(config) == "curvature" else 1.0
     guarantee = GUARANTEES["honest"]
     tree["privacy"] = {"delta": config.privacy.delta, "clip": 1.0, "guarantee": guarantee, "patient": True}
     tree["data"] = {"name": "mnist", "records": UNIT_RECORDS}
-    tree["train"] = {"learning_rate": 1.0, "fading": config.train.fading}
+    tree["train"] = {"learning_rate": rate, "fading": config.train.fading}
     tree["model"] = {"name": "mlp"}
     return parse(tree, "unit budget")
 

@@ -94,13 +94,15 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
     All are tested on the first `test_records` of the first run.
     """
     first = runs[0]
-    shards = stack_shards([one.shards for one in runs])
+    stacked = StackedBatches(tuple((one.batches, one.config.seed) for one in runs))
+    # Runs on the same records, all of them each round, read them once.
+    shared = all(one.shards is first.shards for one in runs) and stacked.full
+    shards = first.shards if shared else stack_shards([one.shards for one in runs])
     assert shards.test_inputs is not None and shards.test_labels is not None
     shards = replace(
         shards, test_inputs=shards.test_inputs[:test_records], test_labels=shards.test_labels[:test_records]
     )
     seeds = [one.config.seed for one in runs]
-    stacked = StackedBatches(tuple((one.batches, one.config.seed) for one in runs))
     return Engine(
         stack_plans(plans),
         first.gradients,
@@ -110,6 +112,7 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
         first.device,
         StackedNoise(plans, seeds),
         stacked.select,
+        copies=len(runs) if shared else 1,
     )
 
 

@@ -64,14 +64,37 @@ def protocol(config: RunConfig) -> Protocol:
 
 
 def schedule(config: RunConfig, records: int) -> Schedule:
-    """Step sizes and noise decay; an epoch is one pass over `records`, unless the configuration says."""
-    train, decay = config.train, config.method.decay
+    """Step sizes and noise of all releases.
+
+    An epoch is one pass over `records`, unless the configuration says.
+    """
+    train = config.train
     size = batches(config, (records,))[0].divisor
     per_epoch = train.rounds_per_epoch or max(1, -(-records // size))
     rates = schedules.learning_rates(train.learning_rate, config.rounds, train.fading, per_epoch)
-    decays = method(config).decays if config.method.decays is None else config.method.decays
-    fall = schedules.step_decay(decay.factor if decays else 1.0, decay.period, config.rounds)
-    return schedules.schedule(rates, fall, config.method.noise_on)
+    return schedules.schedule(rates, _noise_along(config, rates), config.method.noise_on)
+
+
+def noise_along(config: RunConfig) -> str:
+    """The kind of law by which noise changes along the rounds: as asked for, else the method's own."""
+    chosen = config.method
+    if chosen.noise_along.kind is not None:
+        return chosen.noise_along.kind
+    if chosen.decays is not None:
+        return "steps" if chosen.decays else "constant"
+    kind = method(config).noise_along
+    # The other laws are of noise on gradients.
+    return kind if chosen.noise_on == "gradient" or kind == "steps" else "constant"
+
+
+def _noise_along(config: RunConfig, rates: Floats) -> Floats:
+    kind, law, steps = noise_along(config), config.method.noise_along, config.method.decay
+    if kind == "power":
+        return schedules.power_of_rate(rates, law.exponent)
+    if kind == "curvature":
+        assert law.curvature is not None
+        return schedules.for_curvature(rates, law.curvature)
+    return schedules.step_decay(steps.factor if kind == "steps" else 1.0, steps.period, config.rounds)
 
 
 def sigma(config: RunConfig, agents: int) -> Floats | None:

@@ -65,6 +65,18 @@ class DecayConfig(Section):
     period: Count = 1000
 
 
+class NoiseAlongConfig(Section):
+    kind: Literal["constant", "power", "curvature", "steps"] | None = None  # None: as the method says
+    exponent: Annotated[float, Field(ge=-2, le=2)] = 0.5
+    curvature: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _curvature_is_stated(self) -> NoiseAlongConfig:
+        if self.kind == "curvature" and self.curvature is None:
+            raise ValueError('kind = "curvature" needs curvature = a number > 0 or a list of them')
+        return self
+
+
 class MethodConfig(Section):
     name: Literal[
         "no-noise",
@@ -92,7 +104,22 @@ class MethodConfig(Section):
     gossip: Annotated[int, Field(ge=0)] | Auto = "auto"  # steps of averaging between gradients
     chebyshev: bool = True  # accelerates them
     decay: DecayConfig = DecayConfig()
-    decays: bool | None = None  # None: as the method says (only top-dp does)
+    decays: bool | None = None  # true: noise_along.kind = "steps"; false: "constant"
+    noise_along: NoiseAlongConfig = NoiseAlongConfig()
+
+    @model_validator(mode="after")
+    def _one_law_of_noise(self) -> MethodConfig:
+        kind = self.noise_along.kind
+        if None not in (kind, self.decays) and self.decays != (kind == "steps"):
+            raise ValueError(
+                f'decays = {str(self.decays).lower()} and noise_along.kind = "{kind}" contradict each other: '
+                "leave decays away"
+            )
+        if kind in ("power", "curvature") and self.noise_on == "estimate":
+            raise ValueError(
+                f'noise_along.kind = "{kind}" is a law of the noise on gradients: use noise_on = "gradient"'
+            )
+        return self
 
 
 class PrivacyConfig(Section):
@@ -134,7 +161,7 @@ class ModelConfig(Section):
 
 class TrainConfig(Section):
     learning_rate: Positive = 0.5
-    fading: Literal["none", "linear", "sqrt-epoch"] = "linear"
+    fading: Literal["none", "linear", "cosine", "sqrt-epoch"] = "linear"
     rounds_per_epoch: Count | None = None
     evaluate_every: Count = 10
     checkpoint_every: Count = 100
@@ -231,6 +258,7 @@ UNIONS = {
     "method.pair_noise": 'a number from 0 to 1e30, or "auto"',
     "method.gossip": 'a whole number >= 0, or "auto"',
     "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
+    "method.noise_along.curvature": "a number > 0 and at most 1e30, or a list of them",
     "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
     "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",
 }
@@ -238,10 +266,10 @@ UNIONS = {
 
 def _explain(fault: Any) -> str:
     path = [str(part) for part in fault["loc"]]
-    union = ".".join(path[:2])  # what follows names the form that did not fit
-    if union in UNIONS:
-        return f"{union}: expected {UNIONS[union]}."
     key = ".".join(path)
+    for union, expected in UNIONS.items():
+        if f"{key}.".startswith(f"{union}."):  # what follows names the form that did not fit
+            return f"{union}: expected {expected}."
     if fault["type"] == "extra_forbidden":
         return f"{key}: no such key.{did_you_mean(path[-1], _known_keys(path[:-1]))}"
     if fault["type"] == "literal_error":

@@ -1,4 +1,4 @@
-"""The named methods: each is a protocol, a calibration of its noise, and whether the noise decays.
+"""The named methods: each is a protocol, a calibration of its noise, and a law of the noise along the rounds.
 
 docs/methods.md says which to choose; docs/paper.md has the table of the paper's. Plans are written by
 protocols/, budgets are met by privacy/: this file only says which goes with which.
@@ -53,12 +53,15 @@ def _correlated(c: MethodConfig) -> Protocol:
 
 @dataclass(frozen=True)
 class Method:
-    """`calibration` None: any, `tight` unless the configuration names another."""
+    """`calibration` None: any, `tight` unless the configuration names another.
+
+    `noise_along`: the law of the noise along the rounds where the configuration names none.
+    """
 
     name: str
     writer: Callable[[MethodConfig], Protocol]
     noisy: bool = True
-    decays: bool = False
+    noise_along: str = "constant"
     calibration: str | None = None
     modes: tuple[str, ...] = ("sync", "async")
     pools: bool = False  # all records in one place: needs a trusted party
@@ -88,10 +91,10 @@ METHODS = {
         Method("udp", _plain, calibration="udp"),
         Method("optimal", _plain, calibration="optimal"),
         Method("top", _top),
-        Method("top-dp", _top, decays=True),
-        Method("dsgd", lambda c: Dsgd(), modes=("sync",)),
-        Method("muffliato", _muffliato, modes=("sync",)),
-        Method("correlated", _correlated, modes=("sync",)),
-        Method("central", lambda c: Central(), modes=("sync",), pools=True),
+        Method("top-dp", _top, noise_along="steps"),
+        Method("dsgd", lambda c: Dsgd(), modes=("sync",), noise_along="power"),
+        Method("muffliato", _muffliato, modes=("sync",), noise_along="power"),
+        Method("correlated", _correlated, modes=("sync",), noise_along="power"),
+        Method("central", lambda c: Central(), modes=("sync",), noise_along="power", pools=True),
     )
 }

@@ -25,7 +25,7 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, prune
 from topdp.plan.arrays import Floats
-from topdp.plan.batches import Batches
+from topdp.plan.batches import Batches, Full
 from topdp.plan.streams import stream
 from topdp.simulator.draws import Draws, Noise
 from topdp.simulator.mixing import RowByRow, Work
@@ -63,7 +63,8 @@ class Evaluation:
 class Engine:
     """Runs `plan` on `shards`, with one of `batches` for each agent. The same seed on the same device gives
     the same bits; `noise` and `select`, where given, are whose draws and records they are instead of the
-    seed's. `plant` adds records that are no data: the canaries of an audit.
+    seed's. `plant` adds records that are no data: the canaries of an audit. With `copies` of the shards'
+    agents in the plan, one after the other, all copies of an agent have its records; all of them, each round.
 
     Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
     `every_row` makes those too that are only read, for an audit of their readers.
@@ -81,10 +82,13 @@ class Engine:
         select: Select | None = None,
         plant: Plant | None = None,
         every_row: bool = False,
+        copies: int = 1,
     ) -> None:
-        if shards.agents != plan.agents:
-            raise InputError(f"Expected shards for {plan.agents} agents, got {shards.agents}.")
-        if [one.records for one in batches] != list(shards.counts):
+        if shards.agents * copies != plan.agents:
+            raise InputError(f"Expected shards for {plan.agents} agents, got {shards.agents * copies}.")
+        if copies > 1 and not all(isinstance(one, Full) for one in batches):
+            raise InputError("Expected full batches where several runs share their records, got others.")
+        if [one.records for one in batches] != list(shards.counts) * copies:
             raise InputError(
                 f"Expected batches of the records that agents hold, {list(shards.counts)}, got batches of "
                 f"{[one.records for one in batches]}: noise is calibrated for those."
@@ -98,6 +102,7 @@ class Engine:
         self.device = torch.device(device)
         self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
         self.seed = seed
+        self._copies = copies
         self._select = select or partial(selection.select, tuple(batches), seed)
         self._plant = plant
         self._random_layers = any(isinstance(m, _DropoutNd) for m in gradients.flat.module.modules())
@@ -163,7 +168,7 @@ class Engine:
         rows = self.estimates(state)
         total = self._rows(torch.zeros, len(rows))
         with self._dropout_of(state.releases):
-            self.gradients.clipped_sum(rows, inputs, labels, chosen.weights, out=total)
+            self.gradients.clipped_sum(rows, inputs, labels, chosen.weights, out=total, copies=self._copies)
         if self._plant is not None:
             self._plant(state.releases, chosen, total)
         return total.div_(chosen.divisor.to(total)[:, None])

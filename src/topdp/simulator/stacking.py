@@ -127,6 +127,11 @@ class StackedBatches:
         """One for each agent of the stack."""
         return tuple(one for batches, _ in self.runs for one in batches)
 
+    @property
+    def full(self) -> bool:
+        """Whether all agents use all of their records in every round."""
+        return all(isinstance(one, Full) for one in self.batches)
+
     def select(self, round: int, device: Device = None) -> Selection:
         period = self._common_period
         if period is None:
@@ -145,7 +150,7 @@ class StackedBatches:
         return period if period <= KEPT_ROUNDS else None
 
     def _joined(self, round: int, device: Device) -> Selection:
-        if all(isinstance(one, Full) for one in self.batches):
+        if self.full:
             return select(self.batches, 0, round, device)
         drawn = {run: select(*run, round, device) for run in set(self.runs)}
         each = [drawn[run] for run in self.runs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -17,9 +17,9 @@ from scipy.integrate import quad
 
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Poisson
-from topdp.privacy.basics import gaussian
+from topdp.privacy.basics import gaussian, poisson
 from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
-from topdp.privacy.basics.poisson import loss_distribution_epsilon, renyi_curve
+from topdp.privacy.basics.poisson import grouped, loss_distribution_epsilon, renyi_curve
 from topdp.privacy.published import (
     CALIBRATIONS,
     Calibration,
@@ -309,6 +309,29 @@ def test_loss_distributions_are_never_below_the_exact_curve(mu: float, releases:
     for delta in (1e-3, 1e-5, 1e-8) if releases < 100_000 else (1e-5,):
         exact = gaussian.epsilon_of(mu, delta)
         assert exact <= loss_distribution_epsilon(z, delta, 1.0) <= exact * 1.02
+
+
+@pytest.mark.parametrize("falling", [lambda t: 1 - t, lambda t: (1 - t) ** 4, lambda t: np.exp(-20 * t)])
+def test_many_noise_multipliers_are_grouped_on_the_private_side(
+    falling: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    information = np.maximum(falling(np.arange(300) / 300), 1e-4)
+    z = 3.0 * information**-0.5
+    groups = grouped(z)
+    assert len(groups) < 150 and sum(count for _, count in groups) == len(z)
+    counted = np.repeat([one for one, _ in groups], [count for _, count in groups])
+    assert (counted <= np.sort(z)).all()
+    assert np.sum(counted**-2.0) <= 1.04 * np.sum(z**-2.0)
+    few = z[:64]
+    assert grouped(few) == [(one, 1) for one in sorted(few)]
+
+
+def test_grouped_noise_costs_little_more_than_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    z = 4.0 * (1 - np.arange(80) / 80) ** -0.5
+    together = loss_distribution_epsilon(z, 1e-5, 0.1)
+    monkeypatch.setattr(poisson, "MANY", 80)
+    each = loss_distribution_epsilon(z, 1e-5, 0.1)
+    assert each < together <= 1.02 * each
 
 
 def test_renyi_curve_against_integration() -> None:

@@ -32,15 +32,20 @@ def expect(
     out: Tensor | None,
     scale: float,
     microbatch: int | None,
+    copies: int = 1,
 ) -> tuple[int, int]:
     """(n, b), where all shapes and numbers fit."""
     expect_rows(flat, rows)
     n, b = rows.shape[0], inputs.shape[1] if inputs.dim() > 1 else -1
-    named = {"inputs": inputs, "targets": targets} | ({} if weights is None else {"weights": weights})
-    for name, value in named.items():
-        if value.shape[:2] != (n, b):
+    if copies < 1 or n % copies:
+        raise InputError(f"Expected copies >= 1 that divide {n} rows, got {copies}.")
+    named = {"inputs": (inputs, n // copies), "targets": (targets, n // copies)}
+    if weights is not None:
+        named["weights"] = (weights, n)
+    for name, (value, agents) in named.items():
+        if value.shape[:2] != (agents, b):
             raise InputError(
-                f"Expected {name} [{n}, {b}, ...] like rows and inputs, got {tuple(value.shape)}."
+                f"Expected {name} [{agents}, {b}, ...] like rows and inputs, got {tuple(value.shape)}."
             )
     if out is not None and (out.shape != rows.shape or out.dtype != rows.dtype or out.stride(1) != 1):
         raise InputError(

@@ -20,6 +20,7 @@ from topdp.learning.gradients.arguments import expect, expect_finite, expect_row
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, blocks, total_norms
 from topdp.learning.gradients.plain import PlainGradients, first_line
+from topdp.learning.gradients.sharing import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
 from topdp.learning.losses import Loss, named_loss
 from topdp.learning.models import FlatModel, Slot
@@ -101,19 +102,22 @@ class ClippedGradients:
         out: Tensor | None = None,
         scale: float = 1.0,
         microbatch: int | None = None,
+        copies: int = 1,
     ) -> Tensor:
         """For each agent, scale · Σ_examples weight · g / max(1, |g| / clip); added to `out` if one is given.
 
         rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1; examples of weight 0 are
         padding and add exactly nothing, even where their activations overflow). `microbatch` bounds the
         examples, of all agents together, in memory at once; the default keeps activations near 64 MB on a
-        CPU and a thirty-second of a GPU's memory. Raises DivergedError, naming the agents, when norms
+        CPU and a thirty-second of a GPU's memory. With `copies`, inputs and targets are of n/copies agents,
+        and rows i, i + n/copies, ... all have those of agent i: read once where the model allows
+        (`sharing`). Raises DivergedError, naming the agents, when norms
         of `rows` are not finite.
 
         **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
         norm, and no other row. No record makes it raise, or not raise.
         """
-        return self._run(rows, inputs, targets, weights, out, scale, microbatch, None)
+        return self._run(rows, inputs, targets, weights, out, scale, microbatch, None, copies)
 
     def clipped_sum_and_statistics(
         self,
@@ -166,8 +170,9 @@ class ClippedGradients:
         scale: float,
         microbatch: int | None,
         totals: Tensor | None,
+        copies: int = 1,
     ) -> Tensor:
-        n, b = expect(self.flat, rows, inputs, targets, weights, out, scale, microbatch)
+        n, b = expect(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
         rows = rows.detach()
         if out is None:
             out = rows.new_zeros(n, self.flat.dimension)
@@ -177,12 +182,49 @@ class ClippedGradients:
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
             self._elements[key] = self._check(rows, inputs, targets)
+        if copies > 1:
+            if self._folded is not None and self._folded.shares:
+                once = math.prod(inputs.shape[2:])
+                elements = once + copies * max(1, self._elements[key] - once)
+                capacity = microbatch // copies if microbatch else _budget(rows.device) // elements
+                self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
+                return out
+            inputs, targets = (_repeated(part, copies) for part in (inputs, targets))
         capacity = microbatch or _budget(rows.device) // self._elements[key]
         for i, j in blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
             losses, found = self._contributions(rows[i], inputs[i, j], targets[i, j])
             self._add(out[i], losses, found, weight, scale, None if totals is None else totals[:, i])
         return out
+
+    def _add_shared(
+        self,
+        out: Tensor,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        scale: float,
+        capacity: int,
+        copies: int,
+    ) -> None:
+        """As the loop of `_run`, where all copies of a row have the same records."""
+        assert self._folded is not None
+        for i, j in blocks(inputs.shape[0], inputs.shape[1], capacity):
+            own = by_copy(rows, copies)[:, i].flatten(0, 1)
+            weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
+            x, y = inputs[i, j], targets[i, j]
+            try:
+                losses, found = self._folded.contributions(own, x, y, copies)
+            except (InputError, MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception:  # of the model, or of a record: the other path knows what to do
+                if rows.is_cuda:
+                    raise
+                losses, found = self._contributions(own, _repeated(x, copies), _repeated(y, copies))
+            sums = torch.zeros_like(own)
+            self._add(sums, losses, found, weight, scale, None)
+            by_copy(out, copies)[:, i] += by_copy(sums, copies)
 
     def _contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> Found:
         path = self._plain if self._folded is None else self._folded
@@ -260,6 +302,11 @@ class ClippedGradients:
                 "for speed, use Linear, Conv2d, Embedding, LayerNorm and GroupNorm layers.",
                 stacklevel=5,
             )
+
+
+def _repeated(values: Tensor, copies: int) -> Tensor:
+    """[n, ...] as [copies·n, ...], one after the other."""
+    return values.expand(copies, *values.shape).flatten(0, 1)
 
 
 def _budget(device: torch.device) -> int:

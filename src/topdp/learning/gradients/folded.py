@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from topdp.learning.gradients.apart import apart, watched
 from topdp.learning.gradients.ghost import Contribution
 from topdp.learning.gradients.known import consists_of_known_layers, nothing_is_hooked_globally
 from topdp.learning.gradients.memory import Memory
-from topdp.learning.gradients.tape import Tape
-from topdp.learning.gradients.twins import skeleton
+from topdp.learning.gradients.tape import Tape, Twin
+from topdp.learning.gradients.twins import LinearTwin, skeleton
 from topdp.learning.losses import Loss, is_known
 from topdp.learning.models import FlatModel, Slot
 
@@ -36,22 +36,32 @@ class FoldedGradients:
         self._skeleton = skeleton(flat, self._tape)
         self._evaluator = skeleton(flat, self._tape).eval()
         self.known = is_known(loss) and consists_of_known_layers(flat.module)
+        self._one_first_layer = self.known and _begins_with_a_linear_layer(self._skeleton)
         self.elements = 0  # kept alive by the last call of `contributions`, roughly
 
+    @property
+    def shares(self) -> bool:
+        """Whether rows may have their records in common (`sharing`)."""
+        return self._one_first_layer and nothing_is_hooked_globally()
+
     def contributions(
-        self, rows: Tensor, inputs: Tensor, targets: Tensor
+        self, rows: Tensor, inputs: Tensor, targets: Tensor, copies: int = 1
     ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
-        """Losses [n, b] and one contribution per parameter; rows [n, d], inputs and targets [n, b, ...]."""
+        """Losses [n, b] and one contribution per parameter; rows [n, d], inputs and targets [n, b, ...].
+
+        Where the model `shares`, several `copies` of rows may have the same records: then there are n/copies.
+        """
         self._skeleton.to(device=rows.device, dtype=rows.dtype)
         tape = self._tape
         try:
-            tape.begin(rows, inputs.shape[1], recording=True)
+            tape.begin(rows, inputs.shape[1], recording=True, copies=copies)
+            targets = targets.expand(copies, *targets.shape).flatten(0, 2)
             with torch.enable_grad():
-                losses = self._losses(inputs.flatten(0, 1), targets.flatten(0, 1))
+                losses = self._losses(inputs.flatten(0, 1), targets)
                 # An output, its gradient and what the functions after it save.
                 self.elements = inputs.numel() + sum(4 * output.numel() for output, _ in tape.records)
                 found = tape.contributions(losses.sum())
-            return losses.detach().view(inputs.shape[:2]), found
+            return losses.detach().view(len(rows), -1), found
         finally:
             tape.clear()
 
@@ -79,3 +89,12 @@ class FoldedGradients:
             return outputs.reshape(rows.shape[0], inputs.shape[0], *outputs.shape[1:])
         finally:
             self._tape.clear()
+
+
+def _begins_with_a_linear_layer(skeleton: nn.Module) -> bool:
+    """Of a chain of known layers: whether the first with weights is linear, and nothing random is before."""
+    layers = [layer for layer in skeleton.modules() if not isinstance(layer, nn.Sequential)]
+    first = next((at for at, layer in enumerate(layers) if isinstance(layer, Twin)), None)
+    if first is None or not isinstance(layers[first], LinearTwin):
+        return False
+    return not any(isinstance(layer, nn.Dropout) for layer in layers[:first])

@@ -48,12 +48,19 @@ class Tape:
         self.examples = 0
         self.recording = False
         self.shared = False
+        self.copies = 1
         self.anchor: Tensor | None = None
         self.records: list[tuple[Tensor, list[Use]]] = []
 
-    def begin(self, rows: Tensor, examples: int, *, recording: bool, shared: bool = False) -> None:
-        """`shared`: all agents get the same batch, given once as [b, ...] and folded by the first twin."""
-        self.rows, self.examples, self.recording, self.shared = rows, examples, recording, shared
+    def begin(
+        self, rows: Tensor, examples: int, *, recording: bool, shared: bool = False, copies: int = 1
+    ) -> None:
+        """`shared`: all agents get the same batch, given once as [b, ...] and folded by the first twin.
+
+        `copies`: rows i, i + n/copies, ... get the same batch; the first twin, a linear one, folds it.
+        """
+        self.rows, self.examples, self.recording = rows, examples, recording
+        self.shared, self.copies = shared, copies
         self.records = []
 
     def anchored(self, example: Tensor) -> None:

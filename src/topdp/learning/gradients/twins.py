@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from topdp.learning.gradients import ghost
+from topdp.learning.gradients.sharing import SharedOuter, linear_of_all
 from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, sum_positions, through, total
 from topdp.learning.models import FlatModel, Slot
 
@@ -33,6 +34,8 @@ class LinearTwin(Twin):
         tape = self.tape
         if x.dim() < 2 or x.shape[-1] != self.in_features:
             raise NotFoldedError(f"a Linear of {self.in_features} got an input of shape {tuple(x.shape)}")
+        if tape.copies > 1:
+            return self._of_copies(x)
         a = tape.unfold(x)
         a = a.reshape(a.shape[0], -1, self.in_features)
         weight = tape.weights(self._slot).mT
@@ -42,6 +45,23 @@ class LinearTwin(Twin):
             output = torch.baddbmm(tape.weights(self._bias).unsqueeze(1), a, weight)
         output = output.view(-1, *x.shape[1:-1], self.out_features)
         return tape.record(output, [Use(self._slot, "Linear", a.detach(), _join_outer), *self._bias_use(-1)])
+
+    def _of_copies(self, x: Tensor) -> Tensor:
+        """x [agents·b, in], the records of all copies: as if it were there once for each."""
+        tape = self.tape
+        copies, tape.copies = tape.copies, 1
+        if x.dim() != 2 or x.shape[0] * copies != tape.agents * tape.examples:
+            raise NotFoldedError(f"a Linear got an input of shape {tuple(x.shape)} for {copies} copies")
+        a = x.view(-1, tape.examples, self.in_features)
+        bias = None if self._bias is None else tape.weights(self._bias)
+        output = linear_of_all(a, tape.weights(self._slot), bias, copies).flatten(0, 1)
+        uses = [Use(self._slot, "Linear of copies", a.detach(), _join_shared), *self._bias_use(-1)]
+        return tape.record(output, uses)
+
+
+def _join_shared(found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
+    ((a, delta),) = found
+    return SharedOuter(a, delta.flatten(2))
 
 
 def _join_outer(found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:

@@ -3,7 +3,8 @@
 Not for full or cyclic batches: those have closed forms in `gaussian`.
 
 **Guarantees.** Adjacency `add-remove`, sensitivity one clipped gradient, every release with fresh noise and a
-fresh, secret coin for each record. Both functions are upper bounds.
+fresh, secret coin for each record. Both functions are upper bounds. Many different noise multipliers are put
+into groups, each with its least: that errs on the private side, by about a hundredth in noise.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _ORDERS = np.array(
     dtype=float,
 )
 
+MANY, GROUPING = 64, 0.02  # distinct noise multipliers that are taken one by one; else see `grouped`
+
 
 def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: float) -> float:
     """ε at δ by the composed privacy loss distribution (Doroshenko et al. 2022, arXiv:2207.04380)."""
@@ -43,7 +46,7 @@ def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: flo
     total = privacy_loss_distribution.identity(value_discretization_interval=interval)
     try:
         with np.errstate(all="ignore"):
-            for z, count in zip(*np.unique(noise_multipliers, return_counts=True), strict=True):
+            for z, count in grouped(noise_multipliers):
                 one = privacy_loss_distribution.from_gaussian_mechanism(
                     float(z), value_discretization_interval=interval, sampling_prob=rate
                 )
@@ -64,12 +67,34 @@ def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]
 
     accountant = RdpAccountant(_ORDERS)
     with _quiet(), np.errstate(all="ignore"):
-        for z, count in zip(*np.unique(noise_multipliers, return_counts=True), strict=True):
+        for z, count in grouped(noise_multipliers):
             event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(float(z)))
             accountant.compose(event, int(count))
     curve = np.asarray(accountant.rdp, dtype=np.float64)
     # A divergence below 0 is a rounding failure of the series; such an order says nothing.
     return _ORDERS, np.where(curve >= 0, curve, np.inf)
+
+
+def grouped(noise_multipliers: Floats) -> list[tuple[float, int]]:
+    """(noise multiplier, releases) in rising order; where there are too many, near ones count as the least.
+
+    Each distinct multiplier takes a loss distribution of its own, so that noise which changes in every round
+    would take hours. A group ends when its Σ 1/z² would exceed the true one by (2%)² of the total, which
+    makes about fifty groups of noise that follows linearly falling steps.
+    """
+    distinct, counts = np.unique(noise_multipliers, return_counts=True)
+    if len(distinct) <= MANY:
+        return list(zip(distinct.tolist(), counts.tolist(), strict=True))
+    information = distinct**-2.0
+    allowed = GROUPING**2 * float(information @ counts)
+    groups: list[tuple[float, int]] = []
+    start, excess = 0, 0.0
+    for at in range(1, len(distinct)):
+        excess += float((information[start] - information[at]) * counts[at])
+        if excess > allowed:
+            groups.append((float(distinct[start]), int(counts[start:at].sum())))
+            start, excess = at, 0.0
+    return [*groups, (float(distinct[start]), int(counts[start:].sum()))]
 
 
 def _interval(noise_multipliers: Floats, rate: float) -> float:
