@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from topdp.learning.models import FlatModel, cnn, mlp
+from topdp.learning.models import FlatModel, cnn, linear, mlp
 
 CLASSES = 4
 
@@ -123,6 +123,11 @@ def reads(*shape: int) -> tuple[int, ...]:
 MODELS = {
     "mlp": (lambda: mlp(12, 7, CLASSES), reads(12)),
     "linear alone": (lambda: nn.Linear(5, CLASSES), reads(5)),
+    "linear from zero": (lambda: linear(30, CLASSES), reads(2, 3, 5)),
+    "wide layers": (
+        lambda: nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 17), nn.Linear(17, 18, bias=False)),
+        reads(4),
+    ),
     "cnn": (lambda: cnn(2, 16, CLASSES), reads(2, 16, 16)),
     "shared layer": (SharedTwice, reads(3, 6)),
     "tied linears": (TiedLinears, reads(6)),

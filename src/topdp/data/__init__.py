@@ -1,6 +1,6 @@
-"""Data: fetched, verified and cached data sets; partitions over agents; shards.
+"""Data: fetched, verified and cached data sets; partitions over agents; shards; features of images.
 
-`Shards` are tensors and are imported when first asked for; the rest works without torch.
+`Shards` and `ScatteringFeatures` need torch and are imported when first asked for; the rest works without.
 """
 
 from importlib import import_module
@@ -11,12 +11,24 @@ from topdp.data.fetch import cache_folder, fetch
 from topdp.data.partitions import PARTITIONS, partition
 
 if TYPE_CHECKING:
+    from topdp.data.features.maps import ScatteringFeatures
     from topdp.data.shards import Shards
 
-__all__ = ["PARTITIONS", "Dataset", "Shards", "available", "cache_folder", "fetch", "load", "partition"]
+__all__ = [
+    "PARTITIONS",
+    "Dataset",
+    "ScatteringFeatures",
+    "Shards",
+    "available",
+    "cache_folder",
+    "fetch",
+    "load",
+    "partition",
+]
+_LAZY = {"ScatteringFeatures": "topdp.data.features.maps", "Shards": "topdp.data.shards"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Shards":
-        return import_module("topdp.data.shards").Shards
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'topdp.data' has no attribute {name!r}")

@@ -35,7 +35,8 @@ def of_dataset(
     progress: Progress | None = None,
 ) -> Shards:
     """As `Shards.from_dataset`, with features for inputs; kept for the whole data set, whoever holds what."""
-    shape = features.shape(dataset.train_inputs.shape[1:])
+    whole = _source(dataset, dataset.train_inputs, "train")
+    shape = features.shape(whole.example)
     shards = Shards.from_dataset(dataset, parts, held_out)
     n, longest = shards.inputs.shape[:2]
     inputs = torch.zeros(n * longest, *shape)
@@ -46,7 +47,6 @@ def of_dataset(
     if held_out is not None:
         place[held_out] = len(inputs) + np.arange(len(held_out))
     used = np.flatnonzero(place >= 0)
-    whole = _source(dataset, dataset.train_inputs, "train")
     if len(used) < FEW * len(place) and not is_kept(features, whole, device):
         some = _source(dataset, dataset.train_inputs[used], "train")
         for piece in pieces(features, some, device, progress, keep=False):
@@ -71,7 +71,7 @@ def of_shards(
 ) -> Shards:
     """The same agents with the features of their records, each agent's kept by itself."""
     n, longest = shards.inputs.shape[:2]
-    inputs = torch.zeros(n, longest, *features.shape(tuple(shards.inputs.shape[2:])))
+    inputs = torch.zeros(n, longest, *features.shape(shards.inputs[0, 0].cpu()))
     for agent, count in enumerate(shards.counts):
         source = _as_they_are(shards.inputs[agent, :count], f"agent {agent}")
         for first, values in pieces(features, source, device, progress):
@@ -87,11 +87,17 @@ def of_shards(
     )
 
 
-def of_training_records(
-    dataset: Dataset, features: FeatureMap, device: Device = "cpu", progress: Progress | None = None
+def of_records(
+    records: Tensor, features: FeatureMap | None, name: str, progress: Progress | None = None
 ) -> Tensor:
-    """[records, *features]: for an agent, who has a data set of its own."""
-    return all_of(features, _source(dataset, dataset.train_inputs, "train"), device, progress)
+    """[records, ...]: what a model sees of one agent's records; kept for the next time."""
+    return records if features is None else all_of(features, _as_they_are(records, name), progress=progress)
+
+
+def shape_seen(dataset: Dataset, features: FeatureMap | None) -> tuple[int, ...]:
+    """The shape of what a model sees of one record."""
+    example = _source(dataset, dataset.train_inputs, "train").example
+    return tuple(example.shape) if features is None else features.shape(example)
 
 
 def _put(piece: Piece, place: Ints, inputs: Tensor, tests: Tensor) -> None:

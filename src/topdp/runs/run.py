@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from topdp import __version__
-from topdp.data import Shards
+from topdp.data import Shards, featured
+from topdp.data.features.own import OwnFeatures
 from topdp.data.progress import Progress
 from topdp.files import gone_if_it_fails
 from topdp.plan import Plan
@@ -35,6 +36,7 @@ from topdp.runs.loop import Watcher, accounting, train_to_the_end
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
 from topdp.runs.result import Result
 from topdp.runs.settling import agrees
+from topdp.settings import build
 from topdp.settings.config import (
     ConfigError,
     MethodConfig,
@@ -113,14 +115,19 @@ def train(
     resume: bool = False,
     device: str = "auto",
     watch: Watcher | None = None,
+    features: str | Callable[[torch.Tensor], Any] | None = None,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> Result:
     """Trains a user's own module on a user's own shards and graph.
 
     With `out` a run folder is written; `resume=True` continues an unfinished one, given the same arguments.
 
-    `settings` are the keys of the configuration's sections method, privacy, data (batch only) and train by
-    their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `learning_rate=0.2`, `batch={"cycle": 20}`.
+    `features`: what a record becomes before the model sees it. "scattering", or a function of one record (a
+    torch module gets a batch of one), which must not be chosen by looking at private records.
+
+    `settings` are the keys of the configuration's sections method, privacy, data (batch, feature_groups) and
+    train by their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `batch={"cycle": 20}`.
 
     >>> import torch, topdp
     >>> inputs = torch.rand(4, 50, 3)  # four agents with 50 records each
@@ -135,7 +142,9 @@ def train(
     ):  # fmt: skip
         if not isinstance(value, wanted):
             raise ConfigError(f"Expected {what} to be a {wanted.__name__}, got a {type(value).__name__}.")
-    config = _config_of(topology, rounds, seed, settings)
+    own = None if features is None or isinstance(features, str) else OwnFeatures(features)
+    named = "none" if features is None else features if own is None else "given"
+    config = _config_of(topology, rounds, seed, {"features": named, **settings})
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
     begun = _unfinished(Path(out)) if resume and out is not None else None
@@ -147,7 +156,11 @@ def train(
         topology, shards = alone(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
     with _room_for(new):
-        parts = Assembly.given(config, topology, model, shards, choose_device(device))
+        place = choose_device(device)
+        mapped = own or build.features(config)
+        if mapped is not None:
+            shards = featured.of_shards(shards, mapped, place, progress)
+        parts = Assembly.given(config, topology, model, shards, place)
         job = _planned(parts, watch) if begun is None else _begun(parts, begun)
     if new is not None:
         begun = _new_folder(new, job)
@@ -262,7 +275,8 @@ def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, A
         "model": {"name": GIVEN},
         "train": {},
     }
-    places = {"method": ("method", "name"), "batch": ("data", "batch")}
+    places = {"method": ("method", "name")}
+    places.update({key: ("data", key) for key in ("batch", "features", "feature_groups")})
     for section, model in (("method", MethodConfig), ("privacy", PrivacyConfig), ("train", TrainConfig)):
         places.update({key: (section, key) for key in model.model_fields if key != "name"})
     for key, value in settings.items():

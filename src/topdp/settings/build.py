@@ -166,6 +166,10 @@ def features(config: RunConfig) -> FeatureMap | None:
     """What a record becomes before the model sees it; None: it stays as it is."""
     from topdp.data.features.maps import MAPS
 
+    if config.data.features == "given":
+        raise ConfigError(
+            'data.features: "given" stands for a function: use topdp.train(..., features=function).'
+        )
     return MAPS[config.data.features](config.data.feature_groups)
 
 

@@ -151,7 +151,7 @@ class DataConfig(Section):
     batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
     records: Count | None = None
     validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share held out and tested on
-    features: Literal["none", "scattering"] = "none"
+    features: Literal["none", "scattering", "given"] = "none"  # given: a function, from Python
     feature_groups: Count = 27  # of channels that are normalised together
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.data.threads import single_threaded_pool
 from topdp.plan import Plan
 from topdp.plan.arrays import Ints
 from topdp.simulator.draws import Draws
@@ -68,13 +69,5 @@ class RowByRow:
             make(range(len(rows)))
             return
         if self._pool is None:
-            self._pool = _single_threaded_pool(self.workers)
+            self._pool = single_threaded_pool(self.workers)
         list(self._pool.map(make, (range(w, len(rows), self.workers) for w in range(self.workers))))
-
-
-def _single_threaded_pool(workers: int) -> ThreadPoolExecutor:
-    """Threads that each use one core: the setting of the calling thread stays as it is."""
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
-    list(pool.map(lambda _: None, range(workers)))
-    torch.set_num_threads(workers)
-    return pool

@@ -418,9 +418,16 @@ def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
     assert on_virtual_time(scene()) == 0
 
 
-def test_another_manifest_is_refused_by_both(tmp_path):
+@pytest.mark.parametrize(
+    "changes, rules",
+    [((), {"idle_timeout": 5.0}), (("data.feature_groups=9",), {}), (("data.features=scattering",), {})],
+)
+def test_another_manifest_is_refused_by_both(changes, rules, tmp_path, monkeypatch):
+    """Also one that differs in nothing but the features that agents compute of their records."""
+    monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("topdp.agents.life.equipment.of_records", lambda records, *_: records)
     made = federation(tmp_path / "one", agents=2, graph=topology.complete(2), rounds=2)
-    other = federation(tmp_path / "two", graph=topology.complete(2), rounds=2, idle_timeout=5.0)
+    other = federation(tmp_path / "two", *changes, graph=topology.complete(2), rounds=2, **rules)
 
     async def scene():
         wire = Wire()

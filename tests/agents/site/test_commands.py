@@ -13,6 +13,7 @@ from builders import blobs_file
 from topdp.agents.site import demo
 from topdp.agents.terms import manifest
 from topdp.agents.terms.setup import Setup
+from topdp.errors import InputError
 from topdp.runs import run
 from topdp.runs.folder import RunFolder
 from topdp.settings import config
@@ -53,6 +54,36 @@ def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path
         assert checked.code == 0 and json.loads(checked.out)["charges"] == 9
         assert json.loads((state / "result.json").read_text())["releases"] == 9
         assert stat.S_IMODE(os.stat(state / "ledger.sqlite").st_mode) == 0o600
+
+
+def test_processes_compute_the_features_of_their_records_as_the_simulator_does(tmp_path, topdp, monkeypatch):
+    monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(160, 1, 8, 8)).astype(np.float32), np.arange(160) % 3
+    place = tmp_path / "images.npz"
+    np.savez(place, train_inputs=x[:150], train_labels=y[:150], test_inputs=x[150:], test_labels=y[150:])
+    wanted = small(place, "data.features=scattering", "model.name=linear", "rounds=3")
+    demo.run(wanted, tmp_path / "demo", seeded=True)
+    simulated = run.run(wanted, tmp_path / "simulator", "cpu")
+    found = RunFolder.open(tmp_path / "demo")
+    assert found.estimates.shape == (3, 3 * (81 * 4 + 1))
+    np.testing.assert_allclose(found.estimates, simulated.estimates.numpy(), rtol=1e-4, atol=1e-5)
+    records = np.load(tmp_path / "demo" / "agents" / "agent0" / "records.npz")["train_inputs"]
+    assert records.shape == (50, 1, 8, 8)
+    log = (tmp_path / "demo" / "agents" / "agent0" / "log.jsonl").read_text()
+    assert "computing features of agent0" in log
+    manifest_file = tmp_path / "demo" / "agents" / "manifest.toml"
+    canaries = ("--manifest", manifest_file, "--data", tmp_path / "demo/agents/agent1/records.npz")
+    made = topdp("federation", "canaries", *canaries, "--out", tmp_path / "c.npz", "--json")
+    assert made.code == 0, made.err
+
+
+def test_records_that_are_no_images_end_an_agent_before_its_books_are_opened(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
+    wanted = small(data, "data.features=scattering", "model.name=linear")
+    with pytest.raises(InputError, match=r"at least 8x8|Expected images"):
+        demo.run(wanted, tmp_path / "demo")
+    assert not (tmp_path / "demo").exists()
 
 
 def test_one_with_a_small_budget_ends_with_code_3_and_the_other_with_0(data, tmp_path):

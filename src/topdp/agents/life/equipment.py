@@ -15,6 +15,8 @@ from topdp.agents.life.rows import Gradients, Part
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.setup import Setup
 from topdp.audit.recording import Planted
+from topdp.data.featured import of_records
+from topdp.data.progress import Progress
 from topdp.learning.gradients import clipped
 from topdp.learning.models import FlatModel
 from topdp.settings import build
@@ -62,9 +64,11 @@ def equip(
     in_thread: bool = False,
     key: bytes = b"",
     rehearsal: Rehearse | None = None,
+    progress: Progress | None = None,
 ) -> Equipment:
     """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's.
 
+    `records` are its own, as they are; the manifest says what features of them the model sees.
     `key`: a secret of the agent, the same after every restart, under which `order` is written down.
     `rehearsal`: canaries, and where to note what comes of them.
     """
@@ -73,7 +77,9 @@ def equip(
     granted = setup.budget(agent)
     if epsilon is not None and not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"--epsilon: expected a finite number > 0, got {epsilon}.")
-    flat = FlatModel(setup.model(tuple(records[0].shape[1:]), classes))
+    inputs, labels = records
+    inputs = of_records(inputs, build.features(config), setup.manifest.names[agent], progress)
+    flat = FlatModel(setup.model(tuple(inputs.shape[1:]), classes))
     analysis = build.analysis(config, setup.counts)
     draws = SeededDraws(config.seed, setup.plan) if seeded else SystemDraws()
     start = flat.flatten()
@@ -83,7 +89,7 @@ def equip(
         rehearsed = Rehearsal(planted, setup.plan, agent, privacy.clip, start, state)
     gradients = Gradients(
         clipped.ClippedGradients(flat, privacy.clip),
-        records,
+        (inputs, labels),
         analysis.batches,
         agent,
         config.seed,

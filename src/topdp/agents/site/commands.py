@@ -243,12 +243,15 @@ def canaries(
     from topdp.agents.terms import manifest as manifests
     from topdp.agents.terms.setup import Setup
     from topdp.audit import Question
+    from topdp.data.featured import shape_seen
+    from topdp.settings import build
 
     if place.exists():
         raise config.ConfigError(f"--out: {place} exists, and agents may rehearse by it: name another file.")
     setup, dataset = Setup.of(manifests.read(manifest)), datasets.load(data)
     asked = Question(owner, observer, canaries=count, seed=seed)
-    planted = rehearsals.plant(setup, dataset.train()[0].shape[1:], dataset.classes, asked)
+    shape = shape_seen(dataset, build.features(setup.manifest.config))
+    planted = rehearsals.plant(setup, shape, dataset.classes, asked)
     planted.save(place)
     name = setup.manifest.names[planted.canaries.owner]
     if as_json:

@@ -36,6 +36,7 @@ from topdp.runs.assembly import Assembly
 from topdp.runs.folder import RunFolder
 from topdp.runs.planning import sealed
 from topdp.runs.result import Result, metrics_of
+from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig
 from topdp.simulator.engine import State
 
@@ -78,8 +79,9 @@ def run(
         cards, graph, shards.counts, config, rules or Rules(idle_timeout=60.0)
     )
     manifest.write(folder / "manifest.toml")
+    records = _records(parts)
     for i, name in enumerate(names):
-        _write_records(folder / name / "records.npz", shards, i)
+        _write_records(folder / name / "records.npz", records, i)
     if rehearse:
         planted = plant(Setup.of(manifest), tuple(shards.inputs.shape[2:]), shards.classes, Question())
         planted.save(folder / CANARIES)
@@ -204,6 +206,15 @@ def _folder(out: Path, config: RunConfig, setup: Setup, account: Account) -> Run
     folder = RunFolder.open(out)
     folder.write_json("privacy.json", sealed(setup.plan, account))
     return folder
+
+
+def _records(parts: Assembly) -> Shards:
+    """The agents' records as they are: each agent computes its features itself."""
+    config = parts.config
+    if config.data.features == "none":
+        return parts.shards
+    plain = config.data.model_copy(update={"features": "none"})
+    return build.shards(config.model_copy(update={"data": plain}), parts.graph.agents)
 
 
 def _write_records(path: Path, shards: Shards, agent: int) -> None:

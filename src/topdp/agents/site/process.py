@@ -81,12 +81,19 @@ def run(options: Options) -> Outcome:
         in_thread=True,
         key=me.secret("order of records"),
         rehearsal=rehearsal,
+        progress=_told,
     )
     if options.seeded:
         logger.warning("%s: SEEDED: noise can be repeated by whoever knows the seed; for tests", me.card.name)
     # One gradient before the first greeting: what is wrong with model or data is said here.
     mine.gradients.mean(0, mine.start)
     return asyncio.run(_live(options, mine, me))
+
+
+def _told(message: str, done: int = 0, total: int | None = None) -> None:
+    """Features in the log, when they begin and every tenth of the way."""
+    if message and total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
+        logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6)
 
 
 async def _live(options: Options, mine: Equipment, me: Identity) -> Outcome:

@@ -2,6 +2,9 @@
 
 A file is named by a digest of the records, of the map and of the kind of device; so it never goes stale. It
 is written whole or not at all. What was damaged is computed again. Nothing here knows who holds a record.
+
+**Guarantees.** Features tell as much as the records, and the name of a file tells whose records they may be:
+the folder and its files are for their owner alone.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from topdp.data.checks import Array
 from topdp.data.features.maps import FeatureMap
 from topdp.data.fetch import cache_folder
 from topdp.data.progress import Progress, silent
-from topdp.files import FileError, new_folder, written_whole
+from topdp.errors import DataError
+from topdp.files import FileError, written_whole
 
-CHUNK = 1000  # records in memory at once
-AT_ONCE = {"cpu": 64, "cuda": 1000}  # records in one call of the map: what stays near a processor
+CHUNK = 1000  # records at a time
 MAGIC = b"topdp features 1\n"
 DIGEST = hashlib.sha256().digest_size
 
@@ -45,6 +48,14 @@ class Source:
     scaling: str
     name: str
 
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def example(self) -> Tensor:
+        """One record as the map sees it."""
+        return torch.from_numpy(self.scale(self.records[:1]))[0]
+
 
 def pieces(
     features: FeatureMap,
@@ -58,7 +69,7 @@ def pieces(
     Where the cache turns out to be damaged on the way, all come again from the first on.
     """
     report, where = progress or silent, torch.device(device)
-    shape = (len(source.records), *features.shape(source.records.shape[1:]))
+    shape = (len(source), *features.shape(source.example))
     path = _place(features, source, where) if keep else None
     if path is not None and path.exists():
         with suppress(_DamagedError):
@@ -78,7 +89,7 @@ def all_of(
     features: FeatureMap, source: Source, device: torch.device | str = "cpu", progress: Progress | None = None
 ) -> Tensor:
     """[records, *features] in one tensor."""
-    found = torch.empty(len(source.records), *features.shape(source.records.shape[1:]))
+    found = torch.empty(len(source), *features.shape(source.example))
     for first, piece in pieces(features, source, device, progress):
         found[first : first + len(piece)] = piece
     return found
@@ -102,7 +113,7 @@ def _place(features: FeatureMap, source: Source, device: torch.device) -> Path |
     facts = [features.identity, source.scaling, device.type, str(records.dtype), list(records.shape)]
     sha = hashlib.sha256(json.dumps(facts).encode())
     sha.update(records.data)
-    return cache_folder() / f"features-{sha.hexdigest()[:32]}.bin"
+    return cache_folder() / "features" / f"{sha.hexdigest()[:32]}.bin"
 
 
 def _computed(
@@ -113,9 +124,20 @@ def _computed(
     for first in range(0, shape[0], CHUNK):
         report(message, first * each, total)
         records = torch.from_numpy(source.scale(source.records[first : first + CHUNK]))
-        parts = [features(part.to(device)).cpu() for part in torch.split(records, AT_ONCE[device.type])]
-        yield first, torch.cat(parts)
+        found = features(records.to(device)).cpu()
+        if not torch.isfinite(found.sum()):
+            fine = torch.isfinite(found.flatten(1)).all(1)
+            if not fine.all():
+                raise DataError(
+                    f"{source.name}: expected finite features, got NaN or infinite ones for "
+                    f"{int((~fine).sum())} records, the first at index {first + int((~fine).nonzero()[0])}."
+                )
+        yield first, found
     report("")
+
+
+def _digest(content: memoryview) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
@@ -125,15 +147,15 @@ def _header(shape: tuple[int, ...]) -> bytes:
 def _written(path: Path, shape: tuple[int, ...], computed: Iterator[Piece]) -> Iterator[Piece]:
     """Passes pieces on and writes them down; a disk without room costs the cache, not the run."""
     try:
-        new_folder(path.parent)
-        with written_whole(path) as beside, beside.open("wb") as file:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with written_whole(path, mode=0o600) as beside, beside.open("wb") as file:
             file.write(_header(shape))
             for first, piece in computed:
                 yield first, piece
                 content = piece.contiguous().numpy().data
                 file.write(content)
-                file.write(hashlib.sha256(content).digest())
-    except FileError as error:
+                file.write(_digest(content))
+    except (FileError, OSError) as error:
         warnings.warn(
             f"Features are not kept for the next time. {error} Make room for "
             f"{4 * math.prod(shape) / 1e6:.0f} MB, or set TOPDP_CACHE to a folder on another disk.",
@@ -154,7 +176,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> Iterator[Piece]:
                 content = memoryview(piece.numpy().data).cast("B")
                 if file.readinto(content) != len(content):
                     raise _DamagedError
-                if file.read(DIGEST) != hashlib.sha256(content).digest():
+                if file.read(DIGEST) != _digest(content):
                     raise _DamagedError
                 yield first, piece
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, final
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from topdp.data.features import scattering
 from topdp.data.features.scattering import CHANNELS, SMALLEST, Scattering
+from topdp.data.threads import single_threaded_pool
 from topdp.errors import InputError
 
 Shape = tuple[int, ...]
@@ -22,6 +24,7 @@ Shape = tuple[int, ...]
 GROUPS = 27
 # Of the variance of a group, for a record of variance 1. Coefficients of the second order are that small.
 EPSILON = 1e-9
+PIXELS = 1 << 15  # of the images that are transformed at once
 
 
 class FeatureMap(Protocol):
@@ -34,8 +37,8 @@ class FeatureMap(Protocol):
     def identity(self) -> str | None:
         """What decides its values, in words, version included; None where nobody can say."""
 
-    def shape(self, record: Shape) -> Shape:
-        """The shape of a record's features, or an `InputError`."""
+    def shape(self, example: Tensor) -> Shape:
+        """The shape of the features of records like `example`, or an `InputError`."""
 
     def __call__(self, records: Tensor) -> Tensor:
         """[m, *features] of [m, *record], on the device of the records."""
@@ -52,6 +55,7 @@ class ScatteringFeatures:
     **Guarantees.** Features of a record follow from that record alone, and have a norm of at most 1. No
     constant here comes from data.
 
+    >>> import torch
     >>> features = ScatteringFeatures()(torch.rand(5, 3, 32, 32))
     >>> features.shape, bool((features.flatten(1).norm(dim=1) - 1).abs().max() < 1e-3)
     (torch.Size([5, 243, 8, 8]), True)
@@ -59,14 +63,16 @@ class ScatteringFeatures:
 
     def __init__(self, groups: int = GROUPS) -> None:
         self.groups = groups
+        self._pool: ThreadPoolExecutor | None = None
         self._made: dict[tuple[int, int, torch.device], Scattering] = {}
 
     @property
     def identity(self) -> str:
         return f"scattering {scattering.VERSION}, groups {self.groups}"
 
-    def shape(self, record: Shape) -> Shape:
+    def shape(self, example: Tensor) -> Shape:
         """(channels · 81, height // 4, width // 4), for images of at least 8x8."""
+        record = tuple(example.shape)
         if len(record) not in (2, 3) or 0 in record:
             raise InputError(
                 f"Expected images [channels, height, width] for the features 'scattering', got records of "
@@ -87,16 +93,28 @@ class ScatteringFeatures:
         return count, height // scattering.STRIDE, width // scattering.STRIDE
 
     def __call__(self, records: Tensor) -> Tensor:
-        shape = self.shape(tuple(records.shape[1:]))
+        shape = self.shape(records[0])
         height, width = records.shape[-2:]
         key = height, width, records.device
         if key not in self._made:
             self._made[key] = Scattering(height, width, records.device)
-        images = _standard(records.float()).reshape(-1, height, width)
-        found = self._made[key](images).reshape(len(records), self.groups, -1)
-        found -= found.mean(2, keepdim=True)
-        found *= (found.square().mean(2, keepdim=True) + EPSILON).rsqrt_() / math.sqrt(math.prod(shape))
-        return found.reshape(len(records), *shape)
+
+        def work(part: Tensor) -> Tensor:
+            images = _standard(part.float()).reshape(-1, height, width)
+            found = self._made[key](images).reshape(len(part), self.groups, -1)
+            found -= found.mean(2, keepdim=True)
+            found *= (found.square().mean(2, keepdim=True) + EPSILON).rsqrt_() / math.sqrt(math.prod(shape))
+            return found.reshape(len(part), *shape)
+
+        # As many as stay near a processor; a GPU has room for more.
+        pixels = max(1, math.prod(records.shape[1:]))
+        parts = torch.split(records, max(1, (PIXELS if not records.is_cuda else 64 * PIXELS) // pixels))
+        workers = 1 if records.is_cuda else min(len(parts), torch.get_num_threads())
+        if workers == 1:
+            return torch.cat([work(part) for part in parts])
+        if self._pool is None:
+            self._pool = single_threaded_pool(torch.get_num_threads())
+        return torch.cat(list(self._pool.map(work, parts)))
 
 
 def _standard(records: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ def try_once(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets:
     """
     few, x, y = sample(flat, rows, inputs, targets)
     probe = copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype)
-    memory = Memory(probe, loss, x, y, contents=True)
+    memory = Memory({"model": probe, "loss": loss}, x, y, contents=True)
 
     def call(x: Tensor, y: Tensor) -> None:
         loss(functional_call(probe, flat.named(few[0]), (x,)), y)

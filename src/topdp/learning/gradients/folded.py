@@ -75,7 +75,7 @@ class FoldedGradients:
             with watched():
                 return self._loss(self._skeleton(x.unsqueeze(0)), y.unsqueeze(0)).sum()
 
-        memory = Memory(self._skeleton, self._loss, inputs, targets, contents=False)
+        memory = Memory({"model": self._skeleton, "loss": self._loss}, inputs, targets, contents=False)
         losses: Tensor = apart(example, (0, 0))(inputs, targets)
         memory.expect_unchanged()
         return losses

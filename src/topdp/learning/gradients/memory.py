@@ -18,7 +18,7 @@ import os
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -46,9 +46,12 @@ class Memory:
     version is; inside `apart` no value of an example can be written past that.
     """
 
-    def __init__(self, model: nn.Module, loss: Any, *given: Tensor, contents: bool) -> None:
-        """`given`: the records and targets, which are not to be written either."""
-        self._roots = (model, loss)
+    def __init__(
+        self, code: Mapping[str, Any], *given: Tensor, contents: bool, what: str = "a model and a loss"
+    ) -> None:
+        """`code`: what runs, by name; `what` it is. `given`: the records, not to be written either."""
+        self._code = code
+        self._what = what
         self._given = given
         self._contents = contents
         self._before = self._tokens()
@@ -58,28 +61,27 @@ class Memory:
         """**Guarantees.** Raises if anything found differs from what it was, before a result leaves."""
         for before, after in itertools.zip_longest(self._before, self._tokens()):
             if before != after:
-                raise _remembers((after or before)[0])
+                raise _remembers((after or before)[0], self._what)
         if self._versions != [tensor._version for tensor in self._given]:
             raise InputError(
-                "Expected a model and a loss that leave records as they are, got one that writes into its "
+                f"Expected {self._what} that leave records as they are, got one that writes into its "
                 "input. Write into a copy: x = x.clone()."
             )
 
     def _tokens(self) -> Tokens:
         tokens: Tokens = []
         seen: dict[int, Any] = {}  # the objects too: what is let go of gives its number to another
-        for root in self._roots:
-            name = "model" if isinstance(root, nn.Module) else "loss"
+        for name, root in self._code.items():
             tokens += _walk(root, name, seen, self._contents, 0)
         return tokens
 
 
-def expect_nothing_left_over(before: set[int]) -> None:
+def expect_nothing_left_over(before: set[int], what: str = "a model and a loss") -> None:
     """**Guarantees.** Raises if a tensor from inside `apart` is still somewhere in this process."""
     if left_over() - before:
         gc.collect()
         if left_over() - before:
-            raise _remembers("a place outside the model, which still holds a tensor of the call")
+            raise _remembers("a place outside, which still holds a tensor of the call", what)
 
 
 def left_over() -> set[int]:
@@ -88,9 +90,9 @@ def left_over() -> set[int]:
     return {id(found) for found in gc.get_objects() if type(found) is Tensor and batched(found)}
 
 
-def _remembers(place: str) -> InputError:
+def _remembers(place: str, what: str) -> InputError:
     return InputError(
-        f"Expected a model and a loss that keep nothing between calls, got one that changes {place}. "
+        f"Expected {what} that keep nothing between calls, got one that changes {place}. "
         "What is kept would carry records past the clipping and the noise. Compute it anew in each call, "
         "make it in __init__, or put its layer into evaluation mode."
     )

@@ -54,7 +54,7 @@ class PlainGradients:
         if self._loop:
             return self.one_by_one(rows, inputs, targets)
         self._module.to(device=rows.device, dtype=rows.dtype)
-        memory = Memory(self._module, self._loss, inputs, targets, contents=False)
+        memory = Memory({"model": self._module, "loss": self._loss}, inputs, targets, contents=False)
         losses, gradients = self._apart(rows, inputs, targets)
         memory.expect_unchanged()
         return losses, self._dense(gradients)
@@ -64,7 +64,7 @@ class PlainGradients:
     ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
         """As `contributions`, by a Python loop."""
         self._module.to(device=rows.device, dtype=rows.dtype)
-        memory = Memory(self._module, self._loss, inputs, targets, contents=True)
+        memory = Memory({"model": self._module, "loss": self._loss}, inputs, targets, contents=True)
         losses = rows.new_full(inputs.shape[:2], math.nan)
         gradients = rows.new_zeros(*inputs.shape[:2], rows.shape[1])
         for i, row in enumerate(rows):
