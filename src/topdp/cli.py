@@ -352,6 +352,9 @@ def reproduce(
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Pictures and verdicts again, from the CSV files; runs nothing.")
     ] = False,
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="Begin no more runs after so many; what is done is kept.")
+    ] = float("inf"),
     folder: Out = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -371,7 +374,7 @@ def reproduce(
     else:
         chosen = str(choose_device(device))
         made = make.reproduce(
-            names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False)
+            names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False), 60 * minutes
         )
     if as_json:
         print_json({"out": str(place), **made.to_json()})

@@ -110,9 +110,9 @@ def test_a_long_stack_says_how_far_it_is_between_its_evaluations(scale, tmp_path
 def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, monkeypatch):
     real, dealt = build.shards, []
 
-    def deal(config, agents):
+    def deal(config, agents, device):
         dealt.append(config.seed)
-        return real(config, agents)
+        return real(config, agents, device=device)
 
     monkeypatch.setattr(build, "shards", deal)
     monkeypatch.setattr(stacks, "DEALT", 2)

@@ -82,6 +82,12 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "optimal": {"color": GREEN, "linestyle": (0, (7, 2)), "marker": "P"},
     "top": {"color": BLUE, "linestyle": "-", "marker": "X"},
     "top-dp": {"color": RED, "linestyle": "-", "marker": "o", "linewidth": 2.4},
+    "dsgd": {"color": ORANGE, "linestyle": "--", "marker": "D"},
+    "muffliato": {"color": PURPLE, "linestyle": "-.", "marker": "v"},
+    "correlated": {"color": RED, "linestyle": "-", "marker": "o", "linewidth": 2.4},
+    "correlated-3": {"color": RED, "linestyle": "-", "marker": "^", "linewidth": 1.4},
+    "correlated-15": {"color": RED, "linestyle": (0, (4, 1)), "marker": "P", "linewidth": 1.4},
+    "central": {"color": GREEN, "linestyle": (0, (7, 2)), "marker": "*"},
 }
 """Keyword arguments of `Axes.plot` for each method of `topdp.settings.methods`."""
 
