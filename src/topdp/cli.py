@@ -95,6 +95,7 @@ def run(
     ] = None,
 ) -> None:
     """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP."""
+    from topdp.report.reached import hint
     from topdp.runs import run as runs
 
     if resume is not None:
@@ -112,6 +113,8 @@ def run(
     else:
         show(*tables.runs({result.config.method.name: result.summary()}))
         show(f"Everything is in {result.folder}")
+        if (line := hint(result.config, result.summary())) is not None:
+            show(line)
 
 
 @app.command()
