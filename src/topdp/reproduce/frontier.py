@@ -26,7 +26,7 @@ from topdp.reproduce.tuning import BestSetting, Candidate, Case, SearchSpace, tu
 from topdp.settings.config import RunConfig
 
 SCATTERED = SearchSpace(rounds=(300, 800), rate=32.0, growth=0.5, clips=(0.5, 1.0))
-MLP = SearchSpace(rounds=(300, 800), rate=4.0, growth=1.0, clips=(2.0, 0.5))
+MLP = SearchSpace(rounds=(300, 800), rate=2.0, growth=1.0, clips=(2.0, 0.5))
 FULL = {
     "mnist": {"scattering + linear": SCATTERED, "mlp": MLP},
     "fashion-mnist": {"scattering + linear": SCATTERED, "mlp": MLP},

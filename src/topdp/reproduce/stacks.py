@@ -69,12 +69,17 @@ class Stacks:
         return runs
 
     def _shards(self, config: RunConfig) -> Shards:
-        agents = build.graph(config).agents
+        agents, pools = build.graph(config).agents, build.method(config).pools
         key = f"{config.seed} {agents} {config.data}"
         if key not in self._dealt:
+            if pools:  # what others share out is here already, or soon needed
+                alone = config.method.model_copy(update={"name": "plain"})
+                found = self._shards(config.model_copy(update={"method": alone})).pooled()
+            else:
+                found = build.shards(config, agents, device=self.device).to(self.device)
             if len(self._dealt) == DEALT:
                 del self._dealt[next(iter(self._dealt))]
-            self._dealt[key] = build.shards(config, agents, device=self.device).to(self.device)
+            self._dealt[key] = found
         return self._dealt[key]
 
 
