@@ -95,6 +95,7 @@ def run(
     ] = None,
 ) -> None:
     """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP."""
+    from topdp.report.reached import hint
     from topdp.runs import run as runs
 
     if resume is not None:
@@ -112,6 +113,8 @@ def run(
     else:
         show(*tables.runs({result.config.method.name: result.summary()}))
         show(f"Everything is in {result.folder}")
+        if (line := hint(result.config, result.summary())) is not None:
+            show(line)
 
 
 @app.command()
@@ -352,6 +355,9 @@ def reproduce(
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Pictures and verdicts again, from the CSV files; runs nothing.")
     ] = False,
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="Begin no more runs after so many; what is done is kept.")
+    ] = float("inf"),
     folder: Out = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -371,7 +377,7 @@ def reproduce(
     else:
         chosen = str(choose_device(device))
         made = make.reproduce(
-            names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False)
+            names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False), 60 * minutes
         )
     if as_json:
         print_json({"out": str(place), **made.to_json()})

@@ -15,6 +15,7 @@ from scipy.spatial.distance import pdist
 
 from topdp.report import graph as pictures
 from topdp.report import style
+from topdp.settings.methods import METHODS
 from topdp.topology import (
     Topology,
     complete,
@@ -125,8 +126,9 @@ def test_house_style_is_given_back() -> None:
 
 def test_methods_differ_without_colour() -> None:
     looks = [(str(look["linestyle"]), look["marker"]) for look in style.METHOD_LOOKS.values()]
-    assert len(set(looks)) == len(looks) == 8
+    assert len(set(looks)) == len(looks)
     assert len({look["color"] for look in style.METHOD_LOOKS.values()}) == 8
+    assert METHODS.keys() <= style.METHOD_LOOKS.keys()
     axes = matplotlib.figure.Figure().add_subplot()
     for method in (*style.METHOD_LOOKS, "one of mine"):
         axes.plot([0, 1], [0, 1], **style.look(method))

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from topdp.report import style
-from topdp.reproduce import make
+from topdp.reproduce import frontier, make
 from topdp.reproduce.figures import FIGURES, picture
 from topdp.reproduce.lenses import LENSES, Scale
 
@@ -19,12 +21,21 @@ def _coarse_pictures():
         yield
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _short_searches():
+    """Of the frontier."""
+    short = replace(frontier.SMALL, rounds=(4,), exponents=(0.5,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(frontier.QUICK, "mnist", {"scattering + linear": short, "mlp": short})
+        yield
+
+
 @pytest.fixture(scope="package")
 def scale(tmp_path_factory):
     """Six agents, a few rounds, bright stripes instead of digits and things."""
     folder = tmp_path_factory.mktemp("data")
     generator = np.random.default_rng(0)
-    for name, shape in {"mnist": (1, 4, 4), "cifar10": (3, 16, 16)}.items():
+    for name, shape in {"mnist": (1, 8, 8), "cifar10": (3, 16, 16)}.items():
         arrays = {}
         for part, count in (("train", 400), ("test", 100)):
             labels = generator.integers(0, 3, count)

@@ -85,11 +85,12 @@ def test_a_frontier_is_read_as_it_was_written(tmp_path):
     for file in RESULTS.glob("frontier-*.csv"):
         frontier_report.write_rows(frontier_report.read_rows(file), tmp_path / file.name)
         assert (tmp_path / file.name).read_text() == file.read_text()
-    half = tmp_path / "half.csv"
+    double = tmp_path / "double.csv"
     lines = file.read_text().splitlines(keepends=True)
-    half.write_text("".join(line for line in lines if ",top,0.5," not in line))
-    with pytest.raises(InputError, match="each budget"):
-        frontier_report.read_rows(half)
+    for text in ([*lines, lines[-1]], lines[:1]):
+        double.write_text("".join(text))
+        with pytest.raises(InputError, match="each method once at each budget"):
+            frontier_report.read_rows(double)
 
 
 @pytest.mark.parametrize("other", ["claimed", "", "worst-case"])
@@ -103,11 +104,12 @@ def test_a_frontier_of_several_guarantees_or_of_none_is_refused(tmp_path, other)
 
 def test_every_frontier_says_which_guarantee_its_numbers_have(out):
     made = (out / "frontier-mnist.md").read_text()
-    assert "| ε (adaptive) |" in made and "whatever gradients do" in made
+    assert "| mlp: ε (adaptive) | 1 | 4 |" in made and "whatever gradients do" in made
+    assert "| correlated, 1 colludes |" in made and "central (trusted party)" in made
     for file in RESULTS.glob("frontier-*.csv"):
         (guarantee,) = {row.guarantee for row in frontier_report.read_rows(file)}
         words = file.with_suffix(".md").read_text()
-        assert f"| ε ({guarantee}) |" in words and frontier_report.AGAINST[guarantee] in words
+        assert f": ε ({guarantee}) |" in words and frontier_report.AGAINST[guarantee] in words
 
 
 @pytest.mark.parametrize(

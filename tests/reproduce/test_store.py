@@ -2,19 +2,20 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
 from pydantic import create_model
 
 from topdp.errors import InputError
-from topdp.reproduce import frontier, kept_noise, lenses
+from topdp.reproduce import kept_noise, lenses
 from topdp.reproduce.figures import FIGURES
 from topdp.reproduce.frontier_report import read_rows
 from topdp.reproduce.kept_noise import KeptNoise
 from topdp.reproduce.lenses import figure_run
+from topdp.reproduce.runner import KeptRuns
 from topdp.reproduce.store import NAMING, read_json, run_name
-from topdp.reproduce.tuning import Candidate, Case
 from topdp.settings.config import MethodConfig, RunConfig, Section, read
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -121,19 +122,27 @@ def test_the_kept_noise_of_the_honest_figures_is_found_not_computed(monkeypatch)
         rows = read_rows(file)
         if rows[0].guarantee != lenses.GUARANTEES["honest"]:
             continue  # made before, at another guarantee: its noise would be other noise
-        final = [
-            frontier._config(
-                lenses.FULL, row.data, Case(row.method, row.epsilon, row.mode),
-                Candidate(row.rounds, row.learning_rate * row.clip, row.clip, row.alpha), seed,
-            )
-            for row in rows for seed in lenses.FULL.seeds
-        ]  # fmt: skip
-        noise.calibrate(final)
+        noise.calibrate(as_run(row.command, seed) for row in rows for seed in lenses.FULL.seeds)
     # the σ that stand in results/figure1-honest.csv and figure8-honest.csv
     found = noise.sigma(figure_run(lenses.FULL, "honest", "top-dp", 0, mode="async", alpha=0.125))
     assert f"{found:.6g}" == sigma_in("figure1-honest.csv", "async, α = 0.125", "top-dp")
     found = noise.sigma(figure_run(lenses.FULL, "honest", "plain", 0, data="cifar10"))
     assert f"{found:.6g}" == sigma_in("figure8-honest.csv", "sync", "every baseline")
+
+
+def as_run(command, seed):
+    """The configuration that a command in a frontier's file has."""
+    start, *changes = command.split(" --set ")
+    assert start == "topdp run"
+    return read(changes=[*changes, f"seed={seed}"])
+
+
+def test_a_frontier_says_how_each_of_its_runs_is_made(out, scale):
+    for row in read_rows(out / "frontier-mnist.csv"):
+        made = as_run(row.command, 0)
+        assert made.method.name == row.method and made.privacy.clip == row.clip
+        assert math.isinf(row.epsilon) or made.privacy.epsilon == row.epsilon
+        assert made in KeptRuns(out / "runs", "cpu", lambda config: 50, print)
 
 
 def sigma_in(file, panel, line):

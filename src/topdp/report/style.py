@@ -82,8 +82,14 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "optimal": {"color": GREEN, "linestyle": (0, (7, 2)), "marker": "P"},
     "top": {"color": BLUE, "linestyle": "-", "marker": "X"},
     "top-dp": {"color": RED, "linestyle": "-", "marker": "o", "linewidth": 2.4},
+    "dsgd": {"color": ORANGE, "linestyle": "--", "marker": "d"},
+    "muffliato": {"color": PURPLE, "linestyle": "-.", "marker": "<"},
+    "correlated": {"color": RED, "linestyle": "-", "marker": "D", "linewidth": 2.4},
+    "correlated-3": {"color": RED, "linestyle": "-", "marker": "^", "linewidth": 1.4},
+    "correlated-15": {"color": RED, "linestyle": (0, (4, 1)), "marker": "v", "linewidth": 1.4},
+    "central": {"color": GREEN, "linestyle": (0, (9, 2)), "marker": "*"},
 }
-"""Keyword arguments of `Axes.plot` for each method of `topdp.settings.methods`."""
+"""Keyword arguments of `Axes.plot` for each method of `topdp.settings.methods`; -3, -15: who collude."""
 
 DATA_TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 

@@ -1,90 +1,73 @@
-"""Beyond the paper: the best accuracy each method reaches at a true adaptive ε, on three data sets.
+"""Beyond the paper: the accuracy each method reaches at the same adaptive ε, by data set and model.
 
 Settings are chosen on a validation split (`tuning`); the chosen ones are run again on all training records
 with three other seeds and tested once. Full local batches, linearly falling step size, noise calibrated to
-the exact adaptive answer. Its CSV, picture and table are made by `frontier_report`.
+the exact adaptive answer. Who takes part is in `contenders`; CSV, picture and table are `frontier_report`'s.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from topdp.files import write_whole
 from topdp.reproduce import frontier_report
+from topdp.reproduce.contenders import Contender, contenders, frontier_run
 from topdp.reproduce.frontier_report import FrontierRow
 from topdp.reproduce.lenses import GUARANTEES, Scale
-from topdp.reproduce.runner import KeptRuns
-from topdp.reproduce.store import Say
-from topdp.reproduce.tuning import Candidate, Case, SearchSpace, Seeds, tune
-from topdp.settings.config import RunConfig, parse
+from topdp.reproduce.runner import KeptRuns, OutOfTime
+from topdp.reproduce.store import Say, run_name
+from topdp.reproduce.tuning import BestSetting, Candidate, Case, SearchSpace, tune
+from topdp.settings.config import RunConfig
 
-DIGITS = SearchSpace(
-    rounds=(200, 400, 800),
-    rate=2.0,
-    clips=(0.5, 2.0, 8.0),
-    alphas=(0.75, 0.5, 0.25, 0.125, 0.0625),
-    modes=("sync", "async"),
-    seeds=(1000, 1001, 1002),
-)
+SCATTERED = SearchSpace(rounds=(300, 800), rate=32.0, growth=0.5, clips=(0.5, 1.0))
+MLP = SearchSpace(rounds=(300, 800), rate=2.0, growth=1.0, clips=(2.0, 0.5))
 FULL = {
-    "mnist": DIGITS,
-    "fashion-mnist": DIGITS,
-    # One mode, one α and two seeds, because runs are long: in figure 8 both methods do better in pairs, and
-    # there, in figure 1, both are best at α = .5.
-    "cifar10": SearchSpace((100, 200, 400), 1.0, (0.5, 2.0), (0.5,), ("async",), (1000, 1001)),
+    "mnist": {"scattering + linear": SCATTERED, "mlp": MLP},
+    "fashion-mnist": {"scattering + linear": SCATTERED, "mlp": MLP},
+    "cifar10": {"scattering + linear": replace(SCATTERED, rounds=(400, 800), rate=64.0), "mlp": MLP},
 }
-SMALL = SearchSpace((30,), 4.0, (2.0,), (0.25,), ("sync", "async"), (1000,), budgets=(1.0, 4.0))
-QUICK = {
-    "mnist": SMALL,
-    "fashion-mnist": SMALL,
-    "cifar10": replace(SMALL, rounds=(10,), modes=("async",)),
-}
-VALIDATION = 1 / 6  # of each agent's records
+SMALL = SearchSpace(
+    rounds=(20,), rate=4.0, growth=0.5, clips=(1.0,), exponents=(0.5, 0.0), gossip=(2,),
+    budgets=(1.0, 4.0), anchors=(1.0, 4.0), turns=1,
+)  # fmt: skip
+QUICK = {data: {"scattering + linear": SMALL, "mlp": SMALL} for data in FULL}
+VALIDATION = 1 / 6  # of all training records
 
 NAMES = [f"frontier-{data}" for data in FULL]
 
 
 def make(name: str, scale: Scale, runs: KeptRuns, out: Path, say: Say) -> list[RunConfig]:
-    """Tunes, runs, draws and writes the frontier of one data set; returns all runs that it took."""
+    """Tunes, runs, draws and writes the frontier of one data set; returns all runs that it took.
+
+    Model by model: when time is up, what there is is written down.
+    """
     data = data_of(name)
     scale = scale.of(data)
+    spaces = (FULL if scale.name == "full" else QUICK)[data]
+    rows: list[FrontierRow] = []
     taken: list[RunConfig] = []
-
-    def ends(configs: list[RunConfig]) -> list[float]:
-        taken.extend(configs)
-        runs.make(configs)
-        return [runs[config][-1]["mean"] for config in configs]
-
-    def on_validation_split(settings: list[tuple[Case, Candidate]], seeds: Seeds) -> list[float]:
-        configs = [_config(scale, data, *setting, seed, VALIDATION) for setting in settings for seed in seeds]
-        return list(np.reshape(ends(configs), (-1, len(seeds))).mean(axis=1))
-
-    say(f"{name}: choosing settings on the validation split")
-    best = tune((FULL if scale.name == "full" else QUICK)[data], on_validation_split)
-    final = [_config(scale, data, one.case, one.candidate, seed) for one in best for seed in scale.seeds]
-    tested, all_others = (
-        np.reshape(values, (len(best), -1))
-        for values in (ends(final), runs.noise.epsilon_of_all_others(final))
-    )
-    rows = [
-        FrontierRow(
-            data, case.method, case.epsilon, GUARANTEES["honest"],
-            accuracy=round(float(accuracy.mean()), 5), spread=round(float(np.ptp(accuracy)), 5),
-            by_seed=" ".join(f"{value:.5f}" for value in accuracy),
-            rounds=chosen.rounds, learning_rate=chosen.rate / chosen.clip, clip=chosen.clip,
-            alpha=chosen.alpha, mode=case.mode,
-            epsilon_all_others=float(np.ceil(100 * epsilon.max()) / 100),
-            settings_tried=tried,
-        )
-        for (case, chosen, tried), accuracy, epsilon in zip(best, tested, all_others, strict=True)
-    ]  # fmt: skip
-    frontier_report.write_rows(rows, out / f"{name}.csv")
-    redraw(name, scale, out)
-    return taken
+    try:
+        for model, space in spaces.items():
+            search = _Search(data, model, space, scale, runs, taken)
+            say(f"{name}: {model}: choosing settings on the validation split")
+            best = search.tuned()
+            say(f"{name}: {model}: the chosen settings with other seeds, on all training records")
+            try:
+                search.run_to_the_end(best)
+            finally:
+                rows += search.rows(best)
+    except OutOfTime as stopped:
+        say(f"{name}: {stopped} What there is is written; the same command goes on.")
+    if rows:
+        frontier_report.write_rows(rows, out / f"{name}.csv")
+        redraw(name, scale, out)
+    return [config for config in taken if config in runs]
 
 
 def redraw(name: str, scale: Scale, out: Path) -> None:
@@ -98,22 +81,64 @@ def data_of(name: str) -> str:
     return name.removeprefix("frontier-")
 
 
-def _config(
-    scale: Scale, data: str, case: Case, candidate: Candidate, seed: int, validation: float | None = None
-) -> RunConfig:
-    rounds, rate, clip, alpha = candidate
-    tree: dict[str, Any] = {
-        "seed": seed,
-        "rounds": rounds,
-        "topology": {"agents": scale.agents, "connection": scale.connection or 0.2},
-        "method": {"name": case.method, "mode": case.mode, "alpha": alpha},
-        "privacy": {"epsilon": case.epsilon, "clip": clip},
-        "data": {
-            "name": scale.data.get(data, data),
-            **({"records": scale.records} if scale.records else {}),
-            **({"validation": validation} if validation else {}),
-        },
-        "model": {"name": "cnn" if data == "cifar10" else "mlp"},
-        "train": {"learning_rate": rate / clip, "evaluate_every": rounds},
-    }
-    return parse(tree, "frontier")
+class _Search:
+    """The frontier of one model on one data set."""
+
+    def __init__(
+        self,
+        data: str,
+        model: str,
+        space: SearchSpace,
+        scale: Scale,
+        runs: KeptRuns,
+        taken: list[RunConfig],
+    ) -> None:
+        self.data, self.model, self.space, self.scale = data, model, space, scale
+        self.runs, self.taken = runs, taken
+        self.contenders = contenders(scale.agents)
+
+    def tuned(self) -> list[BestSetting]:
+        knobs = {name: one.knobs for name, one in self.contenders.items()}
+        return tune(self.space, knobs, frozenset({"no-noise"}), self._on_validation_split)
+
+    def run_to_the_end(self, best: Sequence[BestSetting]) -> None:
+        self._ends([config for one in best for config in self._finals(one)])
+
+    def rows(self, best: Sequence[BestSetting]) -> list[FrontierRow]:
+        """Of the settings whose runs are all there."""
+        done = [one for one in best if all(config in self.runs for config in self._finals(one))]
+        noisy = [config for one in done if math.isfinite(one.case.epsilon) for config in self._finals(one)]
+        learned = dict(zip(map(run_name, noisy), self.runs.noise.epsilon_of_all_others(noisy), strict=True))
+        rows = []
+        for one in done:
+            finals = self._finals(one)
+            accuracies = [self.runs[config][-1]["mean"] for config in finals]
+            most = max(learned.get(run_name(config), math.inf) for config in finals)
+            rows.append(
+                FrontierRow.of(
+                    self.data, self.model, finals[0], one.case.epsilon, GUARANTEES["honest"], accuracies,
+                    math.ceil(100 * most) / 100 if math.isfinite(most) else most, one.tried,
+                )
+            )  # fmt: skip
+        return rows
+
+    def _finals(self, one: BestSetting) -> list[RunConfig]:
+        return [self._config(one.case, one.candidate, seed) for seed in self.scale.seeds]
+
+    def _config(
+        self, case: Case, candidate: Candidate, seed: int, validation: float | None = None
+    ) -> RunConfig:
+        contender: Contender = self.contenders[case.contender]
+        return frontier_run(
+            self.scale, self.data, self.model, contender, case.epsilon, candidate, seed, validation
+        )
+
+    def _on_validation_split(self, settings: list[tuple[Case, Candidate]]) -> list[float]:
+        config = partial(self._config, validation=VALIDATION)
+        configs = [config(*setting, seed) for setting in settings for seed in self.space.seeds]
+        return list(np.reshape(self._ends(configs), (-1, len(self.space.seeds))).mean(axis=1))
+
+    def _ends(self, configs: list[RunConfig]) -> list[float]:
+        self.taken.extend(configs)
+        self.runs.make(configs)
+        return [self.runs[config][-1]["mean"] for config in configs]

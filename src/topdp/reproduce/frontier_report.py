@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
@@ -16,36 +19,106 @@ from topdp.report.style import data_title, house_style, look, percent_axis, save
 from topdp.reproduce.figures.numbers import REMEDY
 from topdp.reproduce.figures.picture import ENDINGS
 from topdp.reproduce.lenses import Scale
+from topdp.settings import build
+from topdp.settings.config import RunConfig
 
-METHODS = ("plain", "top")
 AGAINST = {
     "view": "against every other agent alone, in training whose gradients do not react",
-    "adaptive": "against every other agent alone, whatever gradients do",
+    "adaptive": "against every other agent alone, or as many as are said to collude, whatever gradients do",
 }
 """What the ε of a frontier covers, by guarantee."""
+
+NAMES = {
+    "no-noise": "no noise",
+    "plain": "plain",
+    "top": "Top-DP",
+    "dsgd": "D-SGD",
+    "muffliato": "Muffliato",
+    "correlated": "correlated",
+    "central": "central (trusted party)",
+}
 
 
 class FrontierRow(NamedTuple):
     """What one method reaches at one budget, and with which setting."""
 
     data: str
+    model: str
     method: str
+    colluders: int  # that the ε is against
     epsilon: float
     guarantee: str  # which the ε is of
     accuracy: float
     spread: float  # largest minus smallest of the seeds
     by_seed: str
+    epsilon_all_others: float  # of the same runs
+    settings_tried: int
     rounds: int
     learning_rate: float
     clip: float
-    alpha: float
     mode: str
-    epsilon_all_others: float  # of the same runs
-    settings_tried: int
+    alpha: float
+    exponent: float  # of the noise along the rounds
+    gossip: int
+    command: str  # makes one of these runs, with --set seed=0, 1, ...
+
+    @classmethod
+    def of(
+        cls,
+        data: str,
+        model: str,
+        config: RunConfig,
+        epsilon: float,
+        guarantee: str,
+        accuracies: Sequence[float],
+        epsilon_all_others: float,
+        tried: int,
+    ) -> FrontierRow:
+        """`config`: that of one of the seeds, whose accuracies these are."""
+        method, power = config.method, build.noise_along(config) == "power"
+        gossips = method.name in ("muffliato", "correlated") and method.gossip != "auto"
+        return cls(
+            data, model, method.name, config.privacy.colluders, epsilon, guarantee,
+            accuracy=round(sum(accuracies) / len(accuracies), 5),
+            spread=round(max(accuracies) - min(accuracies), 5),
+            by_seed=" ".join(f"{value:.5f}" for value in accuracies),
+            epsilon_all_others=epsilon_all_others, settings_tried=tried,
+            rounds=config.rounds, learning_rate=config.train.learning_rate, clip=config.privacy.clip,
+            mode=method.mode, alpha=method.alpha, exponent=method.noise_along.exponent if power else 0.0,
+            gossip=int(method.gossip) if gossips else 0, command=command(config),
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """The method in words, and whom its ε is against."""
+        word = NAMES.get(self.method, self.method)
+        if self.method != "correlated":
+            return word
+        return f"{word}, {self.colluders} collude{'s' if self.colluders == 1 else ''}"
 
     def setting(self) -> str:
-        numbers = (self.rounds, self.learning_rate, self.clip, self.alpha)
-        return ", ".join([*(f"{number:g}" for number in numbers), self.mode])
+        """In few words."""
+        parts = [f"{self.rounds} rounds", f"λ {self.learning_rate:g}", f"clip {self.clip:g}"]
+        parts += [f"α {self.alpha:g}", self.mode] if self.method in ("plain", "top") else []
+        parts += [f"exponent {self.exponent:g}"] if self.exponent else []
+        parts += [f"gossip {self.gossip}"] if self.gossip else []
+        return ", ".join(parts)
+
+
+def command(config: RunConfig) -> str:
+    """What makes the run again, but for its seed."""
+
+    def changes(tree: dict[str, Any], path: str) -> list[str]:
+        found = []
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                found += changes(value, f"{path}{key}.")
+            else:
+                found.append(f"--set {path}{key}={value}")
+        return found
+
+    different = config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
+    return " ".join(["topdp run", *changes(different, "")])
 
 
 def write_rows(rows: list[FrontierRow], path: Path) -> None:
@@ -61,76 +134,124 @@ def read_rows(path: Path) -> list[FrontierRow]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [
-                FrontierRow(**{key: kind(row[key]) for key, kind in kinds.items()})
+                FrontierRow(**{key: kinds[key](row[key]) for key in FrontierRow._fields})
                 for row in csv.DictReader(file)
             ]
     except FileNotFoundError:
         raise InputError(f"Expected a frontier in {path}, which is not there.{REMEDY}") from None
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise InputError(f"Expected a frontier in {path}: {error!r}.{REMEDY}") from error
-    if {(row.epsilon, method) for row in rows for method in METHODS} != {row[2:0:-1] for row in rows}:
-        raise InputError(f"Expected each budget in {path} with each of {', '.join(METHODS)}.{REMEDY}")
+    keys = [(row.model, row.method, row.colluders, row.epsilon) for row in rows]
+    if len(set(keys)) != len(keys) or not rows:
+        raise InputError(f"Expected each method once at each budget in {path}.{REMEDY}")
     if {row.guarantee for row in rows} not in [{name} for name in AGAINST]:
         raise InputError(f"Expected one guarantee in {path}, of {', '.join(AGAINST)}.{REMEDY}")
     return rows
 
 
 def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
-    guarantee = rows[0].guarantee
+    """A panel for each model, a line for each method, named at its end."""
+    models = list(dict.fromkeys(row.model for row in rows))
     with house_style():
-        picture = Picture()
-        axis = picture.subplots()
-        best = {
-            epsilon: max(row.accuracy for row in rows if row.epsilon == epsilon)
-            for epsilon in {row.epsilon for row in rows}
-        }
-        for method in METHODS:
-            points = sorted((row.epsilon, row.accuracy) for row in rows if row.method == method)
-            axis.plot(*zip(*points, strict=True), label=method, **look(method))
-            for x, y in points:
-                shift = (0, 6) if y == best[x] else (0, -13)
-                axis.annotate(
-                    f"{100 * y:.1f}", (x, y), shift, textcoords="offset points", ha="center", fontsize=8
-                )
-        axis.set(xlabel=f"true ε ({guarantee}, δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
-        title = f"{data_title(rows[0].data)}: the best of each method at equal {guarantee} ε{scale.remark}"
-        seeds = "1 seed" if len(scale.seeds) == 1 else f"{len(scale.seeds)} seeds"
-        said = f"{scale.agents} agents, full batches, {seeds}; settings chosen on a validation split"
-        axis.set_title(title, fontsize=10, pad=20)
-        axis.text(0, 1.02, said, transform=axis.transAxes, fontsize=8)
-        ticks = sorted(best)
-        axis.xaxis.set_major_locator(FixedLocator(ticks))
-        axis.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
-        axis.xaxis.set_minor_locator(NullLocator())
-        percent_axis(axis)
-        axis.margins(y=0.12)
-        axis.legend(loc="lower right")
+        picture = Picture(figsize=(0.6 + 5.4 * len(models), 4.6))
+        panels = picture.subplots(1, len(models), squeeze=False)[0]
+        for model, axis in zip(models, panels, strict=True):
+            lines(axis, [row for row in rows if row.model == model])
+            axis.set_title(model, fontsize=9)
+        seeds = len(rows[0].by_seed.split())
+        picture.suptitle(
+            f"{data_title(rows[0].data)}: accuracy at equal {rows[0].guarantee} ε{scale.remark}\n"
+            f"{scale.agents} agents, full batches, {seeds} seed{'s' if seeds > 1 else ''}; settings chosen "
+            "on a validation split",
+            fontsize=10, x=0.01, ha="left",
+        )  # fmt: skip
         for ending in ENDINGS:
             save(picture, stem.with_name(stem.name + ending))
 
 
+def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
+    """The lines of one model on one data set."""
+    ends: dict[str, tuple[float, str]] = {}
+    budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
+    for name in dict.fromkeys(row.name for row in rows):
+        own = sorted((row.epsilon, row.accuracy) for row in rows if row.name == name)
+        method = next(row for row in rows if row.name == name)
+        style = look(f"{method.method}-{method.colluders}" if method.colluders > 1 else method.method)
+        if math.isinf(own[-1][0]):
+            axis.axhline(own[-1][1], **{**style, "marker": None, "linewidth": 1.0})
+        else:
+            axis.plot(*zip(*own, strict=True), **style)
+        ends[name] = own[-1][1], style["color"]
+    axis.set(xlabel=f"ε ({rows[0].guarantee}, δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
+    axis.xaxis.set_major_locator(FixedLocator(budgets))
+    axis.xaxis.set_major_formatter(FixedFormatter([f"{budget:g}" for budget in budgets]))
+    axis.xaxis.set_minor_locator(NullLocator())
+    percent_axis(axis)
+    axis.margins(y=0.08)
+    low, high = axis.get_ylim()
+    order = sorted(ends, key=lambda name: ends[name][0])
+    places = side_by_side([ends[name][0] for name in order], 0.055 * (high - low))
+    for name, place in zip(order, places, strict=True):
+        axis.annotate(
+            name, (1.0, place), xycoords=("axes fraction", "data"), xytext=(4, 0), fontsize=8,
+            textcoords="offset points", va="center", color=ends[name][1], annotation_clip=False,
+        )  # fmt: skip
+
+
+def side_by_side(values: Sequence[float], gap: float) -> list[float]:
+    """Rising values moved apart to at least a gap, as a whole no further up than down.
+
+    >>> [round(place, 2) for place in side_by_side([0.0, 1.0, 1.01, 1.02], 0.1)]
+    [0.0, 0.91, 1.01, 1.11]
+    """
+    places: list[list[float]] = []  # groups of values that touch: [mean of their middles, how many]
+    for value in values:
+        places.append([value, 1])
+        while len(places) > 1 and places[-1][0] - places[-2][0] < gap * (places[-1][1] + places[-2][1]) / 2:
+            (above, many), (below, few) = places.pop(), places.pop()
+            places.append([(above * many + below * few) / (many + few), many + few])
+    return [middle + gap * (k - (many - 1) / 2) for middle, many in places for k in range(int(many))]
+
+
 def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
     guarantee = rows[0].guarantee
-    fewest, most = (f(row.settings_tried for row in rows) for f in (min, max))
-    lines = [
-        f"### {rows[0].data}: the best honest setting of each method",
+    seeds, tried = len(rows[0].by_seed.split()), [row.settings_tried for row in rows]
+    text = [
+        f"### {data_title(rows[0].data)}: each method at the same ε",
         "",
         f"![{name}]({name}.png)",
         "",
-        f"{'Small runs. ' if scale.quick else ''}Mean test accuracy (%); seeds: {len(scale.seeds)}. Settings "
-        f"tried on the validation split for each method and budget: at least {fewest}, at most {most}. ε "
-        f"({guarantee}) is {AGAINST[guarantee]}; the same runs have the ε beside it against all others "
-        "together.",
-        "",
-        f"| ε ({guarantee}) | plain | top | plain: ε of all others | top: ε of all others "
-        "| plain: rounds, λ, clip, α, mode | top: rounds, λ, clip, α, mode |",
-        "|---|---|---|---|---|---|---|",
+        f"{'Small runs. ' if scale.quick else ''}Mean test accuracy (%); seeds: {seeds}. Settings tried on "
+        f"the validation split for a method: {min(tried)} to {max(tried)}. "
+        f"ε ({guarantee}) is {AGAINST[guarantee]}. [{name}.csv]({name}.csv) has a command for every number.",
     ]
-    by = {(row.epsilon, row.method): row for row in rows}
-    for epsilon in dict.fromkeys(row.epsilon for row in rows):
-        two = [by[epsilon, method] for method in METHODS]
-        ends = " | ".join(f"{100 * row.accuracy:.1f}" for row in two)
-        together = " | ".join(f"{row.epsilon_all_others:.2f}" for row in two)
-        chosen = " | ".join(row.setting() for row in two)
-        lines.append(f"| {epsilon:g} | {ends} | {together} | {chosen} |")
-    return "\n".join(lines) + "\n"
+    for model in dict.fromkeys(row.model for row in rows):
+        of_model = [row for row in rows if row.model == model]
+        text += ["", *accuracies(of_model, model), "", *_settings(of_model)]
+    return "\n".join(text) + "\n"
+
+
+def accuracies(rows: Sequence[FrontierRow], title: str) -> list[str]:
+    """One line a method, one column a budget; what has no budget has one number."""
+    budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
+    heads = [f"{budget:g}" for budget in budgets]
+    text = [
+        f"| {title}: ε ({rows[0].guarantee}) | " + " | ".join(heads) + " |",
+        "|---" * (1 + len(budgets)) + "|",
+    ]
+    for name in dict.fromkeys(row.name for row in rows):
+        found = {row.epsilon: f"{100 * row.accuracy:.1f}" for row in rows if row.name == name}
+        numbers = [found.get(budget, found.get(math.inf, "")) for budget in budgets]
+        text.append(f"| {name} | " + " | ".join(numbers) + " |")
+    return text
+
+
+def _settings(rows: Sequence[FrontierRow]) -> list[str]:
+    """What was chosen, how far seeds are apart, and what all others together learn."""
+    text = ["| method | ε | spread | ε of all others | setting |", "|---|---|---|---|---|"]
+    for row in rows:
+        epsilons = (f"{e:g}" if math.isfinite(e) else "" for e in (row.epsilon, row.epsilon_all_others))
+        text.append(
+            f"| {row.name} | {next(epsilons)} | {100 * row.spread:.1f} | {next(epsilons)} | {row.setting()} |"
+        )
+    return text

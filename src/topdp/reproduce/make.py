@@ -7,6 +7,8 @@ made again where the runs are not (`redraw`).
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,11 +76,18 @@ def _known(what: str, which: str, known: list[str]) -> list[str]:
 
 
 def reproduce(
-    names: Iterable[str], lenses: Iterable[str], scale: Scale, device: str, out: Path, say: Say
+    names: Iterable[str],
+    lenses: Iterable[str],
+    scale: Scale,
+    device: str,
+    out: Path,
+    say: Say,
+    seconds_left: float = math.inf,
 ) -> Reproduced:
-    """Makes the figures under `out`."""
+    """Makes the figures under `out`; after `seconds_left` no more runs are begun."""
     _expect_own_folder(out, scale)
-    runs = KeptRuns(out / "runs", device, lambda config: _test_records(scale, config), say)
+    until = time.monotonic() + seconds_left
+    runs = KeptRuns(out / "runs", device, lambda config: _test_records(scale, config), say, until)
     if runs.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tf32 in matrix products: three times the speed
     seconds: dict[str, float] = {}

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from topdp import __version__
+from topdp.errors import Interrupted
 from topdp.files import new_folder, write_whole
 from topdp.reproduce.kept_noise import KeptNoise
 from topdp.reproduce.stacks import Stacks, stackable
@@ -27,17 +28,35 @@ LIMITS = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
 TELL = 20.0  # seconds between two words on a long stack
 
 
-class KeptRuns:
-    """The results of runs, in a folder of one JSON file each, and their noise."""
+class OutOfTime(Interrupted):
+    """The time that was given is over; what was done is kept, and the same command goes on."""
 
-    def __init__(self, folder: Path, device: str, test_records: Callable[[RunConfig], int], say: Say) -> None:
+
+class KeptRuns:
+    """The results of runs, in a folder of one JSON file each, and their noise.
+
+    No stack is begun after `until`, on the clock of `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        test_records: Callable[[RunConfig], int],
+        say: Say,
+        until: float = math.inf,
+    ) -> None:
         self.folder = folder
+        self.until = until
         self.device = torch.device(device)
         self.test_records = test_records
         self.say = say
         new_folder(folder)
         self.noise = KeptNoise(folder / "sigma.json", say)
         self._stacks = Stacks(self.device)
+
+    def __contains__(self, config: RunConfig) -> bool:
+        return bool(self._read(config))
 
     def __getitem__(self, config: RunConfig) -> Curve:
         curve: Curve = self._read(config)["curve"]
@@ -51,13 +70,15 @@ class KeptRuns:
         return {"runs": len(notes), "seconds": round(sum(note["seconds"] for note in notes), 3), **others}
 
     def make(self, wanted: Iterable[RunConfig]) -> None:
-        """Runs whatever of `wanted` has no result yet."""
+        """Runs whatever of `wanted` has no result yet; raises OutOfTime, and keeps what there is by then."""
         distinct = {run_name(c): c for c in wanted}.values()
         self.noise.calibrate(distinct)
         missing = [c for c in distinct if not self._read(c)]
         stacks = stackable(missing, LIMITS[self.device.type])
         for number, configs in enumerate(stacks, 1):
             one = configs[0]
+            if time.monotonic() > self.until:
+                raise OutOfTime(f"Time is up with {len(stacks) + 1 - number} stacks of runs to go.")
             what = f"{len(configs)} runs of {one.rounds} rounds on {one.data.name}"
             self.say(f"stack {number} of {len(stacks)}: {what}")
             started = time.perf_counter()
@@ -90,9 +111,12 @@ class KeptRuns:
         state = engine.start(stack.starts)
         curves: list[Curve] = [[] for _ in configs]
         began = told = time.perf_counter()
+        each = engine.plan.releases // (first.rounds + 1)  # one that carries gradients, and those that mix
         while state.releases < engine.plan.releases:
             state = engine.advance(state)
-            t = state.releases - 1  # rounds done; round 0 is the release before the loop
+            t, within = divmod(state.releases - each, each)  # rounds done; one release is before the loop
+            if within:
+                continue
             if t % first.train.evaluate_every == 0 or t == first.rounds:
                 for curve, own in zip(curves, stack.accuracy(state), strict=True):
                     point = {"mean": own.mean(), "min": own.min(), "max": own.max()}

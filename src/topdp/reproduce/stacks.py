@@ -6,8 +6,9 @@ for accounting: plans get the noise that was calibrated before.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,19 +50,36 @@ class Stacks:
 
     def assemble(self, configs: list[RunConfig], sigmas: list[float], test_records: int) -> Stack:
         """All runs as one, each with its σ, tested on the first records of the test set."""
-        runs = [Assembly.of(config, self.device, shards=self._shards(config)) for config in configs]
+        runs = self._assemblies(configs)
         graphs = [one.graph for one in runs]
         plans = shared_plans(configs, graphs, [one.shards.counts for one in runs], sigmas)
         starts = torch.cat([one.start.expand(one.graph.agents, -1) for one in runs])
         return Stack(stacked_engine(runs, plans, test_records), starts, [graph.agents for graph in graphs])
 
+    def _assemblies(self, configs: list[RunConfig]) -> list[Assembly]:
+        """Runs that differ in method and budget alone have one graph, model and start."""
+        made: dict[str, Assembly] = {}
+        runs = []
+        for config in configs:
+            pools = build.method(config).pools
+            key = str((config.seed, config.topology, config.data, config.model, config.privacy.clip, pools))
+            if key not in made:
+                made[key] = Assembly.of(config, self.device, shards=self._shards(config))
+            runs.append(replace(made[key], config=config))
+        return runs
+
     def _shards(self, config: RunConfig) -> Shards:
-        agents = build.graph(config).agents
+        agents, pools = build.graph(config).agents, build.method(config).pools
         key = f"{config.seed} {agents} {config.data}"
         if key not in self._dealt:
+            if pools:  # what others share out is here already, or soon needed
+                alone = config.method.model_copy(update={"name": "plain"})
+                found = self._shards(config.model_copy(update={"method": alone})).pooled()
+            else:
+                found = build.shards(config, agents, device=self.device).to(self.device)
             if len(self._dealt) == DEALT:
                 del self._dealt[next(iter(self._dealt))]
-            self._dealt[key] = build.shards(config, agents, device=self.device).to(self.device)
+            self._dealt[key] = found
         return self._dealt[key]
 
 
@@ -71,29 +89,50 @@ def stackable(configs: list[RunConfig], limit: float) -> list[list[RunConfig]]:
     for c in configs:
         # A stack is tested on the records of its first run: what one seed holds out, another trains on.
         held_out = c.data.validation and c.seed
-        key = (c.rounds, c.data, c.model, c.privacy.clip, c.train.evaluate_every, held_out)
-        groups[str(key)].append(c)
+        releases = c.method.gossip if c.method.name in ("muffliato", "correlated") else 0
+        alike = (c.rounds, releases, build.method(c).pools, c.train.evaluate_every, held_out)
+        groups[str((c.data, c.model, c.privacy.clip, *alike))].append(c)
     stacks = []
     for group in groups.values():
-        stack: list[RunConfig] = []
-        used = 0.0
-        for config in group:
-            size = _bytes(config)
-            if stack and used + size > limit:
-                stacks.append(stack)
-                stack, used = [], 0.0
-            stack.append(config)
-            used += size
-        stacks.append(stack)
+        for runs in _in_turn(group):
+            stacks += _within(limit, runs)
     return stacks
 
 
-def _bytes(config: RunConfig) -> float:
-    """Roughly: the records of the agents, and two buffers of rows with gradients."""
+def _in_turn(group: list[RunConfig]) -> list[list[list[RunConfig]]]:
+    """Runs that use all of their records, seed by seed in turn: each seed's records are then read once."""
+    if group[0].data.batch != "full":
+        return [[[config] for config in group]]
+    by_data: dict[tuple[int, int], list[RunConfig]] = defaultdict(list)
+    for config in group:
+        by_data[config.seed, config.topology.agents].append(config)
+    alike = len({(agents, len(runs)) for (_, agents), runs in by_data.items()}) == 1
+    sets = [list(by_data.values())] if alike else [[runs] for runs in by_data.values()]
+    return [[list(each) for each in zip(*several, strict=True)] for several in sets]
+
+
+def _within(limit: float, turns: list[list[RunConfig]]) -> list[list[RunConfig]]:
+    """As many turns in a stack as fit."""
+    stacks: list[list[RunConfig]] = []
+    used = math.inf
+    for turn in turns:
+        records, rows = (sum(sizes) for sizes in zip(*map(_bytes, turn), strict=True))
+        once = turn[0].data.batch == "full"
+        if used + rows + (0 if once else records) > limit:
+            stacks.append([])
+            used = records if once else 0.0
+        stacks[-1] += turn
+        used += rows + (0 if once else records)
+    return stacks
+
+
+def _bytes(config: RunConfig) -> tuple[float, float]:
+    """Roughly: of the records of the agents, and of two buffers of rows with gradients."""
     agents = config.topology.agents
-    image = 3072 if config.data.name == "cifar10" else 784
+    image = 3072 if "cifar10" in config.data.name else 784
     if config.data.features == "scattering":
         image *= 5  # 81 numbers in the place of 16
+    parameters = {"linear": 10 * image, "mlp": 100 * image}.get(config.model.name, 80_000)
     records = config.data.records or 60_000 // agents
     rows = agents * (4 if config.method.name.startswith("top") else 1)
-    return 4.0 * agents * records * image + 4.0 * 80_000 * (2 * rows + 2 * agents)
+    return 4.0 * agents * records * image, 4.0 * parameters * (2 * rows + 2 * agents)

@@ -91,13 +91,13 @@ class Assembly:
 def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Engine:
     """One engine for many runs: their agents side by side, each with the draws and batches it has alone.
 
-    All are tested on the first `test_records` of the first run.
+    All are tested on the first `test_records` of the first run. Runs that use all of the same records read
+    them once, where the sets of records come in turn: a, b, c, a, b, c.
     """
     first = runs[0]
     stacked = StackedBatches(tuple((one.batches, one.config.seed) for one in runs))
-    # Runs on the same records, all of them each round, read them once.
-    shared = all(one.shards is first.shards for one in runs) and stacked.full
-    shards = first.shards if shared else stack_shards([one.shards for one in runs])
+    distinct = _in_turn(runs) if stacked.full else len(runs)
+    shards = stack_shards([one.shards for one in runs[:distinct]]) if distinct > 1 else first.shards
     assert shards.test_inputs is not None and shards.test_labels is not None
     shards = replace(
         shards, test_inputs=shards.test_inputs[:test_records], test_labels=shards.test_labels[:test_records]
@@ -112,8 +112,15 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
         first.device,
         StackedNoise(plans, seeds),
         stacked.select,
-        copies=len(runs) if shared else 1,
+        copies=len(runs) // distinct,
     )
+
+
+def _in_turn(runs: Sequence[Assembly]) -> int:
+    """After how many runs the records of the first come again, and so on to the end: they are read once."""
+    turn = next((at for at, one in enumerate(runs) if at and one.shards is runs[0].shards), len(runs))
+    again = len(runs) % turn == 0 and all(one.shards is runs[at % turn].shards for at, one in enumerate(runs))
+    return turn if again else len(runs)
 
 
 def _expect_an_output_for_each_class(flat: FlatModel, shards: Shards) -> None:

@@ -1,0 +1,80 @@
+"""From results/frontier-*.csv: frontier.png, the table in docs/methods.md, and what `topdp run` says of it.
+
+    python docs/pictures/frontier.py
+
+Nothing is run. The files themselves are made by `topdp reproduce frontier-mnist` and so on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from topdp.report.reached import RECOMMENDED
+from topdp.report.style import data_title, house_style, save
+from topdp.reproduce.frontier import FULL
+from topdp.reproduce.frontier_report import FrontierRow, accuracies, lines, read_rows
+
+ROOT = Path(__file__).parents[2]
+PICTURE = Path(__file__).with_name("frontier.png")
+PAGE = ROOT / "docs" / "methods.md"
+REACHED = ROOT / "src" / "topdp" / "report" / "reached.csv"
+BEGIN, END = "<!-- made by docs/pictures/frontier.py -->\n", "<!-- end -->\n"
+SHOWN = [
+    ("no-noise", 1),
+    ("central", 0),
+    ("correlated", 1),
+    ("correlated", 15),
+    ("muffliato", 1),
+    ("plain", 1),
+]
+MODELS = ("scattering + linear", "mlp", "cnn")  # the first that there is
+
+
+def main() -> None:
+    frontiers = {data: read_rows(ROOT / "results" / f"frontier-{data}.csv") for data in FULL}
+    picture(frontiers)
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), frontiers), encoding="utf-8")
+    REACHED.write_text(reached(frontiers), encoding="utf-8")
+
+
+def picture(frontiers: dict[str, list[FrontierRow]]) -> None:
+    """Few lines: what there was, what there is, and the ceiling."""
+    with house_style():
+        figure = Figure(figsize=(1 + 4.4 * len(frontiers), 3.6))
+        for axis, rows in zip(figure.subplots(1, len(frontiers)), frontiers.values(), strict=True):
+            model = next(name for name in MODELS if any(row.model == name for row in rows))
+            of_model = [row for row in rows if row.model == model]
+            few = [row for row in of_model if (row.method, row.colluders) in SHOWN]
+            lines(axis, few)
+            axis.set_title(f"{data_title(rows[0].data)}, {model}", fontsize=10)
+        save(figure, PICTURE)
+
+
+def page(text: str, frontiers: dict[str, list[FrontierRow]]) -> str:
+    """The text with the tables between its two marks made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    tables = []
+    for data, rows in frontiers.items():
+        for model in dict.fromkeys(row.model for row in rows):
+            of_model = [row for row in rows if row.model == model]
+            tables.append("\n".join(accuracies(of_model, f"{data_title(data)}, {model}")) + "\n")
+    return before + BEGIN + "\n" + "\n".join(tables) + "\n" + END + after
+
+
+def reached(frontiers: dict[str, list[FrontierRow]]) -> str:
+    """What the recommended method reached, with features, against one other agent."""
+    found = [
+        f"{row.data},{row.epsilon:g},{row.accuracy:.4f}\n"
+        for rows in frontiers.values()
+        for row in rows
+        if (row.method, row.colluders, row.model) == (RECOMMENDED, 1, MODELS[0])
+        and row.guarantee == "adaptive"
+    ]
+    return "".join(["data,epsilon,accuracy\n", *found])
+
+
+if __name__ == "__main__":
+    main()
