@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +24,12 @@ from topdp.reproduce.store import Say, run_name
 from topdp.reproduce.tuning import BestSetting, Candidate, Case, SearchSpace, tune
 from topdp.settings.config import RunConfig
 
-SCATTERED = SearchSpace(rounds=(300, 800), rate=32.0, growth=0.5, clips=(0.5, 1.0))
-MLP = SearchSpace(rounds=(300, 800), rate=2.0, growth=1.0, clips=(2.0, 0.5))
+SCATTERED = SearchSpace(rounds=(300, 800), rate=108.0, growth=0.75, clips=(0.5,), exponents=(0.5, 0.0))
+MLP = SearchSpace(rounds=(300, 800), rate=2.0, growth=1.0, clips=(2.0, 0.5), exponents=(0.5, 0.0))
 FULL = {
     "mnist": {"scattering + linear": SCATTERED, "mlp": MLP},
-    "fashion-mnist": {"scattering + linear": SCATTERED, "mlp": MLP},
-    "cifar10": {"scattering + linear": replace(SCATTERED, rounds=(400, 800), rate=64.0), "mlp": MLP},
+    "fashion-mnist": {"scattering + linear": SCATTERED},
+    "cifar10": {"scattering + linear": SCATTERED},
 }
 SMALL = SearchSpace(
     rounds=(20,), rate=4.0, growth=0.5, clips=(1.0,), exponents=(0.5, 0.0), gossip=(2,),
