@@ -22,6 +22,7 @@ from topdp.agents.life.agent import Agent
 from topdp.agents.life.equipment import equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.handover import Handover
+from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.terms import setup as setups
 from topdp.agents.terms.identity import make
 from topdp.agents.terms.manifest import Rules, create
@@ -33,7 +34,8 @@ from topdp.settings import config as configurations
 from topdp.simulator.engine import Engine
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
-CARDS = [make(name, f"127.0.0.1:{7400 + k}").card for k, name in enumerate(NAMES)]
+IDENTITIES = {name: make(name, f"127.0.0.1:{7400 + k}") for k, name in enumerate(NAMES)}
+CARDS = [identity.card for identity in IDENTITIES.values()]
 
 
 class Crash(BaseException):
@@ -160,6 +162,7 @@ class Federation:
     setup: setups.Setup
     shards: object
     folder: Path
+    identities: dict[str, object] = field(default_factory=lambda: IDENTITIES)
 
     @property
     def names(self):
@@ -179,7 +182,11 @@ class Federation:
     def agent(self, number, transport, failpoints=None, **options):
         pairing = options.pop("live_pairing", False)
         mine = self.equipment(number, **options)
-        return Agent(mine, self.state(number), transport, failpoints, live_pairing=pairing)
+        return Agent(mine, self.state(number), transport, failpoints, pairing, self.private(number))
+
+    def private(self, agent):
+        name = self.names[agent]
+        return PrivateFiles(self.identities[name], self.folder / "private" / name)
 
     def simulated(self):
         """[agents, d]: the estimates that the simulator ends with."""
@@ -279,9 +286,13 @@ async def live(
             def die(where):
                 raise Crash(where)
 
-            agent = made.agent(
-                number, wire.transport(name), Failpoints(choice, die), **dict(options.get(number, {}))
-            )
+            try:
+                agent = made.agent(
+                    number, wire.transport(name), Failpoints(choice, die), **dict(options.get(number, {}))
+                )
+            except Crash:
+                wire.crashed.append(name)
+                continue
             task = asyncio.create_task(agent.run())
             dead = asyncio.Event()
 

@@ -144,4 +144,4 @@ class Symbolic(Federation):
 
 
 def symbolic(made: Federation) -> Symbolic:
-    return Symbolic(made.setup, made.shards, made.folder)
+    return Symbolic(made.setup, made.shards, made.folder, made.identities)

@@ -28,6 +28,7 @@ from topdp.agents.life.budget import allows
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.peers import Peers
+from topdp.agents.life.sharing import Sharing
 from topdp.agents.life.timing import Timing
 from topdp.agents.wire import payload
 
@@ -46,8 +47,13 @@ class Life(ABC):
         peers: Peers,
         failpoints: Failpoints,
         finished: Callable[[], None],
+        sharing: Sharing | None = None,
     ) -> None:
-        """`finished` is called after the last round, before what is still owed to others."""
+        """`finished` is called after the last round, before what is still owed to others.
+
+        `sharing`: where agents share draws.
+        """
+        self.sharing = sharing
         self.equipment, self.ledger, self.peers, self.failpoints = equipment, ledger, peers, failpoints
         self.finished = finished
         self.name = equipment.name
@@ -141,6 +147,8 @@ class Life(ABC):
             self.ledger.release(round, cost, bodies, state, applied, pair, kind)
         self.timing.rounds += 1
         self.failpoints.reached("after_ledger")
+        if self.sharing is not None:
+            self.sharing.note(round)
         if kind == "release":
             self.history.append((round, cost.information or 0.0))
         self.peers.wake()

@@ -18,6 +18,7 @@ from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.failpoints import Failpoints
+from topdp.agents.life.gossip import Gossip
 from topdp.agents.life.greeting import Greeting, NotAGreeting, Terms
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.refusals import Told, quoted
@@ -44,15 +45,18 @@ class Peers:
         check: Check,
         failpoints: Failpoints,
         told: Told,
+        gossip: Gossip | None = None,
     ) -> None:
+        """`gossip`: where agents share draws."""
         self.name, self.neighbours, self.terms = name, neighbours, terms
         self.ledger, self.inbox, self.transport = ledger, inbox, transport
-        self.failpoints, self.told = failpoints, told
+        self.failpoints, self.told, self.gossip = failpoints, told, gossip
         self.check = check
         self.changed = asyncio.Event()  # something came in, or somebody's standing changed
         self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
         self.rounds = dict.fromkeys(neighbours, -1)  # the last round each is known to have done
         self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
+        self.met: set[str] = set()  # neighbours that have said, in this process's life, what they have seen
         self.finishing = False  # all rounds are done: neighbours are told so
         self.fault: BaseException | None = None  # why this agent cannot go on
         self.answers: dict[MessageKind, Callable[[str, Message], Awaitable[Reply]]] = {
@@ -60,6 +64,8 @@ class Peers:
             MessageKind.ROW: self._row,
             MessageKind.BYE: self._bye,
         }
+        if gossip is not None:
+            self.answers[MessageKind.NEWS] = self._news
         self._to_send = {peer: asyncio.Event() for peer in neighbours}
         self._asked: set[str] = set()
         self.tasks: list[asyncio.Task[None]] = []
@@ -99,7 +105,8 @@ class Peers:
 
     def greeting(self, peer: str) -> Greeting:
         books = self.ledger
-        return Greeting(self.terms, books.charged, books.seen(peer), books.round)
+        run = self.gossip.run if self.gossip else ""
+        return Greeting(self.terms, books.charged, books.seen(peer), books.round, run)
 
     # What comes in
 
@@ -169,7 +176,27 @@ class Peers:
         self.changed.set()
         return Reply(ReplyCode.OK)
 
+    async def _news(self, peer: str, message: Message) -> Reply:
+        assert self.gossip is not None
+        if self.ledger.quarantined(peer) is not None:
+            return self._refused(peer, ReplyCode.QUARANTINED, message)
+        try:
+            code, words = self.gossip.take(message.body)
+        except TrustError as error:
+            self._fail(error)
+            return Reply(ReplyCode.OTHER_TERMS)
+        if code is ReplyCode.NOT_A_STATEMENT:
+            self.distrust(peer, code, words)
+        self.changed.set()
+        self.wake()
+        return Reply(code, words)
+
     def _learn(self, peer: str, greeting: Greeting) -> None:
+        if self.gossip is not None and self.gossip.run and greeting.run not in ("", self.gossip.run):
+            self._fail(
+                TrustError(f"{peer} holds other keys of this run than this agent: somebody told two stories.")
+            )
+            return
         seen = self.ledger.seen(peer)
         if greeting.charged < seen and self.ledger.quarantined(peer) is None:
             words = f"rolled back: sent round {seen} before, and now knows of {greeting.charged} only"
@@ -186,6 +213,7 @@ class Peers:
             if round <= greeting.seen:
                 self.ledger.acknowledge(peer, round)
         self.rounds[peer] = max(self.rounds[peer], greeting.round)
+        self.met.add(peer)
         self.changed.set()
 
     def _heard(self, peer: str) -> None:
@@ -253,6 +281,9 @@ class Peers:
         return False
 
     def _next(self, peer: str) -> Message | None:
+        news = self.gossip.untold(peer) if self.gossip else None
+        if news is not None:
+            return Message.of(MessageKind.NEWS, *news)
         waiting = self.owes(peer)
         if waiting:
             return Message.of(MessageKind.ROW, waiting[0], self.ledger.body(peer, waiting[0]))
@@ -267,6 +298,9 @@ class Peers:
         self._heard(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self.ledger.acknowledge(peer, message.round)
+        elif reply.ok and message.kind is MessageKind.NEWS:
+            assert self.gossip is not None
+            self.gossip.acknowledged(peer, message.round)
         elif reply.ok:
             self.ledger.note_told(peer)
         elif reply.code is not ReplyCode.LATER:

@@ -19,6 +19,7 @@ from torch import Tensor
 from topdp.agents.books.entries import Cost
 from topdp.agents.life.base import TICKS, Life, Ticks, logger
 from topdp.agents.life.rows import kept, make
+from topdp.agents.life.sharing import Sharing
 from topdp.agents.wire import payload
 
 
@@ -30,6 +31,8 @@ class Rounds(Life):
         return not self.all_done
 
     async def _next_round(self) -> bool:
+        if self.sharing is not None and not await self._agreed(self.sharing):
+            return False
         self._catch_up()
         with self.timing.measure("network"):
             gathered = await self._gather(self.ledger.round)
@@ -55,6 +58,39 @@ class Rounds(Life):
         bodies = {names[to]: payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
         applied = [(sender, round - 1) for sender in senders]
         self._release(round, kind, cost, bodies, kept(part, round, rows), applied)
+
+    # Shared draws
+
+    async def _agreed(self, sharing: Sharing) -> bool:
+        """Waits for the keys of all, and for what neighbours have seen; False when asked to stop.
+
+        Who has seen more of this agent than its books know says so in its greeting, and that ends the agent
+        (`peers`): before anything is made under shared draws, and so never twice under the same.
+        """
+        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        waited = 0
+        while not sharing.agreed() or not self._met_all():
+            self.peers.wake()  # what was just agreed on is to be told
+            self._raise_faults()
+            if self.stopping.is_set():
+                return False
+            await ticks.wait(self.peers)
+            waited += 1
+            if waited % (4 * TICKS) == 0 and (missing := sharing.missing()):
+                logger.warning(
+                    "%s: waits for %s: where draws are shared, a run begins once all agents have been there",
+                    self.name,
+                    ", ".join(missing),
+                    extra={"agent": self.name, "event": "keys"},
+                )
+        self._raise_faults()
+        return True
+
+    def _met_all(self) -> bool:
+        return all(peer in self.peers.met or self._is_lost(peer) for peer in self.peers.neighbours)
+
+    def _is_lost(self, peer: str) -> bool:
+        return self.ledger.quarantined(peer) is not None or peer in self.peers.refused_by
 
     # Whom to wait for
 

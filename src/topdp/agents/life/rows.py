@@ -25,6 +25,7 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, PlanError
 from topdp.plan.batches import Batches, Cycle
+from topdp.plan.plan import NOBODY
 
 logger = logging.getLogger("topdp.agents")
 
@@ -39,9 +40,7 @@ class Part:
     def __post_init__(self) -> None:
         if self.plan.pruned:
             raise PlanError("A pruned plan lacks rows that are sent: agents execute whole plans.")
-        shared = self.plan.known_by[np.unique(self.plan.draw.values[self.plan.draw.values >= 0])]
-        if ((shared >= 0).sum(axis=1) > 1).any():
-            raise PlanError("Expected every draw to be known by one agent: agents share no draws.")
+        _ = self.partner
         for r in range(self.plan.releases):
             there = {self.agent: set(self.made(r - 1))} if r else {}
             there |= {sender: {row} for sender, row in self.read(r - 1).items()} if r else {}
@@ -51,6 +50,32 @@ class Part:
                         raise PlanError(
                             f"Row {row} of round {r} needs row {source}, which its owner never reads."
                         )
+
+    @cached_property
+    def partner(self) -> dict[int, int]:
+        """{draw: the agent that it is shared with}, of all draws of this agent that it shares."""
+        found: dict[int, int] = {}
+        mine = self.plan.draw.values[:, self.plan.owner == self.agent]
+        for draw in np.unique(mine[mine >= 0]).tolist():
+            knows = set(self.plan.known_by[draw].tolist()) - {NOBODY}
+            if self.agent not in knows or len(knows) > 2:
+                raise PlanError(
+                    f"Expected every draw of agent {self.agent} to be its own or shared with one other agent,"
+                    f" got draw {draw}, which is known by {sorted(knows) or 'nobody'}."
+                )
+            for other in knows - {self.agent}:
+                found[draw] = other
+        return found
+
+    def shared(self, round: int) -> list[tuple[int, int, float]]:
+        """(row, draw, deviation) of every shared draw that enters a row of this agent in `round`."""
+        this = self.plan[round]
+        return [
+            (row, draw, std)
+            for row in self.made(round)
+            for draw, std in zip(this.draw[row].tolist(), this.std[row].tolist(), strict=True)
+            if draw in self.partner and std
+        ]
 
     def made(self, round: int) -> list[int]:
         """The rows that the agent makes."""
@@ -183,6 +208,12 @@ class Gradients:
                 round,
                 extra={"agent": self.agent, "event": "ignored", "round": round},
             )
+
+
+def shares_draws(plan: Plan) -> bool:
+    """Whether some two agents of the plan share a draw: then all need keys of the run."""
+    used = np.unique(plan.draw.values[plan.draw.values >= 0])
+    return bool(((plan.known_by[used] >= 0).sum(axis=1) > 1).any())
 
 
 def mixed(parts: list[tuple[int, float]], before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
