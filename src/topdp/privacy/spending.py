@@ -30,7 +30,7 @@ from topdp.privacy.account import GUARANTEES
 from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning, expect_delta
 from topdp.privacy.basics.exposure import check
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.observers.adaptive import leading_adaptive
+from topdp.privacy.observers.adaptive import in_the_open, leading_adaptive, most_learned
 from topdp.privacy.observers.effort import expect_bearable
 from topdp.privacy.observers.view import leading_view
 from topdp.privacy.observers.worst_case import composed, information
@@ -145,7 +145,11 @@ class Spending:
         mu = leading_adaptive(
             self.plan, self.analysis.exposure(), self.owner, places, self.colluders, self.patient
         )
-        return self._amplified(mu, places)
+        epsilon = self._amplified(mu, places)
+        if not (self.batches.sampled and in_the_open(self.plan)):
+            return epsilon
+        most = most_learned(self.plan, self.owner, self.colluders, self.patient) * self.sensitivity**2
+        return np.minimum(epsilon, [self._composed(most[: last + 1]) for last in places])
 
     def _amplified(self, mu: Floats, places: Sequence[int]) -> Floats:
         """ε of μ; of Poisson samples also what all others together learn, where that is less."""
