@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from correlated import sharing
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from history import IDENTITIES, Wire, faults, live, on_virtual_time
+from history import IDENTITIES, Wire, faults, live, on_virtual_time, sharing
 
 from topdp import topology
 from topdp.agents.books.ledger import Ledger

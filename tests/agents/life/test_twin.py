@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import sites
 import torch
-from correlated import sharing
-from history import IDENTITIES, faults, federation, live, on_virtual_time
+from history import IDENTITIES, faults, federation, live, on_virtual_time, sharing
 
 from builders import PROTOCOLS, SETTINGS
 from topdp import topology

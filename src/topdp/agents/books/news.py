@@ -42,6 +42,12 @@ class News:
         query = "SELECT author, text FROM statements WHERE run = ? AND about = ?"
         return {str(author): str(text) for author, text in self.ledger.database.rows(query, run, about)}
 
+    def starting(self, run: str, kind: str) -> list[tuple[str, str, str]]:
+        """(author, subject, text) of all statements whose subject begins with `kind`."""
+        query = "SELECT author, about, text FROM statements WHERE run = ? AND substr(about, 1, ?) = ?"
+        found = self.ledger.database.rows(query, run, len(kind), kind)
+        return [(str(author), str(about), str(text)) for author, about, text in found]
+
     def count(self, author: str) -> int:
         """How many statements of `author` are on the books."""
         row = self.ledger.database.one("SELECT count(*) FROM statements WHERE author = ?", author)

@@ -67,9 +67,17 @@ class Agent:
             raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
         manifest, part = equipment.manifest, equipment.part
         partners: Partners = "found" if live_pairing else "planned"
-        by_plan = equipment.meter.by_plan is not None and not live_pairing
+        gauge = equipment.meter
+        by_plan = (gauge.by_plan is not None or gauge.in_the_open) and not live_pairing
         guarantee = manifest.config.privacy.guarantee if by_plan else "worst-case"
-        self.ledger = Ledger(folder, manifest.hash, self.name, partners=partners, guarantee=guarantee)
+        self.ledger = Ledger(
+            folder,
+            manifest.hash,
+            self.name,
+            partners=partners,
+            guarantee=guarantee,
+            whoever_is_missing=gauge.in_the_open,
+        )
         failpoints = failpoints or Failpoints()
         self.sharing: Sharing | None = None
         try:
@@ -130,6 +138,7 @@ class Agent:
             "budget": self.equipment.epsilon,
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,
+            **({"gone": self.ledger.counted_out()} if self.sharing else {}),
             "spent": self._spent(),
             "milliseconds_per_round": self.life.timing.per_round(),
             "releases_timed": self.life.timing.rounds,

@@ -35,6 +35,8 @@ class Gossip:
         # By the first word or words of the subject.
         self.kinds: dict[str, Check] = {RUN_KEY: self._check_key, AGREED: self._check_agreed}
         self._told: dict[str, int] = {}
+        # Of one author: a key, an agreement, and of every other agent that it is silent and is counted out.
+        self._most = 2 * len(manifest.names)
 
     def state(self, about: str, text: str) -> None:
         """Says something in this agent's own name; what was said once stays."""
@@ -60,10 +62,12 @@ class Gossip:
         Raises TrustError where this agent cannot begin any more.
         """
         try:
-            statements = decode(body)
+            statements = decode(body, self._most * len(self.manifest.names))
         except NotAStatement:
             return ReplyCode.NOT_A_STATEMENT, "sent what are no statements"
         for statement in statements:
+            if self.news.text(statement.author, statement.run, statement.about) == statement.text:
+                continue  # known: that it is signed was seen before
             if statement.run not in ("", self.run) and not self.begun:
                 return ReplyCode.LATER, ""
             fault = self._fault(statement)
@@ -90,8 +94,7 @@ class Gossip:
             check(statement)
         except ValueError as error:
             return str(error)
-        # One key, one agreement, and of every other agent that it is silent and that it is counted out.
-        return "" if self.news.count(statement.author) < 2 * len(self.manifest.names) else "it says too much"
+        return "" if self.news.count(statement.author) < self._most else "it says too much"
 
     def _check_agreed(self, statement: Statement) -> None:
         if statement.about != AGREED or statement.text or not statement.run:

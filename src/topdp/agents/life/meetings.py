@@ -21,11 +21,11 @@ from torch import Tensor
 
 from topdp.agents.books.ledger import ANYBODY, Ledger
 from topdp.agents.books.pairing import Pair, Pairing
-from topdp.agents.life.base import TICKS, Life
+from topdp.agents.life.base import Life
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.handover import Handover
-from topdp.agents.life.peers import Peers
+from topdp.agents.life.peers import TICKS, Peers
 from topdp.agents.life.rows import mixed
 from topdp.agents.life.sharing import Sharing
 from topdp.agents.wire import payload

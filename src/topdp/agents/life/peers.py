@@ -25,6 +25,7 @@ from topdp.agents.wire.refusals import Told, quoted
 from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable
 from topdp.errors import TrustError
 
+TICKS = 8  # of silence make an idle timeout
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds between attempts to reach a neighbour
 
 Check = Callable[[bytes], object]
@@ -56,6 +57,8 @@ class Peers:
         self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
         self.rounds = dict.fromkeys(neighbours, -1)  # the last round each is known to have done
         self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
+        self.given_up: Callable[[str], bool] = lambda peer: False  # whom this agent counts as gone
+        self.left_by: set[str] = set()  # neighbours that count this agent as gone
         self.met: set[str] = set()  # neighbours that have said, in this process's life, what they have seen
         self.finishing = False  # all rounds are done: neighbours are told so
         self.fault: BaseException | None = None  # why this agent cannot go on
@@ -119,6 +122,8 @@ class Peers:
         answer = self.answers.get(message.kind)
         if answer is None:
             return self._refused(peer, ReplyCode.UNKNOWN_KIND, message)
+        if self.given_up(peer):
+            return self._refused(peer, ReplyCode.GONE, message)
         self._heard(peer)
         try:
             return await answer(peer, message)
@@ -240,7 +245,7 @@ class Peers:
 
     async def _serve(self, peer: str) -> None:
         greeted, pause = False, FIRST_PAUSE
-        while self.ledger.quarantined(peer) is None and peer not in self.refused_by:
+        while not self.ends_with(peer):
             self._to_send[peer].clear()
             try:
                 if not greeted or peer in self._asked:
@@ -258,6 +263,18 @@ class Peers:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
+    def ends_with(self, peer: str) -> bool:
+        """Whether there is nothing more to say to `peer`."""
+        lost = self.ledger.quarantined(peer) is not None or self.given_up(peer)
+        return lost or peer in self.refused_by
+
+    def _left(self, peer: str) -> None:
+        """`peer` has gone on without this agent, for good."""
+        self.told.tell(peer, "gone", "counts this agent as gone: it was silent for too long")
+        self.left_by.add(peer)
+        self.refused_by.add(peer)
+        self.changed.set()
+
     async def _greet(self, peer: str) -> bool:
         body = self.greeting(peer).encode()
         reply = await self.transport.request(peer, Message.of(MessageKind.HELLO, 0, body))
@@ -273,6 +290,8 @@ class Peers:
                 return True
         if reply.ok or reply.code is ReplyCode.OTHER_TERMS:
             self._differ(peer)
+        elif reply.code is ReplyCode.GONE:
+            self._left(peer)
         elif reply.code is ReplyCode.ROLLED_BACK:
             words = f"{peer} refuses this agent, whose ledger is an old copy: {quoted(reply.reason)}."
             self._fail(TrustError(words))
@@ -303,6 +322,8 @@ class Peers:
             self.gossip.acknowledged(peer, message.round)
         elif reply.ok:
             self.ledger.note_told(peer)
+        elif reply.code is ReplyCode.GONE:
+            self._left(peer)
         elif reply.code is not ReplyCode.LATER:
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
             self.told.tell(peer, "refused", words)

@@ -224,6 +224,17 @@ def mixed(parts: list[tuple[int, float]], before: Mapping[int, Tensor], instead:
     return target
 
 
+@dataclass(frozen=True)
+class Changed:
+    """What is different from the plan in the rows of a round, because somebody is gone."""
+
+    left_out: frozenset[int] = frozenset()  # draws that do not enter
+    taken_back: tuple[tuple[int, int, int, float], ...] = ()  # (row, round, draw, deviation) of earlier ones
+
+
+AS_PLANNED = Changed()
+
+
 def make(
     part: Part,
     round: int,
@@ -231,6 +242,7 @@ def make(
     received: Mapping[int, Tensor],
     gradients: Gradients | None,
     draws: AgentDraws,
+    changed: Changed = AS_PLANNED,
 ) -> dict[int, Tensor]:
     """The agent's rows of `round`. Before round 0, `own` holds the public start as its estimate.
 
@@ -250,9 +262,11 @@ def make(
                 gradient = gradients.mean(round, estimate)
             target.add_(gradient, alpha=float(this.step[row]))
         for draw, std in zip(this.draw[row].tolist(), this.std[row].tolist(), strict=True):
-            if draw >= 0 and std:
+            if draw >= 0 and std and draw not in changed.left_out:
                 draws.add(target, std, round, draw)
         rows[row] = target
+    for row, before_that, draw, std in changed.taken_back:
+        draws.add(rows[row], -std, before_that, draw)
     return rows
 
 

@@ -18,12 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.books.news import News
 from topdp.agents.life.agreement import AGREED, RUN_KEY, RunKey, agree
+from topdp.agents.life.departures import Departures
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.gossip import Gossip
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.run_key import RunSecret
 from topdp.errors import InputError
+from topdp.privacy.observers.survivors import takes_back
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Sharing:
         manifest, self.plan = equipment.manifest, equipment.part.plan.digest()
         self.gossip = Gossip(manifest, private.identity, self.plan, News(ledger))
         self.secret = RunSecret(private.folder, manifest.hash)
+        exposure = equipment.meter.spending.analysis.exposure()
+        self.departures = Departures(equipment.part, self.gossip, ledger, takes_back(exposure))
         self._private: X25519PrivateKey | None = None  # all rounds are on the books: it is gone, or will be
         stated = self.gossip.news.text(equipment.name, "", RUN_KEY)
         if stated is None:

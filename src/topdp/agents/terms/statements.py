@@ -20,6 +20,9 @@ from topdp.agents.terms.manifest import Manifest
 LONGEST = 512
 """Letters of a subject or a text; ours have below 250."""
 
+LARGEST = 5 * LONGEST + 32
+"""Bytes of one statement."""
+
 
 class NotAStatement(ValueError):  # noqa: N818 - what it was; never leaves `gossip`
     """Bytes that are no statements."""
@@ -57,10 +60,14 @@ def encode(statements: Iterable[Statement]) -> bytes:
     return json.dumps([[s.author, s.run, s.about, s.text, s.signature] for s in statements]).encode()
 
 
-def decode(body: bytes) -> list[Statement]:
-    """Raises NotAStatement on anything else."""
+def decode(body: bytes, most: int = 1000) -> list[Statement]:
+    """At most so many. Raises NotAStatement on anything else."""
     try:
+        if len(body) > most * LARGEST:
+            raise NotAStatement
         found = [Statement(*parts) for parts in json.loads(body)]
+        if len(found) > most:
+            raise NotAStatement
         for statement in found:
             parts = (statement.author, statement.run, statement.about, statement.text, statement.signature)
             if not all(isinstance(part, str) and len(part) <= LONGEST for part in parts):

@@ -120,26 +120,22 @@ def in_the_open(plan: Plan) -> bool:
     return _shares_noise_in_the_open(plan, Public.ESTIMATES)
 
 
-def most_learned(plan: Plan, owner: int, colluders: int = 1, patient: bool = False) -> Floats:
-    """[releases]: 1/z² of each release of `owner` to the coalition that learns most of it, at sensitivity 1.
+def most_learned(plan: Plan, colluders: int = 1, patient: bool = False) -> Floats:
+    """[releases, agents]: 1/z² of each release to the coalition that learns most of it, at sensitivity 1.
 
-    For plans that are `in_the_open`, where releases compose. A row that is missing, or is mixed of others than
-    the plan says, makes nobody learn more: rows are sums of rows that were seen, and of fresh noise.
+    For plans that are `in_the_open`, where releases compose. A row that is missing, or is mixed of others
+    than the plan says, makes nobody learn more: rows are sums of rows that were seen, and of fresh noise.
 
     >>> import numpy as np
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.ones(2), noise=np.ones(2))
     >>> protocol = topdp.protocols.Correlated(secrets="all", pair_noise=3.0, gossip=1)
     >>> plan = protocol.plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0)
-    >>> most_learned(plan, owner=0).round(3).tolist()  # 1/3 of one's own noise, and a little
+    >>> most_learned(plan)[:, 0].round(3).tolist()  # 1/3 of one's own noise, and a little
     [0.357, 0.0, 0.357, 0.0]
     """
     expect_colluders(colluders, plan.agents)
-    found, units = _units(plan, colluders, patient, owner)
-    largest = units[:, :, owner].max(axis=1, initial=0.0)
-    with np.errstate(invalid="ignore"):
-        most = np.where(largest[found.which] > 0, largest[found.which] * found.ratio, 0.0)
-    return np.asarray(np.where(found.which < 0, 0.0, most))
+    return _most(*_units(plan, colluders, patient))
 
 
 def expect_colluders(colluders: int, agents: int) -> None:
@@ -229,11 +225,18 @@ def _composed(
         mu[i] = _every_round(found, units[:, :, i], period) * exposure.sensitivity[i]
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
-    largest = units.max(axis=1)  # [kinds, agents]
+    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, _most(found, units)))
+
+
+def _most(found: Releases, units: Floats) -> Floats:
+    """[releases, agents]: 1/z² to the coalition that learns most of each release."""
+    if not len(units):
+        return np.zeros((len(found.which), units.shape[2]))
+    largest = units.max(axis=1)[found.which]
     with np.errstate(invalid="ignore"):
-        most = np.where(largest[found.which] > 0, largest[found.which] * found.ratio[:, None], 0.0)
+        most = np.where(largest > 0, largest * found.ratio[:, None], 0.0)
     most[found.which < 0] = 0.0
-    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, most))
+    return most
 
 
 def _every_round(found: Releases, units: Floats, period: int, last: int | None = None) -> Floats:
@@ -255,19 +258,19 @@ def _every_round(found: Releases, units: Floats, period: int, last: int | None =
 def _leading_by_coalitions(
     plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], colluders: int, patient: bool
 ) -> Floats:
-    found, units = _units(plan, colluders, patient, owner)
+    found, units = _units(plan, colluders, patient)
     period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
     worst = [_every_round(found, units[:, :, owner], period, r).max(initial=0.0) for r in last]
     return np.array(worst) * sensitivity
 
 
-def _units(plan: Plan, colluders: int, patient: bool, owner: int) -> tuple[Releases, Floats]:
-    """1/z² of each kind of release [kinds, coalitions, agents], of coalitions without `owner`."""
+def _units(plan: Plan, colluders: int, patient: bool) -> tuple[Releases, Floats]:
+    """1/z² of each kind of release [kinds, coalitions, agents]; 0 of a coalition's own members."""
     found = releases(plan)
     coalitions = looked_at(plan, found, colluders, patient)
     if coalitions is None:
         return found, _bounded(plan, found, colluders)
-    return found, information_of(plan, found, [J for J in coalitions if owner not in J])
+    return found, information_of(plan, found, coalitions)
 
 
 def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
