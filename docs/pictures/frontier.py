@@ -22,13 +22,9 @@ PAGE = ROOT / "docs" / "methods.md"
 REACHED = ROOT / "src" / "topdp" / "report" / "reached.csv"
 BEGIN, END = "<!-- made by docs/pictures/frontier.py -->\n", "<!-- end -->\n"
 SHOWN = [
-    ("no-noise", 1),
-    ("central", 0),
-    ("correlated", 1),
-    ("correlated", 15),
-    ("muffliato", 1),
-    ("plain", 1),
-]
+    ("no-noise", 1), ("central", 0), ("correlated", 1), ("correlated", 15), ("muffliato", 1), ("plain", 1),
+    ("top", 1),
+]  # fmt: skip
 MODELS = ("scattering + linear", "mlp", "cnn")  # the first that there is
 
 
