@@ -161,7 +161,7 @@ def _squared(kind: Kind, unknown: Bools, members: Bools) -> Floats:
         squares = np.einsum("ora,ora->oa", weights, inverse @ weights) / (1 - share)[:, None]
     for o in np.flatnonzero(~sure).tolist():
         squares[o] = _one_by_groups(C[o], kind)
-    return squares
+    return np.asarray(squares)
 
 
 def _one_by_groups(C: Floats, kind: Kind) -> Floats:
@@ -227,7 +227,8 @@ def _own_and_pairs(kind: Kind, knows: Any) -> tuple[Floats, Floats] | None:
     alone, paired = first[entries == 1], first[entries == 2]
     if (noise.data[paired] + noise.data[paired + 1]).any():
         return None
-    own = np.bincount(noise.indices[alone], np.square(noise.data[alone]), minlength=n)
+    own = np.zeros(n)
+    np.add.at(own, noise.indices[alone], np.square(noise.data[alone]))
     weights = np.zeros((n, n))
     i, j, shared = noise.indices[paired], noise.indices[paired + 1], np.square(noise.data[paired])
     np.add.at(weights, (i, j), shared)
