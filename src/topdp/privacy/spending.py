@@ -142,10 +142,13 @@ class Spending:
         return self._amplified(leading_view(self.plan, self.analysis.exposure(), self.owner, places), places)
 
     def _adaptive(self, places: Sequence[int]) -> Floats:
-        mu = leading_adaptive(
+        mu, most = leading_adaptive(
             self.plan, self.analysis.exposure(), self.owner, places, self.colluders, self.patient
         )
-        return self._amplified(mu, places)
+        if not self.batches.sampled or np.array_equal(most * self.sensitivity**2, self.information):
+            return self._amplified(mu, places)
+        samples = [self._composed(most[: last + 1] * self.sensitivity**2) for last in places]
+        return np.minimum(epsilon_of(mu, self.delta), samples)
 
     def _amplified(self, mu: Floats, places: Sequence[int]) -> Floats:
         """ε of μ; of Poisson samples also what all others together learn, where that is less."""

@@ -126,7 +126,7 @@ def _degrees(config: RunConfig, graph: Topology) -> list[int]:
 
 def _expect_uncut(config: RunConfig, graph: Topology, degree: int) -> None:
     pairs = secret_pairs(config.method.secrets, graph, degree, config.seed)
-    expect_uncut(pairs, graph.agents, config.privacy.colluders, config.method.secrets)
+    expect_uncut(pairs, graph.agents, config.privacy.colluders, config.method.secrets, config.seed)
 
 
 def _alone(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Floats:
