@@ -104,7 +104,7 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
             for gossip in steps:
                 protocol = Correlated(c.secrets, degree, ratio, gossip, c.chebyshev)
                 choices.append(Choice(_price(protocol, graph, found.own, alone), degree, gossip, found))
-    best = min(choices)
+    best = min(choices, key=lambda choice: choice.price)
     ratio = best.allocation.pair_noise if c.pair_noise == "auto" else c.pair_noise
     return _with(config, method={"secrets_degree": best.degree, "pair_noise": ratio, "gossip": best.gossip})
 
