@@ -44,7 +44,7 @@ def picture(frontiers: dict[str, list[FrontierRow]]) -> None:
             of_model = [row for row in rows if row.model == model]
             few = [row for row in of_model if (row.method, row.colluders) in SHOWN]
             lines(axis, few)
-            axis.set_title(f"{data_title(rows[0].data)}, {model}", fontsize=10)
+            axis.set_title(data_title(rows[0].data), fontsize=10)
         save(figure, PICTURE)
 
 
