@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,16 @@ def _of_alpha(kind: type[Protocol]) -> Callable[..., Protocol]:
 
 
 PROTOCOLS = _every_protocol()
-"""Contract, privacy, stacking, kernels and agents are tested on all of these."""
+"""Contract, stacking, kernels and agents are tested on all of these."""
+
+AVERAGING = tuple(name for name, make in PROTOCOLS.items() if hasattr(make(0.5), "gossip"))
+"""Those with steps of averaging between gradients."""
+
+WITH_VIEW = {name: partial(make, gossip=1) if name in AVERAGING else make for name, make in PROTOCOLS.items()}
+"""The same with one such step, which nothing accelerates: views of those are answered."""
+
+RULES = tuple(name for name, make in PROTOCOLS.items() if isinstance(make(0.5), UpdateRule))
+"""The paper's, which mix by alpha."""
 
 
 def _settings() -> dict[str, tuple[str, str]]:

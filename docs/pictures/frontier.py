@@ -22,13 +22,9 @@ PAGE = ROOT / "docs" / "methods.md"
 REACHED = ROOT / "src" / "topdp" / "report" / "reached.csv"
 BEGIN, END = "<!-- made by docs/pictures/frontier.py -->\n", "<!-- end -->\n"
 SHOWN = [
-    ("no-noise", 1),
-    ("central", 0),
-    ("correlated", 1),
-    ("correlated", 15),
-    ("muffliato", 1),
-    ("plain", 1),
-]
+    ("no-noise", 1), ("central", 0), ("correlated", 1), ("correlated", 15), ("muffliato", 1), ("plain", 1),
+    ("top", 1),
+]  # fmt: skip
 MODELS = ("scattering + linear", "mlp", "cnn")  # the first that there is
 
 
@@ -48,7 +44,7 @@ def picture(frontiers: dict[str, list[FrontierRow]]) -> None:
             of_model = [row for row in rows if row.model == model]
             few = [row for row in of_model if (row.method, row.colluders) in SHOWN]
             lines(axis, few)
-            axis.set_title(f"{data_title(rows[0].data)}, {model}", fontsize=10)
+            axis.set_title(data_title(rows[0].data), fontsize=10)
         save(figure, PICTURE)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -241,6 +242,33 @@ def account(
         print_json(planning.account_json(wanted, plan, found, together))
         return
     show(*tables.account(wanted, plan, found, together))
+
+
+@app.command()
+def recommend(
+    target: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Which method and settings for your agents, graph, records, budget and colluders. Needs no data.
+
+    Says for each method how much noise it leaves, and gives a command to start from. For example:
+    topdp recommend --set topology.agents=12 --set privacy.epsilon=2 --set privacy.colluders=3
+    """
+    from topdp.runs.recommend import recommend as ask
+
+    wanted = config.read(target, preset, changes)
+    made = build.graph(wanted)
+    found = ask(wanted, made, build.counts(wanted, made.agents))
+    given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
+    command = found.command([*given, *(part for change in changes or [] for part in ("--set", change))])
+    options = [asdict(option) for option in found.options]
+    if as_json:
+        answer = {"options": options, "changes": found.changes, "reasons": found.reasons}
+        print_json({**answer, "command": command})
+        return
+    show(tables.options(options), *found.reasons, command)
 
 
 @app.command()

@@ -62,7 +62,7 @@ def small(tmp_path):
 
 def test_a_linear_model_on_features_learns(small, tmp_path):
     result = run.run(small(), tmp_path / "run", "cpu")
-    assert result.estimates.shape == (4, 2 * (81 * 4 + 1))
+    assert result.estimates.shape == (4, 2 * 81 * 4)
     assert result.metrics[-1]["accuracy"]["mean"] > 0.95
     assert 'features = "scattering"' in (tmp_path / "run" / "config.toml").read_text()
 

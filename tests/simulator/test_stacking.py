@@ -95,8 +95,9 @@ def test_every_run_of_a_stack_is_the_run_alone(kind, size, device):
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("longer", [False, True])
 @pytest.mark.parametrize("records", [40, [40, 7, 33, 12, 40]])
-def test_runs_on_the_same_records_read_them_once_and_are_what_each_is_alone(records, device):
+def test_runs_on_the_same_records_read_them_once_and_are_what_each_is_alone(records, longer, device):
     """Every protocol, other rates, noise and seeds of the noise, on one graph and its shards."""
     graph, shards = topology.ring(5), blobs(5, 40, seed=1)
     if not isinstance(records, int):
@@ -109,6 +110,7 @@ def test_runs_on_the_same_records_read_them_once_and_are_what_each_is_alone(reco
     runs = [
         Run(single(name, graph, seed, deviation=0.2 * (seed % 3), rate=0.1 * (seed + 1)), shards, seed)
         for seed, name in enumerate(PROTOCOLS)
+        if (name in LONGER) == longer
     ]
     plans, seeds = [run.plan for run in runs], [run.seed for run in runs]
     stack = StackedBatches(tuple((tuple(batches_of(shards, "full", 0)), seed) for seed in seeds))

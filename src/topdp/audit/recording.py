@@ -1,8 +1,8 @@
 """A rehearsal of real agents: the canaries as a file, and what each agent writes down, round by round.
 
 Agents are given one file with the canaries. The audited agent puts them in the place of records; every agent
-writes down, at the canaries' coordinates only, the rows it makes, the rows it received, and its gradient
-without canaries. From all their notes follow the rounds of an audit. Not for the agents themselves:
+writes down, at the canaries' coordinates only, the rows it makes, the rows it received, its gradient without
+canaries, and the draws that it shares. From all their notes follow the rounds of an audit. Not for the agents themselves:
 `agents/life/rehearsal.py`.
 
 **Sensitive**: gradients leave the agent unnoised in its notes, and the file of canaries holds their coins.
@@ -79,11 +79,20 @@ class Notes:
         _write(self.folder / "start.npz", start=start)
 
     def keep(
-        self, round: int, made: Mapping[int, Floats], received: Mapping[int, Floats], gradient: Floats | None
+        self,
+        round: int,
+        made: Mapping[int, Floats],
+        received: Mapping[int, Floats],
+        gradient: Floats | None,
+        shared: Mapping[int, Floats] | None = None,
     ) -> None:
-        """Rows by their numbers: those of `round`, and those of the round before that came in."""
+        """Rows by their numbers: those of `round`, and those of the round before that came in.
+
+        `shared`: the draws of `round` that another agent knows too, by their numbers.
+        """
         named = {f"made-{row}": values for row, values in made.items()}
         named |= {f"received-{row}": values for row, values in received.items()}
+        named |= {f"draw-{number}": values for number, values in (shared or {}).items()}
         _write(self._file(round), **named, **({} if gradient is None else {"gradient": gradient}))
 
     @property
@@ -96,6 +105,10 @@ class Notes:
     def received(self, round: int) -> dict[int, Floats]:
         """The rows of `round` that came in: used in the next one."""
         return self._rows(round + 1, "received-")
+
+    def shared(self, round: int) -> dict[int, Floats]:
+        """The draws of `round` that another agent knows too."""
+        return self._rows(round, "draw-")
 
     def gradient(self, round: int) -> Floats | None:
         return _read(self._file(round), "what an agent recorded").get("gradient")
@@ -136,7 +149,8 @@ def rounds(notes: Sequence[Notes], observer: Observer, canaries: Canaries) -> It
                     f"{r}: its budget was used up."
                 )
             gradients[i] = 0.0 if found is None else found
-        yield Seen(values, gradients, _no_draws)
+        known = {number: draw for j in observer.members for number, draw in notes[j].shared(r).items()}
+        yield Seen(values, gradients, known.__getitem__)
 
 
 def _expect_all(came: Mapping[int, Floats], expected: Bools, agent: int, round: int) -> None:
@@ -146,10 +160,6 @@ def _expect_all(came: Mapping[int, Floats], expected: Bools, agent: int, round: 
             f"Agent {agent} went on without row {min(missing)} of round {round}, which the plan gives it: an "
             "audit needs a run by the plan."
         )
-
-
-def _no_draws(number: int) -> Floats:
-    raise AssertionError(f"Draw {number}: agents share no draws.")
 
 
 def _write(path: Path, **arrays: np.ndarray) -> None:

@@ -91,7 +91,8 @@ class Shards:
         )
         count = len(labels[0])
         sizes = torch.tensor([count], device=self.device)
-        return replace(self, inputs=inputs, labels=labels, sizes=sizes, counts=(count,))
+        origin = None if self.origin is None else f"{self.origin} pooled"
+        return replace(self, inputs=inputs, labels=labels, sizes=sizes, counts=(count,), origin=origin)
 
     @staticmethod
     def from_dataset(dataset: Dataset, parts: Sequence[Ints], held_out: Ints | None = None) -> Shards:

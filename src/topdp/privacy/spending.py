@@ -30,7 +30,7 @@ from topdp.privacy.account import GUARANTEES
 from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning, expect_delta
 from topdp.privacy.basics.exposure import check
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.observers.adaptive import in_the_open, leading_adaptive, most_learned
+from topdp.privacy.observers.adaptive import leading_adaptive
 from topdp.privacy.observers.effort import expect_bearable
 from topdp.privacy.observers.view import leading_view
 from topdp.privacy.observers.worst_case import composed, information
@@ -147,14 +147,13 @@ class Spending:
         return self._amplified(leading_view(self.plan, self.analysis.exposure(), self.owner, places), places)
 
     def _adaptive(self, places: Sequence[int]) -> Floats:
-        mu = leading_adaptive(
+        mu, most = leading_adaptive(
             self.plan, self.analysis.exposure(), self.owner, places, self.colluders, self.patient
         )
-        epsilon = self._amplified(mu, places)
-        if not (self.batches.sampled and in_the_open(self.plan)):
-            return epsilon
-        most = most_learned(self.plan, self.colluders, self.patient)[:, self.owner] * self.sensitivity**2
-        return np.minimum(epsilon, [self.composed(most[: last + 1]) for last in places])
+        if not self.batches.sampled or np.array_equal(most * self.sensitivity**2, self.information):
+            return self._amplified(mu, places)
+        samples = [self.composed(most[: last + 1] * self.sensitivity**2) for last in places]
+        return np.minimum(epsilon_of(mu, self.delta), samples)
 
     def _amplified(self, mu: Floats, places: Sequence[int]) -> Floats:
         """ε of μ; of Poisson samples also what all others together learn, where that is less."""

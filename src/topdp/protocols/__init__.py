@@ -1,4 +1,4 @@
-"""Protocols write plans. One file per way of talking."""
+"""Protocols write plans: one file per way of talking. They know graphs and schedules, and touch no data."""
 
 from topdp.protocols.asynchronous import PlainAsynchronous, TopAsynchronous
 from topdp.protocols.base import Protocol, UpdateRule

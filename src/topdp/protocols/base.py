@@ -45,7 +45,12 @@ class Protocol(ABC):
 
 @dataclass(frozen=True)
 class UpdateRule(Protocol):
-    """The paper's: an agent mixes its own estimate, with weight `alpha`, and one received row (Eq. 3)."""
+    """The paper's: an agent mixes its own estimate, with weight `alpha`, and one received row (Eq. 3).
+
+    >>> from topdp.protocols import PlainSynchronous
+    >>> PlainSynchronous(0.25).mixing().tolist()
+    [0.25, 0.75]
+    """
 
     alpha: float
 

@@ -19,8 +19,14 @@ from topdp.topology import Topology
 DIGITS = 6
 """To which the ends of a spectrum are rounded, outwards: so that every machine writes the same plan."""
 
+AWAY = 0.618
+"""From the next step of rounding, for eigenvalues that are fractions of small numbers, such as 1/128."""
+
 MOST = 32
 """Steps between two gradients. More would lose digits in the factors of a Chebyshev polynomial."""
+
+BEARABLE = 1e4
+"""By so much rounding may be enlarged: three digits of float32 are left, of differences between agents."""
 
 
 def expect_gossip(steps: int) -> int:
@@ -74,13 +80,17 @@ def mixing_steps(topology: Topology, steps: int, chebyshev: bool = True) -> list
 def _rest_of_spectrum(W: Floats) -> tuple[float, float]:
     """The interval of all eigenvalues of W but the one of the average, rounded outwards."""
     values = np.linalg.eigvalsh(W)[:-1]
-    low = math.floor(float(values[0]) * 10**DIGITS - 0.5) / 10**DIGITS
-    high = math.ceil(float(values[-1]) * 10**DIGITS + 0.5) / 10**DIGITS
+    low = math.floor(float(values[0]) * 10**DIGITS - AWAY) / 10**DIGITS
+    high = math.ceil(float(values[-1]) * 10**DIGITS + AWAY) / 10**DIGITS
     return low, min(high, 1.0 - 10**-DIGITS)
 
 
 def _in_turn(roots: list[float], low: float, high: float) -> list[float]:
-    """An order in which products of the first factors stay small: each time the root that shrinks most."""
+    """An order in which products of the first factors stay small: each time the root that shrinks most.
+
+    Where that would lose digits, since the last factors are large together, Leja's order, which keeps the
+    products of first and last factors small against each other (Reichel 1990); rows then grow in between.
+    """
     grid = np.linspace(low, high, 20 * len(roots) + 1)
     done, order, left = np.ones_like(grid), [], list(roots)
     while left:
@@ -88,7 +98,26 @@ def _in_turn(roots: list[float], low: float, high: float) -> list[float]:
         root = left.pop(int(np.argmin(np.round(most, DIGITS))))
         order.append(root)
         done = done * (grid - root) / (1 - root)
+    return order if _rounding(order, grid) <= BEARABLE else _leja(roots)
+
+
+def _leja(roots: list[float]) -> list[float]:
+    """Each time the root that is farthest from all before it, by the product of distances."""
+    order, left = [min(roots)], sorted(roots)[1:]
+    while left:
+        far = [sum(math.log(abs(root - before)) for before in order) for root in left]
+        order.append(left.pop(int(np.argmax(np.round(far, DIGITS)))))
     return order
+
+
+def _rounding(order: list[float], grid: Floats) -> float:
+    """By how much rounding in all steps together is enlarged by the steps that follow, at most."""
+    factors = [(grid - root) / (1 - root) for root in order]
+    first = np.cumprod(factors, axis=0)
+    later = [np.ones_like(grid)]
+    for factor in factors[:0:-1]:
+        later.append(later[-1] * factor)
+    return float((np.abs(first).max(axis=1) * np.abs(later[::-1]).max(axis=1)).sum())
 
 
 def as_sources(topology: Topology, W: Floats) -> tuple[Ints, Floats]:

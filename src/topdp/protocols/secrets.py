@@ -7,9 +7,13 @@ few: such graphs are refused by `expect_uncut`, with a degree that would do.
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal, get_args
 
 import networkx as nx
+import numpy as np
+from networkx.algorithms.connectivity import build_auxiliary_node_connectivity, local_node_connectivity
+from networkx.algorithms.flow import build_residual_network
 
 from topdp.errors import InputError
 from topdp.plan.arrays import Ints
@@ -37,10 +41,11 @@ def secret_pairs(kind: str, topology: Topology, degree: int, seed: int) -> Ints:
         raise InputError(f"Expected secrets to be one of {', '.join(SECRETS)}, got {kind!r}.")
     if kind == "links":
         return topology.edges
-    degree = expect_degree(degree, n)
-    if kind == "all" or degree == n - 1:
-        return complete(n).edges
-    return regular(n, degree, seed).edges
+    return complete(n).edges if kind == "all" else _regular(expect_degree(degree, n), n, seed)
+
+
+def _regular(degree: int, agents: int, seed: int) -> Ints:
+    return complete(agents).edges if degree == agents - 1 else regular(agents, degree, seed).edges
 
 
 def expect_degree(degree: int, agents: int) -> int:
@@ -57,27 +62,59 @@ def expect_degree(degree: int, agents: int) -> int:
     return degree
 
 
-def expect_uncut(pairs: Ints, agents: int, colluders: int, kind: str) -> None:
+def expect_uncut(pairs: Ints, agents: int, colluders: int, kind: str, seed: int) -> None:
     """Refuses secrets that `colluders` agents can cut: the rest must hang together without any of them."""
-    graph = nx.Graph([(int(i), int(j)) for i, j in pairs])
-    graph.add_nodes_from(range(agents))
-    alone = [agent for agent in range(agents) if not graph.degree(agent)]
-    if alone:
-        raise InputError(f"Expected a partner for every agent, got none for agent {alone[0]}.")
-    left = agents - colluders
-    if left <= 1:
-        return  # one agent against all others has its own noise alone, whatever it shares
-    if min(dict(graph.degree).values()) > colluders and nx.node_connectivity(graph) > colluders:
+    partners = np.bincount(pairs.reshape(-1), minlength=agents)
+    if not partners.all() and agents > 1:
+        raise InputError(f"Expected a partner for every agent, got none for agent {partners.argmin()}.")
+    if hangs_together(pairs, agents, colluders):
         return
-    weakest = min(graph, key=graph.degree)
-    least = colluders + 1 + (colluders + 1) * agents % 2
-    way = (
-        'secrets = "all"'
-        if least >= agents - 1
-        else f'secrets = "regular" with secrets_degree of at least {least}'
-    )
+    weakest = int(partners.argmin())
+    degrees = [
+        degree for degree in range(colluders + 1, agents - 1) if degree > 1 and degree * agents % 2 == 0
+    ]
+    would_do = (k for k in degrees if hangs_together(_regular(k, agents, seed), agents, colluders))
+    least = next(would_do, agents - 1)
+    way = 'secrets = "all"' if least == agents - 1 else f'secrets = "regular" with secrets_degree = {least}'
+    where = "some agents would be hidden by a few others alone"
+    if partners[weakest] <= colluders:
+        where = f"agent {weakest} has {partners[weakest]}: if they collude, its own noise alone hides it"
     raise InputError(
-        f"Expected secrets that {colluders} colluding agents cannot cut, got {kind!r} ones, where agent "
-        f"{weakest} has {graph.degree(weakest)} partners: without them nobody's noise but its own would hide "
-        f"it. Use {way}, or fewer colluders."
+        f"Expected partners such that no {colluders} of {agents} agents can cut the rest apart, got "
+        f"secrets = {kind!r}, where {where}. Use {way}, or fewer colluders."
+    )
+
+
+def hangs_together(pairs: Ints, agents: int, colluders: int) -> bool:
+    """Whether no `colluders` agents, taken out, leave others of whom some are not connected.
+
+    >>> from topdp import topology
+    >>> ring = topology.ring(5).edges
+    >>> [hangs_together(ring, agents=5, colluders=c) for c in (0, 1, 2, 3, 4)]
+    [True, True, False, False, True]
+    """
+    if agents - colluders <= 1:
+        return True  # one agent against all others has its own noise alone, whatever it shares
+    if np.bincount(pairs.reshape(-1), minlength=agents).min() <= colluders:
+        return False
+    weights = np.zeros((agents, agents))
+    weights[pairs[:, 0], pairs[:, 1]] = weights[pairs[:, 1], pairs[:, 0]] = 1.0
+    second = np.linalg.eigvalsh(np.diag(weights.sum(axis=1)) - weights)[1]
+    # As many agents as the second eigenvalue of the Laplacian says are needed to cut a graph (Fiedler 1973).
+    return bool(second > colluders + 1e-6) or _uncut(nx.Graph(pairs.tolist()), colluders)
+
+
+def _uncut(graph: nx.Graph, colluders: int) -> bool:
+    """By flows from an agent with the fewest partners, and between its partners (Esfahanian, Hakimi 1984)."""
+    if colluders < 2:
+        return bool(nx.is_biconnected(graph) if colluders else nx.is_connected(graph))
+    weakest = min(graph, key=graph.degree)
+    auxiliary = build_auxiliary_node_connectivity(graph)
+    common = {"auxiliary": auxiliary, "residual": build_residual_network(auxiliary, "capacity")}
+    ends = itertools.chain(
+        ((weakest, other) for other in set(graph) - set(graph[weakest]) - {weakest}),
+        ((one, other) for one, other in itertools.combinations(graph[weakest], 2) if other not in graph[one]),
+    )
+    return all(
+        local_node_connectivity(graph, *pair, cutoff=colluders + 1, **common) > colluders for pair in ends
     )

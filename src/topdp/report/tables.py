@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,24 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
         for key, reason in summary["privacy"].get("reasons", {}).items():
             reasons.setdefault((name, reason), []).append(words(key))
     return [table, *(Text(f"{name}, ε {', '.join(keys)}: {why}") for (name, why), keys in reasons.items())]
+
+
+def options(found: Sequence[Mapping[str, Any]]) -> Table:
+    """What each method would leave of noise, best first."""
+    table = uncut(
+        "method", "noise in the average", "between agents", "sent a round", "why not",
+        caption="noise: variance over that of pooled records; sent: estimates to each neighbour",
+    )  # fmt: skip
+    for one in found:
+        fits = one["noise"] is not None
+        table.add_row(
+            one["method"],
+            f"{one['noise']:.3g}" if fits else "",
+            f"{one['between']:.3g}" if fits else "",
+            str(one["sent"]) if fits else "",
+            "" if fits else one["reason"],
+        )
+    return table
 
 
 def words(answer: str) -> str:

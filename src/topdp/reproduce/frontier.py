@@ -25,11 +25,14 @@ from topdp.reproduce.tuning import BestSetting, Candidate, Case, SearchSpace, tu
 from topdp.settings.config import RunConfig
 
 SCATTERED = SearchSpace(rounds=(300, 800), rate=108.0, growth=0.75, clips=(0.5,), exponents=(0.5, 0.0))
+CARRIED = SearchSpace(
+    rounds=(300, 800), rate=108.0, growth=0.75, clips=(0.5,), exponents=(0.5,), gossip=(6,), turns=0
+)
 MLP = SearchSpace(rounds=(300, 800), rate=2.0, growth=1.0, clips=(2.0, 0.5), exponents=(0.5, 0.0))
 FULL = {
     "mnist": {"scattering + linear": SCATTERED, "mlp": MLP},
-    "fashion-mnist": {"scattering + linear": SCATTERED},
-    "cifar10": {"scattering + linear": SCATTERED},
+    "fashion-mnist": {"scattering + linear": CARRIED},
+    "cifar10": {"scattering + linear": CARRIED},
 }
 SMALL = SearchSpace(
     rounds=(20,), rate=4.0, growth=0.5, clips=(1.0,), exponents=(0.5, 0.0), gossip=(2,),

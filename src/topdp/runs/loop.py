@@ -55,6 +55,7 @@ def train_to_the_end(
             state = engine.advance(state)
             t, within = divmod(state.releases - each, each)  # rounds done; one release stands before the loop
             if within:
+                keep(state, False)  # the rows of the last round are overwritten soon
                 continue
             due = t % config.train.evaluate_every == 0 or t == config.rounds
             if due and engine.shards.test_inputs is not None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
@@ -96,7 +97,12 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
     steps = STEPS if c.gossip == "auto" else (c.gossip,)
     choices = []
     for degree in degrees:
-        _expect_uncut(config, graph, degree)
+        try:
+            _expect_uncut(config, graph, degree)
+        except InputError:
+            if choices or degree != degrees[-1]:
+                continue  # of several, those that hold are compared
+            raise
         pairs = secret_pairs(c.secrets, graph, degree, config.seed)
         for strength in STRENGTHS:
             found = allocate(pairs, alone, colluders, strength)
@@ -104,7 +110,7 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
             for gossip in steps:
                 protocol = Correlated(c.secrets, degree, ratio, gossip, c.chebyshev)
                 choices.append(Choice(_price(protocol, graph, found.own, alone), degree, gossip, found))
-    best = min(choices)
+    best = min(choices, key=lambda choice: choice.price)
     ratio = best.allocation.pair_noise if c.pair_noise == "auto" else c.pair_noise
     return _with(config, method={"secrets_degree": best.degree, "pair_noise": ratio, "gossip": best.gossip})
 
@@ -126,7 +132,7 @@ def _degrees(config: RunConfig, graph: Topology) -> list[int]:
 
 def _expect_uncut(config: RunConfig, graph: Topology, degree: int) -> None:
     pairs = secret_pairs(config.method.secrets, graph, degree, config.seed)
-    expect_uncut(pairs, graph.agents, config.privacy.colluders, config.method.secrets)
+    expect_uncut(pairs, graph.agents, config.privacy.colluders, config.method.secrets, config.seed)
 
 
 def _alone(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Floats:

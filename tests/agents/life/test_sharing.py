@@ -441,7 +441,7 @@ def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
 
     resume = RunSecret.resume
     monkeypatch.setattr(RunSecret, "resume", lambda self, public, booked: resume(self, public, 10**6))
-    monkeypatch.setattr(Rounds, "_met_all", lambda self: True)
+    monkeypatch.setattr(Rounds, "_lost", lambda self, peer: True)
     made = sharing(tmp_path / "run", rounds=40)
     wire, _ = on_virtual_time(rolled_back(made, tmp_path, [made.state(0)]))
     assert max(rows_of_ada(wire).values()) == 2

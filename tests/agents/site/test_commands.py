@@ -66,7 +66,7 @@ def test_processes_compute_the_features_of_their_records_as_the_simulator_does(t
     demo.run(wanted, tmp_path / "demo", seeded=True)
     simulated = run.run(wanted, tmp_path / "simulator", "cpu")
     found = RunFolder.open(tmp_path / "demo")
-    assert found.estimates.shape == (3, 3 * (81 * 4 + 1))
+    assert found.estimates.shape == (3, 3 * 81 * 4)
     np.testing.assert_allclose(found.estimates, simulated.estimates.numpy(), rtol=1e-4, atol=1e-5)
     records = np.load(tmp_path / "demo" / "agents" / "agent0" / "records.npz")["train_inputs"]
     assert records.shape == (50, 1, 8, 8)

@@ -14,7 +14,7 @@ from decimal import Decimal
 import dense_adaptive as dense
 import numpy as np
 
-from builders import PROTOCOLS
+from builders import WITH_VIEW
 from topdp import topology
 from topdp.plan import Plan, schedules
 from topdp.privacy import exposure, view
@@ -50,7 +50,7 @@ def small_plan(family: str, protocol: str, seed: int) -> Plan:
     alpha = float(numbers.choice([0.0625, 0.125, 0.25, 0.5]))
     offline = {"offline": 0.17} if protocol.endswith("-async") else {}
     written = schedules.schedule(rates, decay, "gradient")
-    return PROTOCOLS[protocol](alpha, **offline).plan(graph, written, deviation, seed)
+    return WITH_VIEW[protocol](alpha, **offline).plan(graph, written, deviation, seed)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from builders import PROTOCOLS
+from builders import WITH_VIEW
 from topdp import topology
 from topdp.plan import Full, Plan, schedules
 from topdp.privacy.basics.exposure import Exposure, exposure
@@ -44,7 +44,7 @@ ERRORS = 4.5  # standard errors that sampling is allowed; seeds are fixed
 def write(name: str, deviation: np.ndarray, alpha: float = 0.25) -> Plan:
     rates = schedules.learning_rates(0.5, ITERATIONS, "linear")
     decay = schedules.step_decay(1.0, 1, ITERATIONS)
-    return PROTOCOLS[name](alpha).plan(GRAPH, schedules.schedule(rates, decay, "gradient"), deviation, 5)
+    return WITH_VIEW[name](alpha).plan(GRAPH, schedules.schedule(rates, decay, "gradient"), deviation, 5)
 
 
 def mean_gradients(estimates: np.ndarray, records: list[np.ndarray]) -> np.ndarray:
@@ -216,7 +216,7 @@ def assert_power(found: Attack, mu: float) -> None:
         assert (np.abs(measured - expected) < ERRORS * np.sqrt(expected * (1 - expected) / RUNS)).all()
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", WITH_VIEW)
 def test_the_attack_is_as_strong_as_the_view_says(name):
     """The worst pair; and the pair in the middle, where most of what is seen is noise of others."""
     plan = write(name, np.full(GRAPH.agents, 2.0))
@@ -269,7 +269,7 @@ def test_saved_noise_that_counts_as_free_breaks_the_claim():
     assert (np.abs(found.false_positives() - RATES) < ERRORS * np.sqrt(RATES * (1 - RATES) / RUNS)).all()
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", WITH_VIEW)
 def test_noise_calibrated_to_the_view_keeps_the_promise(name):
     promised, error = curve(mu_of(EPSILON, DELTA))
     plan = calibrated(name, "view")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders import PROTOCOLS, constant_schedule
+from builders import AVERAGING, WITH_VIEW, constant_schedule
 from topdp import topology as graphs
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, schedules
 from topdp.privacy.basics.checks import NotCovered, PrivacyError
@@ -30,9 +30,11 @@ def often(monkeypatch):
 
 
 def plan_of(name, graph, rounds, alpha=0.25, fading="linear", decay=0.9):
+    if name in AVERAGING:
+        rounds //= 2  # two releases a round
     rates = schedules.learning_rates(0.5, rounds, fading)
     falling = schedules.schedule(rates, schedules.step_decay(decay, 20, rounds), "gradient")
-    return PROTOCOLS[name](alpha).plan(graph, falling, np.linspace(0.5, 1.5, graph.agents), 3)
+    return WITH_VIEW[name](alpha).plan(graph, falling, np.linspace(0.5, 1.5, graph.agents), 3)
 
 
 def both(plan, observer=0):
@@ -41,27 +43,38 @@ def both(plan, observer=0):
     return list(grams(plan, coalition, owners)), list(bands(plan, coalition, owners))
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("name", PROTOCOLS)
+# Pairs' noise is averaged away slowly: on a star so slowly that nothing can be let go.
+LONG_ENOUGH = {
+    (name, graph): 480 if name == "correlated" else 240
+    for name in WITH_VIEW
+    for graph in GRAPHS
+    if (name, graph) != ("correlated", "star")
+}
+
+
+@pytest.mark.parametrize(("name", "graph"), LONG_ENOUGH)
 @pytest.mark.usefixtures("often")
 def test_a_band_brackets_what_the_whole_matrix_does(name, graph):
-    plan = plan_of(name, GRAPHS[graph], 240)
+    plan = plan_of(name, GRAPHS[graph], LONG_ENOUGH[name, graph])
     for M, band in zip(*both(plan), strict=True):
-        assert band.values.shape[1] < 200 and (band.rest > 0).sum() > 40  # something was let go
+        assert (
+            band.values.shape[1] < plan.releases - 40 and (band.rest > 0).sum() > 40
+        )  # something was let go
         for period in (1, 7, 50):
             whole, near = bracket(M, period), bracket_band(band, period)
             assert 1 - 1e-6 < near[0] / whole[0] <= 1 + 1e-12
             assert 1 - 2e-9 < near[1] / whole[1] < 1 + 1e-6
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", WITH_VIEW)
 @pytest.mark.usefixtures("often")
 def test_what_is_left_out_stays_within_its_bound(name, monkeypatch):
     """Let go far too early, so that the far parts are large: the bound must still hold, for any change."""
     monkeypatch.setattr(banded, "REST", 0.6)
     plan = plan_of(name, GRAPHS["random"], 120)
     generator = np.random.default_rng(0)
-    changes = np.concatenate([np.eye(121), np.ones((1, 121)), generator.choice([-1, 1], (200, 121))])
+    R = plan.releases
+    changes = np.concatenate([np.eye(R), np.ones((1, R)), generator.choice([-1, 1], (200, R))])
     missed = 0.0
     for M, band in zip(*both(plan), strict=True):
         near = np.zeros_like(M)
@@ -98,7 +111,7 @@ def test_brackets_of_long_bands_are_those_of_the_matrix(period):
 
 @pytest.mark.usefixtures("often")
 def test_what_is_seen_without_noise_is_infinite_at_any_length():
-    plan = PROTOCOLS["plain-sync"](0.5).plan(GRAPHS["random"], constant_schedule(60), np.zeros(8), 0)
+    plan = WITH_VIEW["plain-sync"](0.5).plan(GRAPHS["random"], constant_schedule(60), np.zeros(8), 0)
     for M, band in zip(*both(plan), strict=True):
         assert bracket_band(band)[1] == bracket(M)[1]
 

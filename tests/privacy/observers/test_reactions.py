@@ -17,7 +17,7 @@ from carrier import Carrier
 from linear_reactions import FAMILIES, KINDS, judge, random_case, small_plan
 from scipy.stats import beta, norm
 
-from builders import PROTOCOLS, constant_schedule
+from builders import PROTOCOLS, RULES, constant_schedule
 from topdp import topology
 from topdp.plan import Full, PerRound, Plan
 from topdp.privacy import Analysis, account, delta_of, epsilon_of, exposure, mu_of, view
@@ -170,7 +170,8 @@ def test_alarms_alone_show_it_whatever_the_distribution():
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_linear_reactions_never_tell_more_than_the_bound(protocol, kind):
     """Not in any direction of u; and who sees all estimates learns exactly the same with them as without."""
-    for family in FAMILIES:
+    # Broadcasts are seen by all, whatever the graph is.
+    for family in FAMILIES if protocol in RULES else ("random", "star", "small-world"):
         for seed in range(2):
             verdict = judge(random_case(family, protocol, kind, seed))
             assert verdict.ratio < 1 + 1e-9, (family, seed)

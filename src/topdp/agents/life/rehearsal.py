@@ -53,13 +53,20 @@ class Rehearsal:
             used = canaries.among(records.numpy())
             canaries.add(mean, self.clip / divisor, self.planted.signs[round], used[used >= 0])
 
-    def keep(self, round: int, made: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> None:
-        """The rows of a round; before they leave."""
+    def keep(
+        self,
+        round: int,
+        made: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        shared: Mapping[int, Tensor],
+    ) -> None:
+        """The rows of a round, before they leave, and the draws that another agent knows too."""
         self.notes.keep(
             round,
             {row: self._numbers(value) for row, value in made.items()},
             {row: self._numbers(value) for row, value in received.items()},
             self._gradient,
+            {draw: self._numbers(value) for draw, value in shared.items()},
         )
         self._gradient = None
 

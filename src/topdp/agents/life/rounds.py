@@ -26,7 +26,7 @@ from topdp.agents.life.base import Life, Ticks, logger
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.peers import TICKS, Peers
-from topdp.agents.life.rows import AS_PLANNED, kept, make
+from topdp.agents.life.rows import AS_PLANNED, drawn, kept, make
 from topdp.agents.life.sharing import Sharing
 from topdp.agents.wire import payload
 
@@ -75,7 +75,7 @@ class Rounds(Life):
         changed, notes = self.sharing.departures.changes(round) if self.sharing else (AS_PLANNED, {})
         rows = await self._compute(lambda: make(part, round, own, received, gradients, draws, changed))
         if (rehearsal := self.equipment.gradients.rehearsal) is not None:
-            rehearsal.keep(round, rows, received)
+            rehearsal.keep(round, rows, received, drawn(part, round, draws, own[part.agent]))
         names = self.equipment.manifest.names
         bodies = {names[to]: payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
         applied = [(sender, round - 1) for sender in senders]

@@ -270,6 +270,14 @@ def make(
     return rows
 
 
+def drawn(part: Part, round: int, draws: AgentDraws, like: Tensor) -> dict[int, Tensor]:
+    """The shared draws of `round` themselves, by their numbers; for rehearsals. They come out alike again."""
+    found = {draw: torch.zeros_like(like) for _, draw, _ in part.shared(round)}
+    for draw, row in found.items():
+        draws.add(row, 1.0, round, draw)
+    return found
+
+
 def kept(part: Part, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """What of `rows` the next round needs: the estimate, and any other row that enters again."""
     again = {part.agent}

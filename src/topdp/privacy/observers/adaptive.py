@@ -96,10 +96,11 @@ def outsider(plan: Plan, exposure: Exposure, progress: Progress | None = None, p
 
 def leading_adaptive(
     plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], colluders: int = 1, patient: bool = False
-) -> Floats:
+) -> tuple[Floats, Floats]:
     """[len(last)]: the sound μ of `owner` to the worst coalition, if its data enter up to round `last`.
 
-    Poisson samples count as if the record were in every round.
+    There Poisson samples count as if the record were in every round. For them, [releases]: 1/z² of each
+    release at unit sensitivity, to whom learns most of it and sees all of its rows.
     """
     check(plan, exposure)
     expect_colluders(colluders, plan.agents)
@@ -107,12 +108,13 @@ def leading_adaptive(
     if _shares_noise_in_the_open(plan, public):
         return _leading_by_coalitions(plan, exposure, owner, last, colluders, patient)
     coalitions = [J for J in _coalitions(plan, public, colluders, patient) if owner not in J]
+    per_release = information(plan)[:, owner]
     if not _all_seen(plan, public, coalitions):
         expect_bearable(plan, patient, len(coalitions), public, owners=1)
-        return leading_view(plan, exposure, owner, last, coalitions, public)
+        return leading_view(plan, exposure, owner, last, coalitions, public), per_release
     period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
-    per_release = information(plan)[:, owner]
-    return np.array([every_round(per_release[: r + 1], period) for r in last]) * sensitivity
+    mu = np.array([every_round(per_release[: r + 1], period) for r in last]) * sensitivity
+    return mu, per_release
 
 
 def in_the_open(plan: Plan) -> bool:
@@ -135,7 +137,7 @@ def most_learned(plan: Plan, colluders: int = 1, patient: bool = False) -> Float
     [0.357, 0.0, 0.357, 0.0]
     """
     expect_colluders(colluders, plan.agents)
-    return _most(*_units(plan, colluders, patient))
+    return _each_release(*_units(plan, colluders, patient))
 
 
 def expect_colluders(colluders: int, agents: int) -> None:
@@ -225,18 +227,14 @@ def _composed(
         mu[i] = _every_round(found, units[:, :, i], period) * exposure.sensitivity[i]
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
-    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, _most(found, units)))
+    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, _each_release(found, units)))
 
 
-def _most(found: Releases, units: Floats) -> Floats:
-    """[releases, agents]: 1/z² to the coalition that learns most of each release."""
-    if not len(units):
-        return np.zeros((len(found.which), units.shape[2]))
-    largest = units.max(axis=1)[found.which]
+def _each_release(found: Releases, units: Floats) -> Floats:
+    """[releases, agents]: 1/z² at unit sensitivity, to the coalition that learns most of each release."""
+    largest = np.concatenate([units.max(axis=1), np.zeros((1, units.shape[2]))])  # the last: carries nothing
     with np.errstate(invalid="ignore"):
-        most = np.where(largest > 0, largest * found.ratio[:, None], 0.0)
-    most[found.which < 0] = 0.0
-    return most
+        return np.where(largest[found.which] > 0, largest[found.which] * found.ratio[:, None], 0.0)
 
 
 def _every_round(found: Releases, units: Floats, period: int, last: int | None = None) -> Floats:
@@ -257,11 +255,11 @@ def _every_round(found: Releases, units: Floats, period: int, last: int | None =
 
 def _leading_by_coalitions(
     plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], colluders: int, patient: bool
-) -> Floats:
+) -> tuple[Floats, Floats]:
     found, units = _units(plan, colluders, patient)
     period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
     worst = [_every_round(found, units[:, :, owner], period, r).max(initial=0.0) for r in last]
-    return np.array(worst) * sensitivity
+    return np.array(worst) * sensitivity, _each_release(found, units)[:, owner]
 
 
 def _units(plan: Plan, colluders: int, patient: bool) -> tuple[Releases, Floats]:

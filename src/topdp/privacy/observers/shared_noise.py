@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -22,12 +22,15 @@ from scipy.sparse.csgraph import connected_components
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.observers.filtering import RESOLUTION, ROUNDING, unknown_draws, whiten
+from topdp.privacy.observers.filtering import ROUNDING, whiten
 from topdp.privacy.observers.worst_case import ROUNDING as LEAK
 
 Coalition = tuple[int, ...]
 
 CHUNK = 1 << 22  # numbers of matrices that are inverted at once
+
+SURE = 1e-6
+"""Of ρ, the share of all noise that rounding may take: above it rows are looked at one after the other."""
 
 EFFORT = 4e9
 """Multiplications that are made unasked to look at coalitions one by one: some seconds."""
@@ -36,7 +39,8 @@ EFFORT = 4e9
 class Kind(NamedTuple):
     """A release at unit step and scale, as it comes again in many rounds."""
 
-    noise: Floats  # [rows, draws] standard deviations
+    noise: Any  # sparse [draws, rows] standard deviations
+    products: Any  # sparse [draws, rows·rows]: what each draw adds to the covariance of the rows
     steps: Floats  # [rows, agents] which row carries whose gradient
     owner: Ints  # [rows]
 
@@ -44,6 +48,7 @@ class Kind(NamedTuple):
 class Releases(NamedTuple):
     """The noisy releases of a plan: which kind each is, and the square of step over scale."""
 
+    knows: Any  # sparse [agents, draws]: who knows which draws, or makes a row of them
     kinds: list[Kind]
     which: Ints  # [releases]; -1: carries nothing
     ratio: Floats  # [releases]
@@ -61,39 +66,65 @@ def releases(plan: Plan) -> Releases:
         which[r] = known[name]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         ratio = np.where(plan.rate > 0, np.square(plan.rate / plan.scale), 0.0)
-    return Releases(kinds, which, ratio)
+    return Releases(_known_draws(plan), kinds, which, ratio)
 
 
 def _kind(plan: Plan, round: int) -> Kind:
     rows = np.flatnonzero(plan.exists[round])
-    draw, std = plan.draw[round][rows], plan.std[round][rows]
-    noise = np.zeros((len(rows), plan.draws))
-    at = np.nonzero(draw >= 0)
-    np.add.at(noise, (at[0], draw[at]), std[at])
-    steps = np.zeros((len(rows), plan.agents))
-    steps[np.arange(len(rows)), plan.owner[rows]] = plan.carries[round][rows]
-    return Kind(noise, steps, plan.owner[rows].astype(np.int64))
+    m, draw, std = len(rows), plan.draw[round][rows], plan.std[round][rows]
+    enters = (draw >= 0) & (std != 0)
+    entries = (std[enters], (draw[enters], np.nonzero(enters)[0]))
+    noise = sparse.coo_array(entries, shape=(plan.draws, m)).tocsr()  # entries in one place are added up
+    noise.eliminate_zeros()
+    steps = np.zeros((m, plan.agents))
+    steps[np.arange(m), plan.owner[rows]] = plan.carries[round][rows]
+    return Kind(noise, _products(noise), steps, plan.owner[rows].astype(np.int64))
+
+
+def _products(noise: Any) -> Any:
+    """[draws, rows·rows]: the outer product of the entries of each draw."""
+    count, m = np.diff(noise.indptr), noise.shape[1]
+    squares = count.astype(np.int64) ** 2
+    # Entry e of draw d meets all entries of d in turn.
+    first = np.repeat(np.arange(noise.nnz), np.repeat(count, count))
+    draw = np.repeat(np.arange(len(count)), squares)
+    place = np.arange(squares.sum()) - np.repeat(np.cumsum(squares) - squares, squares)
+    second = noise.indptr[draw] + place % np.maximum(count, 1)[draw]
+    values = noise.data[first] * noise.data[second]
+    at = noise.indices[first].astype(np.int64) * m + noise.indices[second]
+    return sparse.coo_array((values, (draw, at)), shape=(len(count), m * m)).tocsr()
+
+
+def _known_draws(plan: Plan) -> Any:
+    """[agents, draws]; who makes a row knows what enters it, listed or not (as in `unknown_draws`)."""
+    draw, who = np.nonzero(plan.known_by >= 0)
+    entering = plan.draw.values
+    made = np.broadcast_to(plan.owner[:, None], entering.shape)[entering >= 0]
+    agents = np.concatenate([plan.known_by[draw, who], made])
+    draws = np.concatenate([draw, entering[entering >= 0]])
+    pairs = np.unique(np.stack([agents, draws]).astype(np.int64), axis=1)
+    return sparse.csr_array((np.ones(pairs.shape[1]), pairs), shape=(plan.agents, plan.draws))
 
 
 def looked_at(plan: Plan, found: Releases, colluders: int, patient: bool) -> list[Coalition] | None:
     """Coalitions of which one learns most of each agent; None: too many to look at."""
     n = plan.agents
-    if len(found.kinds) == 1 and (own := _alike(found.kinds[0])) is not None:
+    if len(found.kinds) == 1 and (own := _alike(found.kinds[0], found.knows)) is not None:
         # docs/privacy.md: where all share secrets, those collude who had most noise of their own.
         order = np.argsort(-own, kind="stable").tolist()
         most, others = order[:colluders], order[colluders:]
         return [tuple(sorted(most))] + [
             tuple(sorted([*most[:k], others[0], *most[k + 1 :]])) for k in range(colluders) if others
         ]
-    rows = max((len(kind.owner) for kind in found.kinds), default=0)
-    if patient or enumerable(rows, colluders, len(found.kinds)):
+    work = sum(len(kind.owner) ** 3 for kind in found.kinds)
+    if patient or math.comb(n, colluders) * 2 * max(work, 1) <= EFFORT:
         return list(itertools.combinations(range(n), colluders))
     return None
 
 
-def enumerable(agents: int, colluders: int, kinds: int = 1) -> bool:
+def enumerable(agents: int, colluders: int) -> bool:
     """Whether coalitions of so many agents with a row each are looked at one by one, unasked."""
-    return math.comb(agents, colluders) * kinds * 2 * agents**3 <= EFFORT
+    return math.comb(agents, colluders) * 2 * agents**3 <= EFFORT
 
 
 def information_of(plan: Plan, found: Releases, coalitions: Sequence[Coalition]) -> Floats:
@@ -102,36 +133,35 @@ def information_of(plan: Plan, found: Releases, coalitions: Sequence[Coalition])
     members = np.zeros((len(coalitions), plan.agents), bool)
     for o, J in enumerate(coalitions):
         members[o, list(J)] = True
-    knows = ~np.stack([unknown_draws(plan, marked) for marked in np.eye(plan.agents, dtype=bool)])
     for k, kind in enumerate(found.kinds):
-        for part in _parts(len(coalitions), len(kind.owner)):
-            unknown = ~(members[part].astype(float) @ knows > 0)
+        for part in _parts(len(coalitions), len(kind.owner), plan.draws):
+            unknown = members[part].astype(float) @ found.knows == 0
             result[k, part] = _squared(kind, unknown, members[part])
     result[:, members] = 0.0
     return result
 
 
 def _squared(kind: Kind, unknown: Bools, members: Bools) -> Floats:
-    """sᵀ(NNᵀ)⁺s [coalitions, agents], N the deviations of the draws unknown to each."""
-    C = (kind.noise * unknown[:, None, :]) @ kind.noise.T
-    rows = np.arange(len(kind.owner))
+    """sᵀC⁻¹s [coalitions, agents], C the covariance by the draws unknown to each."""
+    m = len(kind.owner)
+    C = np.asarray(unknown.astype(float) @ kind.products).reshape(-1, m, m)
+    rows = np.arange(m)
     C[:, rows, rows] += members[:, kind.owner]  # what members make they know: no release
     variance = C[:, rows, rows]
     with np.errstate(all="ignore"):
         scale = np.sqrt(variance)
         try:
-            L = np.linalg.cholesky(C / scale[:, :, None] / scale[:, None, :]) * scale[:, :, None]
-            clear = bool((L[:, rows, rows] ** 2 > RESOLUTION * variance).all())
+            inverse = np.linalg.inv(C / scale[:, :, None] / scale[:, None, :])
         except np.linalg.LinAlgError:
-            clear = False
-    if not clear or not np.isfinite(scale).all():
-        return np.array([_one_by_groups(one, kind) for one in C])
-    inverse = np.linalg.inv(L)
-    # C - E >= (1 - ρ)C with E = ROUNDING·V and ρ = tr(L⁻¹EL⁻ᵀ), as in `whiten`
-    share = ROUNDING * np.einsum("orc,oc->o", inverse**2, variance)
-    squares = np.square(inverse @ kind.steps).sum(axis=1)
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.where(share < 0.5, 1 / (1 - np.minimum(share, 0.5)), np.inf)[:, None] * squares)
+            inverse = np.full_like(C, np.nan)
+        # C - E >= (1 - ρ)C with E = ROUNDING·V and ρ = tr(C⁻¹E), as in `whiten`
+        share = ROUNDING * inverse[:, rows, rows].sum(axis=1)
+        sure = (inverse[:, rows, rows] > 0.5).all(axis=1) & (share < SURE)
+        weights = kind.steps / scale[:, :, None]
+        squares = np.einsum("ora,ora->oa", weights, inverse @ weights) / (1 - share)[:, None]
+    for o in np.flatnonzero(~sure).tolist():
+        squares[o] = _one_by_groups(C[o], kind)
+    return np.asarray(squares)
 
 
 def _one_by_groups(C: Floats, kind: Kind) -> Floats:
@@ -166,7 +196,7 @@ def bounded(plan: Plan, found: Releases, colluders: int) -> Floats | None:
     left = plan.agents - colluders
     result = []
     for kind in found.kinds:
-        parts = _own_and_pairs(kind)
+        parts = _own_and_pairs(kind, found.knows)
         if parts is None or left < 1:
             return None
         own, weights = parts
@@ -182,33 +212,39 @@ def bounded(plan: Plan, found: Releases, colluders: int) -> Floats | None:
     return np.array(result)
 
 
-def _own_and_pairs(kind: Kind) -> tuple[Floats, Floats] | None:
-    """Own variances [n] and weights [n, n] of pairs; None where noise has another form."""
-    n = kind.steps.shape[1]
+def _own_and_pairs(kind: Kind, knows: Any) -> tuple[Floats, Floats] | None:
+    """Own variances [n] and weights [n, n] of pairs; None where noise has another form.
+
+    Also where somebody knows a draw that enters no row of his: that would hide nobody from him.
+    """
+    n, noise = kind.steps.shape[1], kind.noise
     if len(kind.owner) != n or not np.array_equal(kind.steps, np.eye(n)):
         return None
-    entries = (kind.noise != 0).sum(axis=0)
-    paired = np.flatnonzero(entries == 2)
-    if (entries > 2).any() or kind.noise[:, paired].sum(axis=0).any():
+    entries = np.diff(noise.indptr)
+    if (entries > 2).any() or ((knows.sum(axis=0) != entries) & (entries > 0)).any():
         return None
-    own = np.square(kind.noise[:, entries == 1]).sum(axis=1)
+    first = noise.indptr[:-1]
+    alone, paired = first[entries == 1], first[entries == 2]
+    if (noise.data[paired] + noise.data[paired + 1]).any():
+        return None
+    own = np.zeros(n)
+    np.add.at(own, noise.indices[alone], np.square(noise.data[alone]))
     weights = np.zeros((n, n))
-    for draw in paired.tolist():
-        i, j = np.flatnonzero(kind.noise[:, draw])
-        weights[i, j] += kind.noise[i, draw] ** 2
-        weights[j, i] = weights[i, j]
+    i, j, shared = noise.indices[paired], noise.indices[paired + 1], np.square(noise.data[paired])
+    np.add.at(weights, (i, j), shared)
+    np.add.at(weights, (j, i), shared)
     return own, weights
 
 
-def _alike(kind: Kind) -> Floats | None:
+def _alike(kind: Kind, knows: Any) -> Floats | None:
     """Own variances, where every two agents share noise and all pairs share the same amount."""
-    parts = _own_and_pairs(kind)
+    parts = _own_and_pairs(kind, knows)
     if parts is None or len(parts[0]) < 2:
         return None
     between = parts[1][~np.eye(len(parts[0]), dtype=bool)]
     return parts[0] if between[0] > 0 and (between == between[0]).all() else None
 
 
-def _parts(coalitions: int, rows: int) -> Iterator[slice]:
-    step = max(1, CHUNK // max(1, rows * rows))
+def _parts(coalitions: int, rows: int, draws: int) -> Iterator[slice]:
+    step = max(1, CHUNK // max(1, rows * rows, draws))
     return (slice(start, start + step) for start in range(0, coalitions, step))

@@ -1,0 +1,157 @@
+"""Which method and which settings for a number of agents, a graph, records, a budget and colluders. No data.
+
+The noise that each method leaves in the average follows from its account and its plan; that is most of what
+decides how accurate a model becomes. Settings of the training itself are from trials of ours, and said so.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from topdp.data.catalogue import CATALOGUE
+from topdp.errors import TopdpError
+from topdp.privacy.calibrate import calibrate
+from topdp.privacy.leftover import leftover
+from topdp.runs.planning import plan_writer
+from topdp.runs.settling import settled, shares
+from topdp.settings import build
+from topdp.settings.config import ConfigError, RunConfig
+from topdp.settings.methods import METHODS
+from topdp.topology import Topology
+
+COMPARED = ("plain", "dsgd", "muffliato", "correlated")
+TRIAL = 20  # rounds after which noise is compared
+
+WAY = 65_000.0
+"""λ·T at ε = 1 and 60,000 records of length 1, clip ½: from trials on MNIST and Fashion-MNIST."""
+
+LONGEST_STEP = 450.0  # λ beyond which training swings
+ROUNDS = 300
+
+
+@dataclass(frozen=True)
+class Option:
+    """What one method costs here. `noise` None: it cannot be used, and `reason` says why."""
+
+    method: str
+    noise: float | None  # variance in the average, over that of pooled records
+    between: float | None  # of an agent's estimate around the average, likewise
+    sent: int  # estimates to each neighbour in a round
+    reason: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The options, best first, and the changes to a configuration that follow from the first."""
+
+    options: list[Option]
+    changes: dict[str, Any]
+    reasons: list[str]
+
+    def command(self, given: Sequence[str] = ()) -> str:
+        """What to run; `given`: arguments that the question was asked with."""
+        changes = (part for key, value in self.changes.items() for part in ("--set", f"{key}={value}"))
+        return shlex.join(["topdp", "run", *given, *changes])
+
+
+def recommend(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Recommendation:
+    """For the agents, graph, records, budget and colluders of `config`; its method is not looked at."""
+    if METHODS[config.method.name].pools:
+        raise ConfigError("method.name: central has no graph to recommend a method for; leave it away.")
+    options = sorted((_option(config, graph, counts, name) for name in COMPARED), key=_rank)
+    best = options[0]
+    if best.noise is None:
+        raise ConfigError(f"No method fits: {best.reason}")
+    changes: dict[str, Any] = {"method.name": best.method, **best.settings}
+    reasons = [best.reason]
+    if config.data.name in CATALOGUE:
+        changes |= _training(config, sum(counts), reasons)
+    return Recommendation(options, changes, reasons)
+
+
+def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: str) -> Option:
+    method = config.method.model_copy(update={"name": name, "mode": "sync"})
+    asked = config.model_copy(
+        update={
+            "method": method,
+            "rounds": TRIAL,
+            "train": config.train.model_copy(update={"fading": "none"}),
+            "data": config.data.model_copy(update={"batch": "full"}),
+        }
+    )
+    try:
+        asked = settled(asked, graph, counts)
+        write = plan_writer(asked, graph, counts)
+        privacy = asked.privacy
+        epsilon = build.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
+        analysis = build.analysis(asked, counts)
+        noise = calibrate(
+            write, analysis, "adaptive", epsilon, privacy.delta,
+            colluders=privacy.colluders, shares=shares(asked, graph, counts),
+        )  # fmt: skip
+    except TopdpError as error:
+        return Option(name, None, None, 0, str(error), {})
+    plan = write(noise.deviation)
+    left, each = leftover(plan), plan.releases // (TRIAL + 1)
+    pooled = _pooled(asked, counts, float(epsilon.min()))
+    average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
+    settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
+    if name == "correlated":
+        c = asked.method
+        settings = {
+            "method.secrets_degree": c.secrets_degree,
+            "method.gossip": c.gossip,
+            "privacy.colluders": privacy.colluders,
+        }
+        reason += (
+            f", with {c.secrets_degree} partners for each agent, against any {privacy.colluders} that collude"
+        )
+    elif name == "muffliato":
+        settings = {"method.gossip": asked.method.gossip}
+    return Option(name, average, between, max(1, each - 1), reason + ".", settings)
+
+
+def _pooled(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> float:
+    """The variance that pooled records would leave after as many steps, for the smallest of the budgets."""
+    central = config.model_copy(
+        update={
+            "method": config.method.model_copy(update={"name": "central"}),
+            "privacy": config.privacy.model_copy(update={"colluders": 0, "epsilon": epsilon}),
+        }
+    )
+    graph, pooled = build.graph(central), (sum(counts),)
+    write = plan_writer(central, graph, pooled)
+    analysis = build.analysis(central, pooled)
+    noise = calibrate(write, analysis, "adaptive", np.array([epsilon]), config.privacy.delta, colluders=0)
+    return float(leftover(write(noise.deviation)).average[-1])
+
+
+def _rank(option: Option) -> tuple[bool, float, int]:
+    """Least noise first; what differs by less than a twentieth is decided by messages."""
+    if option.noise is None:
+        return True, math.inf, 0
+    return False, round(math.log(option.noise) / math.log(1.05)), option.sent
+
+
+def _training(config: RunConfig, records: int, reasons: list[str]) -> dict[str, Any]:
+    epsilon = float(np.min(np.asarray(config.privacy.epsilon)))
+    step = min(WAY * epsilon * (records / 60_000) / ROUNDS, LONGEST_STEP)
+    reasons.append(
+        "Images: public scattering features and a linear model need the fewest rounds; a step of "
+        f"{step:.3g} over {ROUNDS} rounds with clip 0.5 follows trials of ours on MNIST and Fashion-MNIST, "
+        "in proportion to ε and records: try half and twice of it on held-out records (data.validation)."
+    )
+    return {
+        "data.features": "scattering",
+        "model.name": "linear",
+        "privacy.clip": 0.5,
+        "rounds": ROUNDS,
+        "train.learning_rate": float(f"{step:.3g}"),
+    }

@@ -1,0 +1,71 @@
+"""`topdp recommend`: what it says follows from accounts and plans, and can be run."""
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from topdp.cli import app
+from topdp.errors import InputError
+from topdp.privacy.leftover import leftover
+from topdp.runs.planning import plan_and_account
+from topdp.runs.recommend import recommend
+from topdp.settings import build, config
+
+
+def ask(*changes):
+    wanted = config.read(changes=["data.records=100", *changes])
+    graph = build.graph(wanted)
+    return recommend(wanted, graph, build.counts(wanted, graph.agents)), wanted
+
+
+def test_shared_noise_is_recommended_where_it_saves_noise():
+    found, _ = ask("topology.agents=12", "topology.connection=0.4", "privacy.colluders=2")
+    noise = {option.method: option.noise for option in found.options}
+    assert found.options[0].method == "correlated" and found.changes["method.name"] == "correlated"
+    assert 1.0 < noise["correlated"] < 2.0
+    assert noise["dsgd"] == pytest.approx(12, rel=1e-4) and noise["muffliato"] == pytest.approx(12, rel=1e-4)
+
+
+def test_the_noise_is_that_of_the_plans_that_would_run():
+    """Of a whole run, against pooled records; both calibrated to the same budget."""
+    found, wanted = ask("topology.agents=8", "topology.kind=ring")
+    left = {}
+    for name in ("correlated", "central"):
+        run = config.read(
+            changes=[
+                "data.records=100", "topology.agents=8", "topology.kind=ring", f"method.name={name}",
+                "train.fading=none", "rounds=20",
+            ]
+        )  # fmt: skip
+        graph = build.graph(run)
+        plan, _ = plan_and_account(run, graph, build.counts(run, graph.agents))
+        left[name] = leftover(plan).average[-1]
+    assert found.options[0].noise == pytest.approx(left["correlated"] / left["central"], rel=1e-6)
+
+
+def test_two_agents_gain_nothing_by_secrets():
+    """The one other agent knows all of them: then what sends least is as good."""
+    found, _ = ask("topology.agents=2", "topology.kind=complete")
+    assert {round(option.noise, 4) for option in found.options} == {2.0}
+    assert found.changes["method.name"] != "correlated"
+
+
+def test_what_does_not_fit_says_why():
+    found, _ = ask("topology.agents=6", "topology.kind=star", "method.secrets=links")
+    last = found.options[-1]
+    assert last.method == "correlated" and last.noise is None and "can cut" in last.reason
+    with pytest.raises(InputError, match="central"):
+        ask("method.name=central")
+
+
+def test_the_command_can_be_run(tmp_path):
+    arguments = ["--set", "topology.agents=6", "--set", "topology.kind=ring", "--set", "privacy.epsilon=2.0"]
+    answer = CliRunner().invoke(app, ["recommend", *arguments, "--json"])
+    assert answer.exit_code == 0
+    found = json.loads(answer.stdout)
+    assert found["command"].startswith("topdp run --set topology.agents=6 ")
+    changes = [f"{key}={value}" for key, value in found["changes"].items()]
+    wanted = config.read(changes=["topology.agents=6", "topology.kind=ring", *changes])
+    assert wanted.data.features == "scattering" and math.isfinite(wanted.train.learning_rate)
