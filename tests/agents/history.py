@@ -22,6 +22,7 @@ from topdp.agents.life.agent import Agent
 from topdp.agents.life.equipment import equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.handover import Handover
+from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.terms import setup as setups
 from topdp.agents.terms.identity import make
 from topdp.agents.terms.manifest import Rules, create
@@ -33,7 +34,8 @@ from topdp.settings import config as configurations
 from topdp.simulator.engine import Engine
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
-CARDS = [make(name, f"127.0.0.1:{7400 + k}").card for k, name in enumerate(NAMES)]
+IDENTITIES = {name: make(name, f"127.0.0.1:{7400 + k}") for k, name in enumerate(NAMES)}
+CARDS = [identity.card for identity in IDENTITIES.values()]
 
 
 class Crash(BaseException):
@@ -160,6 +162,7 @@ class Federation:
     setup: setups.Setup
     shards: object
     folder: Path
+    identities: dict[str, object] = field(default_factory=lambda: IDENTITIES)
 
     @property
     def names(self):
@@ -179,7 +182,11 @@ class Federation:
     def agent(self, number, transport, failpoints=None, **options):
         pairing = options.pop("live_pairing", False)
         mine = self.equipment(number, **options)
-        return Agent(mine, self.state(number), transport, failpoints, live_pairing=pairing)
+        return Agent(mine, self.state(number), transport, failpoints, pairing, self.private(number))
+
+    def private(self, agent):
+        name = self.names[agent]
+        return PrivateFiles(self.identities[name], self.folder / "private" / name)
 
     def simulated(self):
         """[agents, d]: the estimates that the simulator ends with."""
@@ -238,12 +245,23 @@ def federation(
         "method.offline=0.2",
     ]
     config = configurations.read(changes=[*basis, *changes])
-    complete, _ = setups.completed(config, graph, shards.counts)
+    complete, _ = setups.completed(config, graph, shards.counts, goes_on=goes_on)
     rules = Rules(dead_neighbour="go-on" if goes_on else "wait", idle_timeout=idle_timeout)
     cards = cards or CARDS[:n]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     manifest = create(cards, links, complete, rules)
     return Federation(setups.Setup.of(manifest), shards, Path(folder))
+
+
+def sharing(folder, *changes, graph=None, gossip=0, **how) -> Federation:
+    """Agents that share draws, all with all, and charge by the adaptive answer."""
+    shared = (
+        "method.name=correlated",
+        "method.secrets=all",
+        "method.pair_noise=3.0",
+        f"method.gossip={gossip}",
+    )
+    return federation(folder, *shared, *changes, graph=graph, guarantee="adaptive", **how)
 
 
 @dataclass
@@ -257,9 +275,9 @@ class Run:
 
 
 async def live(
-    made: Federation, wire=None, failpoints=None, options=None, agents=None, restart_after=1.0
+    made: Federation, wire=None, failpoints=None, options=None, agents=None, restart_after=1.0, for_good=()
 ) -> Run:
-    """Every agent until its end; one that is killed is started again on its folder.
+    """Every agent until its end; one that is killed is started again on its folder, or is gone `for_good`.
 
     `failpoints`: for an agent the place where it is killed, or one for each of its first starts.
     """
@@ -279,9 +297,15 @@ async def live(
             def die(where):
                 raise Crash(where)
 
-            agent = made.agent(
-                number, wire.transport(name), Failpoints(choice, die), **dict(options.get(number, {}))
-            )
+            try:
+                agent = made.agent(
+                    number, wire.transport(name), Failpoints(choice, die), **dict(options.get(number, {}))
+                )
+            except Crash:
+                wire.crashed.append(name)
+                if number in for_good:
+                    return
+                continue
             task = asyncio.create_task(agent.run())
             dead = asyncio.Event()
 
@@ -304,6 +328,8 @@ async def live(
                 except Crash:
                     wire.handlers.pop(name, None)
                     wire.crashed.append(name)
+            if number in for_good:
+                return
             await asyncio.sleep(restart_after)
 
     numbers = range(len(made.names)) if agents is None else agents
@@ -358,11 +384,11 @@ def faults(run: Run) -> list[str]:
     for name, (entries, applied, _, stopped) in books.items():
         for entry in entries:
             late = stopped is not None and entry.round >= int(stopped)
-            if (entry.kind == "release") == late and entry.kind != "skip":
+            if (entry.kind == "release") == late and entry.kind not in ("skip", "late"):
                 found.append(
                     f"{name} booked a {entry.kind} in round {entry.round}, its budget ended at {stopped}"
                 )
-        rounds = [entry.round for entry in entries]
+        rounds = [entry.round for entry in entries if entry.kind != "late"]
         if len(set(rounds)) != len(rounds):
             found.append(f"{name} did a round twice")
         keys = [(sender, round) for sender, round, _ in applied]

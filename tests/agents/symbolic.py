@@ -65,6 +65,9 @@ class Draws:
     names: Coordinates
     seeded: bool = True
 
+    def share(self, seeds):
+        """A draw that is shared is a coordinate like any other."""
+
     def add(self, row, std, round, draw):
         row.add_(self.names.unit(self.names.draw(round, draw)), alpha=std)
 
@@ -144,4 +147,4 @@ class Symbolic(Federation):
 
 
 def symbolic(made: Federation) -> Symbolic:
-    return Symbolic(made.setup, made.shards, made.folder)
+    return Symbolic(made.setup, made.shards, made.folder, made.identities)

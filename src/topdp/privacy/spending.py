@@ -108,11 +108,10 @@ class Spending:
             return 0.0
         rounds, values = np.array([round for round, _ in history]), [value for _, value in history]
         if self.batches.sampled:
-            places = _checkpoints(self.plan.releases)
-            return self._worst_case([places[int(np.searchsorted(places, rounds[-1]))]])[0]
+            return self._worst_case([self.checkpoint(int(rounds[-1]))])[0]
         made = np.zeros(int(rounds.max()) + 1)
         np.add.at(made, rounds, values)
-        return self._composed(made)
+        return self.composed(made)
 
     def release(self, rate: float, scale: float, std: float) -> float:
         """1/z² of one release that no plan holds: step `rate` under noise of deviation `scale`·`std`.
@@ -128,13 +127,19 @@ class Spending:
         # 1/z² = (λ·Δ / (scale·std))²
         return (rate * self.sensitivity / (scale * std)) ** 2 if scale * std else float("inf")
 
-    def _composed(self, made: Floats) -> float:
+    def checkpoint(self, round: int) -> int:
+        """The first release from `round` on at which curves are computed."""
+        places = _checkpoints(self.plan.releases)
+        return places[int(np.searchsorted(places, round))]
+
+    def composed(self, made: Floats) -> float:
+        """ε of releases under fresh noise: `made` [rounds] is 1/z² of each at the owner's sensitivity."""
         return composed(made, self.batches, self.analysis.adjacency).epsilon(self.delta)
 
     def _worst_case(self, places: Sequence[int]) -> list[float]:
         for last in places:
             if last not in self._known:
-                self._known[last] = self._composed(self.information[: last + 1])
+                self._known[last] = self.composed(self.information[: last + 1])
         return [self._known[last] for last in places]
 
     def _view(self, places: Sequence[int]) -> Floats:
@@ -147,7 +152,7 @@ class Spending:
         )
         if not self.batches.sampled or np.array_equal(most * self.sensitivity**2, self.information):
             return self._amplified(mu, places)
-        samples = [self._composed(most[: last + 1] * self.sensitivity**2) for last in places]
+        samples = [self.composed(most[: last + 1] * self.sensitivity**2) for last in places]
         return np.minimum(epsilon_of(mu, self.delta), samples)
 
     def _amplified(self, mu: Floats, places: Sequence[int]) -> Floats:

@@ -95,7 +95,7 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
         return config
     alone = _alone(config, graph, counts)
     steps = STEPS if c.gossip == "auto" else (c.gossip,)
-    choices = []
+    choices: list[Choice] = []
     for degree in degrees:
         try:
             _expect_uncut(config, graph, degree)

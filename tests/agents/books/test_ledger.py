@@ -87,6 +87,21 @@ def test_what_is_skipped_sends_and_costs_nothing_and_what_no_data_enter_tells_no
     assert verify(ledger) == 2 and ledger.waiting("bob") == [0] and ledger.total == 0.3
 
 
+def test_a_late_charge_stands_between_two_rounds_and_sends_nothing(ledger):
+    three_rounds(ledger)
+    ledger.charge_late(Cost(0.5, 2.0, 0.0))
+    assert (ledger.total, ledger.round, ledger.last.kind, ledger.last.digests) == (1.25, 2, "late", {})
+    ledger.release(3, Cost(0.25), {"bob": b"row 3"}, b"state 3")
+    again = reopened(ledger)
+    assert verify(again) == 5 and again.total == 1.5
+    for cost in (Cost(-0.1), Cost(math.nan), Cost(math.inf)):
+        with pytest.raises(LedgerError, match="not booked"):
+            again.charge_late(cost)
+    with pytest.raises(LedgerError, match="no data entered"):
+        again.charge_late(Cost(0.1, 1.0, 0.3))
+    again.close()
+
+
 def test_the_order_of_records_is_kept_from_the_first_release_on(ledger):
     for order in ("one", "another"):  # nothing has been released: it may still change
         ledger.expect_order(order)

@@ -74,12 +74,25 @@ def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
     }
 
 
-@pytest.mark.parametrize("guarantee", ["adaptive", "adaptive by 2", "view", "worst-case", "claimed"])
+SHARED = ("correlated", "method.secrets_degree=4", "method.gossip=1")
+
+
+@pytest.mark.parametrize(
+    ("method", "guarantee"),
+    [
+        *[(("top",), name) for name in ("adaptive", "adaptive by 2", "view", "worst-case", "claimed")],
+        (("muffliato", "method.gossip=1"), "adaptive"),
+        *[(SHARED, name) for name in ("adaptive", "adaptive by 2", "worst-case")],
+    ],
+)
 @pytest.mark.parametrize("batch", ['"full"', "{cycle=10}", "{poisson=10}"])
-def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, guarantee, batch):
+def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, guarantee, batch):
     guarantee, _, colluders = guarantee.partition(" by ")
+    name, *settings = method
     made = federation(
         tmp_path,
+        f"method.name={name}",
+        *settings,
         f"privacy.guarantee={guarantee}",
         f"privacy.colluders={colluders or 1}",
         f"data.batch={batch}",

@@ -163,3 +163,27 @@ def test_who_finds_its_partners_goes_on_meeting_them_without_data(tmp_path, meth
     assert late, "it meets others after its budget has ended"
     assert entries[-1].total == pytest.approx(entries[-1].worst_case, rel=1e-12)
     assert entries[-1].total <= 0.8 and torch.isfinite(made.estimates()).all()
+
+
+@pytest.mark.parametrize("own", [None, 0.5], ids=["to the end", "with a budget of its own"])
+@pytest.mark.parametrize("method", ["correlated", "muffliato"])
+def test_rounds_that_mix_only_cost_nothing_read_no_data_and_the_books_hold(tmp_path, method, own):
+    changes = (f"method.name={method}", "method.gossip=2", "method.secrets_degree=4")
+    made = ring(tmp_path, *changes, "privacy.guarantee=adaptive", rounds=5)
+    run = made.lived(options={0: {"epsilon": own}})
+    assert faults(run) == []
+    for agent in range(6):
+        entries, stopped = books(made, agent)
+        noisy = [entry.round for entry in entries if entry.round % 3 == 0]
+        assert len(entries) == 18 and made.taken[agent] == [
+            r for r in noisy if stopped is None or r < stopped
+        ]
+        for entry in entries:
+            assert bool(entry.digests) == (entry.round % 3 < 2), "the last of the rounds that mix is not sent"
+            assert entry.round % 3 == 0 or entry.charge == entry.information == 0
+        assert truth(made, agent, True) <= entries[-1].total * (1 + 1e-9)
+        assert entries[-1].total == pytest.approx(truth(made, agent, True), rel=1e-3)
+    assert (
+        run.outcomes[0].code == (0 if own is None else 3)
+        and made.results()[1]["spent"]["epsilon"] <= 1 + 1e-9
+    )

@@ -64,7 +64,7 @@ def test_draws_do_not_depend_on_each_other(draws):
 
 def test_the_largest_draw_is_beyond_nine_deviations_and_finite(monkeypatch):
     for word in (0, 2, 2**63 - 1, 2**63, 2**64 - 1):
-        monkeypatch.setattr(keystream, "words", lambda count, word=word: np.full(count, word, np.uint64))
+        monkeypatch.setattr(keystream, "words", lambda count, key, word=word: np.full(count, word, np.uint64))
         found = torch.cat(list(keystream.normals(4)))
         assert torch.isfinite(found).all()
         assert (found.abs().max() > 9.3) == (word == 0)
@@ -117,7 +117,9 @@ def test_nothing_repeats_in_another_instance_process_or_fork():
 
 def test_rows_are_rounded_once_after_the_noise_is_added(monkeypatch):
     z = torch.tensor([1.0 + 2.0**-30, -3.0, 2.0**-26, 0.1], dtype=torch.float64)
-    monkeypatch.setattr("topdp.agents.life.draws.normals", lambda count: iter([z[:3].clone(), z[3:].clone()]))
+    monkeypatch.setattr(
+        "topdp.agents.life.draws.normals", lambda count, key: iter([z[:3].clone(), z[3:].clone()])
+    )
     row = torch.tensor([1.0, 0.1, 1.0, -0.3], dtype=torch.float32)
     exact = (row.double() + 0.7 * z).float()
     SystemDraws().add(row, 0.7, 0, 0)

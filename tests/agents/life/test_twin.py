@@ -1,9 +1,12 @@
 """Twins: one plan in the simulator and on agents gives the same estimates, up to rounding."""
 
+import asyncio
+
 import numpy as np
 import pytest
+import sites
 import torch
-from history import faults, federation, live, on_virtual_time
+from history import IDENTITIES, faults, federation, live, on_virtual_time, sharing
 
 from builders import PROTOCOLS, SETTINGS
 from topdp import topology
@@ -62,28 +65,46 @@ def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
         Part(replace(plan, readers=readers), 0)
     with pytest.raises(PlanError, match="pruned"):
         Part(prune(plan), 0)
-    with pytest.raises(PlanError, match="share no draws"):
-        Part(replace(plan, known_by=np.array([[0, 1], [1, -1], [2, -1], [3, -1]])), 0)
+    assert Part(replace(plan, known_by=np.array([[0, 1], [1, -1], [2, -1], [3, -1]])), 0).partner == {0: 1}
+    for knows in ([0, 1, 2], [1, 2, -1], [1, -1, -1], [-1, -1, -1]):
+        others = [[k, -1, -1] for k in range(1, 4)]
+        with pytest.raises(PlanError, match="its own or shared with one other agent, got draw 0"):
+            Part(replace(plan, known_by=np.array([knows, *others])), 0)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_agents_over_grpc_end_with_the_simulators_estimates(tmp_path, mode):
     """The same agents as in memory; only what carries their bytes is another."""
-    import asyncio
-
-    import sites
-
-    identities = {name: sites.at(made, sites.free_address()) for name, made in sites.MADE.items()}
-    cards = [one.card for one in identities.values()]
+    identities = over_grpc()
+    cards = [one.card for one in identities.values()][:4]
     made = federation(tmp_path, f"method.mode={mode}", graph=topology.ring(4), rounds=5, cards=cards)
+    made.identities = identities
+    assert codes(made) == [0] * 4
+    close(made)
+
+
+def over_grpc():
+    """Identities with addresses on this machine."""
+    return {name: sites.at(made, sites.free_address()) for name, made in IDENTITIES.items()}
+
+
+def codes(made):
+    """The exit codes of all agents of a federation, each over gRPC and mutual TLS."""
 
     async def all_of_them():
         agents = []
-        for number, name in enumerate(sites.NAMES):
-            transport = sites.GrpcTransport(identities[name], made.setup.manifest)
+        for number, name in enumerate(made.names):
+            transport = sites.GrpcTransport(made.identities[name], made.setup.manifest)
             agents.append(made.agent(number, transport))
         return await asyncio.gather(*(agent.run() for agent in agents))
 
-    outcomes = sites.run(all_of_them())
-    assert [outcome.code for outcome in outcomes] == [0] * 4
+    return [outcome.code for outcome in sites.run(all_of_them())]
+
+
+def test_six_agents_that_share_draws_end_over_grpc_with_the_simulators_estimates(tmp_path):
+    """Secrets between all pairs, links on a ring: keys travel along it."""
+    identities = over_grpc()
+    made = sharing(tmp_path, cards=[one.card for one in identities.values()], rounds=3, gossip=2)
+    made.identities = identities
+    assert codes(made) == [0] * 6
     close(made)

@@ -123,3 +123,30 @@ def test_from_nothing_to_a_manifest(tmp_path, topdp):
 def test_help_needs_neither_torch_nor_grpc():
     code = "import sys, topdp.cli; sys.exit(any(m in sys.modules for m in ('torch', 'grpc', 'cryptography')))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_one_of_six_that_share_noise_is_killed_for_good_and_the_others_end(data, tmp_path, topdp):
+    """Real processes, mutual TLS: training ends, ledgers verify, nobody is over its budget."""
+    wanted = small(
+        data,
+        "topology.agents=6",
+        "method.name=correlated",
+        "method.gossip=2",
+        "privacy.guarantee=adaptive",
+        "rounds=10",
+    )
+    rules = manifest.Rules(dead_neighbour="go-on", idle_timeout=15.0)
+    parts, terms, _ = demo.prepared(wanted, tmp_path / "agents", rules)
+    codes = demo.processes(tmp_path / "agents", terms.names, failpoints={3: "after_mark:4"}, for_good=[3])
+    assert codes[3] == -9 and all(code in (0, 3) for i, code in enumerate(codes) if i != 3)
+    for i, name in enumerate(terms.names):
+        state = tmp_path / "agents" / name / "state"
+        checked = topdp("agent", "ledger", "verify", "--state", state, "--json")
+        assert checked.code == 0 and json.loads(checked.out)["epsilon"] <= 20.0 * (1 + 1e-9)
+        if i != 3:
+            result = json.loads((state / "result.json").read_text())
+            assert result["releases"] == 33 and set(result["gone"]) == {"agent3"} and not result["seeded"]
+            assert result["spent"]["charged_by"] == "adaptive"
+            status = topdp("agent", "status", "--state", state, "--json")
+            assert json.loads(status.out)["gone"] == result["gone"]
+    assert parts.graph.agents == 6

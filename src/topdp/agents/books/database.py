@@ -16,7 +16,7 @@ from typing import IO
 from topdp.errors import InputError, TopdpError, TrustError
 
 FILE = "ledger.sqlite"
-FORMAT = 3
+FORMAT = 4
 SYNCHRONOUS = "FULL"  # tests that only pretend to crash may turn it off
 
 SCHEMA = """
@@ -35,6 +35,9 @@ CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER NOT N
 CREATE TABLE pairs (
     id TEXT PRIMARY KEY, partner TEXT NOT NULL, role TEXT NOT NULL, status TEXT NOT NULL,
     own_round INTEGER NOT NULL, partner_round INTEGER, told INTEGER NOT NULL DEFAULT 0, applied INTEGER);
+CREATE TABLE statements (
+    number INTEGER PRIMARY KEY, author TEXT NOT NULL, run TEXT NOT NULL, about TEXT NOT NULL,
+    text TEXT NOT NULL, signature TEXT NOT NULL, UNIQUE (author, run, about));
 """
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from topdp.agents.books.database import LedgerError, TamperedError
 
-Kind = Literal["release", "noise", "skip"]
+Kind = Literal["release", "noise", "skip", "late"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class LedgerEntry:
     """One round. A `release` costs. A `skip` sends nothing and costs nothing.
 
     A `noise` sends rows that no data enter: it tells nothing, and has a charge only where earlier releases
-    turn out to have cost more.
+    turn out to have cost more. A `late` is that charge alone, after the round that it names.
     """
 
     number: int
@@ -37,6 +37,8 @@ class LedgerEntry:
         """What an entry of this kind cannot say, or nothing."""
         if self.kind == "skip" and (self.digests or self.charge):
             return "sends or charges something in a round that was skipped"
+        if self.kind == "late" and self.digests:
+            return "sends something between two rounds"
         if self.kind != "release" and self.information != 0:
             return "has information about data in a round that no data entered"
         return ""

@@ -24,6 +24,8 @@ from topdp.errors import DataError
 
 ANYBODY = "*"  # receiver of a body whose partner is not known when it is made
 
+WITHOUT = "without "  # begins the subject of the statement that somebody is counted out
+
 Partners = Literal["planned", "found"]
 
 
@@ -46,13 +48,16 @@ class Ledger:
         writable: bool = True,
         partners: Partners = "planned",
         guarantee: str = "worst-case",
+        whoever_is_missing: bool = False,
     ) -> None:
         """A ledger of another federation or agent is refused; one that is only read may be anybody's.
 
         `partners`: what was charged while partners were found on the way is not what a plan would cost, so
-        one ledger is for one of the two. `guarantee`: what is charged by as long as the plan is followed.
+        one ledger is for one of the two. `guarantee`: what is charged by as long as the plan is followed; or
+        always, where it holds `whoever_is_missing`.
         """
         mine = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
+        mine["whoever_is_missing"] = str(whoever_is_missing)
         identity = mine if writable else {}
         self.database = Database(folder, identity, writable)
         self.folder = folder
@@ -81,12 +86,16 @@ class Ledger:
     @property
     def charged_by(self) -> str:
         """The guarantee under which ε is spent: the worst case once the plan is departed from."""
-        return self.meta.get("guarantee", "worst-case") if self.departed is None else "worst-case"
+        return self.meta.get("guarantee", "worst-case") if self._by_guarantee else "worst-case"
+
+    @property
+    def _by_guarantee(self) -> bool:
+        return self.departed is None or self.meta.get("whoever_is_missing") == str(True)
 
     @property
     def spent(self) -> float | None:
         """ε spent; None: infinite. After a departure with what the next round is charged for the past."""
-        if self.last is None or self.departed is None:
+        if self.last is None or self._by_guarantee:
             return self.total
         return None if self.last.worst_case is None else max(self.total, self.last.worst_case)
 
@@ -113,28 +122,17 @@ class Ledger:
         applied: Iterable[tuple[str, int]] = (),
         pair: str | None = None,
         kind: Kind = "release",
+        notes: Mapping[str, str] | None = None,
     ) -> LedgerEntry:
         """Charges, and stores what is to be sent and where the agent then stands: all or nothing.
 
         `bodies`: receiver -> bytes. `applied`: the (sender, round) whose rows went into the new state.
-        `pair`: the committed pair that the round used up.
+        `pair`: the committed pair that the round used up. `notes`: what else is to be remembered of it.
         """
-        check(cost)
         if round <= self.round:
             raise LedgerError(f"Expected a round after {self.round}, got {round}: a round is charged once.")
-        entry = LedgerEntry(
-            number=self.last.number + 1 if self.last else 0,
-            round=round,
-            kind=kind,
-            charge=float(cost.charge),
-            total=self.total + float(cost.charge),
-            worst_case=cost.worst_case,
-            information=cost.information,
-            digests={receiver: digest_of(body) for receiver, body in bodies.items()},
-            state=digest_of(state),
-        )
-        if entry.contradiction:
-            raise LedgerError(f"Expected an entry that can be, got a {kind} that {entry.contradiction}.")
+        digests = {receiver: digest_of(body) for receiver, body in bodies.items()}
+        entry = self._entry(round, kind, cost, digests, digest_of(state))
         head = link(self._head, entry.text())
         with self.database.transaction() as db:
             db.execute("INSERT INTO charges VALUES (?, ?, ?)", (entry.number, entry.text(), head))
@@ -150,6 +148,7 @@ class Ledger:
                 once = "id = ? AND status = 'committed' AND applied IS NULL"
                 if db.execute(f"UPDATE pairs SET applied = ? WHERE {once}", (round, pair)).rowcount != 1:
                     raise LedgerError(f"Expected pair {pair} to be committed and not applied before.")
+            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list((notes or {}).items()))
             db.execute("UPDATE inbox SET body = NULL WHERE applied IS NOT NULL AND body IS NOT NULL")
             db.executemany(
                 "UPDATE outbox SET body = NULL WHERE receiver = ? AND round = ?", self._acknowledged
@@ -157,6 +156,33 @@ class Ledger:
             self.before_commit()
         self._acknowledged.clear()
         self.last, self._head = entry, head
+        self.meta.update(notes or {})
+        return entry
+
+    def charge_late(self, cost: Cost) -> None:
+        """Charges for releases that turn out to have cost more; nothing is sent."""
+        assert self.last is not None, "nothing was released"
+        entry = self._entry(self.round, "late", cost, {}, self.last.state)
+        head = link(self._head, entry.text())
+        with self.database.transaction() as db:
+            db.execute("INSERT INTO charges VALUES (?, ?, ?)", (entry.number, entry.text(), head))
+        self.last, self._head = entry, head
+
+    def _entry(self, round: int, kind: Kind, cost: Cost, digests: dict[str, str], state: str) -> LedgerEntry:
+        check(cost)
+        entry = LedgerEntry(
+            number=self.last.number + 1 if self.last else 0,
+            round=round,
+            kind=kind,
+            charge=float(cost.charge),
+            total=self.total + float(cost.charge),
+            worst_case=cost.worst_case,
+            information=cost.information,
+            digests=digests,
+            state=state,
+        )
+        if entry.contradiction:
+            raise LedgerError(f"Expected an entry that can be, got a {kind} that {entry.contradiction}.")
         return entry
 
     def waiting(self, receiver: str) -> list[int]:
@@ -248,6 +274,12 @@ class Ledger:
     def departed(self) -> str | None:
         """Why the plan is no longer followed; None while it is."""
         return self.meta.get("departed")
+
+    def counted_out(self) -> dict[str, int]:
+        """{agent: the round from which these books count it as a colluder, because it is gone}"""
+        query = "SELECT about, text FROM statements WHERE author = ? AND substr(about, 1, ?) = ?"
+        found = self.database.rows(query, self.meta.get("agent"), len(WITHOUT), WITHOUT)
+        return {str(about).removeprefix(WITHOUT): _whole(text) for about, text in found}
 
     def note_finished(self, peer: str) -> None:
         """`peer` has done all its rounds and needs nothing more."""

@@ -22,6 +22,8 @@ from topdp.agents.life.greeting import Terms
 from topdp.agents.life.meetings import Meetings
 from topdp.agents.life.peers import Peers
 from topdp.agents.life.rounds import Rounds
+from topdp.agents.life.rows import shares_draws
+from topdp.agents.life.sharing import PrivateFiles, Sharing
 from topdp.agents.wire import payload
 from topdp.agents.wire.refusals import Told
 from topdp.agents.wire.transport import Transport
@@ -50,19 +52,42 @@ class Agent:
         transport: Transport,
         failpoints: Failpoints | None = None,
         live_pairing: bool = False,
+        private: PrivateFiles | None = None,
     ) -> None:
-        """`live_pairing`: partners are found on the way, not taken from the plan; all agents or none."""
+        """`live_pairing`: partners are found on the way, not taken from the plan; all agents or none.
+
+        `private`: who signs, and where keys of runs are kept; needed where the plan shares draws.
+        """
         self.equipment, self.folder, self.name = equipment, folder, equipment.name
+        if live_pairing and shares_draws(equipment.part.plan):
+            raise InputError(
+                "Expected a plan whose agents share no draws for live pairing, got one that does."
+            )
         if live_pairing and equipment.meter.spending.batches.sampled:
             raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
         manifest, part = equipment.manifest, equipment.part
         partners: Partners = "found" if live_pairing else "planned"
-        by_plan = equipment.meter.by_plan is not None and not live_pairing
+        gauge = equipment.meter
+        by_plan = (gauge.by_plan is not None or gauge.in_the_open) and not live_pairing
         guarantee = manifest.config.privacy.guarantee if by_plan else "worst-case"
-        self.ledger = Ledger(folder, manifest.hash, self.name, partners=partners, guarantee=guarantee)
-        if equipment.order is not None:
-            self._expect_order(equipment.order)
+        self.ledger = Ledger(
+            folder,
+            manifest.hash,
+            self.name,
+            partners=partners,
+            guarantee=guarantee,
+            whoever_is_missing=gauge.in_the_open,
+        )
         failpoints = failpoints or Failpoints()
+        self.sharing: Sharing | None = None
+        try:
+            if equipment.order is not None:
+                self.ledger.expect_order(equipment.order)
+            if shares_draws(part.plan):
+                self.sharing = Sharing(equipment, self.ledger, private, failpoints)
+        except BaseException:
+            self.ledger.close()
+            raise
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         start = equipment.start.numpy()
@@ -77,16 +102,10 @@ class Agent:
             lambda body: payload.decode(body, len(start), start.dtype.name, manifest.rules.largest_norm),
             failpoints,
             Told(self.name),
+            self.sharing.gossip if self.sharing else None,
         )
         way = Meetings if live_pairing else Rounds
-        self.life: Life = way(equipment, self.ledger, self.peers, failpoints, self._leave)
-
-    def _expect_order(self, order: str) -> None:
-        try:
-            self.ledger.expect_order(order)
-        except BaseException:
-            self.ledger.close()
-            raise
+        self.life: Life = way(equipment, self.ledger, self.peers, failpoints, self._leave, self.sharing)
 
     def stop(self) -> None:
         """Asks the agent to end; what was done is on disk, and the same command continues."""
@@ -119,6 +138,7 @@ class Agent:
             "budget": self.equipment.epsilon,
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,
+            **({"gone": self.ledger.counted_out()} if self.sharing else {}),
             "spent": self._spent(),
             "milliseconds_per_round": self.life.timing.per_round(),
             "releases_timed": self.life.timing.rounds,
@@ -141,6 +161,8 @@ class Agent:
 
     def _leave(self) -> None:
         outcome = self._outcome(True)
+        if self.sharing is not None:
+            self.sharing.end()
         write_whole(self.folder / ESTIMATE, save({"estimate": self.life.estimate().contiguous()}))
         write_whole(
             self.folder / RESULT, json.dumps({**outcome.result, "code": outcome.code}, indent=2) + "\n"

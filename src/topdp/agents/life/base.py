@@ -27,12 +27,12 @@ from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.budget import allows
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
-from topdp.agents.life.peers import Peers
+from topdp.agents.life.peers import TICKS, Peers
+from topdp.agents.life.sharing import Sharing
 from topdp.agents.life.timing import Timing
 from topdp.agents.wire import payload
 
 logger = logging.getLogger("topdp.agents")
-TICKS = 8  # of silence make an idle timeout
 T = TypeVar("T")
 
 
@@ -46,9 +46,15 @@ class Life(ABC):
         peers: Peers,
         failpoints: Failpoints,
         finished: Callable[[], None],
+        sharing: Sharing | None = None,
     ) -> None:
-        """`finished` is called after the last round, before what is still owed to others."""
+        """`finished` is called after the last round, before what is still owed to others.
+
+        `sharing`: where agents share draws.
+        """
+        self.sharing = sharing
         self.equipment, self.ledger, self.peers, self.failpoints = equipment, ledger, peers, failpoints
+        self.meter = equipment.meter
         self.finished = finished
         self.name = equipment.name
         self.stopping = asyncio.Event()
@@ -106,7 +112,7 @@ class Life(ABC):
 
         Decided by budget, plan and departures, never by the data: so that it tells nothing of them.
         """
-        meter, total = self.equipment.meter, self.ledger.total
+        meter, total = self.meter, self.ledger.total
         if not self.out_of_budget:
             cost = meter.cost(round, self.history, total, information, planned)
             if allows(self.equipment.epsilon, total, cost):
@@ -132,15 +138,18 @@ class Life(ABC):
         rows: Mapping[int, Tensor],
         applied: Iterable[tuple[str, int]],
         pair: str | None = None,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         """Charge, bytes and state in one transaction; only then does anybody hear of it."""
         self.failpoints.reached("before_ledger")
         state = save({str(row): value.contiguous() for row, value in rows.items()})
         with self.timing.measure("ledger"):
             self.ledger.before_commit = lambda: self.failpoints.reached("in_ledger")
-            self.ledger.release(round, cost, bodies, state, applied, pair, kind)
+            self.ledger.release(round, cost, bodies, state, applied, pair, kind, notes)
         self.timing.rounds += 1
         self.failpoints.reached("after_ledger")
+        if self.sharing is not None:
+            self.sharing.note(round)
         if kind == "release":
             self.history.append((round, cost.information or 0.0))
         self.peers.wake()
@@ -191,13 +200,15 @@ class Ticks:
         self.length = idle_timeout / TICKS
         self.next = asyncio.get_running_loop().time() + self.length
 
-    async def wait(self, peers: Peers) -> None:
-        """Until something changes, or a tick is over."""
+    async def wait(self, peers: Peers) -> bool:
+        """Until something changes, or a tick is over; whether it is."""
         loop = asyncio.get_running_loop()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self.next - loop.time())):
                 await peers.changed.wait()
         peers.changed.clear()
-        if loop.time() >= self.next:
-            peers.tick()
-            self.next = loop.time() + self.length
+        if loop.time() < self.next:
+            return False
+        peers.tick()
+        self.next = loop.time() + self.length
+        return True

@@ -1,22 +1,31 @@
 """Whether an agent's budget allows its next release, known before it sends; and what the ledger is charged.
 
-What a release costs, `privacy.spending` says. An agent charges by the guarantee of its manifest: all but the
-worst case hold for the plan as written, so they are charged by only where the rule is to wait for neighbours;
-and from the first departure from the plan that the agent sees (a neighbour that it quarantined, or that
-refuses its rows), it charges by worst case.
+What a release costs, `privacy` says. An agent charges by the guarantee of its manifest: all but the worst
+case hold for the plan as written, so they are charged by only where the rule is to wait for neighbours; and
+from the first departure from the plan that the agent sees (a neighbour that it quarantined, or that refuses
+its rows), it charges by worst case.
 
-**Guarantees.** `Cost.charge` brings the total to at least the ε that `spending` gives. Whether data enter a
+Not so where draws are shared and everybody sees every row (`in_the_open`): there a row that is missing, or is
+mixed of others, tells nobody more, so the adaptive answer is charged by whoever is missing. Agents that are
+gone for good count as colluders, from the round that the agent has stated.
+
+**Guarantees.** `Cost.charge` brings the total to at least the ε that `privacy` gives. Whether data enter a
 round follows from budget, plan and departures alone, never from the data.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from topdp.agents.books.entries import Cost
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
+from topdp.privacy.observers.adaptive import in_the_open
+from topdp.privacy.observers.survivors import RESERVE, most_learned_since, takes_back
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.spending import History, Spending, spending
 
@@ -29,11 +38,21 @@ class Meter:
 
     spending: Spending
     by_plan: Floats | None  # [releases] ε under the guarantee of the plan; None: charges by worst case
+    most: Floats | None = (
+        None  # [releases] where rows are in the open: 1/z² to the coalition that learns most
+    )
+    reserved: int = 0  # releases that are charged beside, each the most telling there is
+    _known: dict[int, float] = field(default_factory=dict, repr=False)
 
     @property
     def planned(self) -> Floats:
         """[releases] 1/z² of the agent's releases in the plan, at its sensitivity."""
         return self.spending.information
+
+    @property
+    def in_the_open(self) -> bool:
+        """Whether what is charged holds whoever is missing."""
+        return self.most is not None
 
     def worst_case(self, history: History) -> float:
         """ε of the releases (round, 1/z²) if all others collude."""
@@ -45,16 +64,47 @@ class Meter:
         `history`: its releases so far. `planned` False: something has departed from the plan.
         """
         worst = self.worst_case([*history, (round, information)])
-        after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
+        if self.most is not None:
+            after = self._learned([*(made for made, _ in history), round])
+        else:
+            after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
         return Cost(_charge(total, after), _finite(worst), _finite(information))
 
     def owed(self, history: History, total: float, planned: bool) -> Cost:
         """What a round costs that the agent's data do not enter: nothing.
 
-        Only once the plan is departed from, what was released before has cost what the worst case says.
+        Only once the plan is departed from, what was released before has cost what the worst case says; and
+        where rows are in the open, what it has cost if somebody more counts as a colluder.
         """
         worst = self.worst_case(history)
-        return Cost(0.0 if planned else _charge(total, worst), _finite(worst), 0.0)
+        if self.most is not None:
+            charge = _charge(total, self._learned([made for made, _ in history]))
+        else:
+            charge = 0.0 if planned else _charge(total, worst)
+        return Cost(charge, _finite(worst), 0.0)
+
+    def without(self, gone: Mapping[int, int]) -> Meter:
+        """The meter where agents count as colluders, each from its round on."""
+        assert self.most is not None
+        one = self.spending
+        most = most_learned_since(one.plan, one.owner, gone, one.colluders, one.patient)
+        return replace(self, most=most * one.sensitivity**2, _known={})
+
+    def _learned(self, rounds: Sequence[int]) -> float:
+        """ε of the releases of `rounds` to the coalition that learns most of each."""
+        assert self.most is not None
+        if not rounds:
+            return 0.0
+        if self.spending.batches.sampled:  # all up to the next checkpoint: composing samples takes time
+            last = self.spending.checkpoint(max(rounds))
+            if last not in self._known:
+                self._known[last] = self.spending.composed(self.most[: last + 1])
+            return self._known[last]
+        made = np.zeros(max(rounds) + 1)
+        made[list(rounds)] = self.most[list(rounds)]
+        # A record is in one of `period` classes of rounds: each gets the reserve once.
+        reserve = np.full(self.spending.batches.period, self.reserved * self.most.max())
+        return self.spending.composed(np.concatenate([made, reserve]))
 
 
 def allows(epsilon: float, total: float, cost: Cost) -> bool:
@@ -77,6 +127,9 @@ def meter(
     `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
     """
     spent = spending(plan, analysis, agent, delta, colluders, patient)
+    if guarantee == "adaptive" and in_the_open(plan):
+        reserved = 0 if follows_plan or not takes_back(analysis.exposure()) else RESERVE
+        return Meter(spent, None, np.zeros(plan.releases), reserved).without({})
     by_plan = spent.curve(guarantee) if follows_plan and guarantee != "worst-case" else None
     return Meter(spent, by_plan)
 

@@ -81,7 +81,8 @@ def equip(
     inputs = of_records(inputs, build.features(config), setup.manifest.names[agent], progress)
     flat = FlatModel(setup.model(tuple(inputs.shape[1:]), classes))
     analysis = build.analysis(config, setup.counts)
-    draws = SeededDraws(config.seed, setup.plan) if seeded else SystemDraws()
+    part = Part(setup.plan, agent)
+    draws = SeededDraws(config.seed, setup.plan) if seeded else SystemDraws(frozenset(part.partner))
     start = flat.flatten()
     rehearsed = None
     if rehearsal is not None:
@@ -98,7 +99,7 @@ def equip(
     )
     return Equipment(
         setup=setup,
-        part=Part(setup.plan, agent),
+        part=part,
         start=start,
         gradients=gradients,
         draws=draws,

@@ -30,7 +30,10 @@ ROUNDS = (
 PAIRING = ("after_propose", "after_prepare", "before_commit", "after_commit", "after_told")
 """The places on the way of a pairing."""
 
-ALL = ROUNDS + PAIRING
+SHARING = ("after_key", "after_mark")
+"""The places on the way of an agent that shares draws."""
+
+ALL = ROUNDS + PAIRING + SHARING
 
 
 class Failpoints:

@@ -29,6 +29,7 @@ class Greeting:
     charged: int  # the last round whose rows may have left
     seen: int  # the highest round that it has from the other
     round: int  # the last round on its books
+    run: str = ""  # the name of the run, where draws are shared and all keys are there
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
@@ -41,10 +42,10 @@ class Greeting:
                 raise NotAGreeting
             tree = json.loads(body)
             numbers = [tree["charged"], tree["seen"], tree["round"]]
-            words = [tree["terms"][key] for key in ("federation", "plan", "start")]
+            words = [*(tree["terms"][key] for key in ("federation", "plan", "start")), tree["run"]]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise NotAGreeting from None
         if not all(type(n) is int for n in numbers) or not all(isinstance(word, str) for word in words):
             raise NotAGreeting
         charged, seen, round = numbers
-        return cls(Terms(*words), charged, seen, round)
+        return cls(Terms(*words[:3]), charged, seen, round, words[3])

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from topdp.agents.books.ledger import ANYBODY, Ledger
 from topdp.agents.books.pairing import Pair, Pairing
-from topdp.agents.life.base import TICKS, Life
+from topdp.agents.life.base import Life
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.handover import Handover
-from topdp.agents.life.peers import Peers
+from topdp.agents.life.peers import TICKS, Peers
 from topdp.agents.life.rows import mixed
+from topdp.agents.life.sharing import Sharing
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Message, Reply, Unreachable
@@ -49,8 +50,9 @@ class Meetings(Life):
         peers: Peers,
         failpoints: Failpoints,
         finished: Callable[[], None],
+        sharing: Sharing | None = None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, failpoints, finished)
+        super().__init__(equipment, ledger, peers, failpoints, finished, sharing)
         self.pairing = Pairing(ledger)
         config = equipment.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share

@@ -18,12 +18,14 @@ from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.failpoints import Failpoints
+from topdp.agents.life.gossip import Gossip
 from topdp.agents.life.greeting import Greeting, NotAGreeting, Terms
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.refusals import Told, quoted
 from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable
 from topdp.errors import TrustError
 
+TICKS = 8  # of silence make an idle timeout
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds between attempts to reach a neighbour
 
 Check = Callable[[bytes], object]
@@ -44,15 +46,20 @@ class Peers:
         check: Check,
         failpoints: Failpoints,
         told: Told,
+        gossip: Gossip | None = None,
     ) -> None:
+        """`gossip`: where agents share draws."""
         self.name, self.neighbours, self.terms = name, neighbours, terms
         self.ledger, self.inbox, self.transport = ledger, inbox, transport
-        self.failpoints, self.told = failpoints, told
+        self.failpoints, self.told, self.gossip = failpoints, told, gossip
         self.check = check
         self.changed = asyncio.Event()  # something came in, or somebody's standing changed
         self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
         self.rounds = dict.fromkeys(neighbours, -1)  # the last round each is known to have done
         self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
+        self.given_up: Callable[[str], bool] = lambda peer: False  # whom this agent counts as gone
+        self.left_by: set[str] = set()  # neighbours that count this agent as gone
+        self.met: set[str] = set()  # neighbours that have said, in this process's life, what they have seen
         self.finishing = False  # all rounds are done: neighbours are told so
         self.fault: BaseException | None = None  # why this agent cannot go on
         self.answers: dict[MessageKind, Callable[[str, Message], Awaitable[Reply]]] = {
@@ -60,6 +67,8 @@ class Peers:
             MessageKind.ROW: self._row,
             MessageKind.BYE: self._bye,
         }
+        if gossip is not None:
+            self.answers[MessageKind.NEWS] = self._news
         self._to_send = {peer: asyncio.Event() for peer in neighbours}
         self._asked: set[str] = set()
         self.tasks: list[asyncio.Task[None]] = []
@@ -99,7 +108,8 @@ class Peers:
 
     def greeting(self, peer: str) -> Greeting:
         books = self.ledger
-        return Greeting(self.terms, books.charged, books.seen(peer), books.round)
+        run = self.gossip.run if self.gossip else ""
+        return Greeting(self.terms, books.charged, books.seen(peer), books.round, run)
 
     # What comes in
 
@@ -112,6 +122,8 @@ class Peers:
         answer = self.answers.get(message.kind)
         if answer is None:
             return self._refused(peer, ReplyCode.UNKNOWN_KIND, message)
+        if self.given_up(peer):
+            return self._refused(peer, ReplyCode.GONE, message)
         self._heard(peer)
         try:
             return await answer(peer, message)
@@ -169,7 +181,27 @@ class Peers:
         self.changed.set()
         return Reply(ReplyCode.OK)
 
+    async def _news(self, peer: str, message: Message) -> Reply:
+        assert self.gossip is not None
+        if self.ledger.quarantined(peer) is not None:
+            return self._refused(peer, ReplyCode.QUARANTINED, message)
+        try:
+            code, words = self.gossip.take(message.body)
+        except TrustError as error:
+            self._fail(error)
+            return Reply(ReplyCode.OTHER_TERMS)
+        if code is ReplyCode.NOT_A_STATEMENT:
+            self.distrust(peer, code, words)
+        self.changed.set()
+        self.wake()
+        return Reply(code, words)
+
     def _learn(self, peer: str, greeting: Greeting) -> None:
+        if self.gossip is not None and self.gossip.run and greeting.run not in ("", self.gossip.run):
+            self._fail(
+                TrustError(f"{peer} holds other keys of this run than this agent: somebody told two stories.")
+            )
+            return
         seen = self.ledger.seen(peer)
         if greeting.charged < seen and self.ledger.quarantined(peer) is None:
             words = f"rolled back: sent round {seen} before, and now knows of {greeting.charged} only"
@@ -186,6 +218,7 @@ class Peers:
             if round <= greeting.seen:
                 self.ledger.acknowledge(peer, round)
         self.rounds[peer] = max(self.rounds[peer], greeting.round)
+        self.met.add(peer)
         self.changed.set()
 
     def _heard(self, peer: str) -> None:
@@ -212,7 +245,7 @@ class Peers:
 
     async def _serve(self, peer: str) -> None:
         greeted, pause = False, FIRST_PAUSE
-        while self.ledger.quarantined(peer) is None and peer not in self.refused_by:
+        while not self.ends_with(peer):
             self._to_send[peer].clear()
             try:
                 if not greeted or peer in self._asked:
@@ -230,6 +263,18 @@ class Peers:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
+    def ends_with(self, peer: str) -> bool:
+        """Whether there is nothing more to say to `peer`."""
+        lost = self.ledger.quarantined(peer) is not None or self.given_up(peer)
+        return lost or peer in self.refused_by
+
+    def _left(self, peer: str) -> None:
+        """`peer` has gone on without this agent, for good."""
+        self.told.tell(peer, "gone", "counts this agent as gone: it was silent for too long")
+        self.left_by.add(peer)
+        self.refused_by.add(peer)
+        self.changed.set()
+
     async def _greet(self, peer: str) -> bool:
         body = self.greeting(peer).encode()
         reply = await self.transport.request(peer, Message.of(MessageKind.HELLO, 0, body))
@@ -245,6 +290,8 @@ class Peers:
                 return True
         if reply.ok or reply.code is ReplyCode.OTHER_TERMS:
             self._differ(peer)
+        elif reply.code is ReplyCode.GONE:
+            self._left(peer)
         elif reply.code is ReplyCode.ROLLED_BACK:
             words = f"{peer} refuses this agent, whose ledger is an old copy: {quoted(reply.reason)}."
             self._fail(TrustError(words))
@@ -253,6 +300,9 @@ class Peers:
         return False
 
     def _next(self, peer: str) -> Message | None:
+        news = self.gossip.untold(peer) if self.gossip else None
+        if news is not None:
+            return Message.of(MessageKind.NEWS, *news)
         waiting = self.owes(peer)
         if waiting:
             return Message.of(MessageKind.ROW, waiting[0], self.ledger.body(peer, waiting[0]))
@@ -267,8 +317,13 @@ class Peers:
         self._heard(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self.ledger.acknowledge(peer, message.round)
+        elif reply.ok and message.kind is MessageKind.NEWS:
+            assert self.gossip is not None
+            self.gossip.acknowledged(peer, message.round)
         elif reply.ok:
             self.ledger.note_told(peer)
+        elif reply.code is ReplyCode.GONE:
+            self._left(peer)
         elif reply.code is not ReplyCode.LATER:
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
             self.told.tell(peer, "refused", words)

@@ -4,21 +4,30 @@ Round r closes when every live neighbour that sends to this agent in round r-1 h
 quarantined is not waited for. One that answers nothing for the idle timeout is waited for or not, as the
 manifest's rule says (an agent that hears nobody at all waits in any case); what it would have sent is
 replaced by this agent's own estimate, the log says so, and what it sends later is acknowledged and not used.
-An agent that others went on without takes up the round where they are.
+An agent that others went on without takes up the round where they are. Where draws are shared nobody comes
+back: who is missing is given up for good (`absences`).
 
 **Guarantees.** As for every `Life`; and every round of the plan is made as written, except that the agent's
-data enter no round from the one on whose charge would pass the budget.
+data enter no round from the one on whose charge would pass the budget, and that draws shared with somebody
+gone are left out and taken back where the books of all cover that (`departures`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from torch import Tensor
 
 from topdp.agents.books.entries import Cost
-from topdp.agents.life.base import TICKS, Life, Ticks, logger
-from topdp.agents.life.rows import kept, make
+from topdp.agents.books.ledger import Ledger
+from topdp.agents.life.absences import Absences
+from topdp.agents.life.base import Life, Ticks, logger
+from topdp.agents.life.equipment import Equipment
+from topdp.agents.life.failpoints import Failpoints
+from topdp.agents.life.peers import TICKS, Peers
+from topdp.agents.life.rows import AS_PLANNED, kept, make
+from topdp.agents.life.sharing import Sharing
 from topdp.agents.wire import payload
 
 
@@ -26,15 +35,30 @@ from topdp.agents.wire import payload
 class Rounds(Life):
     """The life of one agent under a plan."""
 
+    def __init__(
+        self,
+        equipment: Equipment,
+        ledger: Ledger,
+        peers: Peers,
+        failpoints: Failpoints,
+        finished: Callable[[], None],
+        sharing: Sharing | None = None,
+    ) -> None:
+        super().__init__(equipment, ledger, peers, failpoints, finished, sharing)
+        self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
+
     def _has_rounds(self) -> bool:
         return not self.all_done
 
     async def _next_round(self) -> bool:
-        self._catch_up()
+        if self.sharing is not None and not await self._agreed(self.sharing):
+            return False
+        if self.absences is None:
+            self._catch_up()
         with self.timing.measure("network"):
             gathered = await self._gather(self.ledger.round)
-        if gathered is None:
-            return False
+            if gathered is None or not await self._settled(self.ledger.round + 1):
+                return False
         await self._round(self.ledger.round + 1, *gathered)
         return True
 
@@ -43,18 +67,62 @@ class Rounds(Life):
     ) -> None:
         for peer in missing:
             self._depart(round, peer)
-        information = float(self.equipment.meter.planned[round])
+        information = float(self.meter.planned[round])
         kind, cost = self._decide(round, information, planned=self.ledger.departed is None)
         self.failpoints.reached("before_compute")
         part, own, draws = self.equipment.part, self._own(), self.equipment.draws
         gradients = self.equipment.gradients if kind == "release" else None
-        rows = await self._compute(lambda: make(part, round, own, received, gradients, draws))
+        changed, notes = self.sharing.departures.changes(round) if self.sharing else (AS_PLANNED, {})
+        rows = await self._compute(lambda: make(part, round, own, received, gradients, draws, changed))
         if (rehearsal := self.equipment.gradients.rehearsal) is not None:
             rehearsal.keep(round, rows, received)
         names = self.equipment.manifest.names
         bodies = {names[to]: payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
         applied = [(sender, round - 1) for sender in senders]
-        self._release(round, kind, cost, bodies, kept(part, round, rows), applied)
+        self._release(round, kind, cost, bodies, kept(part, round, rows), applied, notes=notes)
+
+    # Shared draws
+
+    async def _agreed(self, sharing: Sharing) -> bool:
+        """Waits for the keys of all, and for what neighbours have seen; False when asked to stop.
+
+        Who has seen more of this agent than its books know says so in its greeting, and that ends the agent
+        (`peers`): before anything is made under shared draws, and so never twice under the same.
+        """
+        ticks, peers = Ticks(self.equipment.manifest.rules.idle_timeout), self.peers.neighbours
+        waited = 0
+        while not sharing.agreed() or not all(peer in self.peers.met or self._lost(peer) for peer in peers):
+            self.peers.wake()  # what was just agreed on is to be told
+            self._raise_faults()
+            if self.stopping.is_set():
+                return False
+            await ticks.wait(self.peers)
+            waited += 1
+            if waited % (4 * TICKS) == 0 and (missing := sharing.missing()):
+                logger.warning(
+                    "%s: waits for %s: where draws are shared, a run begins once all agents have been there",
+                    self.name,
+                    ", ".join(missing),
+                    extra={"agent": self.name, "event": "keys"},
+                )
+        self._raise_faults()
+        return True
+
+    async def _settled(self, round: int) -> bool:
+        """Waits, where somebody is gone, until all know it; False when asked to stop."""
+        if self.absences is None:
+            return True
+        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        while True:
+            self._raise_faults()
+            if not self.absences.holds(round):
+                return True
+            if self.stopping.is_set():
+                return False
+            for peer in self.peers.neighbours:
+                self.absences.lost(peer)
+            if await ticks.wait(self.peers):
+                self.absences.tick()
 
     # Whom to wait for
 
@@ -80,9 +148,20 @@ class Rounds(Life):
         rows = {expected[peer]: self._received(peer, round) for peer in senders}
         return rows, senders, missing
 
+    def _raise_faults(self) -> None:
+        super()._raise_faults()
+        if self.absences is not None and not self.all_done:
+            self.absences.expect_to_be_counted_in()
+            self.meter = self.absences.settle(self.history)
+
+    def _lost(self, peer: str) -> bool:
+        return self.absences is not None and self.absences.lost(peer)
+
     def _is_missing(self, peer: str, round: int) -> bool:
         if self.ledger.received(peer, round) is not None:
             return False
+        if self.absences is not None:
+            return self.absences.lost(peer)
         if self.ledger.quarantined(peer) is not None:
             return True
         if not self.equipment.manifest.rules.goes_on:
@@ -130,7 +209,7 @@ class Rounds(Life):
         """Nothing: what is owed is sent by `peers`."""
 
     def _stays_for(self, peer: str) -> bool:
-        if self.ledger.quarantined(peer) is not None or peer in self.peers.refused_by:
+        if self.peers.ends_with(peer):
             return False
         knows, finished = self.ledger.told(peer), self.ledger.finished(peer)
         if knows and finished:

@@ -25,6 +25,7 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, PlanError
 from topdp.plan.batches import Batches, Cycle
+from topdp.plan.plan import NOBODY
 
 logger = logging.getLogger("topdp.agents")
 
@@ -39,9 +40,7 @@ class Part:
     def __post_init__(self) -> None:
         if self.plan.pruned:
             raise PlanError("A pruned plan lacks rows that are sent: agents execute whole plans.")
-        shared = self.plan.known_by[np.unique(self.plan.draw.values[self.plan.draw.values >= 0])]
-        if ((shared >= 0).sum(axis=1) > 1).any():
-            raise PlanError("Expected every draw to be known by one agent: agents share no draws.")
+        _ = self.partner
         for r in range(self.plan.releases):
             there = {self.agent: set(self.made(r - 1))} if r else {}
             there |= {sender: {row} for sender, row in self.read(r - 1).items()} if r else {}
@@ -51,6 +50,32 @@ class Part:
                         raise PlanError(
                             f"Row {row} of round {r} needs row {source}, which its owner never reads."
                         )
+
+    @cached_property
+    def partner(self) -> dict[int, int]:
+        """{draw: the agent that it is shared with}, of all draws of this agent that it shares."""
+        found: dict[int, int] = {}
+        mine = self.plan.draw.values[:, self.plan.owner == self.agent]
+        for draw in np.unique(mine[mine >= 0]).tolist():
+            knows = set(self.plan.known_by[draw].tolist()) - {NOBODY}
+            if self.agent not in knows or len(knows) > 2:
+                raise PlanError(
+                    f"Expected every draw of agent {self.agent} to be its own or shared with one other agent,"
+                    f" got draw {draw}, which is known by {sorted(knows) or 'nobody'}."
+                )
+            for other in knows - {self.agent}:
+                found[draw] = other
+        return found
+
+    def shared(self, round: int) -> list[tuple[int, int, float]]:
+        """(row, draw, deviation) of every shared draw that enters a row of this agent in `round`."""
+        this = self.plan[round]
+        return [
+            (row, draw, std)
+            for row in self.made(round)
+            for draw, std in zip(this.draw[row].tolist(), this.std[row].tolist(), strict=True)
+            if draw in self.partner and std
+        ]
 
     def made(self, round: int) -> list[int]:
         """The rows that the agent makes."""
@@ -185,12 +210,29 @@ class Gradients:
             )
 
 
+def shares_draws(plan: Plan) -> bool:
+    """Whether some two agents of the plan share a draw: then all need keys of the run."""
+    used = np.unique(plan.draw.values[plan.draw.values >= 0])
+    return bool(((plan.known_by[used] >= 0).sum(axis=1) > 1).any())
+
+
 def mixed(parts: list[tuple[int, float]], before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
     """Σ weight · row, in the simulator's order; a row that is not there is replaced by `instead`."""
     target = torch.zeros_like(instead)
     for source, weight in parts:
         target.add_(before.get(source, instead), alpha=weight)
     return target
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What is different from the plan in the rows of a round, because somebody is gone."""
+
+    left_out: frozenset[int] = frozenset()  # draws that do not enter
+    taken_back: tuple[tuple[int, int, int, float], ...] = ()  # (row, round, draw, deviation) of earlier ones
+
+
+AS_PLANNED = Changed()
 
 
 def make(
@@ -200,6 +242,7 @@ def make(
     received: Mapping[int, Tensor],
     gradients: Gradients | None,
     draws: AgentDraws,
+    changed: Changed = AS_PLANNED,
 ) -> dict[int, Tensor]:
     """The agent's rows of `round`. Before round 0, `own` holds the public start as its estimate.
 
@@ -219,9 +262,11 @@ def make(
                 gradient = gradients.mean(round, estimate)
             target.add_(gradient, alpha=float(this.step[row]))
         for draw, std in zip(this.draw[row].tolist(), this.std[row].tolist(), strict=True):
-            if draw >= 0 and std:
+            if draw >= 0 and std and draw not in changed.left_out:
                 draws.add(target, std, round, draw)
         rows[row] = target
+    for row, before_that, draw, std in changed.taken_back:
+        draws.add(rows[row], -std, before_that, draw)
     return rows
 
 

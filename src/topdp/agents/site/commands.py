@@ -136,6 +136,7 @@ def status(state: State, as_json: Json = False) -> None:
         "worst_case": ledger.last.worst_case if ledger.last else 0.0,
         "stopped": ledger.stopped_at,
         "departed": ledger.departed,
+        "gone": ledger.counted_out(),
         "seen": {peer: ledger.seen(peer) for peer in peers},
         "quarantined": {
             peer: {"code": why.code.name, "words": why.words}

@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,30 +65,14 @@ def run(
     the records of the agent that loses most, and notes of everything, for an audit.
     """
     begun = time.perf_counter()
-    parts = Assembly.of(config)
-    graph, shards = parts.graph, parts.shards
-    names = [f"agent{i}" for i in range(graph.agents)]
-    folder = out / "agents"
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
-    addresses = _free_addresses(len(names))
-    cards = [
-        identity.init(folder / name / "identity", name, address).card
-        for name, address in zip(names, addresses, strict=True)
-    ]
-    manifest, account, _ = federation.of(
-        cards, graph, shards.counts, config, rules or Rules(idle_timeout=60.0)
-    )
-    manifest.write(folder / "manifest.toml")
-    records = _records(parts)
-    for i, name in enumerate(names):
-        _write_records(folder / name / "records.npz", records, i)
+    parts, manifest, account = prepared(config, out / "agents", rules or Rules(idle_timeout=60.0))
+    folder, names, shards = out / "agents", manifest.names, parts.shards
     if rehearse:
         planted = plant(Setup.of(manifest), tuple(shards.inputs.shape[2:]), shards.classes, Question())
         planted.save(folder / CANARIES)
         say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
     say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
-    codes = _processes(folder, names, seeded, budgets or {}, failpoints or {}, say)
+    codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
     results = []
     for name, code in zip(names, codes, strict=True):
         path = folder / name / "state" / RESULT
@@ -96,6 +81,27 @@ def run(
             raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'it said nothing'}")
         results.append({**json.loads(path.read_text(encoding="utf-8")), "code": code})
     return _gathered(parts, manifest, account, out, results, time.perf_counter() - begun)
+
+
+def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, Manifest, Account]:
+    """Identities, records and the manifest of all agents, as files in `folder`."""
+    out = folder.parent
+    parts = Assembly.of(config)
+    graph, shards = parts.graph, parts.shards
+    names = [f"agent{i}" for i in range(graph.agents)]
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
+    addresses = _free_addresses(len(names))
+    cards = [
+        identity.init(folder / name / "identity", name, address).card
+        for name, address in zip(names, addresses, strict=True)
+    ]
+    manifest, account, _ = federation.of(cards, graph, shards.counts, config, rules)
+    manifest.write(folder / "manifest.toml")
+    records = _records(parts)
+    for i, name in enumerate(names):
+        _write_records(folder / name / "records.npz", records, i)
+    return parts, manifest, account
 
 
 def parse_budgets(given: list[str], agents: int) -> dict[int, float]:
@@ -112,15 +118,19 @@ def parse_budgets(given: list[str], agents: int) -> dict[int, float]:
     return found
 
 
-def _processes(
+def processes(
     folder: Path,
-    names: list[str],
-    seeded: bool,
-    budgets: dict[int, float],
-    failpoints: dict[int, str],
-    say: Say,
+    names: Sequence[str],
+    seeded: bool = False,
+    budgets: Mapping[int, float] = MappingProxyType({}),
+    failpoints: Mapping[int, str] = MappingProxyType({}),
+    for_good: Collection[int] = (),
+    say: Say = lambda _: None,
 ) -> list[int]:
-    """Starts one process per agent and waits for all; one killed by its failpoint is started once more."""
+    """Starts one process per agent and waits for all: their exit codes.
+
+    One that is killed by its failpoint is started once more, or gone `for_good`.
+    """
 
     def started(i: int, failpoint: str | None) -> subprocess.Popen[bytes]:
         place = folder / names[i]
@@ -149,12 +159,12 @@ def _processes(
                 except subprocess.TimeoutExpired:
                     continue
                 del running[i]
-                if code == -9 and i in failpoints:
+                if code == -9 and i in failpoints and i not in for_good:
                     say(f"{names[i]} was killed at {failpoints[i]}, is started again")
                     running[i] = started(i, None)
                 else:
                     codes[i] = code
-            if any(code not in ENDED_WELL for code in codes.values()):
+            if any(code not in ENDED_WELL for i, code in codes.items() if i not in for_good):
                 break  # the others would wait for it
     finally:
         for process in running.values():

@@ -15,6 +15,7 @@ from topdp import data
 from topdp.agents.life.agent import Agent, Outcome
 from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
+from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.site import metrics
 from topdp.agents.terms import identity, manifest
 from topdp.agents.terms.identity import Identity
@@ -98,7 +99,9 @@ def _told(message: str, done: int = 0, total: int | None = None) -> None:
 
 async def _live(options: Options, mine: Equipment, me: Identity) -> Outcome:
     transport = GrpcTransport(me, mine.manifest, listen=options.listen)
-    agent = Agent(mine, options.state, transport, Failpoints.from_environment(), options.live_pairing)
+    private = PrivateFiles(me, options.identity)
+    places = Failpoints.from_environment()
+    agent = Agent(mine, options.state, transport, places, options.live_pairing, private)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)

@@ -28,11 +28,17 @@ def create(
 def of(
     cards: list[Card], graph: Topology, counts: tuple[int, ...], config: RunConfig, rules: Rules
 ) -> tuple[Manifest, Account, list[str]]:
-    complete, account = completed(config, graph, counts)
+    complete, account = completed(config, graph, counts, goes_on=rules.goes_on)
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     said = list(account.warnings)
     guarantee = config.privacy.guarantee
-    if rules.dead_neighbour == "go-on" and guarantee != "worst-case":
+    shared = guarantee == "adaptive" and config.method.name == "correlated"
+    if rules.goes_on and shared:
+        said.append(
+            "Where agents share noise, one that is silent for the idle timeout is given up for good: let it "
+            "be longer than a restart takes (--idle-timeout)."
+        )
+    elif rules.goes_on and guarantee != "worst-case":
         said.append(
             f"Agents that may go on without a neighbour charge by worst case, and this noise is calibrated "
             f"for {guarantee}: their budgets will end early. Use --dead-neighbour wait, or "

@@ -38,7 +38,10 @@ class Rules(Section):
     """What all agents have agreed to beside the run itself."""
 
     dead_neighbour: Literal["wait", "go-on"] = "wait"
-    """A neighbour from whom nothing comes for `idle_timeout`: wait for it, or mix what arrived."""
+    """A neighbour from whom nothing comes for `idle_timeout`: wait for it, or mix what arrived.
+
+    Where agents share noise, to go on is final: nothing more is taken of that neighbour.
+    """
 
     idle_timeout: Annotated[float, Field(ge=0.05, le=3600, allow_inf_nan=False)] = 30.0
     """Seconds without progress on a link, or in an exchange, until it is given up.

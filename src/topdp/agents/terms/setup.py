@@ -15,8 +15,9 @@ import numpy as np
 from topdp.agents.terms.manifest import Manifest
 from topdp.plan import Plan
 from topdp.privacy.account import Account
+from topdp.privacy.observers.survivors import with_reserve
 from topdp.privacy.observers.view import Progress
-from topdp.runs.planning import plan_and_account, plan_writer
+from topdp.runs.planning import accounted, plan_and_account, plan_writer
 from topdp.runs.settling import settled
 from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig, parse
@@ -68,23 +69,37 @@ def _counts(config: RunConfig) -> tuple[int, ...]:
 
 
 def completed(
-    config: RunConfig, graph: Topology, counts: tuple[int, ...], progress: Progress | None = None
+    config: RunConfig,
+    graph: Topology,
+    counts: tuple[int, ...],
+    progress: Progress | None = None,
+    goes_on: bool = False,
 ) -> tuple[RunConfig, Account]:
-    """The configuration with noise, budgets and records of every agent written out, and what it costs."""
+    """The configuration with noise, budgets and records of every agent written out, and what it costs.
+
+    `goes_on`: the rule is to go on without who is gone. Where draws are shared there is a little more noise
+    then, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
+    """
     config = settled(config, graph, counts)
     plan, account = plan_and_account(config, graph, counts, progress)
-    guarantee = config.privacy.guarantee
+    guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, build.analysis(config, counts)
+    given, more = build.sigma(config, graph.agents) is not None, 1.0
+    if goes_on and guarantee == "adaptive":
+        more = with_reserve(plan, analysis.exposure(), privacy.colluders, privacy.patient)
+    if more > 1:
+        # Noise that is given stays as it is: with the reserve it is worth what less noise is without.
+        account = accounted(config, plan.noise_scaled(1 / more if given else more), analysis, None, progress)
     spent = account.answer(guarantee)
     if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
         raise ConfigError(
             f"privacy.guarantee: agents charge their budgets by {guarantee}, which has no finite epsilon "
             f"here: {spent.reason} Choose another guarantee or method."
         )
-    if build.sigma(config, graph.agents) is None:
+    if not given:
         epsilon = build.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents).tolist()
     else:
         epsilon = [max(float(e), 1e-12) * ROUNDED_UP for e in spent.epsilon]
-    sigma = (plan.full_scale / config.privacy.clip).tolist()
+    sigma = (plan.full_scale * (1.0 if given else more) / privacy.clip).tolist()
     tree = config.model_dump(exclude_none=True)
     tree["topology"]["agents"] = graph.agents
     tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}

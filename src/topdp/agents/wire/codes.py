@@ -19,6 +19,7 @@ class MessageKind(IntEnum):
     PROPOSE = 5
     COMMIT = 6
     RESOLVE = 7
+    NEWS = 8
 
 
 class ReplyCode(IntEnum):
@@ -44,6 +45,8 @@ class ReplyCode(IntEnum):
     UNDECIDED = 18
     NO_MEETING = 19
     FAILED = 20
+    NOT_A_STATEMENT = 21
+    GONE = 22
 
     @property
     def accepted(self) -> bool:
@@ -75,6 +78,8 @@ WORDS = {
     ReplyCode.UNDECIDED: "not decided yet",
     ReplyCode.NO_MEETING: "no meeting of which you could be in doubt",
     ReplyCode.FAILED: "there is no answer: ask again",
+    ReplyCode.NOT_A_STATEMENT: "expected what somebody has signed",
+    ReplyCode.GONE: "you were silent for too long: you count as gone",
 }
 
 Code = TypeVar("Code", bound=IntEnum)

@@ -29,7 +29,7 @@ from topdp.agents.terms.identity import Card, Identity, fingerprint
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.refusals import LinkEnded, quoted
 
-VERSION = 3
+VERSION = 4
 NONCE = 32
 
 

@@ -57,6 +57,7 @@ class Request(_message.Message):
         PROPOSE: _ClassVar[Request.Kind]
         COMMIT: _ClassVar[Request.Kind]
         RESOLVE: _ClassVar[Request.Kind]
+        NEWS: _ClassVar[Request.Kind]
     NONE: Request.Kind
     HELLO: Request.Kind
     ROW: Request.Kind
@@ -64,6 +65,7 @@ class Request(_message.Message):
     PROPOSE: Request.Kind
     COMMIT: Request.Kind
     RESOLVE: Request.Kind
+    NEWS: Request.Kind
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +105,8 @@ class Response(_message.Message):
         UNDECIDED: _ClassVar[Response.Code]
         NO_MEETING: _ClassVar[Response.Code]
         FAILED: _ClassVar[Response.Code]
+        NOT_A_STATEMENT: _ClassVar[Response.Code]
+        GONE: _ClassVar[Response.Code]
     NONE: Response.Code
     OK: Response.Code
     AGAIN: Response.Code
@@ -124,6 +128,8 @@ class Response(_message.Message):
     UNDECIDED: Response.Code
     NO_MEETING: Response.Code
     FAILED: Response.Code
+    NOT_A_STATEMENT: Response.Code
+    GONE: Response.Code
     ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]

@@ -117,6 +117,29 @@ def leading_adaptive(
     return mu, per_release
 
 
+def in_the_open(plan: Plan) -> bool:
+    """Whether draws are shared and every row is an estimate: then no round depends on another's noise."""
+    return _shares_noise_in_the_open(plan, Public.ESTIMATES)
+
+
+def most_learned(plan: Plan, colluders: int = 1, patient: bool = False) -> Floats:
+    """[releases, agents]: 1/z² of each release to the coalition that learns most of it, at sensitivity 1.
+
+    For plans that are `in_the_open`, where releases compose. A row that is missing, or is mixed of others
+    than the plan says, makes nobody learn more: rows are sums of rows that were seen, and of fresh noise.
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.ones(2), noise=np.ones(2))
+    >>> protocol = topdp.protocols.Correlated(secrets="all", pair_noise=3.0, gossip=1)
+    >>> plan = protocol.plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0)
+    >>> most_learned(plan)[:, 0].round(3).tolist()  # 1/3 of one's own noise, and a little
+    [0.357, 0.0, 0.357, 0.0]
+    """
+    expect_colluders(colluders, plan.agents)
+    return _each_release(*_units(plan, colluders, patient))
+
+
 def expect_colluders(colluders: int, agents: int) -> None:
     """Refuses more colluders than leave somebody to protect."""
     if isinstance(colluders, bool) or not isinstance(colluders, int) or not 0 <= colluders < agents:
@@ -233,15 +256,19 @@ def _every_round(found: Releases, units: Floats, period: int, last: int | None =
 def _leading_by_coalitions(
     plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], colluders: int, patient: bool
 ) -> tuple[Floats, Floats]:
-    found = releases(plan)
-    coalitions = looked_at(plan, found, colluders, patient)
-    if coalitions is None:
-        units = _bounded(plan, found, colluders)
-    else:
-        units = information_of(plan, found, [J for J in coalitions if owner not in J])
+    found, units = _units(plan, colluders, patient)
     period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
     worst = [_every_round(found, units[:, :, owner], period, r).max(initial=0.0) for r in last]
     return np.array(worst) * sensitivity, _each_release(found, units)[:, owner]
+
+
+def _units(plan: Plan, colluders: int, patient: bool) -> tuple[Releases, Floats]:
+    """1/z² of each kind of release [kinds, coalitions, agents]; 0 of a coalition's own members."""
+    found = releases(plan)
+    coalitions = looked_at(plan, found, colluders, patient)
+    if coalitions is None:
+        return found, _bounded(plan, found, colluders)
+    return found, information_of(plan, found, coalitions)
 
 
 def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:

@@ -1,0 +1,123 @@
+"""Seeds that two agents share and nobody else knows: X25519 keys of one run, then HKDF, then ChaCha20.
+
+Each agent states one fresh public key and one fresh nonce for a run. The *run's name* is a hash of what all
+have stated, so two agents with the same name have the same keys of everybody, and no run has the name of
+another: every agent's own part of it is fresh. How draws enter rows is in `draws`, how statements travel in
+`gossip`.
+
+**Guarantees.** The seed of a pair follows from the two private keys, and for anybody else looks random
+(computational Diffie-Hellman on X25519, HKDF-SHA256: RFC 7748, RFC 5869). Bound into it: label and version,
+the manifest, the plan, the run, both agents' numbers and public keys, lower number first: in the order that
+says who adds and who subtracts. Bound into the key of each piece of a draw: round, draw and piece. So no two
+draws of any pair, run, plan or federation have a key in common, and both ends of a pair have the same. Keys
+that give everybody the same secret (points of low order) are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+from topdp.errors import TrustError
+
+LABEL = "topdp pair draws 1"
+RUN_KEY = "run key"
+"""The subject of the statement that holds one."""
+
+AGREED = "agreed"
+"""The subject of the statement that the keys of all are there, in the run that they name."""
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """What an agent states of itself before round 0."""
+
+    plan: str  # digest
+    public: str  # hex
+    nonce: str  # hex
+
+    @classmethod
+    def fresh(cls, plan: str, public: str) -> RunKey:
+        return cls(plan, public, secrets.token_hex(32))
+
+    def text(self) -> str:
+        return json.dumps([self.plan, self.public, self.nonce])
+
+    @classmethod
+    def read(cls, text: str) -> RunKey:
+        """Raises ValueError on what is no key, or one that gives everybody the same secret."""
+        try:
+            plan, public, nonce = json.loads(text)
+            whole = len(bytes.fromhex(public)) == len(bytes.fromhex(nonce)) == 32 and isinstance(plan, str)
+        except (TypeError, RecursionError):
+            whole = False
+        if not whole:
+            raise ValueError("expected a plan, a public key and a nonce of 32 bytes each")
+        _exchange(X25519PrivateKey.generate(), public)
+        return cls(plan, public.lower(), nonce.lower())
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One run as one agent knows it: its name, and the seeds that this agent shares."""
+
+    run: str
+    seeds: Mapping[int, bytes]  # number of the other agent -> seed
+
+
+def agree(
+    federation: str,
+    keys: Iterable[RunKey],
+    me: int,
+    partners: Iterable[int],
+    private: X25519PrivateKey | None,
+) -> Agreement:
+    """What follows from the keys of all agents, in the order of their numbers.
+
+    `partners`: with whom this agent shares draws. `private` None: a run that has ended; its name is left.
+    """
+    keys = list(keys)
+    run = name_of(federation, keys)
+    if private is None:
+        return Agreement(run, {})
+    if private.public_key().public_bytes_raw().hex() != keys[me].public:
+        raise TrustError("Expected the private half of the key that this agent has stated, got another one.")
+    return Agreement(run, {other: _seed(federation, keys, run, me, other, private) for other in partners})
+
+
+def name_of(federation: str, keys: list[RunKey]) -> str:
+    """The run's name, in hex: a hash of what all agents have stated."""
+    stated = [[key.plan, key.public, key.nonce] for key in keys]
+    return hashlib.sha256(json.dumps(["topdp run 1", federation, stated]).encode()).hexdigest()
+
+
+def draw_key(seed: bytes, round: int, draw: int, piece: int) -> bytes:
+    """The key of ChaCha20 for one piece of one draw."""
+    return HKDFExpand(SHA256(), 32, json.dumps(["draw", round, draw, piece]).encode()).derive(seed)
+
+
+def _seed(
+    federation: str, keys: list[RunKey], run: str, me: int, other: int, private: X25519PrivateKey
+) -> bytes:
+    low, high = sorted((me, other))
+    bound = [LABEL, federation, keys[me].plan, run, low, high, keys[low].public, keys[high].public]
+    try:
+        secret = _exchange(private, keys[other].public)
+    except ValueError as error:
+        raise TrustError(f"Expected a key from agent {other} that makes a secret: {error}.") from None
+    return HKDF(SHA256(), 32, bytes.fromhex(run), json.dumps(bound).encode()).derive(secret)
+
+
+def _exchange(private: X25519PrivateKey, public: str) -> bytes:
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+    except ValueError:
+        # RFC 7748, section 6.1: a point of low order gives zeros whatever the private key is.
+        raise ValueError("its public key gives everybody the same secret") from None
