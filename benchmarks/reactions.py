@@ -2,7 +2,7 @@
 
     python benchmarks/reactions.py [--seeds 20] [--first 0]
 
-A seed is 144 reactions: small plans of nine graph families and four protocols, four kinds of reactions each
+A seed is 252 reactions: small plans of nine graph families and seven protocols, four kinds of reactions each
 (tests/privacy/observers/linear_reactions.py), exact with 60 digits. Printed are, for each protocol and kind,
 the largest share of `adaptive` that an observer reached, and the largest multiple of `view`. Ends with code 1
 if a share is above 1, or if an observer who sees all estimates learns more through reactions than without.

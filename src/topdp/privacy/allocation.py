@@ -14,10 +14,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq, minimize
+from scipy.optimize import brentq, minimize, minimize_scalar
 
 from topdp.plan.arrays import Floats, Ints
 from topdp.privacy.basics.checks import PrivacyError
+from topdp.privacy.observers.shared_noise import by_connectivity
 
 Coalition = tuple[int, ...]
 
@@ -34,8 +35,9 @@ LARGEST = 200  # agents whose noise is sought one by one; more share it in propo
 class Allocation:
     """Standard deviations: `own` [agents], and `pair` of every pair's draw.
 
-    `average`: the variance that stays in the average, over that of pooled records with one noise. `weakest`:
-    the agent that is hidden least by others, and the colluders who know most of what hides it.
+    `average`: the variance that stays in the average, over that of pooled records if agents' mean need were
+    enough for them. `weakest`: the agent that is hidden least, and the colluders who know most of what hides
+    it.
     """
 
     own: Floats
@@ -81,21 +83,34 @@ def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0)
 
 
 def _by_connectivity(hiding: _Hiding, alone: Floats, pair: float) -> Allocation:
-    """For many agents: all are hidden as the least connected direction is (`shared_noise.bounded`)."""
-    weights, left = hiding.weights, hiding.agents - hiding.colluders
+    """For many agents: as the least connected direction is hidden (`shared_noise.by_connectivity`)."""
+    weights, c, needs = hiding.weights, hiding.colluders, np.square(alone)
     second = float(np.linalg.eigvalsh(np.diag(weights.sum(axis=1)) - weights)[1])
-    connected = max(0.0, second - hiding.colluders * pair**2)
-    need = float(np.square(alone).max())
-
-    def excess(share: float) -> float:
-        own = share * need
-        return need * (1 / (left * own) + (1 - 1 / left) / (own + connected)) - 1.0
-
-    share = float(brentq(excess, 1e-3 / hiding.agents, 1.0 + 1e-9, xtol=1e-15, rtol=1e-10))
-    variance = share * np.square(alone)
-    weakest = int(alone.argmax())
-    average = float(variance.sum()) / float(np.square(alone).mean())
+    connected = max(0.0, second - c * pair**2)
+    variance = needs
+    if connected > 0:
+        ends = (math.log(1e-6), math.log((hiding.agents - c) * (1 - 1e-9)))
+        best = minimize_scalar(lambda x: _filled(needs, connected, c, math.exp(x)).sum(), bounds=ends)
+        variance = _filled(needs, connected, c, math.exp(best.x))
+    weakest = int((by_connectivity(variance, max(connected, 1e-300), c) * needs).argmax())
+    average = float(variance.sum()) / float(needs.mean())
     return Allocation(np.sqrt(variance), pair, average, (weakest, ()))
+
+
+def _filled(needs: Floats, connected: float, colluders: int, kept: float) -> Floats:
+    """The least own noise that hides all if Σ d_j/(d_j + λ) is `kept` whoever colludes; and keeps it."""
+    n = len(needs)
+    # 1/x + (λ/kept)/x² = 1/needs_i with x = d_i + λ
+    x = (needs + np.sqrt(np.square(needs) + 4 * needs * connected / kept)) / 2
+    variance = np.maximum(x - connected, needs / n)
+
+    def lacking(least: float) -> float:
+        shares = np.sort(1 - connected / (np.maximum(variance, least) + connected))
+        return kept - float(shares[: n - colluders].sum())
+
+    if lacking(0.0) > 0:  # little noise counts most: those are raised who have least
+        variance = np.maximum(variance, brentq(lacking, 0.0, connected * n * 1e10))
+    return variance
 
 
 class _Hiding:
@@ -165,7 +180,11 @@ def _in_proportion(hiding: _Hiding, needs: Floats) -> Floats:
 
 
 def _least(hiding: _Hiding, needs: Floats, start: Floats) -> Floats:
-    """min Σa_i² such that [(diag(a²) + s²L_-J)⁻¹]_ii <= 1/needs_i for all J: convex in a²."""
+    """min Σa_i² such that [(diag(a²) + s²L_-J)⁻¹]_ii <= 1/needs_i for all J: convex in a².
+
+    And a_i² >= needs_i/n, what each would have if all hid each other perfectly: else partners' noise alone
+    might hide some agent, and if more collude than was thought, nothing would. It costs less than 1%.
+    """
     variance, kept = start, set[tuple[int, Coalition]]()
     for _ in range(TURNS):
         coalitions = hiding.coalitions(variance)
@@ -197,7 +216,7 @@ def _search(hiding: _Hiding, needs: Floats, start: Floats, kept: list[tuple[int,
         np.sum,
         start / unit,
         jac=np.ones_like,
-        bounds=[(1e-9, None)] * hiding.agents,
+        bounds=[(least, None) for least in needs / (hiding.agents * unit)],
         constraints={"type": "ineq", "fun": room, "jac": slopes},
         method="SLSQP",
         options={"maxiter": 200, "ftol": 1e-10},

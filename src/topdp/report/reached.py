@@ -52,7 +52,7 @@ def hint(config: RunConfig, summary: Mapping[str, Any], known: list[Reached] | N
     same = best.epsilon == epsilon
     budget = f"at the same ε = {epsilon:g}" if same else f"at the smaller ε = {best.epsilon:g}"
     preset = f"best-{best.data}"
-    how = f"topdp run --preset {preset}; " if preset in presets() else ""
+    how = f"topdp run --preset {preset} (fewer rounds); " if preset in presets() else ""
     return (
         f"In runs of ours, {AGENTS} agents on {data_title(best.data)}, method {RECOMMENDED} on public "
         f"features reached {best.accuracy:.1%} {budget}: {how}docs/methods.md."

@@ -7,13 +7,14 @@ then holds the numbers, so that it can be repeated and resumed.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from topdp.errors import InputError
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
+from topdp.plan.arrays import Floats, Ints
 from topdp.plan.schedules import Schedule
 from topdp.privacy.allocation import Allocation, allocate
 from topdp.privacy.calibrate import calibrate
@@ -41,6 +42,9 @@ MESSAGE = 0.005
 
 TRIAL = 40  # rounds after which noise is looked at
 
+SECANTS = 8  # tries to find the allocation for pair noise that was given
+CLOSE = 1e-3  # of the logarithm of that
+
 
 def settled(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunConfig:
     """The configuration with a number wherever it says `auto`; what cannot be run is refused."""
@@ -66,15 +70,40 @@ def shares(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Float
     protocol = build.protocol(config)
     assert isinstance(protocol, Correlated)
     pairs = secret_pairs(protocol.secrets, graph, protocol.degree, config.seed)
-    if protocol.pair_noise == 0:
-        return alone
-    # The strength at which pairs have the noise that was settled.
-    low, high = 1e-3, 1e6
-    while high / low > 1 + 1e-6:
-        middle = math.sqrt(low * high)
-        found = allocate(pairs, alone, config.privacy.colluders, middle)
-        low, high = (middle, high) if found.pair_noise < protocol.pair_noise else (low, middle)
-    return found.own
+    if protocol.pair_noise == 0 or config.privacy.guarantee == "worst-case":
+        return alone  # to all others together pairs' noise is known
+    return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise).own
+
+
+def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Allocation:
+    """The allocation in which pairs have about that noise over agents' own: by secants of the logarithms.
+
+    Among those that were tried for `auto` is the one that was chosen. The account makes good what is off.
+    """
+    tried = {strength: allocated(pairs, alone, colluders, strength) for strength in STRENGTHS}
+    for _ in range(SECANTS):
+        off = {strength: math.log(found.pair_noise / ratio) for strength, found in tried.items()}
+        first, second = sorted(off, key=lambda strength: abs(off[strength]))[:2]
+        if abs(off[first]) < CLOSE:
+            break
+        slope = (off[second] - off[first]) / math.log(second / first)
+        step = -off[first] / max(slope, 0.5)  # own noise falls where pairs' grows
+        strength = float(np.clip(first * math.exp(np.clip(step, -3.0, 3.0)), 1e-3, 1e9))
+        if strength in tried:
+            break
+        tried[strength] = allocated(pairs, alone, colluders, strength)
+    return min(tried.values(), key=lambda found: abs(math.log(found.pair_noise / ratio)))
+
+
+def allocated(pairs: Ints, alone: Floats, colluders: int, strength: float) -> Allocation:
+    """As `allocate`, once for the same question: noise is settled first, and divided up later."""
+    return _allocated(pairs.tobytes(), alone.tobytes(), colluders, strength)
+
+
+@lru_cache(maxsize=64)
+def _allocated(pairs: bytes, alone: bytes, colluders: int, strength: float) -> Allocation:
+    shaped = np.frombuffer(pairs, np.int64).reshape(-1, 2)
+    return allocate(shaped, np.frombuffer(alone), colluders, strength)
 
 
 class Choice(NamedTuple):
@@ -95,7 +124,7 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
         return config
     alone = _alone(config, graph, counts)
     steps = STEPS if c.gossip == "auto" else (c.gossip,)
-    choices = []
+    choices: list[Choice] = []
     for degree in degrees:
         try:
             _expect_uncut(config, graph, degree)
@@ -105,7 +134,7 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
             raise
         pairs = secret_pairs(c.secrets, graph, degree, config.seed)
         for strength in STRENGTHS:
-            found = allocate(pairs, alone, colluders, strength)
+            found = allocated(pairs, alone, colluders, strength)
             ratio = found.pair_noise if c.pair_noise == "auto" else c.pair_noise
             for gossip in steps:
                 protocol = Correlated(c.secrets, degree, ratio, gossip, c.chebyshev)

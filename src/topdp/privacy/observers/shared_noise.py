@@ -193,23 +193,35 @@ def bounded(plan: Plan, found: Releases, colluders: int) -> Floats | None:
     In pairs with opposite signs NNᵀ is a diagonal of own noise and a Laplacian. An agent that leaves takes at
     most the heaviest edge from its second eigenvalue (Fiedler 1973).
     """
-    left = plan.agents - colluders
     result = []
     for kind in found.kinds:
         parts = _own_and_pairs(kind, found.knows)
-        if parts is None or left < 1:
+        if parts is None:
             return None
         own, weights = parts
         laplacian = np.diag(weights.sum(axis=1)) - weights
         second = float(np.linalg.eigvalsh(laplacian)[1]) if plan.agents > 1 else 0.0
         connected = second - colluders * float(weights.max(initial=0.0)) - 1e-9 * float(np.trace(laplacian))
-        least = float(own.min())
-        if connected <= 0 or least <= 0:
+        if connected <= 0 or own.min() <= 0:
             return None
-        # [(aI + L)⁻¹]_ii = 1/(ma) + (the rest, orthogonal to 1)/(a + at least λ_2)
-        share = 1 / (left * least) + (1 - 1 / left) / (least + connected)
-        result.append(np.full((1, plan.agents), share * (1 + 1e-12)))
+        result.append(by_connectivity(own, connected, colluders)[None] * (1 + 1e-12))
     return np.array(result)
+
+
+def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
+    """[agents]: the most that [(diag(own) + L)⁻¹]_ii can be if colluders leave L >= connected·(I - 11ᵀ/m).
+
+    >>> by_connectivity(np.array([0.1, 0.1, 0.2]), connected=5.0, colluders=1).round(2).tolist()
+    [5.1, 5.1, 5.1]
+    """
+    # With D + λ(I - 11ᵀ/m) instead, by Sherman and Morrison: 1/(d_i+λ) + λ/(d_i+λ)² / Σ_j d_j/(d_j+λ);
+    # that is largest if those with most noise of their own collude.
+    kept = own / (own + connected)
+    order = np.argsort(-own, kind="stable")
+    most, next_to_most = order[:colluders], order[colluders : colluders + 1]
+    left = np.full(len(own), kept.sum() - kept[most].sum())
+    left[most] += kept[most] - kept[next_to_most].sum()
+    return np.asarray((1 + connected / (own + connected) / left) / (own + connected))
 
 
 def _own_and_pairs(kind: Kind, knows: Any) -> tuple[Floats, Floats] | None:
