@@ -2,8 +2,8 @@
 
 Agents are given one file with the canaries. The audited agent puts them in the place of records; every agent
 writes down, at the canaries' coordinates only, the rows it makes, the rows it received, its gradient without
-canaries, and the draws that it shares. From all their notes follow the rounds of an audit. Not for the agents themselves:
-`agents/life/rehearsal.py`.
+canaries, and the draws that it shares. From all their notes follow the rounds of an audit. Not for the agents
+themselves: `agents/life/rehearsal.py`.
 
 **Sensitive**: gradients leave the agent unnoised in its notes, and the file of canaries holds their coins.
 Rehearse on data that all may see.

@@ -4,6 +4,7 @@ Rows say what they are made of (`symbolic`), so what everybody has really learne
 """
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,11 +191,11 @@ def test_samples_of_poissons_are_left_out_and_not_taken_back(tmp_path):
         assert not any(entry.kind == "late" for entry in entries) and entries[-1].total <= 2.0 * (1 + 1e-9)
 
 
-def test_a_budget_that_is_nearly_spent_covers_no_round_that_is_over(tmp_path):
+@pytest.mark.parametrize("along", ["constant", "power"])
+def test_a_budget_that_is_nearly_spent_covers_no_round_that_is_over(tmp_path, along):
     """ada's budget allows no late charge: she counts dan out from her next round on, and so do all draws."""
-    made = small(tmp_path, graph=topology.complete(6))
-    unbroken = small(tmp_path / "unbroken", graph=topology.complete(6))
-    unbroken.setup = made.setup
+    made = small(tmp_path, f"method.noise_along.kind={along}", graph=topology.complete(6))
+    unbroken = symbolic(replace(made, folder=tmp_path / "unbroken"))
     unbroken.lived()
     own = books(unbroken, 0)[0][6].total * (1 + 1e-6)  # ends with round 6
     run = made.lived(failpoints={GONE: "after_ledger:7"}, for_good=[GONE], options={0: {"epsilon": own}})

@@ -41,7 +41,7 @@ class Meter:
     most: Floats | None = (
         None  # [releases] where rows are in the open: 1/z² to the coalition that learns most
     )
-    reserved: int = 0  # releases that are charged beside, each the most telling there is
+    reserved: int = 0  # releases that are charged beside, each the most telling that was made
     _known: dict[int, float] = field(default_factory=dict, repr=False)
 
     @property
@@ -103,7 +103,7 @@ class Meter:
         made = np.zeros(max(rounds) + 1)
         made[list(rounds)] = self.most[list(rounds)]
         # A record is in one of `period` classes of rounds: each gets the reserve once.
-        reserve = np.full(self.spending.batches.period, self.reserved * self.most.max())
+        reserve = np.full(self.spending.batches.period, self.reserved * made.max())
         return self.spending.composed(np.concatenate([made, reserve]))
 
 
