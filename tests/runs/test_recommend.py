@@ -30,7 +30,7 @@ def test_shared_noise_is_recommended_where_it_saves_noise():
 
 def test_the_noise_is_that_of_the_plans_that_would_run():
     """Of a whole run, against pooled records; both calibrated to the same budget."""
-    found, wanted = ask("topology.agents=8", "topology.kind=ring")
+    found, _ = ask("topology.agents=8", "topology.kind=ring")
     left = {}
     for name in ("correlated", "central"):
         run = config.read(
