@@ -125,6 +125,11 @@ class _Hiding:
     def coalitions(self, variance: Floats) -> list[Coalition]:
         """Among them, for every agent, one that learns most of it, as far as that is known."""
         n, c = self.agents, self.colluders
+        if np.ptp(variance) <= 1e-12 * variance.max() and not self.all:
+            # Of equal agents the partners of each know most of what hides it, as far as we have seen.
+            partners = [np.flatnonzero(row).tolist() for row in self.weights]
+            if sum(math.comb(len(of), c) for of in partners) <= ENUMERATED and min(map(len, partners)) >= c:
+                return sorted({J for of in partners for J in itertools.combinations(of, c)})
         if math.comb(n, c) <= ENUMERATED and not self.all:
             return list(itertools.combinations(range(n), c))
         # Whom to bribe: those with most noise of their own; where not all share secrets, partners first.

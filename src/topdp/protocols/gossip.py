@@ -70,16 +70,26 @@ def mixing_steps(topology: Topology, steps: int, chebyshev: bool = True) -> list
     W = metropolis(topology)
     if not chebyshev or steps < 2:
         return [W] * steps
-    low, high = _rest_of_spectrum(W)
+    roots = mixing_roots(np.asarray(np.linalg.eigvalsh(W), np.float64), steps)
+    return [(W - root * np.eye(len(W))) / (1.0 - root) for root in roots]
+
+
+def mixing_roots(spectrum: Floats, steps: int, chebyshev: bool = True) -> list[float]:
+    """Of the polynomial in W that K steps are, in their turn; `spectrum` of W, the average last.
+
+    A direction of eigenvalue λ is multiplied by Π (λ - root)/(1 - root).
+    """
+    if not chebyshev or steps < 2:
+        return [0.0] * steps
+    low, high = _rest_of(spectrum)
     # T_K on [a, b] has the roots (a + b)/2 + (b - a)/2·cos((2k - 1)π/2K); a factor keeps the average.
     angles = (2 * np.arange(1, steps + 1) - 1) * (math.pi / (2 * steps))
-    roots = (low + high) / 2 + (high - low) / 2 * np.cos(angles)
-    return [(W - root * np.eye(len(W))) / (1.0 - root) for root in _in_turn(roots.tolist(), low, high)]
+    return _in_turn(((low + high) / 2 + (high - low) / 2 * np.cos(angles)).tolist(), low, high)
 
 
-def _rest_of_spectrum(W: Floats) -> tuple[float, float]:
+def _rest_of(spectrum: Floats) -> tuple[float, float]:
     """The interval of all eigenvalues of W but the one of the average, rounded outwards."""
-    values = np.linalg.eigvalsh(W)[:-1]
+    values = spectrum[:-1]
     low = math.floor(float(values[0]) * 10**DIGITS - AWAY) / 10**DIGITS
     high = math.ceil(float(values[-1]) * 10**DIGITS + AWAY) / 10**DIGITS
     return low, min(high, 1.0 - 10**-DIGITS)

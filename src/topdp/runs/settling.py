@@ -15,13 +15,12 @@ import numpy as np
 from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats, Ints
-from topdp.plan.schedules import Schedule
 from topdp.privacy.allocation import Allocation, allocate
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.leftover import leftover
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.shared_noise import enumerable
-from topdp.protocols import Correlated, Dsgd, Muffliato, Protocol
+from topdp.protocols import Correlated, Dsgd
+from topdp.protocols.gossip import metropolis, mixing_roots
 from topdp.protocols.secrets import expect_uncut, secret_pairs
 from topdp.settings import build
 from topdp.settings.config import ConfigError, CycleBatch, RunConfig
@@ -54,7 +53,9 @@ def settled(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunC
     if config.method.name == "correlated":
         config = _correlated(config, graph, counts)
     elif config.method.name == "muffliato" and config.method.gossip == "auto":
-        best = min(STEPS, key=lambda steps: _price(Muffliato(steps, config.method.chebyshev), graph))
+        averaging, ones, chebyshev = _Averaging(graph), np.ones(graph.agents), config.method.chebyshev
+        steps = _steps(config, counts)
+        best = min(steps, key=lambda gossip: averaging.price(ones, ones, 0.0, gossip, chebyshev))
         config = _with(config, method={"gossip": best})
     _expect_all_batches(config, counts)
     return config
@@ -70,16 +71,18 @@ def shares(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Float
     protocol = build.protocol(config)
     assert isinstance(protocol, Correlated)
     pairs = secret_pairs(protocol.secrets, graph, protocol.degree, config.seed)
-    if protocol.pair_noise == 0 or config.privacy.guarantee == "worst-case":
+    if config.privacy.guarantee == "worst-case":
         return alone  # to all others together pairs' noise is known
-    return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise).own
+    return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)
 
 
-def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Allocation:
-    """The allocation in which pairs have about that noise over agents' own: by secants of the logarithms.
+def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Floats:
+    """Own noise where pairs have about that noise over agents' own: by secants of the logarithms.
 
     Among those that were tried for `auto` is the one that was chosen. The account makes good what is off.
     """
+    if ratio == 0:
+        return alone
     tried = {strength: allocated(pairs, alone, colluders, strength) for strength in STRENGTHS}
     for _ in range(SECANTS):
         off = {strength: math.log(found.pair_noise / ratio) for strength, found in tried.items()}
@@ -92,12 +95,12 @@ def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Alloc
         if strength in tried:
             break
         tried[strength] = allocated(pairs, alone, colluders, strength)
-    return min(tried.values(), key=lambda found: abs(math.log(found.pair_noise / ratio)))
+    return min(tried.values(), key=lambda found: abs(math.log(found.pair_noise / ratio))).own
 
 
 def allocated(pairs: Ints, alone: Floats, colluders: int, strength: float) -> Allocation:
     """As `allocate`, once for the same question: noise is settled first, and divided up later."""
-    return _allocated(pairs.tobytes(), alone.tobytes(), colluders, strength)
+    return _allocated(pairs.astype(np.int64).tobytes(), alone.tobytes(), colluders, strength)
 
 
 @lru_cache(maxsize=64)
@@ -111,8 +114,8 @@ class Choice(NamedTuple):
 
     price: float
     degree: int
+    pair_noise: float
     gossip: int
-    allocation: Allocation
 
 
 def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunConfig:
@@ -123,8 +126,8 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
         _expect_uncut(config, graph, degrees[0])
         return config
     alone = _alone(config, graph, counts)
-    steps = STEPS if c.gossip == "auto" else (c.gossip,)
-    choices: list[Choice] = []
+    steps = _steps(config, counts) if c.gossip == "auto" else (c.gossip,)
+    averaging, choices = _Averaging(graph), list[Choice]()
     for degree in degrees:
         try:
             _expect_uncut(config, graph, degree)
@@ -133,15 +136,26 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
                 continue  # of several, those that hold are compared
             raise
         pairs = secret_pairs(c.secrets, graph, degree, config.seed)
-        for strength in STRENGTHS:
-            found = allocated(pairs, alone, colluders, strength)
-            ratio = found.pair_noise if c.pair_noise == "auto" else c.pair_noise
+        if c.pair_noise == "auto":
+            tried = [allocated(pairs, alone, colluders, strength) for strength in STRENGTHS]
+            ways = [(found.pair_noise, found.own) for found in tried]
+        else:
+            ways = [(c.pair_noise, _at_ratio(pairs, alone, colluders, c.pair_noise))]
+        for ratio, own in ways:
+            shared = averaging.shared(pairs, ratio * math.sqrt(float(np.square(own).mean())))
             for gossip in steps:
-                protocol = Correlated(c.secrets, degree, ratio, gossip, c.chebyshev)
-                choices.append(Choice(_price(protocol, graph, found.own, alone), degree, gossip, found))
+                price = averaging.price(own, alone, shared, gossip, c.chebyshev)
+                choices.append(Choice(price, degree, ratio, gossip))
     best = min(choices, key=lambda choice: choice.price)
-    ratio = best.allocation.pair_noise if c.pair_noise == "auto" else c.pair_noise
-    return _with(config, method={"secrets_degree": best.degree, "pair_noise": ratio, "gossip": best.gossip})
+    chosen = {"secrets_degree": best.degree, "pair_noise": best.pair_noise, "gossip": best.gossip}
+    return _with(config, method=chosen)
+
+
+def _steps(config: RunConfig, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Of averaging: those worth a try with which all batches of a cycle are used, if there are some."""
+    periods = {batches.period for batches in build.batches(config, counts)}
+    fits = tuple(steps for steps in STEPS if all(math.gcd(period, 1 + steps) == 1 for period in periods))
+    return fits or STEPS
 
 
 def _degrees(config: RunConfig, graph: Topology) -> list[int]:
@@ -181,18 +195,38 @@ def _alone(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Float
     return calibrate(write, analysis, "adaptive", epsilon, config.privacy.delta).deviation
 
 
-def _price(
-    protocol: Protocol, graph: Topology, own: Floats | None = None, alone: Floats | None = None
-) -> float:
-    """What noise is left after some rounds, over that of pooled records, and what it takes to send."""
-    n = graph.agents
-    own, alone = (np.ones(n) if one is None else one for one in (own, alone))
-    steps = Schedule(rate=np.ones(TRIAL), noise=np.ones(TRIAL))
-    plan = protocol.plan(graph, steps, own, seed=0)
-    left, each = leftover(plan), plan.releases // TRIAL
-    pooled = TRIAL * float(np.square(alone).mean()) / n**2
-    noise = float(left.average[-1]) + DISAGREEMENT * float(left.between[-1])
-    return noise / pooled + MESSAGE * max(1, each - 1)
+class _Averaging:
+    """What noise is left after some rounds of one graph, from the eigenvalues of its Metropolis weights.
+
+    What `leftover` says of the plans, without writing them: mixing multiplies each direction by a number.
+    """
+
+    def __init__(self, graph: Topology) -> None:
+        self.agents = graph.agents
+        self.values, self.vectors = np.linalg.eigh(metropolis(graph))
+
+    def price(
+        self, own: Floats, alone: Floats, shared: Floats | float, gossip: int, chebyshev: bool
+    ) -> float:
+        """Noise in the average and between agents, over that of pooled records, and what it takes to send.
+
+        `shared` [agents]: the variance of pairs' noise in each direction.
+        """
+        n, others = self.agents, slice(None, -1)  # the last direction is that of the average
+        variance = np.square(own) @ np.square(self.vectors) + shared
+        roots = mixing_roots(self.values, gossip, chebyshev) if gossip else [0.0]
+        kept = np.prod([np.square((self.values - root) / (1 - root)) for root in roots], axis=0)[others]
+        # Σ_t p^2t over the rounds; without averaging steps the last noise is not mixed any more.
+        rounds = np.arange(TRIAL) + (1 if gossip else 0)
+        between = float(variance[others] @ np.power(kept[:, None], rounds).sum(axis=1)) / n
+        average = TRIAL * float(np.square(own).sum()) / n**2
+        pooled = TRIAL * float(np.square(alone).mean()) / n**2
+        return (average + DISAGREEMENT * between) / pooled + MESSAGE * max(1, gossip)
+
+    def shared(self, pairs: Ints, pair: float) -> Floats:
+        """[agents]: uᵀ(s²L)u of every direction u, L the Laplacian of the secrets."""
+        apart = self.vectors[pairs[:, 0]] - self.vectors[pairs[:, 1]]
+        return np.asarray(pair**2 * np.square(apart).sum(axis=0))
 
 
 def _expect_all_batches(config: RunConfig, counts: tuple[int, ...]) -> None:
@@ -203,8 +237,9 @@ def _expect_all_batches(config: RunConfig, counts: tuple[int, ...]) -> None:
     for batches in build.batches(config, counts):
         if (common := math.gcd(batches.period, 1 + int(gossip))) > 1:
             raise ConfigError(
-                f"data.batch: with gossip = {gossip} only each {common}th of {batches.period} batches would "
-                "be used. Take another gossip, another size of batches, or full ones."
+                f"data.batch: with gossip = {gossip} only {batches.period // common} of {batches.period} "
+                f"batches would be used, since {batches.period} and {1 + int(gossip)} have a common factor. "
+                "Take another gossip, another size of batches, or full ones."
             )
 
 

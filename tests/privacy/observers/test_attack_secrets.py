@@ -88,7 +88,7 @@ def draws_of_the_engine(plan: Plan, known: np.ndarray, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Attacked:
-    """A plan, whom the coalition J attacks, and the statistic without and with the record, in many attacks."""
+    """Whom the coalition J attacks, and its statistic without and with the record, in many attacks."""
 
     plan: Plan
     owner: int

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
-
 from topdp.plan import Plan
 from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.adaptive import adaptive, outsider
 from topdp.privacy.observers.effort import WIDEST, expect_bearable
-from topdp.privacy.observers.view import Bound, Progress, View, view
+from topdp.privacy.observers.view import Bound, Progress, View, expect_unaccelerated, view
 
 ASKED = ("view", "adaptive", "outsider")
 """They take time: computed where they are asked for."""
@@ -37,11 +35,7 @@ def observed(
         return outsider(plan, exposure, progress, patient)
     if plan.agents == 1:
         raise NotCovered("One party holds all records: no other agent reads anything. Ask for adaptive.")
-    if (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any():
-        raise NotCovered(
-            "The view follows rounding through every mix, and accelerated averaging makes that grow without "
-            "end: adaptive bounds it; or take method.chebyshev=false."
-        )
+    expect_unaccelerated(plan)
     expect_bearable(plan, patient)
     widest = None if patient else WIDEST
     return view(plan, exposure, owners="all", bound=bound, progress=progress, widest=widest)

@@ -20,7 +20,7 @@ from topdp.plan.checks import expect_count
 from topdp.plan.streams import stream
 from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.exposure import Exposure
-from topdp.privacy.observers.view import Progress, View, view
+from topdp.privacy.observers.view import Progress, View, expect_unaccelerated, view
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +105,7 @@ def coalitions(
     expect_count("limit", limit)
     if size < 1:
         raise PrivacyError("Expected at least two agents: alone, nobody observes anybody.")
+    expect_unaccelerated(plan)
     possible = math.comb(plan.agents, size)
     complete = possible <= limit
     if complete:

@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.basics.checks import PrivacyError
+from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.loss import GaussianLoss, Loss, Smaller
@@ -196,6 +196,15 @@ def view(
             if progress is not None:
                 progress(o + 1, len(members))
     return View(members, lower, upper if bound == "upper" else None, asked, amplified(exposure, per_release))
+
+
+def expect_unaccelerated(plan: Plan) -> None:
+    """Refuses what would be infinite for rounding alone: weights below 0, through which bounds on it grow."""
+    if (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any():
+        raise NotCovered(
+            "The view follows rounding through every mix, and accelerated averaging makes that grow without "
+            "end: adaptive, with privacy.colluders, does not; or take method.chebyshev=false."
+        )
 
 
 def amplified(exposure: Exposure, per_release: Floats) -> dict[int, Loss]:
