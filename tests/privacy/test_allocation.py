@@ -19,6 +19,7 @@ from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.excess import Accounts
 from topdp.privacy.leftover import leftover
+from topdp.privacy.observers.shared_noise import bounded, releases
 from topdp.protocols import Correlated
 from topdp.protocols.secrets import secret_pairs
 
@@ -138,6 +139,8 @@ def test_many_agents_are_hidden_by_how_well_they_are_connected(monkeypatch):
         plan = Correlated("regular", 10, found.pair_noise, 0).plan(graph, ONCE, found.own, 0)
         mu = adaptive(plan, exposure(agents, 1.0), colluders).worst() * alone
         assert mu.max() <= 1 + 1e-9
+        bound = bounded(plan, releases(plan), colluders)
+        assert bound is not None and (bound[0, 0] * alone**2).max() == pytest.approx(1, abs=1e-5)
         assert best.average <= found.average < 1.6 * best.average
     # Too few partners for any bound: everybody is left to itself.
     monkeypatch.setattr(module, "LARGEST", 5)
@@ -196,6 +199,20 @@ def test_poisson_samples_with_budgets_of_ones_own():
     found = calibrate(write, analysis, "adaptive", epsilon, delta, colluders=1)
     answer = account(write(found.deviation), analysis, delta, guarantee="adaptive").adaptive.epsilon
     assert answer is not None and (answer <= epsilon).all() and (answer / epsilon).max() > 1 - 1e-5
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_extreme_needs_get_numbers(many, monkeypatch):
+    if many:
+        monkeypatch.setattr(module, "LARGEST", 1)
+    numbers = np.random.default_rng(0)
+    for agents, spread, strength in itertools.product((2, 3, 8), (0.0, 1e-9, 3.0), (1e-3, 1.0, 1e6)):
+        graph = topology.complete(2) if agents == 2 else topology.ring(agents)
+        alone = np.exp(numbers.normal(0, spread, agents)) * 10 ** numbers.uniform(-8, 8)
+        for colluders in {0, 1, agents - 1}:
+            own = allocate(secret_pairs("links", graph, 2, 0), alone, colluders, strength).own
+            assert np.isfinite(own).all() and (own > 0).all()
+            assert (own <= np.sqrt(agents) * alone.max() * 1.01).all()
 
 
 @pytest.mark.parametrize(

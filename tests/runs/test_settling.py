@@ -282,13 +282,16 @@ def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
     assert (again <= np.array(epsilon) * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.2, 3.0, 40.0, 1e3])
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 3.0, 40.0, 1e3, 1e9])
 def test_own_noise_for_pair_noise_that_was_given(ratio):
     graph, alone = topology.ring(8), np.exp(np.random.default_rng(0).normal(0, 0.3, 8))
     pairs = secret_pairs("regular", graph, 4, 0)
     own = settling._at_ratio(pairs, alone, 1, ratio)
     if ratio == 0:
         np.testing.assert_array_equal(own, alone)
+        return
+    if ratio > 1e4:
+        np.testing.assert_allclose(own, settling.allocated(pairs, alone, 1, 1e6).own, rtol=1e-6)
         return
     strength = ratio**2 * np.mean(own**2) * 4 / np.mean(alone**2)
     np.testing.assert_allclose(own, settling.allocated(pairs, alone, 1, strength).own, rtol=5e-3)

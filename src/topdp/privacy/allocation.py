@@ -89,9 +89,14 @@ def _by_connectivity(hiding: _Hiding, alone: Floats, pair: float) -> Allocation:
     connected = max(0.0, second - c * pair**2)
     variance = needs
     if connected > 0:
-        ends = (math.log(1e-6), math.log((hiding.agents - c) * (1 - 1e-9)))
+        ends = (math.log(1e-6), math.log((hiding.agents - c) * (1 - 1e-6)))
         best = minimize_scalar(lambda x: _filled(needs, connected, c, math.exp(x)).sum(), bounds=ends)
-        variance = _filled(needs, connected, c, math.exp(best.x))
+        filled = _filled(needs, connected, c, math.exp(best.x))
+
+        def excess(share: float) -> float:  # who needs most hides itself too: there was some to spare
+            return float((by_connectivity(share * filled, connected, c) * needs).max()) - 1.0
+
+        variance = filled * brentq(excess, 1e-3 / hiding.agents, 1.0 + 1e-6, xtol=1e-15)
     weakest = int((by_connectivity(variance, max(connected, 1e-300), c) * needs).argmax())
     average = float(variance.sum()) / float(needs.mean())
     return Allocation(np.sqrt(variance), pair, average, (weakest, ()))
@@ -105,11 +110,11 @@ def _filled(needs: Floats, connected: float, colluders: int, kept: float) -> Flo
     variance = np.maximum(x - connected, needs / n)
 
     def lacking(least: float) -> float:
-        shares = np.sort(1 - connected / (np.maximum(variance, least) + connected))
+        shares = np.sort(1 - 1 / (np.maximum(variance / connected, math.exp(least)) + 1))
         return kept - float(shares[: n - colluders].sum())
 
-    if lacking(0.0) > 0:  # little noise counts most: those are raised who have least
-        variance = np.maximum(variance, brentq(lacking, 0.0, connected * n * 1e10))
+    if lacking(-40.0) > 0:  # little noise counts most: those are raised who have least
+        variance = np.maximum(variance, connected * math.exp(brentq(lacking, -40.0, 40.0)))
     return variance
 
 

@@ -43,6 +43,7 @@ TRIAL = 40  # rounds after which noise is looked at
 
 SECANTS = 8  # tries to find the allocation for pair noise that was given
 CLOSE = 1e-3  # of the logarithm of that
+LIMITS = (1e-3, 1e6)  # of strengths: beyond them own noise does not change, or drowns
 
 
 def settled(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunConfig:
@@ -91,7 +92,7 @@ def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Float
             break
         slope = (off[second] - off[first]) / math.log(second / first)
         step = -off[first] / max(slope, 0.5)  # own noise falls where pairs' grows
-        strength = float(np.clip(first * math.exp(np.clip(step, -3.0, 3.0)), 1e-3, 1e9))
+        strength = float(np.clip(first * math.exp(np.clip(step, -3.0, 3.0)), *LIMITS))
         if strength in tried:
             break
         tried[strength] = allocated(pairs, alone, colluders, strength)
