@@ -101,8 +101,8 @@ def test_every_error_of_ours_is_of_the_family():
 
     ours = {kind for kind in family(Exception) if kind.__module__.startswith("topdp.")}
     outside = {kind.__name__ for kind in ours if not issubclass(kind, TopdpError | Warning)}
-    # What never leaves its room: a link that is down or refused, a message that is none, a layer that has no fast path, a model whose
-    # examples would meet there, kept features that are damaged.
+    # What never leaves its room: a link that is down or refused, a message that is none, a layer that has
+    # no fast path, a model whose examples would meet there, kept features that are damaged.
     assert outside == {
         "Unreachable",
         "LinkEnded",
