@@ -202,7 +202,7 @@ class Federation:
         state = engine.start(engine.gradients.flat.flatten())
         for _ in range(self.setup.plan.releases):
             state = engine.advance(state)
-        return engine.estimates(state)
+        return engine.reported(state)
 
     def estimates(self):
         from safetensors.torch import load_file

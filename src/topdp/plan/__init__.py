@@ -8,6 +8,7 @@ every random choice its own generator.
 from topdp.plan.archive import load, save
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
 from topdp.plan.description import describe
+from topdp.plan.optimisers import Optimiser, optimised
 from topdp.plan.plan import NOBODY, PerRound, Plan, PlanError, Round, prune
 from topdp.plan.schedules import (
     Schedule,
@@ -25,6 +26,7 @@ __all__ = [
     "Batches",
     "Cycle",
     "Full",
+    "Optimiser",
     "PerRound",
     "Plan",
     "PlanError",
@@ -35,6 +37,7 @@ __all__ = [
     "for_curvature",
     "learning_rates",
     "load",
+    "optimised",
     "power_of_rate",
     "prune",
     "save",

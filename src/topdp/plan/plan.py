@@ -134,6 +134,9 @@ class Plan:
     readers: PerRound  # int [m, q]
     protocol: str = "custom"
     pruned: bool = False
+    reported: Indices | None = None  # [n] the rows that users are shown; None: the estimates
+    adjusts: Floats | None = None  # [releases] Adam's step size where a release is one; None: nowhere
+    adam: Floats | None = None  # its two shares of the past, the floor of its root, and its weight decay
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -176,6 +179,20 @@ class Plan:
         """[releases, m]: which rows are made in which round."""
         return _exists(self.source.values)[self.source.which]
 
+    @cached_property
+    def memories(self) -> Bools:
+        """[m]: rows that nobody reads, without gradients or draws, made of their owner's estimates alone."""
+        n, sources = self.agents, self.source.values
+        noisy = ((self.draw.values >= 0).any(axis=(0, 2))) | (self.std.values != 0).any(axis=(0, 2))
+        kept = ~noisy & ~self.carries.values.any(axis=0) & (self.readers.values == NOBODY).all(axis=(0, 2))
+        kept[:n] = False
+        while True:
+            own = (self.owner[sources] == self.owner[:, None]) & (kept[sources] | (sources < n))
+            fewer = kept & (own | (sources < 0)).all(axis=(0, 2))
+            if (fewer == kept).all():
+                return np.asarray(kept)
+            kept = fewer
+
     def noise_scaled(self, factor: float) -> Plan:
         """The same plan with every standard deviation times `factor`: every μ is divided by it."""
         if not (np.isfinite(factor) and factor >= 0):
@@ -208,6 +225,8 @@ def prune(plan: Plan) -> Plan:
     """
     live = np.zeros((plan.releases, plan.rows), bool)
     live[:, : plan.agents] = True
+    if plan.reported is not None:
+        live[:, plan.reported] = True
     for r in range(plan.releases - 1, 0, -1):
         used = plan.source[r][live[r]]
         used = used[(used >= 0) & (plan.weight[r][live[r]] != 0)]
@@ -245,6 +264,7 @@ def _validate(plan: Plan) -> None:
         ("source", plan.source.values, m, NOBODY),
         ("draw", plan.draw.values, plan.draws, NOBODY),
         ("readers", plan.readers.values, n, NOBODY),
+        ("reported", np.arange(n) if plan.reported is None else plan.reported, m, 0),
     ]
     for name, array, top, low in indices:
         if array.size and (array.min() < low or array.max() >= top):
@@ -265,5 +285,25 @@ def _validate(plan: Plan) -> None:
     ]:
         if not np.isfinite(array).all() or (array < least).any():
             raise PlanError(f"Expected {name} to be finite" + (f" and >= {least:g}." if least == 0 else "."))
+    if plan.reported is not None and not np.array_equal(plan.owner[plan.reported], np.arange(n)):
+        raise PlanError(f"Expected a reported row of each of the agents 0..{n - 1}, in their order.")
+    _validate_adam(plan)
     if len(plan.scale) != R:
         raise PlanError(f"Expected scale for {R} releases, got {len(plan.scale)}.")
+
+
+def _validate_adam(plan: Plan) -> None:
+    if plan.adjusts is None and plan.adam is None:
+        return
+    if plan.adjusts is None or plan.adam is None or plan.adam.shape != (4,):
+        raise PlanError("Expected Adam's four numbers with its step sizes, got one without the other.")
+    if plan.adjusts.shape != plan.rate.shape or not (np.isfinite(plan.adjusts) & (plan.adjusts >= 0)).all():
+        raise PlanError(f"Expected finite steps >= 0 of Adam for {plan.releases} releases, got others.")
+    r = np.flatnonzero(plan.adjusts)
+    if plan.carries.values[plan.carries.which[r]].any() or (plan.draw.values[plan.draw.which[r]] >= 0).any():
+        raise PlanError("Expected releases in which Adam steps without gradients and draws, got others.")
+    if (
+        plan.source.values.shape[2] < 4
+        or (plan.source.values[plan.source.which[r], : plan.agents, :4] < 0).any()
+    ):
+        raise PlanError("Expected estimates that Adam makes of four rows each, got others.")

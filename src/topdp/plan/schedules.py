@@ -34,12 +34,19 @@ class Schedule:
         return len(self.rate)
 
 
-def learning_rates(initial: float, rounds: int, fading: str, rounds_per_epoch: int = 1) -> Floats:
+def learning_rates(
+    initial: float,
+    rounds: int,
+    fading: str,
+    rounds_per_epoch: int = 1,
+    factor: float = 0.5,
+    period: int | None = None,
+) -> Floats:
     """λ_t of the T+1 releases of T `rounds`.
 
     `none`: constant. `linear`: falls to 1/T of itself. `cosine`: half a wave, to sin²(π/2T) of itself.
-    `sqrt-epoch`: λ/√(1 + epoch), our reading of the paper's "fading learning rate", whose law it does not
-    give.
+    `step`: times `factor` after each `period` of rounds, or each third of them. `sqrt-epoch`: λ/√(1 + epoch), our reading of the
+    paper's "fading learning rate", whose law it does not give.
 
     >>> learning_rates(1.0, rounds=4, fading="linear").tolist()
     [1.0, 1.0, 0.75, 0.5, 0.25]
@@ -54,10 +61,29 @@ def learning_rates(initial: float, rounds: int, fading: str, rounds_per_epoch: i
         return np.asarray(initial * np.sin(np.pi * (rounds - t) / (2 * max(rounds, 1))) ** 2)
     if fading == "sqrt-epoch":
         return initial / np.sqrt(1.0 + t // rounds_per_epoch)
+    if fading == "step":
+        rates = initial * step_decay(factor, max(1, rounds // 3) if period is None else period, rounds)
+        if not (rates > 0).all():
+            raise InputError(
+                f"Expected steps > 0 in all {rounds} rounds, got 0 after {np.flatnonzero(rates)[-1]}: "
+                "use a longer fading_period or a larger fading_factor."
+            )
+        return np.asarray(rates)
     raise InputError(f"Expected fading to be one of {', '.join(FADINGS)}, got {fading!r}.")
 
 
-FADINGS = ("none", "linear", "cosine", "sqrt-epoch")
+FADINGS = ("none", "linear", "cosine", "sqrt-epoch", "step")
+
+
+def warmed_up(rate: Floats, warmup: int) -> Floats:
+    """`rate` with steps that grow to their size in the first `warmup` rounds.
+
+    >>> warmed_up(learning_rates(1.0, rounds=4, fading="none"), 3).tolist()
+    [0.25, 0.25, 0.5, 0.75, 1.0]
+    """
+    if not 0 <= warmup < len(rate):
+        raise InputError(f"Expected a warm-up of 0 to {len(rate) - 1} rounds, got {warmup}.")
+    return np.asarray(rate * np.minimum((_time(len(rate) - 1) + 1) / (warmup + 1), 1.0))
 
 
 def step_decay(factor: float, period: int, rounds: int) -> Floats:

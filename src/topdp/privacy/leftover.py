@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
 
@@ -36,6 +37,8 @@ def leftover(plan: Plan) -> Leftover:
     >>> found.average.round(3).tolist(), found.between.round(3).tolist()
     ([0.25, 0.25, 0.5, 0.5], [0.75, 0.0, 0.75, 0.0])
     """
+    if plan.adjusts is not None:
+        raise InputError("Expected a plan of linear rows, got one with Adam: its noise has no formula.")
     n, m = plan.agents, plan.rows
     C, average, between = np.zeros((m, m)), np.zeros(plan.releases), np.zeros(plan.releases)
     own, rows = np.arange(n), np.arange(m)[:, None]

@@ -83,7 +83,7 @@ class FrontierRow(NamedTuple):
             spread=round(max(accuracies) - min(accuracies), 5),
             by_seed=" ".join(f"{value:.5f}" for value in accuracies),
             epsilon_all_others=epsilon_all_others, settings_tried=tried,
-            rounds=config.rounds, learning_rate=config.train.learning_rate, clip=config.privacy.clip,
+            rounds=config.rounds, learning_rate=float(str(config.train.learning_rate)), clip=config.privacy.clip,
             mode=method.mode, alpha=method.alpha, exponent=method.noise_along.exponent if power else 0.0,
             gossip=int(method.gossip) if gossips else 0, command=command(config),
         )  # fmt: skip

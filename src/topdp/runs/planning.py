@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from topdp.files import DAMAGE
-from topdp.plan import Plan
+from topdp.plan import Plan, optimised
 from topdp.privacy.account import FALSE_ALARMS, Account, account
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.excess import Writer
@@ -78,9 +78,11 @@ def accounted(
 def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
     """The plan of the configuration for any noise; the random choices are the same every time."""
     protocol, schedule = build.protocol(config), build.schedule(config, min(counts))
+    optimiser = build.optimiser(config)
+    inner = optimiser.inner(schedule)
 
     def write(deviation: np.ndarray) -> Plan:
-        return protocol.plan(graph, schedule, deviation, config.seed)
+        return optimised(protocol.plan(graph, inner, deviation, config.seed), optimiser, schedule.rate)
 
     return write
 

@@ -28,6 +28,16 @@ from topdp.topology import Topology
 COMPARED = ("plain", "dsgd", "muffliato", "correlated")
 TRIAL = 20  # rounds after which noise is compared
 
+PLAIN_STEPS = {
+    "learning_rate": 1.0,
+    "fading": "none",
+    "warmup": 0,
+    "optimiser": "sgd",
+    "weight_decay": 0.0,
+    "average": 0.0,
+}
+"""Methods are compared by the noise that equal, plain steps leave: what comes after the noise is the same."""
+
 WAY = 65_000.0
 """λ·T at ε = 1 and 60,000 records of length 1, clip ½: from trials on MNIST and Fashion-MNIST."""
 
@@ -82,7 +92,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         update={
             "method": method,
             "rounds": TRIAL,
-            "train": config.train.model_copy(update={"fading": "none"}),
+            "train": config.train.model_copy(update=PLAIN_STEPS),
             "data": config.data.model_copy(update={"batch": "full"}),
         }
     )

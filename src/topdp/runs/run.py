@@ -207,7 +207,7 @@ def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Resul
     engine = parts.engine(job.plan)
     state, metrics = train_to_the_end(engine, parts.start, parts.config, folder, watch)
     seconds = time.perf_counter() - started
-    estimates = engine.estimates(state).detach().cpu().clone()
+    estimates = engine.reported(state).detach().cpu().clone()
     result = job.result(metrics, estimates, seconds, folder.path if folder else None)
     if folder is not None:
         _save(folder, result, parts.device)

@@ -155,7 +155,10 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
 def _steps(config: RunConfig, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Of averaging: those worth a try with which all batches of a cycle are used, if there are some."""
     periods = {batches.period for batches in build.batches(config, counts)}
-    fits = tuple(steps for steps in STEPS if all(math.gcd(period, 1 + steps) == 1 for period in periods))
+    adjusts = config.train.optimiser == "adam"
+    fits = tuple(
+        steps for steps in STEPS if all(math.gcd(period, 1 + steps + adjusts) == 1 for period in periods)
+    )
     return fits or STEPS
 
 
@@ -235,11 +238,14 @@ def _expect_all_batches(config: RunConfig, counts: tuple[int, ...]) -> None:
     if not isinstance(config.data.batch, CycleBatch):
         return
     gossip = config.method.gossip if config.method.name in ("correlated", "muffliato") else 0
+    adam = config.train.optimiser == "adam"
+    each = 1 + int(gossip) + adam
     for batches in build.batches(config, counts):
-        if (common := math.gcd(batches.period, 1 + int(gossip))) > 1:
+        if (common := math.gcd(batches.period, each)) > 1:
             raise ConfigError(
-                f"data.batch: with gossip = {gossip} only {batches.period // common} of {batches.period} "
-                f"batches would be used, since {batches.period} and {1 + int(gossip)} have a common factor. "
+                f"data.batch: with gossip = {gossip}{' and adam' if adam else ''} only "
+                f"{batches.period // common} of {batches.period} "
+                f"batches would be used, since {batches.period} and {each} have a common factor. "
                 "Take another gossip, another size of batches, or full ones."
             )
 

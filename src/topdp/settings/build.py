@@ -15,7 +15,7 @@ import numpy as np
 
 from topdp import topology
 from topdp.errors import InputError
-from topdp.plan import schedules
+from topdp.plan import Optimiser, schedules
 from topdp.plan.arrays import Floats, Ints
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.plan.schedules import Schedule
@@ -71,8 +71,46 @@ def schedule(config: RunConfig, records: int) -> Schedule:
     train = config.train
     size = batches(config, (records,))[0].divisor
     per_epoch = train.rounds_per_epoch or max(1, -(-records // size))
-    rates = schedules.learning_rates(train.learning_rate, config.rounds, train.fading, per_epoch)
+    if isinstance(train.learning_rate, list):
+        rates = _listed_rates(train.learning_rate, config.rounds, train.warmup)
+    else:
+        rates = schedules.learning_rates(
+            train.learning_rate,
+            config.rounds,
+            train.fading,
+            per_epoch,
+            train.fading_factor,
+            train.fading_period,
+        )
+        rates = schedules.warmed_up(rates, train.warmup)
     return schedules.schedule(rates, _noise_along(config, rates), config.method.noise_on)
+
+
+def _listed_rates(rates: list[float], rounds: int, warmup: int) -> Floats:
+    if len(rates) not in (rounds, rounds + 1):
+        raise ConfigError(
+            f"train.learning_rate: expected one number, or a list of {rounds}, one a round, got {len(rates)}."
+        )
+    if warmup:
+        raise ConfigError("train.warmup: a list of step sizes is taken as it is; put the warm-up into it.")
+    return np.array(rates if len(rates) > rounds else [rates[0], *rates])
+
+
+def optimiser(config: RunConfig) -> Optimiser:
+    """What agents make of the rows that they released."""
+    train = config.train
+    if train.optimiser == "adam" and config.method.noise_on == "estimate":
+        raise ConfigError(
+            'train.optimiser: "adam" needs method.noise_on = "gradient", whose scale it undoes.'
+        )
+    return Optimiser(
+        train.optimiser,
+        train.momentum,
+        train.second_moment,
+        train.floor,
+        train.weight_decay,
+        train.average,
+    )
 
 
 def noise_along(config: RunConfig) -> str:

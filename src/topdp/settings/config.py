@@ -20,6 +20,7 @@ from topdp.errors import InputError
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 Auto = Literal["auto"]  # chosen before the run begins, and written into its configuration
 # A plan is written before anything is refused: a million rounds take half a minute and gigabytes.
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -160,9 +161,18 @@ class ModelConfig(Section):
 
 
 class TrainConfig(Section):
-    learning_rate: Positive = 0.5
-    fading: Literal["none", "linear", "cosine", "sqrt-epoch"] = "linear"
+    learning_rate: Positive | Annotated[list[Positive], Field(min_length=1)] = 0.5  # a list: of each round
+    fading: Literal["none", "linear", "cosine", "sqrt-epoch", "step"] = "linear"
+    fading_factor: Annotated[float, Field(gt=0, le=1)] = 0.5  # "step": times this,
+    fading_period: Count | None = None  # after so many rounds each; None: a third of all
+    warmup: Annotated[int, Field(ge=0)] = 0  # rounds in which steps grow to their size
     rounds_per_epoch: Count | None = None
+    optimiser: Literal["sgd", "momentum", "nesterov", "adam"] = "sgd"  # after the noise
+    momentum: Share = 0.9  # of momentum and nesterov, and Adam's first
+    second_moment: Share = 0.999  # Adam's
+    floor: Positive = 1e-8  # of Adam's root
+    weight_decay: NotNegative = 0.0
+    average: Share = 0.0  # the share of the past in the average of estimates that is reported; 0: none
     evaluate_every: Count = 10
     checkpoint_every: Count = 100
 
@@ -259,6 +269,7 @@ UNIONS = {
     "method.gossip": 'a whole number >= 0, or "auto"',
     "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
     "method.noise_along.curvature": "a number > 0 and at most 1e30, or a list of them",
+    "train.learning_rate": "a number > 0 and at most 1e30, or a list of them, one a round",
     "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
     "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",
 }

@@ -27,8 +27,9 @@ from topdp.plan import Plan, prune
 from topdp.plan.arrays import Floats
 from topdp.plan.batches import Batches, Full
 from topdp.plan.streams import stream
+from topdp.simulator.adam import adam_step
 from topdp.simulator.draws import Draws, Noise
-from topdp.simulator.mixing import RowByRow, Work
+from topdp.simulator.mixing import RowByRow, Work, slots
 
 EVALUATION_CHUNK = 1000  # test records at once
 
@@ -130,9 +131,17 @@ class Engine:
         """[agents, d]"""
         return state.rows[: self.plan.agents]
 
+    def reported(self, state: State) -> Tensor:
+        """[agents, d]: what users are shown; the estimates, unless the plan has averages of them."""
+        if self.plan.reported is None or state.releases == 0:
+            return self.estimates(state)
+        return state.rows[torch.from_numpy(slots(self.plan, state.releases)[self.plan.reported])]
+
     def advance(self, state: State) -> State:
         """Makes the next release."""
         r = state.releases
+        if self.plan.adjusts is not None and self.plan.adjusts[r]:
+            return self._adjusted(state)
         # Rounds that mix alone read no data; whatever stands for their gradients is not read either.
         carries = self.plan.carries[r].any()
         gradient = self._mean_gradients(state) if carries else self.estimates(state)
@@ -141,12 +150,26 @@ class Engine:
         self._mix(Work(r, state.rows, gradient, out))
         return State(r + 1, out)
 
+    def _adjusted(self, state: State) -> State:
+        """Where Adam makes new estimates of rows that are there: no data, no noise, nothing to mix."""
+        r, n = state.releases, self.plan.agents
+        place, made = slots(self.plan, r), np.flatnonzero(self.plan.exists[r])
+        out = self._buffer(r)[: len(made)]
+        out.copy_(state.rows[torch.from_numpy(place[made])])  # what Adam leaves alone stays as it is
+        four = self.plan.source[r][:n, :4]
+        position = np.cumsum(self.plan.exists[r]) - 1
+        before = [state.rows[torch.from_numpy(place[rows])] for rows in four.T]
+        for rows, value in zip(four.T, adam_step(self.plan, r, before), strict=True):
+            if self.plan.exists[r][rows].all():  # a pruned plan lacks what is not needed again
+                out[torch.from_numpy(position[rows])] = value
+        return State(r + 1, out)
+
     def evaluate(self, state: State) -> Evaluation:
         """Accuracy and mean cross-entropy of each agent on the common test set."""
         inputs, labels = self.shards.test_inputs, self.shards.test_labels
         if inputs is None or labels is None:
             raise InputError("Expected shards with a test set, got none: pass test=(inputs, labels).")
-        rows = self.estimates(state)
+        rows = self.reported(state)
         right = torch.zeros(len(rows), device=self.device)
         loss = torch.zeros(len(rows), device=self.device)
         for x, y in zip(

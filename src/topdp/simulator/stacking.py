@@ -34,6 +34,8 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
     """One pruned plan whose agents, rows and draws are those of all `plans`, run after run."""
     if not plans or any(plan.releases != plans[0].releases for plan in plans):
         raise InputError("Expected at least one plan, all of the same number of rounds.")
+    if any(plan.adjusts is not None for plan in plans):
+        raise InputError("Expected runs without Adam in a stack of runs: run those one by one.")
     pruned = [plan if plan.pruned else prune(plan) for plan in plans]
     R = plans[0].releases
     agents = _offsets([plan.agents for plan in pruned])
@@ -86,8 +88,20 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
         known_by=known,
         readers=PerRound.same(np.full((len(owner), 1), NOBODY), R),
         protocol="stack",
+        reported=_reported(pruned, agents, messages),
         pruned=True,
     )
+
+
+def _reported(plans: Sequence[Plan], agents: Ints, messages: Ints) -> Ints | None:
+    """Where the rows that each run reports stand in the stack."""
+    if all(plan.reported is None for plan in plans):
+        return None
+    parts = []
+    for plan, first, others in zip(plans, agents, messages, strict=False):
+        rows = np.arange(plan.agents) if plan.reported is None else plan.reported
+        parts.append(np.where(rows < plan.agents, first + rows, others + rows - plan.agents))
+    return np.concatenate(parts)
 
 
 def stack_shards(shards: Sequence[Shards]) -> Shards:

@@ -29,6 +29,7 @@ from topdp.agents.wire.refusals import Told
 from topdp.agents.wire.transport import Transport
 from topdp.errors import ExitCode, InputError
 from topdp.files import write_whole
+from topdp.settings import build
 
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
 
@@ -65,6 +66,8 @@ class Agent:
             )
         if live_pairing and equipment.meter.spending.batches.sampled:
             raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
+        if live_pairing and not build.optimiser(equipment.manifest.config).plain:
+            raise InputError("Expected train.optimiser = 'sgd' alone for live pairing: it keeps no memories.")
         manifest, part = equipment.manifest, equipment.part
         partners: Partners = "found" if live_pairing else "planned"
         gauge = equipment.meter
@@ -163,7 +166,7 @@ class Agent:
         outcome = self._outcome(True)
         if self.sharing is not None:
             self.sharing.end()
-        write_whole(self.folder / ESTIMATE, save({"estimate": self.life.estimate().contiguous()}))
+        write_whole(self.folder / ESTIMATE, save({"estimate": self.life.reported().contiguous()}))
         write_whole(
             self.folder / RESULT, json.dumps({**outcome.result, "code": outcome.code}, indent=2) + "\n"
         )

@@ -74,6 +74,11 @@ class Life(ABC):
     def estimate(self) -> Tensor:
         return self._own()[self.equipment.part.agent]
 
+    def reported(self) -> Tensor:
+        """What the owner is given: the estimate, or the average of estimates that the plan has."""
+        own = self._own()
+        return own.get(self.equipment.part.reported, own[self.equipment.part.agent])
+
     async def run(self) -> bool:
         """All rounds that are left, then what is still owed. False: asked to stop before the end."""
         while self._has_rounds():

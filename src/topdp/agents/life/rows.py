@@ -26,6 +26,7 @@ from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, PlanError
 from topdp.plan.batches import Batches, Cycle
 from topdp.plan.plan import NOBODY
+from topdp.simulator.adam import adam_step
 
 logger = logging.getLogger("topdp.agents")
 
@@ -110,6 +111,11 @@ class Part:
         for round, row in zip(*(index.tolist() for index in np.nonzero(to_me)), strict=True):
             rounds[round][int(self.plan.owner[row])] = row
         return rounds
+
+    @property
+    def reported(self) -> int:
+        """The row that the agent's owner is given at the end."""
+        return self.agent if self.plan.reported is None else int(self.plan.reported[self.agent])
 
     def rounds_from(self, sender: int) -> list[int]:
         """The rounds in which `sender` sends to this agent."""
@@ -251,6 +257,8 @@ def make(
     A source that did not arrive is replaced by the agent's own estimate of the round before. That changes no
     draw of its own, so what the worst case counts stays as it is.
     """
+    if part.plan.adjusts is not None and part.plan.adjusts[round]:
+        return _adjusted(part, round, own)
     this, estimate = part.plan[round], own[part.agent]
     before = {**received, **own} if round else {}
     gradient: Tensor | None = None
@@ -270,6 +278,13 @@ def make(
     return rows
 
 
+def _adjusted(part: Part, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The rows of a round in which Adam steps: made of the agent's own, and sent to nobody."""
+    four = part.plan.source[round][part.agent, :4].tolist()
+    made = zip(four, adam_step(part.plan, round, [own[row] for row in four]), strict=True)
+    return {row: own[row] for row in part.made(round)} | dict(made)
+
+
 def drawn(part: Part, round: int, draws: AgentDraws, like: Tensor) -> dict[int, Tensor]:
     """The shared draws of `round` themselves, by their numbers; for rehearsals. They come out alike again."""
     found = {draw: torch.zeros_like(like) for _, draw, _ in part.shared(round)}
@@ -279,8 +294,8 @@ def drawn(part: Part, round: int, draws: AgentDraws, like: Tensor) -> dict[int, 
 
 
 def kept(part: Part, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """What of `rows` the next round needs: the estimate, and any other row that enters again."""
-    again = {part.agent}
+    """What of `rows` is needed later: the estimate, what is reported, and any other row that enters again."""
+    again = {part.agent, part.reported}
     if round + 1 < part.plan.releases:
         again |= {source for row in part.made(round + 1) for source, _ in part.sources(round + 1, row)}
     return {row: value for row, value in rows.items() if row in again}

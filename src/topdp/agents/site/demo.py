@@ -187,7 +187,7 @@ def _gathered(
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
     )
-    found = parts.engine(setup.plan).evaluate(State(setup.plan.releases, estimates))
+    found = parts.engine(setup.plan).evaluate(State(0, estimates))
     metrics = [metrics_of(config.rounds, found)]
     folder = _folder(out, config, setup, account)
     folder.save_metrics(metrics)

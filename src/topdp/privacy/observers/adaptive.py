@@ -279,7 +279,8 @@ def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
 
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:
     """Whether each of them sees every row that is made."""
-    if public is Public.ESTIMATES and not plan.exists[:, plan.agents :].any():
+    others = plan.exists & ~plan.memories  # who sees all estimates knows what follows from them
+    if public is not Public.NOTHING and not others[:, plan.agents :].any():
         return True
     return all((seen_rows(plan, _marked(plan, J), public) == plan.exists).all() for J in coalitions)
 

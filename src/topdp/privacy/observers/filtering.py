@@ -28,7 +28,7 @@ from scipy.linalg.lapack import dtrtri
 
 from topdp.plan import Plan, Round
 from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.basics.checks import PrivacyError
+from topdp.privacy.basics.checks import NotCovered, PrivacyError
 
 RESOLUTION = 1e-13
 """A row has no noise of its own below this share of the variance that entered it."""
@@ -72,6 +72,11 @@ class Sight:
 
 def sights(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[Sight]:
     """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
+    if plan.adjusts is not None:
+        raise NotCovered(
+            "Adam is not linear: what hidden rows tell after it is not known. Use guarantee='adaptive' or "
+            "'worst-case', in which every row counts as seen, or another optimiser."
+        )
     unknown = unknown_draws(plan, coalition)
     seen, live = _live(plan, coalition, unknown, public)
     distinct = [len(np.unique(d[d >= 0])) == (d >= 0).sum() for d in plan.draw.values]

@@ -70,7 +70,8 @@ def releases(plan: Plan) -> Releases:
 
 
 def _kind(plan: Plan, round: int) -> Kind:
-    rows = np.flatnonzero(plan.exists[round])
+    tells = plan.carries[round] | ((plan.draw[round] >= 0) & (plan.std[round] != 0)).any(axis=1)
+    rows = np.flatnonzero(plan.exists[round] & tells)  # the others follow from rows that were seen
     m, draw, std = len(rows), plan.draw[round][rows], plan.std[round][rows]
     enters = (draw >= 0) & (std != 0)
     entries = (std[enters], (draw[enters], np.nonzero(enters)[0]))

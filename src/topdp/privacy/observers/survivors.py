@@ -65,7 +65,7 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
     >>> left.agents, left.known_by.tolist()
     (3, [[0, -1], [1, -1], [2, -1], [0, 1], [0, 2], [1, 2]])
     """
-    if plan.rows != plan.agents:
+    if plan.rows - plan.memories.sum() != plan.agents:
         raise PlanError("Expected a plan in which every row is an estimate, got one with messages.")
     left = np.array([agent for agent in range(plan.agents) if agent not in gone])
     number = np.full(plan.agents + 1, NOBODY)  # the last stands for NOBODY
@@ -85,6 +85,9 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
         std=_of(plan.std, plan.std.values[:, left]),
         known_by=number[plan.known_by[keeps]],
         readers=PerRound.same(np.full((len(left), 1), NOBODY), plan.releases),
+        reported=None,
+        adjusts=None,
+        adam=None,
     )
 
 

@@ -1,0 +1,220 @@
+"""Memories after the noise: equal to torch's optimisers, the same draws per gradient, refusals, resumption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from builders import PROTOCOLS, blobs, constant_schedule, linear_model
+from topdp import topology
+from topdp.errors import InputError
+from topdp.learning.gradients import ClippedGradients
+from topdp.plan import Full, Optimiser, PlanError, archive, optimised, prune, schedules
+from topdp.protocols import Central, Correlated
+from topdp.simulator.engine import Engine
+from topdp.simulator.stacking import StackedNoise, stack_plans
+
+RATE = 0.3
+LINEAR = {
+    "momentum": Optimiser("momentum", momentum=0.8),
+    "nesterov": Optimiser("nesterov", momentum=0.8),
+    "decay": Optimiser(weight_decay=0.2),
+    "average": Optimiser(average=0.7),
+    "all": Optimiser("nesterov", 0.6, weight_decay=0.1, average=0.5),
+}
+ADAM = Optimiser("adam", momentum=0.7, second=0.9, weight_decay=0.05, average=0.5)
+
+
+def central(optimiser: Optimiser, rounds: int = 12, shards=None, seed: int = 0) -> Engine:
+    """Noiseless full-batch descent of one party, without clipping to speak of."""
+    rates = np.full(rounds + 1, RATE)
+    schedule = schedules.schedule(rates, np.ones(rounds + 1), "gradient")
+    plan = Central().plan(topology.alone(), optimiser.inner(schedule), np.zeros(1), seed)
+    shards = blobs(1) if shards is None else shards
+    return Engine(
+        optimised(plan, optimiser, rates),
+        ClippedGradients(linear_model().double(), 1e6),
+        shards,
+        [Full(count) for count in shards.counts],
+        seed,
+    )
+
+
+def to_the_end(engine: Engine) -> torch.Tensor:
+    state = engine.start(engine.gradients.flat.flatten())
+    while state.releases < engine.plan.releases:
+        state = engine.advance(state)
+    return engine.reported(state)
+
+
+TORCH = {
+    "momentum": (Optimiser("momentum", momentum=0.8), lambda p: torch.optim.SGD(p, RATE, momentum=0.8)),
+    "nesterov": (
+        Optimiser("nesterov", momentum=0.8),
+        lambda p: torch.optim.SGD(p, RATE, momentum=0.8, nesterov=True),
+    ),
+    "decay": (Optimiser(weight_decay=0.2), lambda p: torch.optim.SGD(p, RATE, weight_decay=0.2)),
+    "adam": (
+        Optimiser("adam", momentum=0.7, second=0.9, weight_decay=0.05),
+        lambda p: torch.optim.AdamW(p, RATE, (0.7, 0.9), weight_decay=0.05),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_one_party_without_noise_ends_where_torch_does(kind):
+    optimiser, of_torch = TORCH[kind]
+    shards = blobs(1)
+    engine = central(optimiser, shards=shards)
+    model = linear_model().double()
+    steps = of_torch(model.parameters())
+    x, y = engine.shards.inputs[0].double(), engine.shards.labels[0]
+    for _ in range(13):
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        steps.step()
+    expected = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.testing.assert_close(to_the_end(engine)[0], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_the_average_is_of_the_estimates_that_steps_begin_with():
+    engine = central(Optimiser(average=0.7))
+    state, seen, average = engine.start(engine.gradients.flat.flatten()), [], None
+    while state.releases < engine.plan.releases:
+        state = engine.advance(state)
+        if seen:
+            past = min(0.7, 1 - 1 / len(seen))
+            average = seen[-1] if average is None else past * average + (1 - past) * seen[-1]
+            torch.testing.assert_close(engine.reported(state), average)
+        seen.append(engine.estimates(state).clone())
+    torch.testing.assert_close(seen[-1], to_the_end(central(Optimiser())))
+
+
+def plan_of(protocol: str, optimiser: Optimiser, rounds: int = 6, seed: int = 0):
+    graph = topology.random(8, 0.4, 0)
+    rates = schedules.learning_rates(0.5, rounds, "linear")
+    schedule = schedules.schedule(rates, schedules.step_decay(0.8, 3, rounds), "gradient")
+    plain = PROTOCOLS[protocol](0.25).plan(graph, optimiser.inner(schedule), np.full(8, 0.3), seed)
+    return plain, optimised(plain, optimiser, rates)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("kind", LINEAR)
+def test_rows_that_carry_gradients_keep_their_draws(protocol, kind):
+    plain, plan = plan_of(protocol, LINEAR[kind])
+    assert plan.releases == plain.releases
+    for before, after in zip(plain, plan, strict=True):
+        m = len(before.step)
+        np.testing.assert_array_equal(after.draw[:m], before.draw)
+        np.testing.assert_array_equal(after.readers[:m], before.readers)
+        carries = before.step != 0
+        for row in np.flatnonzero(carries):
+            np.testing.assert_allclose(after.std[row] / after.step[row], before.std[row] / before.step[row])
+        assert not after.step[m:].any() and not after.std[m:].any() and (after.readers[m:] < 0).all()
+    assert plan.memories[plain.rows :].all() and not plan.memories[: plain.rows].any()
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+@pytest.mark.parametrize("protocol", ["top-sync", "top-async", "correlated"])
+def test_pruned_resumed_and_stacked_runs_end_alike(protocol, kind, tmp_path):
+    _, plan = plan_of(protocol, LINEAR[kind])
+    check_alike(plan, tmp_path)
+    shards = blobs(8)
+    gradients = ClippedGradients(linear_model(), 1.0)
+    both = [plan, plan_of(protocol, Optimiser(), seed=1)[1]]
+    batches = [Full(count) for count in shards.counts] * 2
+    noise = StackedNoise(both, [0, 1])
+    stacked = Engine(stack_plans(both), gradients, shards, batches, 0, noise=noise, copies=2)
+    alone = Engine(plan, gradients, shards, batches[:8], 0)
+    torch.testing.assert_close(to_the_end(stacked)[:8], to_the_end(alone), rtol=1e-5, atol=1e-6)
+
+
+def check_alike(plan, tmp_path):
+    archive.save(plan, tmp_path / "plan.npz")
+    assert archive.load(tmp_path / "plan.npz").digest() == plan.digest()
+    shards = blobs(8)
+    gradients, batches = ClippedGradients(linear_model(), 1.0), [Full(count) for count in shards.counts]
+    whole = Engine(plan, gradients, shards, batches, 0, every_row=True)
+    expected = to_the_end(whole).clone()
+    pruned = Engine(prune(plan), gradients, shards, batches, 0)
+    state = pruned.start(gradients.flat.flatten())
+    while state.releases < plan.releases:
+        kept = state.rows.clone()
+        state = pruned.advance(state)
+        # Interrupted in the middle of a release, a run goes on from the rows before: they are as they were.
+        again = pruned.advance(pruned.resume(state.releases - 1, kept))
+        torch.testing.assert_close(again.rows, state.rows, rtol=0, atol=0)
+        state = pruned.resume(state.releases, state.rows.clone())
+    torch.testing.assert_close(pruned.reported(state), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_adam_is_one_more_release_a_round(tmp_path):
+    plain, plan = plan_of("correlated", ADAM)
+    assert plan.adjusts is not None
+    each = plain.releases // 7
+    assert plan.releases == 7 * (each + 1)
+    np.testing.assert_array_equal(np.flatnonzero(plan.adjusts), np.arange(7) * (each + 1) + each)
+    assert plan.memories[plain.rows :].all()
+    check_alike(plan, tmp_path)
+
+
+@pytest.mark.parametrize("protocol", ["top-sync", "plain-sync", "top-async", "dsgd"])
+def test_adam_is_refused_where_rows_are_hidden_or_unmixed(protocol):
+    with pytest.raises(InputError, match="begin at averaged estimates"):
+        plan_of(protocol, ADAM)
+
+
+def test_adam_does_not_stack():
+    _, plan = plan_of("correlated", ADAM)
+    with pytest.raises(InputError, match="without Adam"):
+        stack_plans([plan, plan])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"kind": "adagrad"}, "out of sgd"),
+        ({"momentum": 1.0}, "momentum < 1"),
+        ({"momentum": float("nan")}, "momentum < 1"),
+        ({"average": -0.1}, "average < 1"),
+        ({"floor": 0.0}, "floor > 0"),
+        ({"weight_decay": float("inf")}, "weight_decay >= 0"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(wrong, words):
+    with pytest.raises(InputError, match=words):
+        Optimiser(**wrong)
+
+
+def test_decay_that_turns_signs_is_refused():
+    plan = Correlated(degree=4).plan(topology.ring(6), constant_schedule(3, rate=2.0), np.ones(6), 0)
+    with pytest.raises(InputError, match="change their sign"):
+        optimised(plan, Optimiser(weight_decay=0.5), plan.rate)
+
+
+def test_the_digest_sees_what_is_reported_and_how_adam_steps():
+    _, plan = plan_of("correlated", ADAM)
+    others = [
+        {"reported": None},
+        {"adam": plan.adam * 0.5},
+        {"adjusts": plan.adjusts * 0.5},
+        {"adjusts": None, "adam": None},
+    ]
+    assert len({plan.digest(), *(replace(plan, **other).digest() for other in others)}) == 5
+
+
+def test_a_plan_with_half_of_adam_is_refused():
+    _, plan = plan_of("correlated", ADAM)
+    for wrong in (
+        {"adam": None},
+        {"adam": np.zeros(3)},
+        {"adjusts": plan.adjusts[1:]},
+        {"adjusts": -plan.adjusts},
+        {"adjusts": np.roll(plan.adjusts, 1)},
+        {"reported": plan.reported[::-1].copy()},
+    ):
+        with pytest.raises(PlanError):
+            replace(plan, **wrong)
