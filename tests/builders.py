@@ -112,13 +112,13 @@ def batches_of(shards: Shards, kind: str = "full", size: int = 7) -> list[Batche
 def blobs_file(path: Path, records: int) -> Path:
     """The same in the .npz form that users bring."""
     shards = blobs(1, records)
-    assert shards.test_inputs is not None and shards.test_labels is not None
+    assert shards.test_inputs is not None and shards.test_targets is not None
     np.savez(
         path,
         train_inputs=shards.inputs[0].numpy(),
-        train_labels=shards.labels[0].numpy(),
+        train_labels=shards.targets[0].numpy(),
         test_inputs=shards.test_inputs.numpy(),
-        test_labels=shards.test_labels.numpy(),
+        test_labels=shards.test_targets.numpy(),
     )
     return path
 

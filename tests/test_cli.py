@@ -58,9 +58,9 @@ def finished(tmp_path_factory):
     np.savez(
         folder / "blobs.npz",
         train_inputs=shards.inputs[0].numpy(),
-        train_labels=shards.labels[0].numpy(),
+        train_labels=shards.targets[0].numpy(),
         test_inputs=shards.test_inputs.numpy(),
-        test_labels=shards.test_labels.numpy(),
+        test_labels=shards.test_targets.numpy(),
     )
     changes = [
         f'data.name="{folder / "blobs.npz"}"',

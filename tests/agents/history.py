@@ -171,7 +171,7 @@ class Federation:
     def equipment(self, agent, **options):
         records = (
             self.shards.inputs[agent, : self.shards.counts[agent]],
-            self.shards.labels[agent, : self.shards.counts[agent]],
+            self.shards.targets[agent, : self.shards.counts[agent]],
         )
         options.setdefault("seeded", True)
         return equip(self.setup, agent, records, self.shards.classes, **options)

@@ -90,5 +90,5 @@ def test_without_canaries_that_are_there_a_run_is_the_same_but_for_their_records
     weights = torch.ones(4, 160)
     weights[owner, canaries.records] = 0.0
     shards, rows = made.parts.shards, made.parts.start.expand(4, -1).contiguous()
-    sums = made.parts.gradients.clipped_sum(rows, shards.inputs, shards.labels, weights)
+    sums = made.parts.gradients.clipped_sum(rows, shards.inputs, shards.targets, weights)
     np.testing.assert_allclose(first.gradients, sums[:, canaries.coordinates] / 160, atol=1e-7)

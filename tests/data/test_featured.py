@@ -48,12 +48,12 @@ def test_every_record_in_the_place_where_its_agent_holds_it():
     plain = Shards.from_dataset(data, PARTS)
     shards = featured.of_dataset(data, PARTS, ScatteringFeatures())
     assert shards.counts == (3, 5, 8) and shards.inputs.shape == (3, 8, 81, 2, 3)
-    assert torch.equal(shards.labels, plain.labels) and torch.equal(shards.sizes, plain.sizes)
+    assert torch.equal(shards.targets, plain.targets) and torch.equal(shards.sizes, plain.sizes)
     for agent, part in enumerate(PARTS):
         near(shards.inputs[agent, : len(part)], directly(data, part))
         assert not shards.inputs[agent, len(part) :].any()
     near(shards.test_inputs, ScatteringFeatures()(torch.from_numpy(data.test()[0])))
-    assert torch.equal(shards.test_labels, plain.test_labels)
+    assert torch.equal(shards.test_targets, plain.test_targets)
 
 
 def test_records_held_out_are_tested_on_instead():
@@ -61,7 +61,7 @@ def test_records_held_out_are_tested_on_instead():
     shards = featured.of_dataset(data, PARTS, ScatteringFeatures(), held)
     plain = Shards.from_dataset(data, PARTS, held)
     near(shards.test_inputs, directly(data, held))
-    assert plain.test_labels.tolist() == shards.test_labels.tolist() == data.train_labels[held].tolist()
+    assert plain.test_targets.tolist() == shards.test_targets.tolist() == data.train_targets[held].tolist()
     np.testing.assert_array_equal(plain.test_inputs, data.scale(data.train_inputs[held]))
     with pytest.raises(DataError, match="record 3 at agents"):
         Shards.from_dataset(data, PARTS, np.array([3]))

@@ -64,7 +64,7 @@ def test_load_from_a_folder(tmp_path: Path, stand_in: StandIn, own_cache: Path) 
     dataset = load("mnist", data_dir=tmp_path / "data")
     assert np.array_equal(dataset.train_inputs, arrays["train_inputs"])
     assert (
-        np.array_equal(dataset.test_labels, arrays["test_labels"]) and dataset.test_labels.dtype == np.int64
+        np.array_equal(dataset.test_targets, arrays["test_labels"]) and dataset.test_targets.dtype == np.int64
     )
     assert leftovers(own_cache) == []
 
@@ -433,7 +433,7 @@ def test_the_real_mnist() -> None:
         pytest.skip(f"MNIST cannot be reached: {error}")
     assert dataset.train_inputs.shape == (60_000, 1, 28, 28) and dataset.classes == 10
     # The labels of the first ten images, and the number of fives, as in the original files.
-    assert dataset.train_labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    assert np.bincount(dataset.train_labels)[5] == 5421
+    assert dataset.train_targets[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert np.bincount(dataset.train_targets)[5] == 5421
     inputs, _ = dataset.train()
     assert abs(float(inputs.mean())) < 1e-3 and abs(float(inputs.std()) - 1) < 1e-3

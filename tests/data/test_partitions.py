@@ -135,3 +135,11 @@ def test_unknown_kinds_and_options_are_named() -> None:
         partition(LABELS, 0, "iid", 0)
     with pytest.raises(InputError, match="alpha > 0, got -1"):
         partition(LABELS, 3, "dirichlet", 0, alpha=-1)
+
+
+@pytest.mark.parametrize("kind", ["label", "dirichlet"])
+@pytest.mark.parametrize("targets", [np.arange(20) / 3, np.zeros((20, 2), int)])
+def test_only_labels_can_be_dealt_out_by_label(kind: str, targets: np.ndarray) -> None:
+    with pytest.raises(DataError, match=r"one whole-number label for each record .* partition iid or sizes"):
+        partition(targets, 2, kind, 0)
+    assert len(partition(targets, 2, "iid", 0)) == 2

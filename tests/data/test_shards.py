@@ -45,17 +45,17 @@ class Items(TorchDataset[Any]):
 
 def test_from_dataset_scales_and_pads() -> None:
     data = dataset()
-    parts = partition(data.train_labels, 3, "sizes", 0, sizes=[2, 7, 4])
+    parts = partition(data.train_targets, 3, "sizes", 0, sizes=[2, 7, 4])
     shards = Shards.from_dataset(data, parts)
     assert shards.inputs.shape == (3, 7, 1, 4, 4) and shards.inputs.dtype == torch.float32
     assert shards.counts == (2, 7, 4) and shards.sizes.tolist() == [2, 7, 4] and shards.agents == 3
     for agent, part in enumerate(parts):
         expected = (data.train_inputs[part] / 255 - 0.5) / 0.25
         assert np.allclose(shards.inputs[agent, : len(part)], expected, atol=1e-6)
-        assert shards.labels[agent, : len(part)].tolist() == data.train_labels[part].tolist()
-        assert not shards.inputs[agent, len(part) :].any() and not shards.labels[agent, len(part) :].any()
-    assert shards.test_inputs is not None and shards.test_labels is not None
-    assert shards.test_inputs.shape == (6, 1, 4, 4) and shards.test_labels.dtype == torch.int64
+        assert shards.targets[agent, : len(part)].tolist() == data.train_targets[part].tolist()
+        assert not shards.inputs[agent, len(part) :].any() and not shards.targets[agent, len(part) :].any()
+    assert shards.test_inputs is not None and shards.test_targets is not None
+    assert shards.test_inputs.shape == (6, 1, 4, 4) and shards.test_targets.dtype == torch.int64
 
 
 def test_from_dataset_refuses_a_record_at_two_agents() -> None:
@@ -77,7 +77,7 @@ def test_from_arrays_and_from_torch_agree() -> None:
         other = Shards.from_torch(
             given, test=TensorDataset(torch.from_numpy(test_x), torch.from_numpy(test_y))
         )
-        assert torch.equal(arrays.inputs, other.inputs) and torch.equal(arrays.labels, other.labels)
+        assert torch.equal(arrays.inputs, other.inputs) and torch.equal(arrays.targets, other.targets)
         assert other.counts == (5, 3) and other.classes == 3
         assert arrays.test_inputs is not None and other.test_inputs is not None
         assert torch.equal(arrays.test_inputs, other.test_inputs)
@@ -86,9 +86,9 @@ def test_from_arrays_and_from_torch_agree() -> None:
 
 def test_the_test_records_are_optional_and_to_moves_everything() -> None:
     shards = Shards.from_arrays([blobs(5)])
-    assert shards.test_inputs is None and shards.test_labels is None
+    assert shards.test_inputs is None and shards.test_targets is None
     full = Shards.from_arrays([blobs(5)], test=blobs(2)).to("meta")
-    tensors = (full.inputs, full.labels, full.sizes, full.test_inputs, full.test_labels)
+    tensors = (full.inputs, full.targets, full.sizes, full.test_inputs, full.test_targets)
     assert all(tensor is not None and tensor.device.type == "meta" for tensor in tensors)
     assert full.counts == (5,) and shards.to("meta").test_inputs is None
 
@@ -117,14 +117,15 @@ def spoiled(**changes: Any) -> tuple[np.ndarray, np.ndarray]:
 REFUSALS = [
     ({"pixel": np.nan}, "NaN.* in 1 records, the first at index 4"),
     ({"pixel": -np.inf}, "infinite.* the first at index 4"),
+    ({"pixel": np.inf, "dtype": np.float16}, "infinite.* the first at index 4"),
     ({"pixel": 1e300, "dtype": np.float64}, "finite inputs .* index 4"),
-    ({"label": -1}, "labels of at least 0, got -1 at index 2"),
+    ({"label": -1}, r"labels in 0\.\.2, got -1 at index 2"),
     ({"label": 1.5, "label_dtype": np.float64}, "integer labels, got 1.5 at index 2"),
-    ({"label": np.nan, "label_dtype": np.float64}, "integer labels, got nan at index 2"),
-    ({"label_dtype": str}, "integer labels, got dtype <U"),
+    ({"label": np.nan, "label_dtype": np.float64}, "finite targets .* index 2"),
+    ({"label_dtype": str}, "numeric targets, got dtype <U"),
     ({"dtype": object}, "numeric inputs, got dtype object"),
     ({"dtype": complex}, "numeric inputs, got dtype complex128"),
-    ({"keep": slice(5)}, "as many labels as inputs, got 5 and 6"),
+    ({"keep": slice(5)}, "as many targets as inputs, got 6 and 5"),
     ({"keep": slice(0), "keep_labels": slice(0)}, "at least one record"),
     ({"keep": (slice(None), 0, 0, 0)}, "shape \\[records, ...\\], got shape \\(6,\\)"),
     ({"keep": (slice(None), 0, 0, slice(0))}, "at least one number"),
@@ -134,9 +135,9 @@ REFUSALS = [
 @pytest.mark.parametrize(("changes", "reason"), REFUSALS)
 def test_unfit_records_are_refused_with_their_agent(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(DataError, match=f"agent 3: expected .*{reason}"):
-        Shards.from_arrays([blobs(6), blobs(6), blobs(6), spoiled(**changes)])
+        Shards.from_arrays([blobs(6), blobs(6), blobs(6), spoiled(**changes)], classes=3)
     with pytest.raises(DataError, match=f"test records: expected .*{reason}"):
-        Shards.from_arrays([blobs(6)], test=spoiled(**changes))
+        Shards.from_arrays([blobs(6)], test=spoiled(**changes), classes=3)
 
 
 def test_labels_out_of_range_and_shapes_that_differ() -> None:
@@ -195,7 +196,9 @@ def save(folder: Path, single: bool, **changes: Any) -> Path:
 def test_own_arrays_by_path(tmp_path: Path, single: bool) -> None:
     data = load(save(tmp_path, single))
     assert data.classes == 3 and data.train_inputs.shape == (6, 1, 4, 4)
-    inputs, labels = data.test()
+    test = data.test()
+    assert test is not None
+    inputs, labels = test
     assert np.array_equal(inputs, blobs(4, 1)[0]) and np.array_equal(labels, blobs(4, 1)[1])
     assert load(str(save(tmp_path, single, classes=np.array(7)))).classes == 7
 
@@ -215,7 +218,7 @@ def test_own_bytes_are_divided_by_255(tmp_path: Path) -> None:
         ),
         ({"train_inputs": np.full((6, 1, 4, 4), np.nan)}, "training records: expected finite inputs"),
         ({"test_inputs": np.zeros((4, 1, 4, 5))}, r"test records: expected records of shape \(1, 4, 4\)"),
-        ({"train_labels": None}, "expected an array '(train_)?labels', got"),
+        ({"train_labels": None}, "expected an array '(train_)?labels' or '(train_)?targets', got"),
         ({"classes": np.array(2)}, r"training records: expected labels in 0\.\.1, got 2"),
         ({"classes": np.array([2, 3])}, "'classes' to be one whole number"),
         ({"train_inputs": np.array([None] * 6)}, "cannot be read .* Python objects are not accepted"),
@@ -239,3 +242,100 @@ def test_own_files_that_are_none(tmp_path: Path) -> None:
         load(tmp_path / "single.npy")
     with pytest.raises(DataError, match=r"absent\.npz, which is not there"):
         load(tmp_path / "absent.npz")
+
+
+NUMBERS = np.arange(6) - 2.5
+TABLES = np.arange(12).reshape(6, 2)
+
+
+@pytest.mark.parametrize(
+    ("targets", "kept", "classes"),
+    [
+        (np.arange(6) % 3, torch.int64, 3),
+        ((np.arange(6) % 2).astype(np.uint8), torch.int64, 2),
+        (np.arange(6) % 2 == 0, torch.int64, 2),
+        (np.arange(6) - 2, torch.int64, None),
+        (TABLES, torch.int64, None),
+        (NUMBERS, torch.float64, None),
+        (NUMBERS.astype(np.float16), torch.float32, None),
+        (TABLES.astype(np.float32).reshape(6, 2, 1), torch.float32, None),
+    ],
+)
+def test_targets_have_any_shape_and_keep_their_type(targets: np.ndarray, kept: Any, classes: Any) -> None:
+    inputs = blobs(6)[0]
+    pairs = [(inputs, targets), (inputs[:4], targets[:4])]
+    shards = Shards.from_arrays(pairs, test=(inputs[:3], targets[:3]))
+    assert shards.targets.shape == (2, 6, *targets.shape[1:]) and shards.targets.dtype == kept
+    assert shards.classes == classes and not shards.targets[1, 4:].any()
+    assert shards.test_targets is not None and shards.test_targets.dtype == kept
+    for found, expected in zip((*shards.targets, shards.test_targets), (6, 4, 3), strict=True):
+        assert np.array_equal(found[:expected].numpy(), targets[:expected])
+    assert shards.pooled().targets.shape == (1, 10, *targets.shape[1:])
+    tensors = [TensorDataset(*map(torch.from_numpy, pair)) for pair in pairs] if kept != torch.float32 else []
+    items = [Items([(torch.from_numpy(a), b) for a, b in zip(*pair, strict=True)]) for pair in pairs]
+    for given in (tensors, items):
+        if given:
+            assert torch.equal(Shards.from_torch(given).targets.double(), shards.targets.double())
+
+
+def test_one_agent_with_real_numbers_makes_all_targets_real() -> None:
+    inputs = blobs(6)[0]
+    shards = Shards.from_arrays([(inputs, np.arange(6)), (inputs, NUMBERS)])
+    assert shards.targets.dtype == torch.float64 and shards.classes is None
+    with pytest.raises(DataError, match=r"agent 1: expected targets of shape \(\) as in agent 0, got \(2,\)"):
+        Shards.from_arrays([(inputs, np.arange(6)), (inputs, TABLES)])
+    with pytest.raises(DataError, match=r"item 0, got \(2,\) in item 1"):
+        Shards.from_torch([Items([(torch.zeros(2), 0), (torch.zeros(2), torch.zeros(2))])])
+
+
+def test_the_digest_covers_targets_and_is_the_old_one_for_labels() -> None:
+    inputs, labels = blobs(6)
+    plain = Shards.from_arrays([(inputs, labels)]).digest()
+    others = [labels.astype(np.float32), labels.astype(np.float64), labels[:, None], labels[::-1].copy()]
+    assert len({plain, *(Shards.from_arrays([(inputs, one)]).digest() for one in others)}) == 5
+    # As runs begun before targets had shapes wrote it down.
+    assert plain == "588cec2512326307adb508536aec4f1cfb8198a0049d2088f9128ee71b26d4b6"
+
+
+def test_whole_numbers_of_any_type_are_labels_where_they_are_asked_for() -> None:
+    inputs, labels = blobs(6)
+    shards = Shards.from_arrays([(inputs, labels.astype(np.float32))], test=(inputs, labels * 1.0)).labelled()
+    assert (
+        shards.classes == 3
+        and shards.targets.dtype == torch.int64
+        and shards.targets[0].tolist() == [*labels]
+    )
+    assert shards.test_targets is not None and shards.test_targets.dtype == torch.int64
+    for wrong, reason in (
+        (NUMBERS, "integer labels, got -2.5"),
+        (labels - 1, "at least 0"),
+        (TABLES, "shape"),
+    ):
+        with pytest.raises(DataError, match=f"agent 0: expected .*{reason}"):
+            Shards.from_arrays([(inputs, wrong)]).labelled()
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_own_arrays_without_a_test_part_and_with_targets_of_any_kind(tmp_path: Path, single: bool) -> None:
+    bare = {"test_inputs": None, "test_labels": None}
+    assert load(save(tmp_path, True, **bare)).test() is None
+    place = save(
+        tmp_path,
+        single,
+        train_labels=None,
+        test_labels=None,
+        train_targets=TABLES,
+        test_targets=TABLES[:4] * 0.5,
+    )
+    data = load(place)
+    assert data.classes is None and data.train_targets.dtype == np.float64 == data.test()[1].dtype
+    shards = Shards.from_dataset(data, [np.array([0, 2]), np.array([1])])
+    assert shards.targets.tolist() == [[[0, 1], [4, 5]], [[2, 3], [0, 0]]] and shards.test_targets.shape == (
+        4,
+        2,
+    )
+    with pytest.raises(DataError, match="expected 'labels' as in the training records, got 'targets'"):
+        load(save(tmp_path, single, test_labels=None, test_targets=np.zeros(4)))
+    (tmp_path / "test.npz").unlink(missing_ok=True)
+    if not single:
+        assert load(tmp_path).test_inputs is None

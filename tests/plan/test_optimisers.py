@@ -1,4 +1,4 @@
-"""Memories after the noise: equal to torch's optimisers, the same draws per gradient, refusals, resumption."""
+"""Memories after the noise: equal to torch's optimisers, the same draws per gradient, refusals, resuming."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_one_party_without_noise_ends_where_torch_does(kind):
     engine = central(optimiser, shards=shards)
     model = linear_model().double()
     steps = of_torch(model.parameters())
-    x, y = engine.shards.inputs[0].double(), engine.shards.labels[0]
+    x, y = engine.shards.inputs[0].double(), engine.shards.targets[0]
     for _ in range(13):
         steps.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()

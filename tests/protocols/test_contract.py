@@ -147,7 +147,7 @@ def test_training_without_noise_on_equal_data_gives_every_agent_the_same_model(n
     graph = topology.ring(5)
     one = blobs(1)
     shards = type(one).from_arrays(
-        [(one.inputs[0], one.labels[0])] * 5, test=(one.test_inputs, one.test_labels), classes=3
+        [(one.inputs[0], one.targets[0])] * 5, test=(one.test_inputs, one.test_targets), classes=3
     )
     plan = write(name, graph, deviation=np.zeros(5))
     engine = Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards), seed=0)

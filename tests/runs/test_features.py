@@ -91,7 +91,7 @@ def test_a_run_on_features_is_not_resumed_on_others(small, tmp_path):
 def test_a_validation_split_is_of_features_too(small):
     plain = build.shards(small("data.validation=0.3", "data.features=none"), 4)
     mapped = build.shards(small("data.validation=0.3"), 4)
-    assert torch.equal(plain.test_labels, mapped.test_labels) and plain.counts == mapped.counts == (17,) * 4
+    assert torch.equal(plain.test_targets, mapped.test_targets) and plain.counts == mapped.counts == (17,) * 4
     features = build.features(small())
     torch.testing.assert_close(mapped.test_inputs, features(plain.test_inputs), atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(mapped.inputs[3], features(plain.inputs[3]), atol=1e-6, rtol=1e-4)

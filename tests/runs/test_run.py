@@ -495,7 +495,7 @@ def test_the_users_own_model_shards_and_graph():
     )
     assert result.accuracy["mean"] > 0.9
     outputs = result.model(2)(shards.test_inputs)
-    right = (outputs.argmax(1) == shards.test_labels).double().mean().item()
+    right = (outputs.argmax(1) == shards.test_targets).double().mean().item()
     assert right == pytest.approx(result.metrics[-1]["accuracy_per_agent"][2])
 
 

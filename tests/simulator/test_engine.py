@@ -39,7 +39,7 @@ def test_the_engine_does_what_the_plan_says(name, batches):
     for r, this in enumerate(plan):
         chosen = select(batches_of(shards, batches), 0, r)
         agents = torch.arange(8)[:, None]
-        x, y = shards.inputs, shards.labels
+        x, y = shards.inputs, shards.targets
         if chosen.indices is not None:
             x, y = x[agents, chosen.indices], y[agents, chosen.indices]
         estimates = torch.from_numpy(rows[:8]).float()
@@ -176,7 +176,7 @@ def test_evaluation_counts_each_agents_right_answers():
     _, engine, state = make(deviation=3.0)
     state = finish(engine, state)
     found = engine.evaluate(state)
-    x, y = engine.shards.test_inputs, engine.shards.test_labels
+    x, y = engine.shards.test_inputs, engine.shards.test_targets
     for agent in range(8):
         outputs = engine.gradients.flat.load(engine.estimates(state)[agent])(x)
         assert found.accuracy[agent] == pytest.approx((outputs.argmax(1) == y).double().mean().item())
@@ -190,7 +190,7 @@ def test_evaluation_without_a_test_set_is_refused():
 
     shards = blobs(8)
     plan, engine, state = make()
-    bare = Shards.from_arrays([(shards.inputs[i], shards.labels[i]) for i in range(8)])
+    bare = Shards.from_arrays([(shards.inputs[i], shards.targets[i]) for i in range(8)])
     with pytest.raises(ValueError, match="test set"):
         Engine(plan, engine.gradients, bare, batches_of(bare), 0).evaluate(state)
 

@@ -104,7 +104,7 @@ def test_runs_on_the_same_records_read_them_once_and_are_what_each_is_alone(reco
         shards = Shards.from_arrays(
             [
                 (x[:count], y[:count])
-                for x, y, count in zip(shards.inputs, shards.labels, records, strict=True)
+                for x, y, count in zip(shards.inputs, shards.targets, records, strict=True)
             ]
         )
     runs = [

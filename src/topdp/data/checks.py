@@ -1,4 +1,4 @@
-"""What inputs and labels must be before anything is trained on them. Refuses; never repairs."""
+"""What inputs and targets must be before anything is trained on them. Refuses; never repairs."""
 
 from __future__ import annotations
 
@@ -14,38 +14,48 @@ Array = npt.NDArray[Any]
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def check_records(inputs: Array, labels: Array, what: str) -> tuple[Array, Ints]:
-    """`inputs` and `labels` as arrays fit for training, or a `DataError` that begins with `what`.
+def check_records(inputs: Array, targets: Array, what: str) -> tuple[Array, Array]:
+    """`inputs` and `targets` as arrays fit for training, or a `DataError` that begins with `what`.
 
-    Numeric, non-empty, of equal length, every input finite, every label an integer of at least 0.
+    Numeric, non-empty, of equal length, every number finite; targets in one of the types of `check_targets`.
     """
     if inputs.dtype.kind not in "uifb":
         raise DataError(f"{what}: expected numeric inputs, got dtype {inputs.dtype}.")
     if inputs.ndim < 2:
         raise DataError(f"{what}: expected inputs of shape [records, ...], got shape {inputs.shape}.")
-    if labels.ndim != 1:
-        raise DataError(f"{what}: expected labels of shape [records], got shape {labels.shape}.")
-    if len(inputs) != len(labels):
-        raise DataError(f"{what}: expected as many labels as inputs, got {len(inputs)} and {len(labels)}.")
+    if targets.ndim < 1:
+        raise DataError(f"{what}: expected targets of shape [records, ...], got one number.")
+    if len(inputs) != len(targets):
+        raise DataError(f"{what}: expected as many targets as inputs, got {len(targets)} and {len(inputs)}.")
     if len(inputs) == 0:
         raise DataError(f"{what}: expected at least one record, got none.")
     if inputs.size == 0:
         raise DataError(f"{what}: expected inputs with at least one number, got shape {inputs.shape}.")
-    if inputs.dtype.kind == "f":
-        # NaN passes through min and max and fails both comparisons; the culprits are looked for only then.
-        with np.errstate(invalid="ignore"):
-            if not (inputs.min() >= -_LARGEST and inputs.max() <= _LARGEST):
-                fine = (inputs >= -_LARGEST) & (inputs <= _LARGEST)
-                bad = np.flatnonzero(~fine.reshape(len(inputs), -1).all(axis=1))
-                raise DataError(
-                    f"{what}: expected finite inputs (in float32), got NaN, infinite or larger ones in "
-                    f"{len(bad)} records, the first at index {bad[0]}. Remove or repair them."
-                )
-    return inputs, check_labels(labels, what)
+    _expect_finite(inputs, what, "inputs")
+    return inputs, check_targets(targets, what)
+
+
+def check_targets(targets: Array, what: str) -> Array:
+    """`targets` [records, ...] as int64, float32 or float64, every number finite.
+
+    Truth values become 0 and 1; whole numbers stay whole, and what they mean is for the loss to say.
+    """
+    if targets.dtype.kind not in "uifb":
+        raise DataError(f"{what}: expected numeric targets, got dtype {targets.dtype}.")
+    if targets.size == 0:
+        raise DataError(f"{what}: expected targets with at least one number, got shape {targets.shape}.")
+    if targets.dtype.kind != "f":
+        if targets.dtype == np.uint64 and targets.max() > np.iinfo(np.int64).max:
+            raise DataError(f"{what}: expected whole targets below 2^63, got {targets.max()}.")
+        return targets.astype(np.int64)
+    _expect_finite(targets, what, "targets")
+    return targets.astype(np.float64 if targets.dtype.itemsize >= 8 else np.float32)
 
 
 def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
-    """`labels` as int64, every one an integer of at least 0 and, where given, below `classes`."""
+    """`labels` [records] as int64, every one an integer of at least 0 and, where given, below `classes`."""
+    if labels.ndim != 1:
+        raise DataError(f"{what}: expected labels of shape [records], got shape {labels.shape}.")
     if labels.dtype.kind not in "uifb":
         raise DataError(f"{what}: expected integer labels, got dtype {labels.dtype}.")
     if labels.dtype.kind == "f":
@@ -63,7 +73,28 @@ def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
     return whole
 
 
-def check_same_shape(inputs: Array, expected: tuple[int, ...], what: str, like: str) -> None:
+def _expect_finite(values: Array, what: str, called: str) -> None:
+    if values.dtype.kind != "f":
+        return
+    # NaN passes through min and max and fails both comparisons; the culprits are looked for only then.
+    with np.errstate(invalid="ignore"):
+        # As Python's numbers: float16 has none so large, and compares with infinity instead.
+        if float(values.min()) >= -_LARGEST and float(values.max()) <= _LARGEST:
+            return
+        values = values.astype(np.float64)
+        fine = (values >= -_LARGEST) & (values <= _LARGEST)
+    bad = np.flatnonzero(~fine.reshape(len(values), -1).all(axis=1))
+    raise DataError(
+        f"{what}: expected finite {called} (in float32), got NaN, infinite or larger ones in "
+        f"{len(bad)} records, the first at index {bad[0]}. Remove or repair them."
+    )
+
+
+def check_same_shape(
+    values: Array, expected: tuple[int, ...], what: str, like: str, called: str = "records"
+) -> None:
     """Refuse records whose shape differs from `expected`, the shape of the records of `like`."""
-    if inputs.shape[1:] != expected:
-        raise DataError(f"{what}: expected records of shape {expected} as in {like}, got {inputs.shape[1:]}.")
+    if values.shape[1:] != expected:
+        raise DataError(
+            f"{what}: expected {called} of shape {expected} as in {like}, got {values.shape[1:]}."
+        )

@@ -14,15 +14,15 @@ from topdp.data.catalogue import CATALOGUE
 from topdp.data.checks import Array
 from topdp.data.fetch import cache_file, fetch, from_folder, known
 from topdp.data.progress import Progress
-from topdp.plan.arrays import Ints
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Records to learn from and records to test on.
 
-    `train_inputs` and `test_inputs` are [records, ...]; for the data sets we know uint8 [N, C, H, W]. Labels
-    are int64 in 0..classes-1.
+    `train_inputs` and `test_inputs` are [records, ...]; for the data sets we know uint8 [N, C, H, W]. Targets
+    are [records, ...] in int64, float32 or float64; where there are `classes`, labels in 0..classes-1.
+    Without test records nothing is evaluated.
 
     Guarantees: `mean` and `deviation` are public constants fixed in the catalogue (none for a user's own
     data). Nothing here is computed from the records, so preparing them costs no privacy.
@@ -36,10 +36,10 @@ class Dataset:
 
     name: str
     train_inputs: Array
-    train_labels: Ints
-    test_inputs: Array
-    test_labels: Ints
-    classes: int
+    train_targets: Array
+    test_inputs: Array | None
+    test_targets: Array | None
+    classes: int | None
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
 
@@ -57,13 +57,15 @@ class Dataset:
         scaled -= np.array(self.mean, np.float32).reshape(channels) / deviation
         return scaled
 
-    def train(self) -> tuple[npt.NDArray[np.float32], Ints]:
-        """All training inputs, scaled, and their labels."""
-        return self.scale(self.train_inputs), self.train_labels
+    def train(self) -> tuple[npt.NDArray[np.float32], Array]:
+        """All training inputs, scaled, and their targets."""
+        return self.scale(self.train_inputs), self.train_targets
 
-    def test(self) -> tuple[npt.NDArray[np.float32], Ints]:
-        """All test inputs, scaled, and their labels."""
-        return self.scale(self.test_inputs), self.test_labels
+    def test(self) -> tuple[npt.NDArray[np.float32], Array] | None:
+        """All test inputs, scaled, and their targets; None where there are none."""
+        if self.test_inputs is None or self.test_targets is None:
+            return None
+        return self.scale(self.test_inputs), self.test_targets
 
 
 class Available(NamedTuple):
@@ -100,7 +102,8 @@ def load(
         if os.sep not in text and not text.endswith(".npz") and not os.path.exists(text):
             known(text)
         arrays = own.read(text)
-        return Dataset(text, arrays.train[0], arrays.train[1], arrays.test[0], arrays.test[1], arrays.classes)
+        test_inputs, test_targets = arrays.test or (None, None)
+        return Dataset(text, *arrays.train, test_inputs, test_targets, arrays.classes)
     entry = known(name)
     stored = from_folder(entry, data_dir)
     if stored is None:
@@ -110,9 +113,9 @@ def load(
     return Dataset(
         name=name,
         train_inputs=stored["train_inputs"],
-        train_labels=stored["train_labels"].astype(np.int64),
+        train_targets=stored["train_labels"].astype(np.int64),
         test_inputs=stored["test_inputs"],
-        test_labels=stored["test_labels"].astype(np.int64),
+        test_targets=stored["test_labels"].astype(np.int64),
         classes=entry.classes,
         mean=entry.mean,
         deviation=entry.deviation,

@@ -40,8 +40,8 @@ def of_dataset(
     shards = Shards.from_dataset(dataset, parts, held_out)
     n, longest = shards.inputs.shape[:2]
     inputs = torch.zeros(n * longest, *shape)
-    tests = torch.zeros(len(dataset.test_labels if held_out is None else held_out), *shape)
-    place = np.full(len(dataset.train_labels), -1)
+    tests = torch.zeros(0 if shards.test_inputs is None else len(shards.test_inputs), *shape)
+    place = np.full(len(dataset.train_targets), -1)
     for agent, part in enumerate(parts):
         place[part] = agent * longest + np.arange(len(part))
     if held_out is not None:
@@ -54,14 +54,14 @@ def of_dataset(
     else:
         for piece in pieces(features, whole, device, progress):
             _put(piece, place, inputs, tests)
-    if held_out is None:
+    if held_out is None and dataset.test_inputs is not None:
         test = _source(dataset, dataset.test_inputs, "test")
         for first, values in pieces(features, test, device, progress):
             tests[first : first + len(values)] = values
     return replace(
         shards,
         inputs=inputs.view(n, longest, *shape),
-        test_inputs=tests,
+        test_inputs=None if shards.test_inputs is None else tests,
         origin=_origin(shards, features),
     )
 

@@ -1,8 +1,9 @@
 """A user's own data as `.npz` arrays: read without pickle, checked record by record. Writes nothing.
 
-Either a folder with `train.npz` and `test.npz`, each with the arrays `inputs` and `labels`; or one `.npz`
-with `train_inputs`, `train_labels`, `test_inputs` and `test_labels`. The number of classes is the array
-`classes` (one number) where there is one, else the largest training label + 1.
+Either a folder with `train.npz` and `test.npz`, each with arrays `inputs` and `labels`; or one `.npz` with
+`train_inputs`, `train_labels`, `test_inputs` and `test_labels`. The test part may be left away. Labels are
+whole numbers, one a record; the number of classes is the array `classes` (one number) where there is one,
+else the largest training label + 1. Targets of any other kind are called `targets` instead of `labels`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from topdp.data.checks import Array, check_labels, check_records, check_same_shape
 from topdp.data.decode import DAMAGE, read_npz
 from topdp.errors import DataError
-from topdp.plan.arrays import Ints
 
-Records = tuple[Array, Ints]
+Records = tuple[Array, Array]
 
 
 class Own(NamedTuple):
     train: Records
-    test: Records
-    classes: int
+    test: Records | None
+    classes: int | None
 
 
 def read(path: str | os.PathLike[str]) -> Own:
@@ -30,34 +32,53 @@ def read(path: str | os.PathLike[str]) -> Own:
     place = Path(path).expanduser()
     if place.is_dir():
         train_file, test_file = place / "train.npz", place / "test.npz"
-        train, test = _arrays(train_file), _arrays(test_file)
-        keys = ("inputs", "labels", "inputs", "labels")
+        train = _arrays(train_file)
+        test = _arrays(test_file) if test_file.exists() else {}
     else:
         train_file = test_file = place
-        train = test = _arrays(place)
-        keys = ("train_inputs", "train_labels", "test_inputs", "test_labels")
-    for file, arrays, key in zip(
-        (train_file, train_file, test_file, test_file), (train, train, test, test), keys, strict=True
-    ):
-        if key not in arrays:
-            raise DataError(f"{file}: expected an array {key!r}, got {', '.join(sorted(arrays)) or 'none'}.")
-    train_what = f"{train_file}, training records"
-    test_what = f"{test_file}, test records"
-    inputs, labels = check_records(train[keys[0]], train[keys[1]], train_what)
-    classes = _classes(train, labels, str(train_file))
-    check_labels(labels, train_what, classes)
-    test_inputs, test_labels = check_records(test[keys[2]], test[keys[3]], test_what)
-    check_labels(test_labels, test_what, classes)
-    check_same_shape(test_inputs, inputs.shape[1:], test_what, "the training records")
-    return Own((inputs, labels), (test_inputs, test_labels), classes)
+        both = _arrays(place)
+        train, test = ({n: v for n, v in both.items() if not n.startswith(p)} for p in ("test_", "train_"))
+    part = "" if place.is_dir() else "train_"
+    inputs, targets, called = _part(train, part, train_file, "training records")
+    classes = None
+    if called == "labels":
+        targets = check_labels(targets, f"{train_file}, training records")
+        classes = _classes(train, targets, str(train_file))
+        check_labels(targets, f"{train_file}, training records", classes)
+    part = "" if place.is_dir() else "test_"
+    if not any(name.startswith(part) and name != "classes" for name in test):
+        return Own((inputs, targets), None, classes)
+    what = f"{test_file}, test records"
+    test_inputs, test_targets, test_called = _part(test, part, test_file, "test records")
+    if test_called != called:
+        raise DataError(f"{what}: expected {called!r} as in the training records, got {test_called!r}.")
+    if classes is not None:
+        test_targets = check_labels(test_targets, what, classes)
+    else:
+        check_same_shape(test_targets, targets.shape[1:], what, "the training records", "targets")
+        common = np.result_type(targets, test_targets)
+        targets, test_targets = targets.astype(common), test_targets.astype(common)
+    check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
+    return Own((inputs, targets), (test_inputs, test_targets), classes)
+
+
+def _part(arrays: dict[str, Array], part: str, file: Path, what: str) -> tuple[Array, Array, str]:
+    """The inputs and targets of one part, and whether they are called labels or targets."""
+    there = [name for name in ("labels", "targets") if part + name in arrays]
+    found = ", ".join(sorted(arrays)) or "none"
+    if part + "inputs" not in arrays:
+        raise DataError(f"{file}: expected an array '{part}inputs', got {found}.")
+    if len(there) != 1:
+        raise DataError(f"{file}: expected an array '{part}labels' or '{part}targets', got {found}.")
+    return *check_records(arrays[part + "inputs"], arrays[part + there[0]], f"{file}, {what}"), there[0]
 
 
 def _arrays(path: Path) -> dict[str, Array]:
     if not path.is_file():
         raise DataError(
-            f"Expected the file {path}, which is not there. A folder holds train.npz and test.npz, each with "
-            "the arrays inputs and labels; a single .npz holds train_inputs, train_labels, test_inputs and "
-            "test_labels."
+            f"Expected the file {path}, which is not there. A folder holds train.npz and, if there are test "
+            "records, test.npz, each with the arrays inputs and labels; a single .npz holds train_inputs, "
+            "train_labels, and if there are test records test_inputs and test_labels."
         )
     try:
         return read_npz(path)
@@ -67,7 +88,7 @@ def _arrays(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def _classes(arrays: dict[str, Array], labels: Ints, what: str) -> int:
+def _classes(arrays: dict[str, Array], labels: Array, what: str) -> int:
     if "classes" not in arrays:
         return int(labels.max()) + 1
     given = arrays["classes"]

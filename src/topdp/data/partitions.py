@@ -1,4 +1,4 @@
-"""Who holds which record: ways to deal a data set out to agents. Looks at labels only, never at inputs.
+"""Who holds which record: ways to deal a data set out to agents. Looks at targets only, never at inputs.
 
 Every function returns one array of indices per agent. No record is ever held by two agents: the privacy
 accounts count a record once, at the agent that holds it.
@@ -180,6 +180,11 @@ def _check(labels: Labels, agents: int, minimum: int = 1) -> None:
 
 def _by_label(labels: Labels, generator: np.random.Generator) -> list[Ints]:
     """For each label that occurs, its records in random order."""
+    if labels.ndim != 1 or labels.dtype.kind not in "uib":
+        raise DataError(
+            "Expected one whole-number label for each record to deal them out by label, got targets of shape "
+            f"{labels.shape} and type {labels.dtype}. Use the partition iid or sizes."
+        )
     order = generator.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     _, starts = np.unique(labels[order], return_index=True)

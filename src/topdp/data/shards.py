@@ -26,27 +26,31 @@ _DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np
 class Shards:
     """The records of n agents, and optionally records to test on.
 
-    Agent i holds `inputs[i, :sizes[i]]` and `labels[i, :sizes[i]]`; the rest of its row is zeros and is no
-    record. Every record has been checked: finite, labels in 0..classes-1, one shape for all.
+    Agent i holds `inputs[i, :sizes[i]]` and `targets[i, :sizes[i]]`; the rest of its row is zeros and is no
+    record. Every record has been checked: finite, one shape for all; labels, where there are `classes`, in
+    0..classes-1. What targets must be beyond that is for the loss to say.
 
     >>> import numpy as np
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
     >>> shards = Shards.from_arrays([(x[:5], y[:5]), (x[5:], y[5:])])
     >>> shards.agents, shards.counts, shards.classes
     (2, (5, 3), 2)
+    >>> Shards.from_arrays([(x, np.zeros((8, 3)))]).targets.shape  # three real numbers to predict
+    torch.Size([1, 8, 3])
     """
 
     inputs: Tensor
     """[n, N_max, ...], float32 unless another dtype was asked for."""
-    labels: Tensor
-    """[n, N_max], int64."""
+    targets: Tensor
+    """[n, N_max, ...]: int64, float32 or float64."""
     sizes: Tensor
     """[n], int64, on the device of the inputs; `counts` are the same numbers at hand."""
     counts: tuple[int, ...]
-    classes: int
+    classes: int | None
+    """Where targets are labels, one whole number of at least 0 for each record; else None."""
     test_inputs: Tensor | None = None
     """[M, ...], or None."""
-    test_labels: Tensor | None = None
+    test_targets: Tensor | None = None
     origin: str | None = None
     """Where the inputs are features: the digest of the records, and of what they were mapped by."""
 
@@ -66,9 +70,12 @@ class Shards:
         """
         if self.origin is not None:
             return self.origin
-        sha = hashlib.sha256(f"{self.counts} {self.inputs.dtype} {tuple(self.inputs.shape)}".encode())
+        head = f"{self.counts} {self.inputs.dtype} {tuple(self.inputs.shape)}"
+        if self.targets.dim() != 2 or self.targets.dtype != torch.int64:
+            head += f" {self.targets.dtype} {tuple(self.targets.shape)}"
+        sha = hashlib.sha256(head.encode())
         for agent, count in enumerate(self.counts):
-            for values in (self.inputs[agent, :count], self.labels[agent, :count]):
+            for values in (self.inputs[agent, :count], self.targets[agent, :count]):
                 sha.update(values.cpu().contiguous().numpy().data)
         return sha.hexdigest()
 
@@ -77,22 +84,42 @@ class Shards:
         return replace(
             self,
             inputs=self.inputs.to(device),
-            labels=self.labels.to(device),
+            targets=self.targets.to(device),
             sizes=self.sizes.to(device),
             test_inputs=None if self.test_inputs is None else self.test_inputs.to(device),
-            test_labels=None if self.test_labels is None else self.test_labels.to(device),
+            test_targets=None if self.test_targets is None else self.test_targets.to(device),
         )
+
+    def labelled(self) -> Shards:
+        """The same shards for a loss about classes; refused where targets are not labels."""
+        if self.classes is not None:
+            return self
+        each = [
+            check_labels(self.targets[agent, :count].cpu().numpy(), f"agent {agent}")
+            for agent, count in enumerate(self.counts)
+        ]
+        classes = max(int(one.max()) for one in each) + 1
+        targets = self.targets.to(torch.int64)
+        if self.test_targets is None:
+            return replace(self, targets=targets, classes=classes)
+        test = check_labels(self.test_targets.cpu().numpy(), "test records", classes)
+        return replace(
+            self, targets=targets, classes=classes, test_targets=torch.from_numpy(test).to(self.device)
+        )
+
+    def _tested(self, inputs: Array, targets: Array) -> Shards:
+        return replace(self, test_inputs=torch.from_numpy(inputs), test_targets=torch.from_numpy(targets))
 
     def pooled(self) -> Shards:
         """All records in one place."""
-        inputs, labels = (
+        inputs, targets = (
             torch.cat([values[agent, :count] for agent, count in enumerate(self.counts)])[None]
-            for values in (self.inputs, self.labels)
+            for values in (self.inputs, self.targets)
         )
-        count = len(labels[0])
+        count = len(targets[0])
         sizes = torch.tensor([count], device=self.device)
         origin = None if self.origin is None else f"{self.origin} pooled"
-        return replace(self, inputs=inputs, labels=labels, sizes=sizes, counts=(count,), origin=origin)
+        return replace(self, inputs=inputs, targets=targets, sizes=sizes, counts=(count,), origin=origin)
 
     @staticmethod
     def from_dataset(dataset: Dataset, parts: Sequence[Ints], held_out: Ints | None = None) -> Shards:
@@ -100,7 +127,7 @@ class Shards:
 
         With `held_out`, these training records are tested on instead of the test set.
         """
-        records = len(dataset.train_labels)
+        records = len(dataset.train_targets)
         for agent, part in enumerate(parts):
             if len(part) and not (part.min() >= 0 and part.max() < records):
                 raise DataError(f"agent {agent}: expected record indices in 0..{records - 1}, got others.")
@@ -108,24 +135,16 @@ class Shards:
         counts = _counts(parts)
         shape = dataset.train_inputs.shape[1:]
         inputs = torch.zeros(len(parts), max(counts), *shape)
-        labels = torch.zeros(len(parts), max(counts), dtype=torch.int64)
+        like = torch.from_numpy(dataset.train_targets[:1])
+        targets = torch.zeros(len(parts), max(counts), *like.shape[1:], dtype=like.dtype)
         for agent, part in enumerate(parts):
             inputs[agent, : len(part)] = torch.from_numpy(dataset.scale(dataset.train_inputs[part]))
-            labels[agent, : len(part)] = torch.from_numpy(dataset.train_labels[part])
-        if held_out is None:
-            test_inputs, test_labels = dataset.test()
-        else:
-            test_inputs = dataset.scale(dataset.train_inputs[held_out])
-            test_labels = dataset.train_labels[held_out]
-        return Shards(
-            inputs,
-            labels,
-            torch.tensor(counts),
-            counts,
-            dataset.classes,
-            torch.from_numpy(test_inputs),
-            torch.from_numpy(test_labels),
-        )
+            targets[agent, : len(part)] = torch.from_numpy(dataset.train_targets[part])
+        test = dataset.test()
+        if held_out is not None:
+            test = dataset.scale(dataset.train_inputs[held_out]), dataset.train_targets[held_out]
+        shards = Shards(inputs, targets, torch.tensor(counts), counts, dataset.classes)
+        return shards if test is None else shards._tested(*test)
 
     @staticmethod
     def from_arrays(
@@ -135,35 +154,37 @@ class Shards:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> Shards:
-        """Shards of a user's own (inputs, labels), one pair of arrays or tensors per agent.
+        """Shards of a user's own (inputs, targets), one pair of arrays or tensors per agent.
 
         Inputs are taken as they are, not scaled, and converted to `dtype`: float32, float64, or int64 for
-        inputs that are indices, such as tokens. `classes` is the largest training label + 1 unless given.
+        inputs that are indices, such as tokens. Targets have any shape after the first axis; whole numbers
+        and truth values are kept in int64, others in float32 or float64. With `classes` they must be labels;
+        without, one whole number of at least 0 for each record is a label, and `classes` the largest + 1.
         """
         if not agents:
             raise DataError("Expected the records of at least one agent, got none.")
         checked = [_checked(pair, dtype, f"agent {agent}") for agent, pair in enumerate(agents)]
+        names = [f"agent {agent}" for agent in range(len(checked))]
+        if test is not None:
+            checked.append(_checked(test, dtype, "test records"))
+            names.append("test records")
+        for (inputs, targets), name in zip(checked, names, strict=True):
+            check_same_shape(inputs, checked[0][0].shape[1:], name, "agent 0")
+            check_same_shape(targets, checked[0][1].shape[1:], name, "agent 0", "targets")
+        found = [targets for _, targets in checked]
         if classes is None:
-            classes = max(int(labels.max()) for _, labels in checked) + 1
-        shape = checked[0][0].shape[1:]
-        for agent, (inputs, labels) in enumerate(checked):
-            check_same_shape(inputs, shape, f"agent {agent}", "agent 0")
-            check_labels(labels, f"agent {agent}", classes)
-        counts = _counts([labels for _, labels in checked])
-        all_inputs = torch.zeros(len(checked), max(counts), *shape, dtype=dtype)
-        all_labels = torch.zeros(len(checked), max(counts), dtype=torch.int64)
-        for agent, (inputs, labels) in enumerate(checked):
-            all_inputs[agent, : len(labels)] = torch.from_numpy(inputs)
-            all_labels[agent, : len(labels)] = torch.from_numpy(labels)
-        shards = Shards(all_inputs, all_labels, torch.tensor(counts), counts, classes)
-        if test is None:
-            return shards
-        test_inputs, test_labels = _checked(test, dtype, "test records")
-        check_same_shape(test_inputs, shape, "test records", "agent 0")
-        check_labels(test_labels, "test records", classes)
-        return replace(
-            shards, test_inputs=torch.from_numpy(test_inputs), test_labels=torch.from_numpy(test_labels)
-        )
+            classes = _classes(found[: len(agents)])
+        if classes is not None:
+            found = [check_labels(one, name, classes) for one, name in zip(found, names, strict=True)]
+        common = np.result_type(*found)
+        counts = _counts(found[: len(agents)])
+        all_inputs = torch.zeros(len(counts), max(counts), *checked[0][0].shape[1:], dtype=dtype)
+        all_targets = torch.from_numpy(np.zeros((len(counts), max(counts), *found[0].shape[1:]), common))
+        for agent, count in enumerate(counts):
+            all_inputs[agent, :count] = torch.from_numpy(checked[agent][0])
+            all_targets[agent, :count] = torch.from_numpy(found[agent])
+        shards = Shards(all_inputs, all_targets, torch.tensor(counts), counts, classes)
+        return shards if test is None else shards._tested(checked[-1][0], found[-1].astype(common))
 
     @staticmethod
     def from_torch(
@@ -173,7 +194,7 @@ class Shards:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> Shards:
-        """Shards of `torch.utils.data.Dataset`s of (input, label) items, one per agent.
+        """Shards of `torch.utils.data.Dataset`s of (input, target) items, one per agent.
 
         Each item is read once, now: a random transform is drawn once, not every round.
         """
@@ -203,18 +224,24 @@ def _check_disjoint(parts: Sequence[Ints]) -> None:
         raise DataError(f"Expected every record at one agent only, got record {twice} at agents {who}.")
 
 
-def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, Ints]:
+def _classes(targets: Sequence[Array]) -> int | None:
+    """The largest label + 1; None where targets are not labels."""
+    labels = all(one.ndim == 1 and one.dtype == np.int64 and one.min() >= 0 for one in targets)
+    return max(int(one.max()) for one in targets) + 1 if labels else None
+
+
+def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, Array]:
     try:
-        inputs, labels = (_array(part) for part in pair)
+        inputs, targets = (_array(part) for part in pair)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{what}: expected a pair (inputs, labels) of arrays ({error}).") from error
-    inputs, labels = check_records(inputs, labels, what)
+        raise DataError(f"{what}: expected a pair (inputs, targets) of arrays ({error}).") from error
+    inputs, targets = check_records(inputs, targets, what)
     if dtype not in _DTYPES:
         raise DataError(f"Expected a dtype out of {', '.join(map(str, _DTYPES))}, got {dtype}.")
     converted = inputs.astype(_DTYPES[dtype])
     if dtype == torch.int64 and not np.array_equal(converted, inputs):
         raise DataError(f"{what}: expected inputs that are whole numbers for {dtype}, got others.")
-    return converted, labels
+    return converted, targets
 
 
 def _array(values: Any) -> Array:
@@ -226,23 +253,24 @@ def _items(dataset: TorchDataset[Any], what: str) -> Records:
         return dataset.tensors[0], dataset.tensors[1]
     if not hasattr(dataset, "__len__"):
         raise DataError(f"{what}: expected a dataset with a length, got {type(dataset).__name__}.")
-    inputs, labels = [], []
+    inputs, targets = [], []
     for index in range(len(dataset)):
         item = dataset[index]
         try:
             value, target = item
             inputs.append(torch.as_tensor(value))
-            labels.append(int(target))
+            targets.append(torch.as_tensor(target))
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"{what}: expected item {index} to be a pair of a tensor and a whole number ({error}). "
-                "Add a transform that makes tensors of the inputs."
+                f"{what}: expected item {index} to be a pair of a tensor and a target, a number or a tensor "
+                f"({error}). Add a transform that makes tensors of the inputs."
             ) from error
-        if inputs[-1].shape != inputs[0].shape:
-            raise DataError(
-                f"{what}: expected records of shape {tuple(inputs[0].shape)} as in item 0, "
-                f"got {tuple(inputs[-1].shape)} in item {index}."
-            )
+        for called, values in (("records", inputs), ("targets", targets)):
+            if values[-1].shape != values[0].shape:
+                raise DataError(
+                    f"{what}: expected {called} of shape {tuple(values[0].shape)} as in item 0, "
+                    f"got {tuple(values[-1].shape)} in item {index}."
+                )
     if not inputs:
         raise DataError(f"{what}: expected at least one record, got none.")
-    return torch.stack(inputs), np.array(labels, np.int64)
+    return torch.stack(inputs), torch.stack(targets)

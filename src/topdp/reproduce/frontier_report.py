@@ -77,13 +77,15 @@ class FrontierRow(NamedTuple):
         """`config`: that of one of the seeds, whose accuracies these are."""
         method, power = config.method, build.noise_along(config) == "power"
         gossips = method.name in ("muffliato", "correlated") and method.gossip != "auto"
+        rate = config.train.learning_rate
+        assert isinstance(rate, float)  # the frontier is of single step sizes
         return cls(
             data, model, method.name, config.privacy.colluders, epsilon, guarantee,
             accuracy=round(sum(accuracies) / len(accuracies), 5),
             spread=round(max(accuracies) - min(accuracies), 5),
             by_seed=" ".join(f"{value:.5f}" for value in accuracies),
             epsilon_all_others=epsilon_all_others, settings_tried=tried,
-            rounds=config.rounds, learning_rate=float(str(config.train.learning_rate)), clip=config.privacy.clip,
+            rounds=config.rounds, learning_rate=rate, clip=config.privacy.clip,
             mode=method.mode, alpha=method.alpha, exponent=method.noise_along.exponent if power else 0.0,
             gossip=int(method.gossip) if gossips else 0, command=command(config),
         )  # fmt: skip

@@ -53,6 +53,8 @@ class Assembly:
         build.sigma(config, graph.agents)
         if shards is None:
             shards = build.shards(config, graph.agents, progress, device)
+        shards = shards.labelled()
+        assert shards.classes is not None
         model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
         return cls.given(config, graph, model, shards, torch.device(device))
 
@@ -65,6 +67,7 @@ class Assembly:
             raise ConfigError(
                 f"Expected shards for the {graph.agents} agents of the graph, got {shards.agents}."
             )
+        shards = shards.labelled()
         config = settled(config, graph, shards.counts)
         flat = FlatModel(model)
         _expect_an_output_for_each_class(flat, shards)
@@ -98,9 +101,9 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
     stacked = StackedBatches(tuple((one.batches, one.config.seed) for one in runs))
     distinct = _in_turn(runs) if stacked.full else len(runs)
     shards = stack_shards([one.shards for one in runs[:distinct]]) if distinct > 1 else first.shards
-    assert shards.test_inputs is not None and shards.test_labels is not None
+    assert shards.test_inputs is not None and shards.test_targets is not None
     shards = replace(
-        shards, test_inputs=shards.test_inputs[:test_records], test_labels=shards.test_labels[:test_records]
+        shards, test_inputs=shards.test_inputs[:test_records], test_targets=shards.test_targets[:test_records]
     )
     seeds = [one.config.seed for one in runs]
     return Engine(
@@ -133,7 +136,7 @@ def _expect_an_output_for_each_class(flat: FlatModel, shards: Shards) -> None:
             "Expected a model that returns one tensor, a score for each class; got a "
             f"{type(outputs).__name__}. Wrap it in a module that returns the scores."
         )
-    if outputs.dim() < 2 or outputs.shape[1] < shards.classes:
+    if outputs.dim() < 2 or shards.classes is None or outputs.shape[1] < shards.classes:
         raise ConfigError(
             f"Expected a model with an output for each of the {shards.classes} classes, got outputs of shape "
             f"{tuple(outputs.shape)} for one record."

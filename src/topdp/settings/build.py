@@ -243,10 +243,10 @@ def _parts(config: RunConfig, dataset: Dataset, agents: int) -> tuple[list[Ints]
     from topdp.data import partitions
 
     c = config.data
-    labels, held_out = dataset.train_labels, None
-    kept = np.arange(len(labels))
+    targets, held_out = dataset.train_targets, None
+    kept = np.arange(len(targets))
     if c.validation is not None:
-        kept, held_out = _split(len(labels), c.validation, config.seed)
+        kept, held_out = _split(len(targets), c.validation, config.seed)
     options: dict[str, dict[str, Any]] = {
         "dirichlet": {"alpha": c.concentration},
         "label": {"labels_per_agent": c.labels_per_agent},
@@ -255,7 +255,7 @@ def _parts(config: RunConfig, dataset: Dataset, agents: int) -> tuple[list[Ints]
     pools = method(config).pools
     parties = _links(config).agents if pools else agents
     parts = partitions.partition(
-        labels[kept], parties, c.partition, config.seed, **options.get(c.partition, {})
+        targets[kept], parties, c.partition, config.seed, **options.get(c.partition, {})
     )
     parts = [kept[part[: c.records]] for part in parts]
     return [np.concatenate(parts)] if pools else parts, held_out

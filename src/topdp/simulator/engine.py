@@ -166,32 +166,32 @@ class Engine:
 
     def evaluate(self, state: State) -> Evaluation:
         """Accuracy and mean cross-entropy of each agent on the common test set."""
-        inputs, labels = self.shards.test_inputs, self.shards.test_labels
-        if inputs is None or labels is None:
-            raise InputError("Expected shards with a test set, got none: pass test=(inputs, labels).")
+        inputs, targets = self.shards.test_inputs, self.shards.test_targets
+        if inputs is None or targets is None:
+            raise InputError("Expected shards with a test set, got none: pass test=(inputs, targets).")
         rows = self.reported(state)
         right = torch.zeros(len(rows), device=self.device)
         loss = torch.zeros(len(rows), device=self.device)
         for x, y in zip(
-            torch.split(inputs, EVALUATION_CHUNK), torch.split(labels, EVALUATION_CHUNK), strict=True
+            torch.split(inputs, EVALUATION_CHUNK), torch.split(targets, EVALUATION_CHUNK), strict=True
         ):
             outputs = self.gradients.outputs(rows, x)
-            targets = y.expand(len(rows), -1)
-            right += (outputs.argmax(-1) == targets).sum(1)
-            loss += functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none").sum(1)
-        return Evaluation(*(total.double().cpu().numpy() / len(labels) for total in (right, loss)))
+            labels = y.expand(len(rows), -1)
+            right += (outputs.argmax(-1) == labels).sum(1)
+            loss += functional.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none").sum(1)
+        return Evaluation(*(total.double().cpu().numpy() / len(targets) for total in (right, loss)))
 
     def _mean_gradients(self, state: State) -> Tensor:
         """Sum of clipped gradients of the records of this round, over the divisor that fixes sensitivity."""
         chosen = self._select(state.releases, self.device)
-        inputs, labels = self.shards.inputs, self.shards.labels
+        inputs, targets = self.shards.inputs, self.shards.targets
         if chosen.indices is not None:
             agent = torch.arange(len(inputs), device=self.device)[:, None]
-            inputs, labels = inputs[agent, chosen.indices], labels[agent, chosen.indices]
+            inputs, targets = inputs[agent, chosen.indices], targets[agent, chosen.indices]
         rows = self.estimates(state)
         total = self._rows(torch.zeros, len(rows))
         with self._dropout_of(state.releases):
-            self.gradients.clipped_sum(rows, inputs, labels, chosen.weights, out=total, copies=self._copies)
+            self.gradients.clipped_sum(rows, inputs, targets, chosen.weights, out=total, copies=self._copies)
         if self._plant is not None:
             self._plant(state.releases, chosen, total)
         return total.div_(chosen.divisor.to(total)[:, None])
@@ -225,11 +225,15 @@ def _mixer(plan: Plan, noise: Draws, device: torch.device) -> Callable[[Work], N
 
 
 def _in_the_models_type(shards: Shards, dtype: torch.dtype) -> Shards:
-    """Real-valued records in the type of the parameters; whole numbers, such as tokens, as they are."""
-    if not shards.inputs.is_floating_point():
+    """Real numbers in the type of the parameters; whole ones, such as tokens and labels, as they are."""
+
+    def typed(values: Tensor) -> Tensor:
+        return values.to(dtype) if values.is_floating_point() else values
+
+    shards = replace(shards, inputs=typed(shards.inputs), targets=typed(shards.targets))
+    if shards.test_inputs is None or shards.test_targets is None:
         return shards
-    test = None if shards.test_inputs is None else shards.test_inputs.to(dtype)
-    return replace(shards, inputs=shards.inputs.to(dtype), test_inputs=test)
+    return replace(shards, test_inputs=typed(shards.test_inputs), test_targets=typed(shards.test_targets))
 
 
 @contextmanager

@@ -120,12 +120,12 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
 
     return Shards(
         join([s.inputs for s in shards]),
-        join([s.labels for s in shards]),
+        join([s.targets for s in shards]),
         torch.cat([s.sizes for s in shards]),
         tuple(count for s in shards for count in s.counts),
         first.classes,
         first.test_inputs,
-        first.test_labels,
+        first.test_targets,
     )
 
 

@@ -95,7 +95,7 @@ def reordered(made, agent):
     count = made.shards.counts[agent]
     turned = torch.randperm(count, generator=torch.Generator().manual_seed(1))
     made.shards.inputs[agent, :count] = made.shards.inputs[agent, :count][turned]
-    made.shards.labels[agent, :count] = made.shards.labels[agent, :count][turned]
+    made.shards.targets[agent, :count] = made.shards.targets[agent, :count][turned]
 
 
 @pytest.mark.parametrize("batch", ["{cycle=7}", "{poisson=10}", '"full"'])
@@ -147,9 +147,9 @@ def test_what_is_written_of_the_records_tells_nothing_without_the_key(tmp_path):
     gradients = made.equipment(0).gradients
     assert gradients.order(b"one") == gradients.order(b"one") != gradients.order(b"another")
     assert gradients.order(b"one") != made.equipment(1).gradients.order(b"one")
-    gradients.labels = gradients.labels.clone()
+    gradients.targets = gradients.targets.clone()
     before = gradients.order(b"one")
-    gradients.labels[3] = (gradients.labels[3] + 1) % 3
+    gradients.targets[3] = (gradients.targets[3] + 1) % 3
     assert gradients.order(b"one") != before
 
 

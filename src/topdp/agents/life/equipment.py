@@ -58,7 +58,7 @@ def equip(
     setup: Setup,
     agent: int,
     records: tuple[Tensor, Tensor],
-    classes: int,
+    classes: int | None,
     seeded: bool = False,
     epsilon: float | None = None,
     in_thread: bool = False,
@@ -77,7 +77,7 @@ def equip(
     granted = setup.budget(agent)
     if epsilon is not None and not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"--epsilon: expected a finite number > 0, got {epsilon}.")
-    inputs, labels = records
+    inputs, targets = records
     inputs = of_records(inputs, build.features(config), setup.manifest.names[agent], progress)
     flat = FlatModel(setup.model(tuple(inputs.shape[1:]), classes))
     analysis = build.analysis(config, setup.counts)
@@ -90,7 +90,7 @@ def equip(
         rehearsed = Rehearsal(planted, setup.plan, agent, privacy.clip, start, state)
     gradients = Gradients(
         clipped.ClippedGradients(flat, privacy.clip),
-        (inputs, labels),
+        (inputs, targets),
         analysis.batches,
         agent,
         config.seed,

@@ -147,7 +147,7 @@ class Gradients:
         """
         self.rehearsal = rehearsal
         self.clipped, self.batches, self.agent, self.seed, self.draws = clipped, batches, agent, seed, draws
-        self.inputs, self.labels = records
+        self.inputs, self.targets = records
         if len(self.inputs) != batches[agent].records:
             raise InputError(
                 f"Expected {batches[agent].records} records, as the manifest says, got {len(self.inputs)}: "
@@ -167,13 +167,13 @@ class Gradients:
         return mean
 
     def _mean_of(self, round: int, chosen: Tensor | None, estimate: Tensor) -> Tensor:
-        inputs, labels = self.inputs, self.labels
+        inputs, targets = self.inputs, self.targets
         if chosen is not None:
-            inputs, labels = inputs[chosen], labels[chosen]
+            inputs, targets = inputs[chosen], targets[chosen]
         if not len(inputs):
             return torch.zeros_like(estimate)  # a sample may be empty
         total, statistics = self.clipped.clipped_sum_and_statistics(
-            estimate[None].contiguous(), inputs[None], labels[None]
+            estimate[None].contiguous(), inputs[None], targets[None]
         )
         self._tell_the_owner(round, int(statistics.ignored[0]))
         return total[0].div_(self.batches[self.agent].divisor)
@@ -189,7 +189,7 @@ class Gradients:
         found = hmac.new(key, digestmod="sha256")
         for round in range(mine.period):
             chosen = self._chosen(round)
-            for values in (self.inputs[chosen], self.labels[chosen]):
+            for values in (self.inputs[chosen], self.targets[chosen]):
                 found.update(f"{round} {values.dtype} {tuple(values.shape)}".encode())
                 found.update(values.numpy().tobytes())
         return found.hexdigest()

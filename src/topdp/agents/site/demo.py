@@ -230,13 +230,13 @@ def _records(parts: Assembly) -> Shards:
 def _write_records(path: Path, shards: Shards, agent: int) -> None:
     """The agent's records as a user would bring them; the few test records are not used by an agent."""
     held = shards.counts[agent]
-    assert shards.test_inputs is not None and shards.test_labels is not None
+    assert shards.test_inputs is not None and shards.test_targets is not None
     np.savez(
         path,
         train_inputs=shards.inputs[agent, :held].numpy(),
-        train_labels=shards.labels[agent, :held].numpy(),
+        train_labels=shards.targets[agent, :held].numpy(),
         test_inputs=shards.test_inputs[:10].numpy(),
-        test_labels=shards.test_labels[:10].numpy(),
+        test_labels=shards.test_targets[:10].numpy(),
         classes=np.array(shards.classes),
     )
 

@@ -56,11 +56,11 @@ def run(options: Options) -> Outcome:
     if options.live_pairing and options.canaries is not None:
         raise ConfigError("--canaries: an audit follows a plan; leave --live-pairing away.")
     dataset = data.load(options.data)
-    inputs, labels = dataset.train()
-    if len(labels) != setup.counts[number]:
+    inputs, targets = dataset.train()
+    if len(targets) != setup.counts[number]:
         raise DataError(
             f"{options.data}: expected {setup.counts[number]} training records, as the manifest says for "
-            f"{me.card.name}, got {len(labels)}. The noise is calibrated for that number."
+            f"{me.card.name}, got {len(targets)}. The noise is calibrated for that number."
         )
     rehearsal = None
     if options.canaries is not None:
@@ -71,7 +71,7 @@ def run(options: Options) -> Outcome:
             me.card.name,
             options.state / NOTES,
         )
-    records = (torch.from_numpy(inputs), torch.from_numpy(labels))
+    records = (torch.from_numpy(inputs), torch.from_numpy(targets))
     mine = equip(
         setup,
         number,

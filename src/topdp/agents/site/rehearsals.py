@@ -23,7 +23,11 @@ MANIFEST = "manifest.toml"
 
 
 def plant(
-    setup: Setup, input_shape: tuple[int, ...], classes: int, asked: Question, watch: Watcher | None = None
+    setup: Setup,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    asked: Question,
+    watch: Watcher | None = None,
 ) -> Planted:
     """Canaries for the agents of a manifest."""
     dimension = FlatModel(setup.model(input_shape, classes)).dimension

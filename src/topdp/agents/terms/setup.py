@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topdp.agents.terms.manifest import Manifest
+from topdp.errors import DataError
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.privacy.observers.survivors import with_reserve
@@ -60,7 +61,9 @@ class Setup:
         granted = self.manifest.config.privacy.epsilon
         return float(build.per_agent("privacy.epsilon", granted, len(self.manifest.names))[agent])
 
-    def model(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    def model(self, input_shape: tuple[int, ...], classes: int | None) -> nn.Module:
+        if classes is None:
+            raise DataError("Expected records with whole-number labels, got other targets.")
         return build.model(self.manifest.config, input_shape, classes)
 
 
