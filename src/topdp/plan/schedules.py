@@ -45,8 +45,8 @@ def learning_rates(
     """λ_t of the T+1 releases of T `rounds`.
 
     `none`: constant. `linear`: falls to 1/T of itself. `cosine`: half a wave, to sin²(π/2T) of itself.
-    `step`: times `factor` after each `period` of rounds, or each third of them. `sqrt-epoch`: λ/√(1 + epoch), our reading of the
-    paper's "fading learning rate", whose law it does not give.
+    `step`: times `factor` after each `period` of rounds, or each third of them. `sqrt-epoch`:
+    λ/√(1 + epoch), our reading of the paper's "fading learning rate", whose law it does not give.
 
     >>> learning_rates(1.0, rounds=4, fading="linear").tolist()
     [1.0, 1.0, 0.75, 0.5, 0.25]

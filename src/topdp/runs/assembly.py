@@ -75,7 +75,8 @@ class Assembly:
 
     @cached_property
     def gradients(self) -> ClippedGradients:
-        return ClippedGradients(self.flat, self.config.privacy.clip)
+        privacy = self.config.privacy
+        return ClippedGradients(self.flat, privacy.clip, clipping=privacy.clipping)
 
     @property
     def batches(self) -> tuple[Batches, ...]:

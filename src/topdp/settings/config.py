@@ -127,6 +127,7 @@ class PrivacyConfig(Section):
     epsilon: Positive | list[Positive] = 1.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     clip: Positive = 4.0
+    clipping: Literal["flat", "per-layer", "normalised"] = "flat"  # how gradients get no longer than that
     guarantee: Literal["claimed", "view", "adaptive", "worst-case"] = "adaptive"
     answers: list[Literal["view", "adaptive", "outsider"]] = []  # beside the guarantee's
     colluders: Annotated[int, Field(ge=0)] = 1  # agents that pool what they see (adaptive)

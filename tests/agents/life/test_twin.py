@@ -39,6 +39,23 @@ def test_batches_are_the_simulators(tmp_path, batch):
     close(made)
 
 
+MEMORIES = {
+    "momentum": ("method.name=top",),
+    "nesterov": ("method.name=top", "method.mode=async", "train.weight_decay=0.1"),
+    "sgd": ("method.name=plain", "train.average=0.8", "train.learning_rate=[0.1,0.2,0.3,0.2,0.1,0.1]"),
+    "adam": ("method.name=muffliato", "method.gossip=2", "train.learning_rate=0.05", "train.average=0.5"),
+}
+
+
+@pytest.mark.parametrize("optimiser", MEMORIES)
+def test_what_agents_remember_is_what_the_simulator_remembers(tmp_path, optimiser):
+    changes = *MEMORIES[optimiser], f"train.optimiser={optimiser}"
+    made = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6)
+    run = on_virtual_time(live(made))
+    close(made)
+    assert faults(run) == []
+
+
 def test_real_noise_is_not_the_simulators_and_never_the_same(tmp_path):
     ends = []
     for attempt in ("first", "second"):

@@ -89,7 +89,7 @@ def equip(
         planted, state = rehearsal.planted, rehearsal.state
         rehearsed = Rehearsal(planted, setup.plan, agent, privacy.clip, start, state)
     gradients = Gradients(
-        clipped.ClippedGradients(flat, privacy.clip),
+        clipped.ClippedGradients(flat, privacy.clip, clipping=privacy.clipping),
         (inputs, targets),
         analysis.batches,
         agent,

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from topdp.errors import InputError
 from topdp.learning.gradients import check
 from topdp.learning.gradients.arguments import expect, expect_finite, expect_rows
+from topdp.learning.gradients.clipping import KINDS, shorten
 from topdp.learning.gradients.folded import FoldedGradients
-from topdp.learning.gradients.ghost import Contribution, blocks, total_norms
+from topdp.learning.gradients.ghost import Contribution, blocks
 from topdp.learning.gradients.plain import PlainGradients, first_line
 from topdp.learning.gradients.sharing import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
@@ -44,7 +45,8 @@ class ClippedGradients:
     """Per-example clipped gradients of one model, for many agents with their own parameters.
 
     `loss` is a name in `LOSSES` or a function (outputs [b, ...], targets [b, ...]) -> losses [b], one for
-    each example. Parameters with `requires_grad=False` get a zero gradient and do not count in the norm.
+    each example. `clipping`: by one factor, layer by layer or to one length (`clipping.py`); at most `clip`
+    is left under each. Parameters with `requires_grad=False` get a zero gradient and do not count in norms.
     Layers run in the mode (training or evaluation) of the module given; dropout in training mode draws one
     mask per example from torch's global generator, which the engine seeds and clipping does not mind. Holds
     buffers of the pass that runs, so one object serves one thread.
@@ -70,9 +72,18 @@ class ClippedGradients:
     torch.Size([5, 8])
     """
 
-    def __init__(self, model: nn.Module | FlatModel, clip: float, loss: str | Loss = "cross_entropy") -> None:
+    def __init__(
+        self,
+        model: nn.Module | FlatModel,
+        clip: float,
+        loss: str | Loss = "cross_entropy",
+        clipping: str = "flat",
+    ) -> None:
         if not (math.isfinite(clip) and clip > 0):
             raise InputError(f"Expected a finite clip > 0, got clip={clip}.")
+        if clipping not in KINDS:
+            raise InputError(f"Expected clipping to be one of {', '.join(KINDS)}, got {clipping!r}.")
+        self.clipping = clipping
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
         self.clip = float(clip)
         self._loss = named_loss(loss)
@@ -104,7 +115,7 @@ class ClippedGradients:
         microbatch: int | None = None,
         copies: int = 1,
     ) -> Tensor:
-        """For each agent, scale · Σ_examples weight · g / max(1, |g| / clip); added to `out` if one is given.
+        """For each agent, scale · Σ_examples weight · clipped g; added to `out` if one is given.
 
         rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1; examples of weight 0 are
         padding and add exactly nothing, even where their activations overflow). `microbatch` bounds the
@@ -253,24 +264,18 @@ class ClippedGradients:
         scale: float,
         totals: Tensor | None,
     ) -> None:
-        norms = total_norms([contribution for _, contribution in found])
-        bad = ~torch.isfinite(norms)
+        factors, shortened, bad = shorten(self.clipping, found, self.clip)
         if bool(bad.any()):
             for _, contribution in found:
                 contribution.blank(bad)
-            norms = norms.masked_fill(bad, 0)
             losses = losses.masked_fill(bad, 0)
-        # Algorithm 1 of the paper, line "clip": g / max(1, |g| / C).
-        coefficients = self.clip / norms.clamp_min(self.clip)
-        if scale != 1:
-            coefficients *= scale
-        if weights is not None:
-            coefficients = coefficients * weights
-        for slot, contribution in found:
-            contribution.add_to(out[:, slot.start : slot.stop], coefficients)
+        times = scale if weights is None else scale * weights
+        each = {id(factor): factor * times for factor in factors}  # most share one
+        for (slot, contribution), factor in zip(found, factors, strict=True):
+            contribution.add_to(out[:, slot.start : slot.stop], each[id(factor)])
         if totals is not None:
             weights = torch.ones_like(losses) if weights is None else weights
-            clipped = (norms > self.clip) * weights
+            clipped = shortened * weights
             totals += torch.stack([losses * weights, clipped, weights, bad & (weights != 0)]).sum(2)
 
     def _check(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> int:
