@@ -50,7 +50,7 @@ class PlainGradients:
     def contributions(
         self, rows: Tensor, inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
-        """Losses [n, b] and one contribution for whole rows; rows [n, d], inputs and targets [n, b, ...]."""
+        """Losses [n, b], and contributions of all parameters; rows [n, d], inputs and targets [n, b, ...]."""
         if self._loop:
             return self.one_by_one(rows, inputs, targets)
         self._module.to(device=rows.device, dtype=rows.dtype)
@@ -90,8 +90,7 @@ class PlainGradients:
         return torch.stack([functional_call(module, self._flat.named(row), (inputs,)) for row in rows])
 
     def _dense(self, gradients: Tensor) -> list[tuple[Slot, Contribution]]:
-        size = self._flat.dimension
-        return [(Slot("all", 0, size, torch.Size([size])), Dense(gradients))]
+        return [(slot, Dense(gradients[:, :, slot.start : slot.stop])) for slot in self._flat.slots]
 
     def _example_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         outputs = functional_call(self._module, parameters, (x.unsqueeze(0),))
