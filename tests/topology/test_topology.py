@@ -394,7 +394,10 @@ def test_text_names_keep_their_order(tmp_path: Path) -> None:
         ("0 1\n1 1\n", "line 2: expected two different agents, got the self loop '1 1'"),
         ("0 1\n\n1 -> 2\n", "line 3: expected an undirected link 'a b', got '1 -> 2'"),
         ("Source,Target\n0,1\n", "line 1: expected a link, got the header 'Source,Target'.* directed"),
-        ("0 1\n1 2 0.5\n", "line 2: expected two names, got '1 2 0.5'.*without weights"),
+        (
+            "0 1\n1 2 0.5\n",
+            r"line 2: expected a link without a weight, got 0.5 \(1 such in all\).*weights='ignore'",
+        ),
         ("0 1\n7\n", "line 2: expected two names, got '7'"),
         ("0,,1\n", "line 1: expected two names"),
         ("a b\nc d\n", r"got 2 components: \{a, b\}, \{c, d\}"),
@@ -424,6 +427,14 @@ def test_many_components_are_not_all_listed() -> None:
 
 def test_options_of_a_family_are_plain_keywords() -> None:
     """`config` hands the keys of [topology] over by name."""
-    allowed = {"agents", "connection", "seed", "hubs", "attach", "degree", "rewire", "path"}
+    allowed = {"agents", "connection", "seed", "hubs", "attach", "degree", "rewire", "path", "weights"}
     for family in FAMILIES.values():
         assert set(inspect.signature(family).parameters) <= allowed
+
+
+def test_weights_in_a_file_are_left_out_by_choice_and_1_is_no_weight(tmp_path: Path) -> None:
+    path = written(tmp_path, "a, b, 0.25\nb c 2\n")
+    assert read_edge_list(path, weights="ignore").edges.tolist() == [[0, 1], [1, 2]]
+    assert read_edge_list(written(tmp_path, "a b 1\nb c 1.0\n")).agents == 3
+    with pytest.raises(TopologyError, match="weights: expected 'refuse' or 'ignore', got 'keep'"):
+        read_edge_list(path, weights="keep")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import torch
 from torch import nn
 
@@ -47,7 +48,7 @@ from topdp.settings.config import (
     parse,
 )
 from topdp.settings.methods import METHODS
-from topdp.topology import Topology, alone
+from topdp.topology import Topology, alone, as_topology
 
 
 def run(
@@ -107,7 +108,7 @@ def run_or_continue(
 def train(
     model: nn.Module,
     shards: Shards,
-    topology: Topology,
+    topology: Topology | nx.Graph | str | Path,
     *,
     rounds: int = 150,
     seed: int = 0,
@@ -120,6 +121,9 @@ def train(
     **settings: Any,
 ) -> Result:
     """Trains a user's own module on a user's own shards and graph.
+
+    The graph is a `Topology`, a networkx graph (nodes sorted are the agents; `topology.from_networkx` takes
+    another order), or the path of an edge list. Shards stand in the order of its agents.
 
     With `out` a run folder is written; `resume=True` continues an unfinished one, given the same arguments.
 
@@ -137,11 +141,10 @@ def train(
     >>> result.estimates.shape, result.config.rounds
     (torch.Size([4, 8]), 5)
     """
-    for what, value, wanted in (
-        ("model", model, nn.Module), ("shards", shards, Shards), ("topology", topology, Topology)
-    ):  # fmt: skip
+    for what, value, wanted in (("model", model, nn.Module), ("shards", shards, Shards)):
         if not isinstance(value, wanted):
             raise ConfigError(f"Expected {what} to be a {wanted.__name__}, got a {type(value).__name__}.")
+    topology = as_topology(topology)
     own = None if features is None or isinstance(features, str) else OwnFeatures(features)
     named = "none" if features is None else features if own is None else "given"
     config = _config_of(topology, rounds, seed, {"features": named, **settings})

@@ -53,6 +53,7 @@ class TopologyConfig(Section):
     degree: Count = 4
     rewire: Annotated[float, Field(ge=0, le=1)] = 0.1
     path: str | None = None
+    weights: Literal["refuse", "ignore"] = "refuse"  # on the links of a file
 
     @model_validator(mode="after")
     def _file_has_path(self) -> TopologyConfig:

@@ -22,6 +22,7 @@ from topdp.topology.families import (
     star,
     tree,
 )
+from topdp.topology.given import as_topology, from_networkx
 from topdp.topology.graph import Topology, TopologyError, describe, from_edges
 
 FAMILIES: dict[str, Callable[..., Topology]] = {
@@ -43,9 +44,11 @@ __all__ = [
     "Topology",
     "TopologyError",
     "alone",
+    "as_topology",
     "complete",
     "describe",
     "from_edges",
+    "from_networkx",
     "grid",
     "mesh",
     "random",

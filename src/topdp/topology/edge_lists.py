@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from topdp.topology.graph import Topology, TopologyError, from_edges
+from topdp.topology.weights import Weights, expect_no_weights
 
 
-def read_edge_list(path: str | Path) -> Topology:
+def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
     """The graph of a text file: one link a line, two names split by blanks or a comma; `#` begins a comment.
 
     A link may be listed twice, or once each way. Names are whole numbers or text. Numbers 0 .. n-1 are the
     agents themselves; other numbers become agents in ascending order, and text in order of first appearance:
     then `labels` keeps the names. Refused, with the line: self loops, a line with `->` or a header such as
     `source target` (a directed file), anything but two names. An unconnected graph is refused with its
-    components.
+    components. A number behind the two names is the weight of the link, and refused unless it is 1 everywhere
+    or `weights="ignore"`.
 
     >>> from pathlib import Path
     >>> import tempfile
@@ -30,13 +33,15 @@ def read_edge_list(path: str | Path) -> Topology:
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise TopologyError(f"Expected an edge list at {path}, could not read it: {reason}.") from error
-    links = [
-        _link(line, f"{path}, line {number}")
+    read = {
+        number: _link(line, f"{path}, line {number}")
         for number, line in enumerate(text.splitlines(), start=1)
         if line.split("#")[0].strip()
-    ]
-    if not links:
+    }
+    if not read:
         raise TopologyError(f"Expected at least one link in {path}, got none; write two names a line.")
+    expect_no_weights(((f"{path}, line {n}", weight) for n, (_, _, weight) in read.items()), weights)
+    links = [(a, b) for a, b, _ in read.values()]
     names = list(dict.fromkeys(name for link in links for name in link))
     numbered = all(name.isdecimal() for name in names)
     if numbered:
@@ -52,8 +57,8 @@ def read_edge_list(path: str | Path) -> Topology:
     )
 
 
-def _link(line: str, where: str) -> tuple[str, str]:
-    """The two names on a line of an edge list."""
+def _link(line: str, where: str) -> tuple[str, str, float]:
+    """The two names on a line of an edge list, and the weight behind them, 1 where there is none."""
     content = line.split("#")[0].strip()
     if any(arrow in content for arrow in ("->", "<-", "=>", "→", "←")):
         raise TopologyError(
@@ -61,18 +66,33 @@ def _link(line: str, where: str) -> tuple[str, str]:
             f"works both ways: agents that send also receive."
         )
     names = content.replace(",", " ").split()
-    if len(names) != 2 or content.count(",") > 1:
-        raise TopologyError(
-            f"{where}: expected two names, got {content!r}; write one link a line, without weights, and no "
-            f"blanks inside a name."
-        )
-    if tuple(name.lower() for name in names) in {("source", "target"), ("from", "to"), ("src", "dst")}:
+    header = tuple(name.lower() for name in names[:2]) in {
+        ("source", "target"),
+        ("from", "to"),
+        ("src", "dst"),
+    }
+    if header:
         raise TopologyError(
             f"{where}: expected a link, got the header {content!r}, which marks a directed graph; remove the "
             f"line if every link works both ways."
+        )
+    weight = _number(names.pop()) if len(names) == 3 else 1.0
+    if len(names) != 2 or weight is None or any(not part.strip() for part in content.split(",")):
+        raise TopologyError(
+            f"{where}: expected two names, got {content!r}; write one link a line, and no blanks inside "
+            "a name."
         )
     if names[0] == names[1]:
         raise TopologyError(
             f"{where}: expected two different agents, got the self loop {content!r}; remove it."
         )
-    return names[0], names[1]
+    return names[0], names[1], weight
+
+
+def _number(text: str) -> float | None:
+    """The finite number that `text` is, or None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

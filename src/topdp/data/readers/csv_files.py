@@ -1,0 +1,88 @@
+"""CSV files to tables: UTF-8 with or without a byte order mark, one header line. Converts no values."""
+
+from __future__ import annotations
+
+import csv
+import os
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from topdp.data.checks import Array
+from topdp.data.readers.table import Table, checked
+from topdp.errors import DataError
+
+DELIMITERS = ",;\t|"
+
+
+def read_csv(path: str | os.PathLike[str], delimiter: str | None = None) -> Table:
+    """The table in a CSV file. `delimiter`: a comma, or a tab for `.tsv`, unless given.
+
+    Refused, with the line: rows of another length than the header, a column twice, a column without a name,
+    a header that another delimiter would cut, bytes that are not UTF-8.
+    """
+    place = Path(path).expanduser()
+    cut = delimiter or ("\t" if place.suffix == ".tsv" else ",")
+    rows, lines = [], []
+    try:
+        with place.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=cut, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            _check_header(header, place, cut)
+            for row in reader:
+                if not row or (len(row) == 1 < len(header) and not row[0].strip()):
+                    continue  # a blank line
+                if len(row) != len(header):
+                    raise DataError(
+                        f"{place}, line {reader.line_num}: expected {len(header)} values as in the header, "
+                        f"got {len(row)}. Quote values that hold the delimiter {cut!r}."
+                    )
+                rows.append(row)
+                lines.append(reader.line_num)
+    except OSError as error:
+        raise DataError(f"Expected a readable CSV file at {place}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{place}: expected UTF-8 text, got the byte 0x{error.object[error.start]:02x} at position "
+            f"{error.start}. Save it as UTF-8."
+        ) from None
+    except csv.Error as error:
+        raise DataError(f"{place}, line {reader.line_num}: cannot be read as CSV ({error}).") from error
+    if not rows:
+        raise DataError(f"{place}: expected at least one record below the header, got none.")
+    columns = {name: _objects(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
+    return checked(Table(str(place), columns, np.array(lines)))
+
+
+def header_of(path: str | os.PathLike[str], delimiter: str | None = None) -> list[str]:
+    """The names of the columns: no values are read."""
+    place = Path(path).expanduser()
+    cut = delimiter or ("\t" if place.suffix == ".tsv" else ",")
+    with place.open(encoding="utf-8-sig", newline="") as file:
+        return [name.strip() for row in islice(csv.reader(file, delimiter=cut), 1) for name in row]
+
+
+def _objects(column: tuple[str, ...]) -> Array:
+    made = np.empty(len(column), object)
+    made[:] = column
+    return made
+
+
+def _check_header(header: list[str], place: Path, cut: str) -> None:
+    if not header:
+        raise DataError(f"{place}: expected a header line with the names of the columns, got an empty file.")
+    if len(header) == 1:
+        better = max(DELIMITERS, key=header[0].count)
+        if better != cut and header[0].count(better):
+            raise DataError(
+                f"{place}: expected columns split by {cut!r}, got one column {header[0]!r:.80}. Is it split "
+                f"by {better!r}? State delimiter = {better!r} in the schema."
+            )
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise DataError(f"{place}: expected every column once in the header, got {twice[0]!r} twice.")
+    if "" in header:
+        raise DataError(
+            f"{place}: expected a name for every column, got none for column {header.index('') + 1}."
+        )

@@ -1,0 +1,75 @@
+"""Frames to tables: pandas, polars, Hugging Face datasets, or a dictionary of columns. Needs none of them.
+
+Frames are known by what they offer, not by their type: nothing is imported here that a user has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from topdp.data.checks import Array
+from topdp.data.readers.schema import Schema
+from topdp.data.readers.table import Table, checked
+from topdp.errors import DataError
+
+
+def read_frame(frame: Any, origin: str = "frame") -> Table:
+    """The table in `frame`: anything with `columns` or `column_names` whose `frame[name]` is a column.
+
+    The index of a pandas frame is no column.
+
+    >>> read_frame({"age": [30, 41], "job": ["nurse", None]}).columns["job"].tolist()
+    ['nurse', None]
+    """
+    if isinstance(frame, Mapping) and any(hasattr(part, "column_names") for part in frame.values()):
+        raise DataError(
+            f"{origin}: expected one split of a data set, got {', '.join(map(repr, frame))}: choose one, for "
+            f"example data[{next(iter(frame))!r}]."
+        )
+    if isinstance(frame, Mapping):
+        names = list(frame)
+    else:
+        found = getattr(frame, "column_names", None)  # Hugging Face
+        names = list(getattr(frame, "columns", ()) if found is None else found)
+    if not names or not hasattr(frame, "__getitem__"):
+        raise DataError(
+            f"{origin}: expected a pandas frame, a Hugging Face dataset or a dictionary of columns, got a "
+            f"{type(frame).__name__}."
+        )
+    if not all(isinstance(name, str) for name in names):
+        raise DataError(
+            f"{origin}: expected texts as names of columns, got {names!r:.80}. Rename them, in pandas with "
+            "frame.columns = frame.columns.astype(str)."
+        )
+    if len(set(names)) != len(names):
+        raise DataError(f"{origin}: expected every column once, got {names!r:.200}.")
+    return checked(Table(origin, {name: _values(frame[name]) for name in names}))
+
+
+def declared_classes(frame: Any, schema: Schema) -> tuple[str, ...] | None:
+    """The names of the classes that a Hugging Face dataset declares for the target, or None.
+
+    They stand in its description and are not taken from its records.
+    """
+    features = getattr(frame, "features", None)
+    if schema.classes is not None or len(schema.targets) != 1 or not isinstance(features, Mapping):
+        return None
+    names = getattr(features.get(schema.targets[0]), "names", None)
+    return None if names is None else tuple(map(str, names))
+
+
+def _values(column: Any) -> Array:
+    values = column
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "uifb":
+        return values
+    items = list(values)
+    if items and all(type(item) in (int, float, bool) for item in items):
+        return np.array(items)
+    made = np.empty(len(items), object)
+    made[:] = items
+    return made

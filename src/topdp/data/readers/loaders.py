@@ -1,0 +1,95 @@
+"""torch data sets and loaders to arrays: every item is read once, now. Trains nothing."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from topdp.errors import DataError
+
+logger = logging.getLogger("topdp.data")
+
+
+def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
+    """(inputs, targets) of a `Dataset` of pairs, or of a `DataLoader` that is gone through once.
+
+    A random transform is drawn once, not every round. A loader decides the order of records: one that
+    shuffles gives another order each time, and one that drops its last batch leaves records out.
+    """
+    if isinstance(source, DataLoader):
+        return _batches(source, what)
+    if isinstance(source, TensorDataset):
+        if len(source.tensors) != 2:
+            raise DataError(f"{what}: expected tensors (inputs, targets), got {len(source.tensors)} tensors.")
+        return source.tensors[0], source.tensors[1]
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise DataError(
+            f"{what}: expected a torch Dataset with a length or a DataLoader, got a {type(source).__name__}. "
+            "Put a data set that is iterated over into a DataLoader."
+        )
+    inputs, targets = [], []
+    for index in range(len(source)):
+        value, target = _pair(source[index], f"{what}, item {index}")
+        inputs.append(value)
+        targets.append(target)
+    return _stacked(inputs, f"{what}, inputs", torch.stack), _stacked(
+        targets, f"{what}, targets", torch.stack
+    )
+
+
+def _batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise DataError(f"{what}: expected a DataLoader that makes batches, got batch_size=None.")
+    if isinstance(loader.sampler, RandomSampler):
+        logger.warning(
+            "%s: the DataLoader shuffles: records are taken in the order of this one pass. A run can be "
+            "resumed only with the same order; use shuffle=False, topdp draws its own batches",
+            what,
+        )
+    if loader.drop_last:
+        logger.warning("%s: the DataLoader drops its last batch: those records take no part", what)
+    inputs, targets = [], []
+    for index, batch in enumerate(loader):
+        value, target = _pair(batch, f"{what}, batch {index}")
+        if value.dim() < 1 or target.dim() < 1 or len(value) != len(target):
+            raise DataError(
+                f"{what}, batch {index}: expected inputs and targets of one length, got shapes "
+                f"{tuple(value.shape)} and {tuple(target.shape)}."
+            )
+        inputs.append(value)
+        targets.append(target)
+    return _stacked(inputs, f"{what}, inputs", torch.cat), _stacked(targets, f"{what}, targets", torch.cat)
+
+
+def _pair(item: Any, what: str) -> tuple[Tensor, Tensor]:
+    if isinstance(item, dict):
+        raise DataError(
+            f"{what}: expected a pair of a tensor and a target, got a dictionary: {sorted(map(str, item))}. "
+            "Return (inputs, target), or use Shards.from_frames for a Hugging Face dataset."
+        )
+    try:
+        value, target = item
+        return torch.as_tensor(value), torch.as_tensor(target)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{what}: expected a pair of a tensor and a target ({str(error).splitlines()[0]}). Add a "
+            "transform that makes tensors of the inputs."
+        ) from error
+
+
+def _stacked(parts: list[Tensor], what: str, join: Any) -> Tensor:
+    if not parts:
+        raise DataError(f"{what}: expected at least one record, got none.")
+    start = 0 if join is torch.stack else 1
+    for index, part in enumerate(parts):
+        if part.shape[start:] != parts[0].shape[start:]:
+            raise DataError(
+                f"{what}: expected records of shape {tuple(parts[0].shape[start:])} as the first, got "
+                f"{tuple(part.shape[start:])} in number {index}."
+            )
+    made: Tensor = join(parts)
+    return made

@@ -1,0 +1,158 @@
+"""The keys of a schema, one by one: what each must be, and the form it is kept in. Reads no records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from topdp.errors import InputError
+
+OTHER = "other"
+"""The column of values that are no listed category, and the fill that stands for it."""
+Range = tuple[float, float]
+
+
+class SchemaError(InputError):
+    """A schema that cannot be used: says which key, what was expected and what came."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A column of text that becomes token ids: hashed into `vocabulary` ids, or those of a public list."""
+
+    column: str
+    length: int = 64
+    vocabulary: int | tuple[str, ...] = 4096
+    unit: str = "word"
+
+
+def _names(key: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise SchemaError(f"{key}: expected a list, got {value!r:.80}.")
+    if any(isinstance(each, float) or not isinstance(each, str | int) for each in value):
+        raise SchemaError(f"{key}: expected texts or whole numbers, got {value!r:.80}.")
+    texts = tuple(str(int(each) if isinstance(each, bool) else each) for each in value)
+    if len(set(texts)) != len(texts):
+        raise SchemaError(f"{key}: expected every value once, got {value!r:.80}.")
+    return texts
+
+
+def _target(key: str, value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return value
+    names = _names(key, value)
+    if not names:
+        raise SchemaError(f"{key}: expected the name of the column to predict, or several, got none.")
+    return names
+
+
+def _classes(key: str, value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    texts = _names(key, value)
+    if len(texts) < 2:
+        raise SchemaError(f"{key}: expected at least 2 classes, got {len(texts)}: nothing is to be learnt.")
+    return texts
+
+
+def _mapping(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise SchemaError(f"{key}: expected columns and what is known of each, got {value!r:.80}.")
+    return dict(value)
+
+
+def _ranges(key: str, value: Any) -> dict[str, Range]:
+    made = {}
+    for column, limits in _mapping(key, value).items():
+        try:
+            low, high = (float(limit) for limit in limits)
+        except (TypeError, ValueError):
+            low = high = math.nan
+        if not (math.isfinite(high - low) and low < high):
+            raise SchemaError(
+                f"{key}.{column}: expected [least, largest], two numbers known without the records, got "
+                f"{limits!r:.80}."
+            )
+        made[column] = (low, high)
+    return made
+
+
+def _categories(key: str, value: Any) -> dict[str, tuple[str, ...]]:
+    made = {name: _names(f"{key}.{name}", values) for name, values in _mapping(key, value).items()}
+    for column, values in made.items():
+        if not values or OTHER in values:
+            raise SchemaError(
+                f"{key}.{column}: expected the public values without {OTHER!r}, which is added, got "
+                f"{list(values)!r:.80}."
+            )
+    return made
+
+
+def _missing(key: str, value: Any) -> dict[str, float | str]:
+    made = _mapping(key, value)
+    for column, fill in made.items():
+        if not isinstance(fill, str | int | float) or (isinstance(fill, float) and not math.isfinite(fill)):
+            raise SchemaError(f"{key}.{column}: expected a number or a category, got {fill!r:.80}.")
+    return made
+
+
+def _text(key: str, value: Any) -> Text | None:
+    if value is None or isinstance(value, Text):
+        made = value
+    else:
+        given = _mapping(key, value)
+        known = [each.name for each in fields(Text)]
+        if unknown := sorted(set(given) - set(known)):
+            raise SchemaError(f"{key}: no such key {unknown[0]!r}. Known: {', '.join(known)}.")
+        if "column" not in given:
+            raise SchemaError(f'{key}: expected column = "name", got none.')
+        if isinstance(given.get("vocabulary"), list | tuple):
+            given["vocabulary"] = _names(f"{key}.vocabulary", given["vocabulary"])
+        made = Text(**given)
+    if made is None:
+        return None
+    words = made.vocabulary if isinstance(made.vocabulary, int) else len(made.vocabulary) + 2
+    if not isinstance(made.length, int) or made.length < 1 or words < 3:
+        raise SchemaError(f"{key}: expected length >= 1 and vocabulary >= 3, got {made.length} and {words}.")
+    if made.unit not in ("word", "character"):
+        raise SchemaError(f"{key}.unit: expected 'word' or 'character', got {made.unit!r}.")
+    return made
+
+
+def _delimiter(key: str, value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or len(value) != 1):
+        raise SchemaError(f"{key}: expected one character, got {value!r:.80}.")
+    return value
+
+
+def _size(key: str, value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(each, int) and each >= 1 for each in pair):
+        raise SchemaError(f"{key}: expected [height, width] in pixels, got {value!r:.80}.")
+    return pair
+
+
+def _channels(key: str, value: Any) -> int | None:
+    if value not in (None, 1, 3):
+        raise SchemaError(f"{key}: expected 1 (grey) or 3 (colour), got {value!r:.80}.")
+    return None if value is None else int(value)
+
+
+KEYS: dict[str, Callable[[str, Any], Any]] = {
+    "target": _target,
+    "classes": _classes,
+    "ranges": _ranges,
+    "categories": _categories,
+    "text": _text,
+    "missing": _missing,
+    "indicators": _names,
+    "ignore": _names,
+    "delimiter": _delimiter,
+    "size": _size,
+    "channels": _channels,
+}
+"""What makes of a given value the one that is kept, or refuses it with the name of its key."""

@@ -1,0 +1,274 @@
+"""Tables: CSV, Parquet and frames become the same arrays, as the schema says and by nothing else."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from topdp.data.readers.csv_files import read_csv
+from topdp.data.readers.encode import encode
+from topdp.data.readers.frames import read_frame
+from topdp.data.readers.look import look
+from topdp.data.readers.paths import of_frame, read_records, sites
+from topdp.data.readers.schema import Schema
+from topdp.errors import DataError, InputError
+
+SCHEMA = Schema.of({
+    "target": "ill",
+    "classes": ["no", "yes"],
+    "ranges": {"age": [0, 100]},
+    "categories": {"job": ["clerk", "nurse"]},
+    "ignore": ["name"],
+})  # fmt: skip
+HEADER = "name,age,job,ill\n"
+ROWS = 'ann,25,nurse,yes\n"b, ob",100,clerk,no\ncem,0,pilot,no\n'
+INPUTS = [[-0.5, 0, 1, 0], [1, 1, 0, 0], [-1, 0, 0, 1]]
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Callable[..., Path]:
+    def write(text: str, name: str = "a.csv", encoding: str = "utf-8") -> Path:
+        (tmp_path / name).write_text(text, encoding=encoding)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_numbers_are_scaled_by_their_range_and_categories_have_a_column_each(csv: Any, encoding: str) -> None:
+    records = read_records(csv(HEADER + ROWS, encoding=encoding), SCHEMA)
+    np.testing.assert_allclose(records.inputs, INPUTS)
+    assert records.inputs.dtype == np.float32
+    assert records.targets.tolist() == [1, 0, 0] and records.targets.dtype == np.int64
+    assert records.classes == 2 and records.class_names == ("no", "yes")
+
+
+def test_a_record_becomes_the_same_whoever_stands_beside_it(csv: Any) -> None:
+    """Nothing is fitted: adding a record changes no other."""
+    few = read_records(csv(HEADER + ROWS), SCHEMA).inputs
+    many = read_records(csv(HEADER + ROWS + "dan,99,priest,yes\n" * 50), SCHEMA).inputs
+    np.testing.assert_array_equal(many[:3], few)
+
+
+def test_parquet_and_frames_are_the_same_records(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({
+        "name": ["ann", "bob", "cem"],
+        "age": [25, 100, 0],
+        "job": pandas.Categorical(["nurse", "clerk", "pilot"]),
+        "ill": ["yes", "no", "no"],
+    })  # fmt: skip
+    frame.to_parquet(tmp_path / "a.parquet")
+    columns = {name: list(frame[name]) for name in frame}
+    for records in (
+        read_records(tmp_path / "a.parquet", SCHEMA),
+        of_frame(frame, SCHEMA, "frame"),
+        of_frame(columns, SCHEMA, "columns"),
+    ):
+        np.testing.assert_allclose(records.inputs, INPUTS)
+        assert records.targets.tolist() == [1, 0, 0]
+
+
+def test_numbers_of_every_type_are_classes_and_categories_by_their_value(tmp_path: Path) -> None:
+    schema = Schema.of({"target": "ill", "classes": [0, 1], "categories": {"ward": [1, 2]}})
+    for ill, ward in (([True, False], [1.0, 2.0]), ([1, 0], ["1", "2"]), ([1.0, 0.0], [1, 2])):
+        frame = pandas.DataFrame({"ill": ill, "ward": ward})
+        frame.to_parquet(tmp_path / "a.parquet")
+        for records in (of_frame(frame, schema, "frame"), read_records(tmp_path / "a.parquet", schema)):
+            assert records.targets.tolist() == [1, 0]
+            assert records.inputs.tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_values_outside_of_a_range_are_brought_to_its_ends_and_counted_here(csv: Any, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, "topdp.data"):
+        records = read_records(csv(HEADER + "ann,-7,nurse,no\nbob,400,nurse,yes\ncem,50,nurse,yes\n"), SCHEMA)
+    assert records.inputs[:, 0].tolist() == [-1, 1, 0]
+    assert "2 of 3 values of age were outside of [0, 100]" in caplog.text
+
+
+def test_numbers_to_predict_are_taken_as_they_are_or_scaled_by_a_stated_range(csv: Any) -> None:
+    path = csv("age,cost,days\n50,3.5,7\n0,-1,0\n")
+    plain = Schema.of({"target": "cost", "ranges": {"age": [0, 100]}, "ignore": ["days"]})
+    records = read_records(path, plain)
+    assert records.targets.tolist() == [3.5, -1.0] and records.classes is None
+    both = Schema.of({"target": ["cost", "days"], "ranges": {"age": [0, 100], "days": [0, 14]}})
+    assert read_records(path, both).targets.tolist() == [[3.5, 0.0], [-1.0, -1.0]]
+
+
+@pytest.mark.parametrize("gap", ["", "NA", "nan", "?", " null "])
+def test_a_missing_value_is_refused_or_filled_in_as_stated(csv: Any, gap: str) -> None:
+    path = csv(HEADER + f"ann,50,nurse,no\nbob,{gap},nurse,no\ncem,0,{gap},no\n")
+    with pytest.raises(DataError, match=r"a.csv, line 3: expected a value of 'age', got none \(1 in all\)"):
+        read_records(path, SCHEMA)
+    filled = Schema.of({**SCHEMA.tree(), "missing": {"age": 75, "job": "other"}, "indicators": ["age"]})
+    assert read_records(path, filled).inputs.tolist() == [
+        [0, 0, 0, 1, 0],
+        [0.5, 1, 0, 1, 0],
+        [-1, 0, 0, 0, 1],
+    ]
+
+
+def test_a_listed_category_is_no_missing_value(csv: Any) -> None:
+    schema = Schema.of({"target": "ill", "classes": ["no", "yes"], "categories": {"land": ["NA", "NO"]}})
+    assert read_records(csv("land,ill\nNA,no\nNO,no\n"), schema).inputs.tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_gaps_in_frames_and_parquet_are_missing(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({
+        "age": pandas.array([50, None], dtype="Int64"), "job": ["nurse", None], "ill": ["no", "yes"]
+    })  # fmt: skip
+    frame.to_parquet(tmp_path / "a.parquet")
+    tree = {**SCHEMA.tree(), "ignore": []}
+    filled = Schema.of({**tree, "missing": {"age": 0, "job": "clerk"}})
+    for read in (lambda s: of_frame(frame, s, "frame"), lambda s: read_records(tmp_path / "a.parquet", s)):
+        assert read(filled).inputs.tolist() == [[0, 0, 1, 0], [-1, 1, 0, 0]]
+        with pytest.raises(DataError, match="record 1: expected a value of 'age', got none"):
+            read(Schema.of(tree))
+
+
+def test_without_a_schema_a_skeleton_is_printed_that_holds_no_values(csv: Any) -> None:
+    path = csv(HEADER + ROWS)
+    with pytest.raises(InputError) as refused:
+        read_records(path, None)
+    text = str(refused.value)
+    assert "age = []" in text and "name = []" in text
+    assert not any(value in text for value in ("ann", "nurse", "pilot", "25", "yes"))
+    with pytest.raises(InputError, match="nothing is stated of the column 'name'") as refused:
+        read_records(path, Schema.of({**SCHEMA.tree(), "ignore": []}))
+    assert "name = []" in str(refused.value) and 'job = ["clerk", "nurse"]' in str(refused.value)
+    assert "pilot" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a header line .*, got an empty file"),
+        (HEADER, "expected at least one record below the header, got none"),
+        ("name;age;job;ill\nann;1;nurse;no\n", "Is it split by ';'\\? State delimiter = ';' in the schema"),
+        (HEADER + "ann,25,nurse\n", "line 2: expected 4 values as in the header, got 3"),
+        (HEADER + ROWS + "ann,2,5,nurse,no\n", "line 5: expected 4 values as in the header, got 5"),
+        ("age,age,job,ill\n1,1,nurse,no\n", "expected every column once in the header, got 'age' twice"),
+        ("age,,job,ill\n1,1,nurse,no\n", "expected a name for every column, got none for column 2"),
+        (HEADER + "ann,old,nurse,no\n", "line 2: expected a number in 'age', got 'old'"),
+        (HEADER + "ann,inf,nurse,no\n", "line 2: expected a finite number in 'age'"),
+        (HEADER + "ann,1,nurse,perhaps\n", "expected one of the classes no, yes in 'ill', got 'perhaps'"),
+        (HEADER + "ann,1,nurse,\n", "line 2: expected a value of the target 'ill', got none"),
+        (HEADER.replace("job", "work") + ROWS, "expected the column 'job' of the schema, got name"),
+        (HEADER + 'ann,1,"nurse\n', "cannot be read as CSV"),
+    ],
+)
+def test_bad_files_are_refused_with_the_line(csv: Any, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_records(csv(text), SCHEMA)
+
+
+def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("größe\n1\n".encode("latin-1"))
+    with pytest.raises(DataError, match="expected UTF-8 text, got the byte 0xf6 at position 2"):
+        read_csv(tmp_path / "a.csv")
+
+
+def test_another_delimiter_is_stated_and_blank_lines_are_no_records(csv: Any) -> None:
+    schema = Schema.of({**SCHEMA.tree(), "delimiter": ";"})
+    text = (HEADER + ROWS.replace('"b, ob"', "bob")).replace(",", ";").replace("\n", "\n\n")
+    np.testing.assert_allclose(read_records(csv(text), schema).inputs, INPUTS)
+    assert read_csv(csv("a\tb\n1\t2\n", "a.tsv")).columns.keys() == {"a", "b"}
+
+
+def test_what_is_no_file_of_records_is_refused(tmp_path: Path, csv: Any) -> None:
+    with pytest.raises(DataError, match="which is not there"):
+        read_records(tmp_path / "absent.csv", SCHEMA)
+    with pytest.raises(DataError, match=r"expected a name that ends in .*got '.xlsx'"):
+        read_records(csv("x", "a.xlsx"), SCHEMA)
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        read_records(csv("x", "a.parquet"), SCHEMA)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "a.parquet").touch()
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.split(".")[0] == "pyarrow":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(DataError, match=r"pip install 'topdp\[tables\]'"):
+        read_records(tmp_path / "a.parquet", SCHEMA)
+
+
+def test_nested_columns_are_refused(tmp_path: Path) -> None:
+    pandas.DataFrame({"age": [[1, 2]], "ill": ["no"]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="expected one value per record, got list"):
+        read_records(tmp_path / "a.parquet", SCHEMA)
+
+
+class ClassLabel:
+    names = ("healthy", "ill")
+
+
+class Hub:
+    """What topdp asks of a Hugging Face dataset."""
+
+    column_names = ("note", "label")
+    features = {"note": object(), "label": ClassLabel()}  # noqa: RUF012
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return {"note": ["a cough", "none"], "label": [1, 0]}[name]
+
+
+def test_a_hugging_face_dataset_brings_its_declared_classes() -> None:
+    schema = Schema.of({"target": "label", "text": {"column": "note", "length": 3, "vocabulary": ["cough"]}})
+    records = of_frame(Hub(), schema, "hub")
+    assert records.inputs.tolist() == [[1, 2, 0], [1, 0, 0]] and records.inputs.dtype == np.int64
+    assert records.targets.tolist() == [1, 0] and records.class_names == ("healthy", "ill")
+    with pytest.raises(DataError, match=r"expected one split of a data set, got 'train': .* data\['train'\]"):
+        of_frame({"train": Hub()}, schema, "hub")
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (3, "expected a pandas frame, .* got a int"),
+        ({}, "expected a pandas frame"),
+        (pandas.DataFrame({0: [1]}), "expected texts as names of columns"),
+        (pandas.DataFrame([[1, 2]], columns=["a", "a"]), "expected every column once"),
+        ({"a": []}, "expected at least one record, got none"),
+        ({"a": [1, 2], "b": [1]}, "expected 2 values in 'b', got 1"),
+        ({"a": np.zeros((2, 2))}, r"expected one value per record in 'a', got shape \(2, 2\)"),
+    ],
+)
+def test_what_is_no_frame_is_refused(frame: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_frame(frame)
+
+
+def test_text_that_is_not_there_is_empty_and_numbers_are_no_text() -> None:
+    schema = Schema.of({"target": "y", "classes": ["a", "b"], "text": {"column": "x", "length": 2}})
+    inputs, _ = encode(read_frame({"x": ["hello", None], "y": ["a", "b"]}), schema)
+    assert inputs[1].tolist() == [0, 0] and inputs[0, 0] > 0
+    with pytest.raises(DataError, match="record 0: expected text, got .3"):
+        encode(read_frame({"x": [3], "y": ["a"]}), schema)
+
+
+def test_patterns_name_sites_in_sorted_order(csv: Any, tmp_path: Path) -> None:
+    for name in ("b.csv", "a.csv", "c.csv"):
+        csv(HEADER, name)
+    assert [path.name for path in sites([f"{tmp_path}/*.csv"])] == ["a.csv", "b.csv", "c.csv"]
+    with pytest.raises(DataError, match="found none"):
+        sites([f"{tmp_path}/*.parquet"])
+    with pytest.raises(DataError, match=r"got .*a.csv twice: a record is at one agent only"):
+        sites([tmp_path / "a.csv", f"{tmp_path}/a*"])
+
+
+def test_an_owner_sees_what_its_columns_hold(csv: Any) -> None:
+    seen = {sight.column: sight for sight in look(csv(HEADER + ROWS + "dan,?,,no\n"))}
+    assert seen["age"][1:5] == ("number", 1, 0.0, 100.0)
+    assert seen["job"][1:] == ("text", 1, None, None, ("clerk", "nurse", "pilot"))
