@@ -5,6 +5,7 @@ Exit codes are those of `topdp.errors`. Tables and `--json` go to stdout; progre
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import asdict
@@ -94,18 +95,23 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Continue an unfinished run.")
     ] = None,
+    sinks: Annotated[
+        list[str] | None,
+        typer.Option("--sink", metavar="NAME", help="Metrics go there too: tensorboard, mlflow, wandb."),
+    ] = None,
 ) -> None:
     """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP."""
     from topdp.report.reached import hint
     from topdp.runs import run as runs
 
     if resume is not None:
-        if file or preset or changes or folder:
+        if file or preset or changes or folder or sinks:
             raise ConfigError("--resume takes its configuration from the run folder: leave the others away.")
         with console_progress() as fetching, run_progress(err, str(resume)) as watch:
             result = runs.resume(resume, device, watch, fetching)
     else:
-        wanted = config.read(file, preset, changes)
+        sent = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
+        wanted = config.read(file, preset, [*(changes or []), *sent])
         place = folder or Path("runs") / _run_name(wanted)
         with console_progress() as fetching, run_progress(err, wanted.method.name) as watch:
             result = runs.run(wanted, place, device, watch, fetching)
@@ -113,6 +119,8 @@ def run(
         print_json(result.summary())
     else:
         show(*tables.runs({result.config.method.name: result.summary()}))
+        if result.stopped is not None:
+            show(result.stopped.statement)
         show(f"Everything is in {result.folder}")
         if (line := hint(result.config, result.summary())) is not None:
             show(line)
@@ -171,6 +179,32 @@ def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
     for name, result in results.items():
         groups.setdefault(result.plan.digest(), []).append(name)
     return [names for names in groups.values() if len(names) > 1]
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    file: Annotated[Path, typer.Option("--out", metavar="FILE", help="Ends in .safetensors, .pt or .onnx.")],
+    agent: Annotated[str, typer.Option("--agent", help="Whose network: a number, or mean of all.")] = "0",
+    format: Annotated[
+        str | None, typer.Option("--format", help="safetensors, state-dict or onnx: by default the ending's.")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="At the best evaluation, instead of at the end.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """A trained network as a file that others can read. Reads no data."""
+    from topdp.runs.export import export_run, format_of
+
+    written = export_run(run, file, format, agent, best)
+    if as_json:
+        told = {"file": str(written), "format": format_of(file, format), "agent": agent, "best": best}
+        print_json({"run": str(run), **told})
+    else:
+        show(
+            f"The network of {'all agents, averaged,' if agent == 'mean' else f'agent {agent}'} is {written}"
+        )
 
 
 @app.command()

@@ -67,6 +67,7 @@ def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, 
     assert folder.state == "done"
     assert sorted(os.listdir(tmp_path / "run")) == [
         "accuracy.png",
+        "best.safetensors",
         "config.toml",
         "metrics.jsonl",
         "model.safetensors",
@@ -455,11 +456,11 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, mon
 
     real, calls = result.save_file, []
 
-    def full(tensors, file):
+    def full(tensors, file, *notes):
         calls.append(file)
-        if len(calls) > 1:
+        if len(calls) > 2:  # the best so far and the checkpoint of round 0
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(tensors, file)
+        real(tensors, file, *notes)
 
     monkeypatch.setattr(result, "save_file", full)
     with pytest.raises(FileError, match="No space left"):
@@ -548,10 +549,10 @@ class TestCommands:
     def test_a_comparison_goes_on_where_it_was_broken_off(self, topdp, job, tmp_path, monkeypatch):
         real = run._execute
 
-        def interrupted_at_li18(job, folder, watch):
+        def interrupted_at_li18(job, folder, *others):
             if job.parts.config.method.name == "li18":
                 raise InterruptedRun(folder.path)
-            return real(job, folder, watch)
+            return real(job, folder, *others)
 
         three = ("compare", job, "--methods", "plain,li18,top", "--out", tmp_path / "all")
         with monkeypatch.context() as patched:

@@ -5,8 +5,9 @@
     metrics.jsonl      one line per evaluation
     privacy.json       how private the run is
     model.safetensors  the agents' final estimates, [agents, d]
+    best.safetensors   their estimates at the best evaluation so far
     accuracy.png       the learning curve
-    checkpoint.safetensors  where an unfinished run stands; gone when it ends
+    checkpoint.safetensors  where an unfinished run stands, or one that was stopped; gone when it is done
     run.json           versions, state and times; the file that makes a folder a run
 
 Nothing here needs torch, so reports can be made where it is not installed.
@@ -16,14 +17,15 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from topdp import __version__
@@ -98,7 +100,7 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """starting, running, interrupted, diverged or done"""
+        """starting, running, interrupted, stopped, diverged or done"""
         return str(self.fact("state"))
 
     @property
@@ -117,9 +119,8 @@ class RunFolder:
 
     @property
     def estimates(self) -> NDArray[Any]:
-        """[agents, d] at the end of the run."""
-        estimates: NDArray[Any] = self._read("model.safetensors", lambda file: load_file(file)["estimates"])
-        return estimates
+        """[agents, d] at the end of the run, or where it was stopped."""
+        return self.read_estimates("model.safetensors")[0]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -145,11 +146,23 @@ class RunFolder:
         """Adds to run.json: the state and what else is to be remembered."""
         self.write_json("run.json", {**self.read_json("run.json"), "state": state, **facts})
 
-    def finish(self, estimates: NDArray[Any], **facts: Any) -> None:
+    def finish(self, estimates: NDArray[Any], notes: dict[str, str] | None = None, **facts: Any) -> None:
+        """The end of a run; one that was stopped keeps its checkpoint, from which it can go on."""
+        self.save_estimates("model.safetensors", estimates, notes)
+        stopped = facts.get("stopped") is not None
+        self.mark("stopped" if stopped else "done", **facts)
+        if not stopped:
+            (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+
+    def save_estimates(self, name: str, estimates: NDArray[Any], notes: dict[str, str] | None) -> None:
+        """[agents, d], with notes in words beside them."""
         tensors = {"estimates": np.ascontiguousarray(estimates)}
-        self._write("model.safetensors", lambda file: save_file(tensors, file))
-        self.mark("done", **facts)
-        (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+        self._write(name, lambda file: save_file(tensors, file, notes))
+
+    def read_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
+        """Estimates and all notes of such a file, which must have the `notes` named here."""
+        found: tuple[NDArray[Any], dict[str, str]] = self._read(name, partial(_read_estimates, notes=notes))
+        return found
 
     def read_json(self, name: str) -> Any:
         return self._read(name, lambda file: json.loads(file.read_text(encoding="utf-8")))
@@ -186,6 +199,12 @@ def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
 
 def _read_config(file: Path) -> RunConfig:
     return parse(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
+
+
+def _read_estimates(file: Path, notes: Sequence[str]) -> tuple[NDArray[Any], dict[str, str]]:
+    with safe_open(file, "numpy") as opened:
+        found = opened.metadata() or {}
+        return opened.get_tensor("estimates"), {**found, **{name: found[name] for name in notes}}
 
 
 def _read_checkpoint(file: Path) -> Checkpoint:

@@ -9,6 +9,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,8 +18,11 @@ import torch
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
 from topdp.privacy.observers.view import Progress
+from topdp.runs.best import Best, BestSoFar
+from topdp.runs.callbacks import Callbacks, Running
+from topdp.runs.export import notes_of
 from topdp.runs.folder import GIVEN, Checkpoint, RunFolder
-from topdp.runs.result import Metrics, metrics_of
+from topdp.runs.result import Metrics, Stopped, metrics_of
 from topdp.settings.config import RunConfig
 from topdp.simulator.engine import Engine, State
 
@@ -44,13 +49,36 @@ class InterruptedRun(Interrupted):
         self.folder = folder
 
 
+@dataclass(frozen=True)
+class Trained:
+    """Where the loop ended, and what was found on the way."""
+
+    state: State
+    metrics: list[Metrics]
+    best: Best | None
+    stopped: Stopped | None
+
+
 def train_to_the_end(
-    engine: Engine, start: torch.Tensor, config: RunConfig, folder: RunFolder | None, watch: Watcher | None
-) -> tuple[State, list[Metrics]]:
-    """All releases that are left, from the checkpoint in `folder` or from `start`."""
+    engine: Engine,
+    start: torch.Tensor,
+    config: RunConfig,
+    folder: RunFolder | None,
+    watch: Watcher | None,
+    callbacks: Callbacks,
+    seen_as: Callable[[list[Metrics]], Running],
+) -> Trained:
+    """All releases that are left, from the checkpoint in `folder` or from `start`, or until a callback stops.
+
+    `seen_as` makes of the evaluations so far what callbacks are given.
+    """
     each = engine.plan.releases // (config.rounds + 1)  # one that carries gradients, and those that only mix
     state, metrics = _begin(engine, start, folder, each)
-    with _leaving_it_loadable(folder, metrics, config) as keep, _stop_signals() as asked_to_stop:
+    best = BestSoFar(folder, resumed=bool(metrics), notes=notes_of(engine.gradients.flat))
+    run = seen_as(metrics)
+    callbacks.start(run)
+    stopped: Stopped | None = None
+    with _leaving_it_loadable(folder, metrics, best, config) as keep, _stop_signals() as asked_to_stop:
         while state.releases < engine.plan.releases:
             state = engine.advance(state)
             t, within = divmod(state.releases - each, each)  # rounds done; one release stands before the loop
@@ -58,14 +86,24 @@ def train_to_the_end(
                 keep(state, False)  # the rows of the last round are overwritten soon
                 continue
             due = t % config.train.evaluate_every == 0 or t == config.rounds
-            if due and engine.shards.test_inputs is not None:
+            due = due and engine.shards.test_inputs is not None
+            if due:
                 metrics.append(metrics_of(t, engine.evaluate(state)))
+                best.see(metrics[-1], engine.reported(state))
             keep(state, t % config.train.checkpoint_every == 0)
             if watch is not None:
                 watch("training", t, config.rounds, metrics[-1] if metrics else None)
             if asked_to_stop():
                 raise KeyboardInterrupt
-    return state, metrics
+            run.advance(t, due, partial(engine.reported, state))
+            with _kept_if_it_fails(folder, partial(keep, state, True)):
+                callbacks.after_round(run)
+            if run.stopped is not None and t < config.rounds:
+                stopped = run.stopped
+                keep(state, True)
+                break
+    best.save()
+    return Trained(state, metrics, best.best, stopped)
 
 
 def _begin(
@@ -102,7 +140,7 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _leaving_it_loadable(
-    folder: RunFolder | None, metrics: list[Metrics], config: RunConfig
+    folder: RunFolder | None, metrics: list[Metrics], best: BestSoFar, config: RunConfig
 ) -> Iterator[Callable[[State, bool], None]]:
     """Saves checkpoints as the run goes, and once more when it is interrupted."""
     last: list[State] = []
@@ -110,6 +148,7 @@ def _leaving_it_loadable(
     def save(state: State) -> None:
         if folder is not None:
             folder.save_metrics(metrics)
+            best.save()
             folder.save_checkpoint(Checkpoint(state.releases, state.rows.cpu().numpy()))
 
     def keep(state: State, due: bool) -> None:
@@ -128,6 +167,18 @@ def _leaving_it_loadable(
     except DivergedError:
         if folder is not None:
             folder.mark("diverged")
+        raise
+
+
+@contextmanager
+def _kept_if_it_fails(folder: RunFolder | None, save: Callable[[], None]) -> Iterator[None]:
+    """A user's own code may raise: the run can go on from the very round after which it did."""
+    try:
+        yield
+    except Exception:
+        save()
+        if folder is not None:
+            folder.mark("interrupted")
         raise
 
 

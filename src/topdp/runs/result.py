@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
 from topdp.privacy.account import Account
+from topdp.runs.best import Best
+from topdp.runs.export import InputKind, chosen_row, write
 from topdp.settings.config import RunConfig
 from topdp.simulator.engine import Evaluation
 
 Metrics = dict[str, Any]
 """One evaluation, as a line of metrics.jsonl holds it."""
+
+
+class Stopped(NamedTuple):
+    """A callback ended the run after `round`."""
+
+    round: int
+    reason: str
+
+    @property
+    def statement(self) -> str:
+        return (
+            f"Stopped after round {self.round}: {self.reason}. ε is that of the whole plan, an upper bound "
+            "where test records are public; `view` and `claimed` do not cover a stop."
+        )
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,9 @@ class Result:
     seconds: float
     flat: FlatModel = field(repr=False)
     folder: Path | None = None
+    best: Best | None = field(default=None, repr=False)  # of all evaluations, by the first metric
+    stopped: Stopped | None = None  # by a callback
+    inputs: InputKind | None = field(default=None, repr=False)  # what the model takes
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -52,6 +72,30 @@ class Result:
         """The trained network of one agent."""
         return self.flat.load(self.estimates[agent])
 
+    def best_model(self, agent: int) -> nn.Module:
+        """The network of one agent at the best evaluation of the run (`best`), instead of at the end.
+
+        Chosen by test records its metric is a little too good; by `data.validation` it is not.
+        """
+        return self.flat.load(self._rows(best=True)[agent])
+
+    def export(
+        self, file: str | Path, format: str | None = None, *, agent: int | str = 0, best: bool = False
+    ) -> Path:
+        """Writes the network of one agent, or of the "mean" of all, as safetensors, state-dict or onnx.
+
+        Without `format` the ending of `file` says: .safetensors, .pt or .onnx.
+        """
+        module = self.flat.load(chosen_row(self._rows(best), agent))
+        return write(module, Path(file), format, self.inputs)
+
+    def _rows(self, best: bool) -> Tensor:
+        if not best:
+            return self.estimates
+        if self.best is None:
+            raise InputError("Expected a run with test records, by which a best round is chosen, got none.")
+        return self.best.estimates
+
     def summary(self) -> dict[str, Any]:
         """The JSON object of `topdp run --json`."""
         return {
@@ -60,6 +104,7 @@ class Result:
             "accuracy": self.accuracy or None,
             "privacy": self.privacy.summary(),
             "seconds": round(self.seconds, 3),
+            "stopped": None if self.stopped is None else self.stopped._asdict(),
         }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,18 +31,25 @@ from topdp.files import gone_if_it_fails
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.report.curves import curves, heading
+from topdp.runs import sinks
 from topdp.runs.assembly import Assembly, choose_device
+from topdp.runs.best import Best
+from topdp.runs.best import read as read_best
+from topdp.runs.callbacks import Callbacks, Running, expect_list
+from topdp.runs.export import InputKind, facts_of, notes_of
 from topdp.runs.folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
 from topdp.runs.loop import Watcher, accounting, train_to_the_end
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
-from topdp.runs.result import Result
+from topdp.runs.result import Result, Stopped
 from topdp.runs.settling import agrees
 from topdp.settings import build
 from topdp.settings.config import (
     ConfigError,
     MethodConfig,
     PrivacyConfig,
+    ReportConfig,
     RunConfig,
+    Section,
     TrainConfig,
     did_you_mean,
     parse,
@@ -57,15 +64,21 @@ def run(
     device: str = "auto",
     watch: Watcher | None = None,
     progress: Progress | None = None,
+    callbacks: Iterable[object] = (),
 ) -> Result:
     """Executes a configuration and leaves a run folder in `out`."""
+    called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
     with _room_for(out):
         job = _planned(Assembly.of(config, choose_device(device), progress), watch)
-    return _execute(job, _new_folder(out, job), watch)
+    return _execute(job, _new_folder(out, job), watch, called)
 
 
 def resume(
-    path: Path, device: str = "auto", watch: Watcher | None = None, progress: Progress | None = None
+    path: Path,
+    device: str = "auto",
+    watch: Watcher | None = None,
+    progress: Progress | None = None,
+    callbacks: Iterable[object] = (),
 ) -> Result:
     """Continues an unfinished run where its last checkpoint stands; ends as if it had not been broken off."""
     folder = _unfinished(path)
@@ -75,8 +88,9 @@ def resume(
             f"The run in {path} was started from Python with its own data and model: continue it there, with "
             f"topdp.train(..., out={str(path)!r}, resume=True)."
         )
+    called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
     job = _begun(Assembly.of(config, choose_device(device), progress), folder)
-    return _execute(job, folder, watch)
+    return _execute(job, folder, watch, called)
 
 
 def run_or_continue(
@@ -102,7 +116,7 @@ def run_or_continue(
         return resume(out, device, watch, progress)
     job = _begun(Assembly.of(folder.config, choose_device(device), progress), folder)
     seconds = float(folder.fact("seconds"))
-    return job.result(folder.metrics, torch.from_numpy(folder.estimates), seconds, out)
+    return job.result(folder.metrics, torch.from_numpy(folder.estimates), seconds, out, read_best(folder))
 
 
 def train(
@@ -118,6 +132,7 @@ def train(
     watch: Watcher | None = None,
     features: str | Callable[[torch.Tensor], Any] | None = None,
     progress: Progress | None = None,
+    callbacks: Iterable[object] = (),
     **settings: Any,
 ) -> Result:
     """Trains a user's own module on a user's own shards and graph.
@@ -130,8 +145,11 @@ def train(
     `features`: what a record becomes before the model sees it. "scattering", or a function of one record (a
     torch module gets a batch of one), which must not be chosen by looking at private records.
 
-    `settings` are the keys of the configuration's sections method, privacy, data (batch, feature_groups) and
-    train by their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `batch={"cycle": 20}`.
+    `callbacks`: functions or objects that are called as the run goes, and may stop it (`runs/callbacks.py`).
+    `sinks=["tensorboard"]` (or mlflow, wandb) sends metrics there as well.
+
+    `settings` are the keys of the configuration's sections method, privacy, data (batch, feature_groups),
+    train and report by their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `batch={"cycle": 20}`.
 
     >>> import torch, topdp
     >>> inputs = torch.rand(4, 50, 3)  # four agents with 50 records each
@@ -148,6 +166,7 @@ def train(
     own = None if features is None or isinstance(features, str) else OwnFeatures(features)
     named = "none" if features is None else features if own is None else "given"
     config = _config_of(topology, rounds, seed, {"features": named, **settings})
+    called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
     begun = _unfinished(Path(out)) if resume and out is not None else None
@@ -168,7 +187,7 @@ def train(
     if new is not None:
         begun = _new_folder(new, job)
         begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
-    return _execute(job, begun, watch)
+    return _execute(job, begun, watch, called)
 
 
 @dataclass(frozen=True)
@@ -180,10 +199,27 @@ class Job:
     privacy: Account
 
     def result(
-        self, metrics: list[dict[str, Any]], estimates: torch.Tensor, seconds: float, folder: Path | None
+        self,
+        metrics: list[dict[str, Any]],
+        estimates: torch.Tensor,
+        seconds: float,
+        folder: Path | None,
+        best: Best | None,
+        stopped: Stopped | None = None,
     ) -> Result:
-        parts = self.parts
-        return Result(parts.config, self.plan, self.privacy, metrics, estimates, seconds, parts.flat, folder)
+        return Result(
+            self.parts.config,
+            self.plan,
+            self.privacy,
+            metrics,
+            estimates,
+            seconds,
+            self.parts.flat,
+            folder,
+            best,
+            stopped,
+            InputKind.of(self.parts.shards.inputs),
+        )
 
 
 def _planned(parts: Assembly, watch: Watcher | None) -> Job:
@@ -204,16 +240,30 @@ def _begun(parts: Assembly, folder: RunFolder) -> Job:
     return Job(parts, plan, found)
 
 
-def _execute(job: Job, folder: RunFolder | None, watch: Watcher | None) -> Result:
+def _execute(
+    job: Job, folder: RunFolder | None, watch: Watcher | None, callbacks: Callbacks | None = None
+) -> Result:
+    callbacks = callbacks or Callbacks()
     started = time.perf_counter()
-    parts = job.parts
+    parts, path = job.parts, folder.path if folder else None
     engine = parts.engine(job.plan)
-    state, metrics = train_to_the_end(engine, parts.start, parts.config, folder, watch)
-    seconds = time.perf_counter() - started
-    estimates = engine.reported(state).detach().cpu().clone()
-    result = job.result(metrics, estimates, seconds, folder.path if folder else None)
-    if folder is not None:
-        _save(folder, result, parts.device)
+    before = folder.read_json("run.json").get("stopped") if folder is not None else None
+    stopped_at = None if before is None else int(before["round"])
+
+    def seen_as(history: list[dict[str, Any]]) -> Running:
+        return Running(parts.config, job.plan, job.privacy, parts.flat, path, history, stopped_at)
+
+    try:
+        found = train_to_the_end(engine, parts.start, parts.config, folder, watch, callbacks, seen_as)
+        seconds = time.perf_counter() - started
+        estimates = engine.reported(found.state).detach().cpu().clone()
+        result = job.result(found.metrics, estimates, seconds, path, found.best, found.stopped)
+        if folder is not None:
+            _save(folder, result, parts.device)
+    except BaseException as error:
+        callbacks.broke(error)
+        raise
+    callbacks.end(result)
     return result
 
 
@@ -225,6 +275,8 @@ def _save(folder: RunFolder, result: Result, device: torch.device) -> None:
         curves({name: result.metrics}, folder.path / "accuracy.png", title)
     folder.finish(
         result.estimates.numpy(),
+        notes_of(result.flat),
+        stopped=None if result.stopped is None else result.stopped._asdict(),
         seconds=round(result.seconds, 3),
         device=str(device),
         python=platform.python_version(),
@@ -263,7 +315,8 @@ def _room_for(out: Path | None) -> Iterator[None]:
 def _new_folder(path: Path, job: Job) -> RunFolder:
     folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
     folder.write_json("privacy.json", sealed(job.plan, job.privacy))
-    folder.mark("running", records=list(job.parts.shards.counts), data=job.parts.shards.digest())
+    shards = job.parts.shards
+    folder.mark("running", records=list(shards.counts), data=shards.digest(), **facts_of(shards))
     return folder
 
 
@@ -277,10 +330,14 @@ def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, A
         "data": {"name": GIVEN},
         "model": {"name": GIVEN},
         "train": {},
+        "report": {},
     }
     places = {"method": ("method", "name")}
     places.update({key: ("data", key) for key in ("batch", "features", "feature_groups")})
-    for section, model in (("method", MethodConfig), ("privacy", PrivacyConfig), ("train", TrainConfig)):
+    sections: dict[str, type[Section]] = {
+        "method": MethodConfig, "privacy": PrivacyConfig, "train": TrainConfig, "report": ReportConfig
+    }  # fmt: skip
+    for section, model in sections.items():
         places.update({key: (section, key) for key in model.model_fields if key != "name"})
     for key, value in settings.items():
         if key not in places:

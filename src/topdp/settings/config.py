@@ -179,6 +179,10 @@ class TrainConfig(Section):
     checkpoint_every: Count = 100
 
 
+class ReportConfig(Section):
+    sinks: list[Literal["tensorboard", "mlflow", "wandb"]] = []  # where metrics go as well
+
+
 class RunConfig(Section):
     """Everything that decides a run. Two runs with one RunConfig draw the same numbers on the same device."""
 
@@ -190,6 +194,7 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
+    report: ReportConfig = ReportConfig()
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))

@@ -34,6 +34,7 @@ from topdp.data import Shards
 from topdp.errors import ExitCode, InputError
 from topdp.privacy.account import Account
 from topdp.runs.assembly import Assembly
+from topdp.runs.export import facts_of, notes_of
 from topdp.runs.folder import RunFolder
 from topdp.runs.planning import sealed
 from topdp.runs.result import Result, metrics_of
@@ -193,6 +194,8 @@ def _gathered(
     folder.save_metrics(metrics)
     folder.finish(
         estimates.numpy(),
+        notes_of(parts.flat),
+        **facts_of(parts.shards),
         seconds=round(seconds, 3),
         records=list(parts.shards.counts),
         plan=setup.plan.digest(),

@@ -1,0 +1,250 @@
+"""What your own code may see and do while a run goes: callbacks.
+
+A callback is an object with any of the methods below, or a plain function, which is called after every round.
+
+    on_start(run)       before the first round, also of a run that is resumed
+    on_round(run)       after every round; round 0 is the release before the loop
+    on_evaluation(run)  after rounds in which estimates were tested
+    on_end(result)      when the run is done or was stopped, and everything is on disk
+    on_break(error)     when Ctrl-C or an error ends it instead
+
+`run` is a `Running`: round, metrics, estimates, plan, configuration and account. It has no gradients, losses
+or other statistics of training records, and gives copies: nothing that a callback does changes the run, but
+for `run.stop(reason)`. Callbacks are for the simulator; agents stop by their plan and budget alone.
+
+**Guarantees.** A run that is stopped reports the ε of its whole plan. What has been released by then is a
+part of what the whole plan releases, and where to stop follows from estimates, which the answers `adaptive`,
+`outsider` and `worst_case` count as seen in every round, and from public records: a function of what those
+observers see, which tells them nothing more. So the ε of the plan is an upper bound. The rounds until then
+would cost less by themselves, but that holds for a number of rounds fixed before, not for one chosen on the
+way; it is not reported. `view` and `claimed` do not count estimates as seen, and do not cover a stop. Nothing
+covers a rule that reads private records: test records count as public.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from topdp.errors import InputError
+from topdp.learning.models import FlatModel
+from topdp.plan import Plan
+from topdp.privacy.account import Account
+from topdp.runs.best import first_metric, metric_of
+from topdp.runs.result import Metrics, Stopped
+from topdp.settings.config import ConfigError, RunConfig, did_you_mean
+
+METHODS = ("on_start", "on_round", "on_evaluation", "on_end", "on_break")
+
+
+@final
+class Running:
+    """A run under way, as callbacks see it: read-only, but for `stop`.
+
+    >>> import torch, topdp
+    >>> x = torch.rand(4, 50, 3)  # three agents and a test set
+    >>> y = (x.sum(2) > 1.5).long()
+    >>> shards = topdp.Shards.from_arrays(list(zip(x[:3], y[:3])), test=(x[3], y[3]))
+    >>> def watch(run):
+    ...     print(run.round, "of", run.rounds, tuple(run.estimates.shape))
+    ...     if run.round == 1:
+    ...         run.stop("seen enough")
+    >>> ring, model = topdp.topology.ring(3), torch.nn.Linear(3, 2)
+    >>> result = topdp.train(model, shards, ring, sigma=0.1, rounds=9, callbacks=[watch])
+    0 of 9 (3, 8)
+    1 of 9 (3, 8)
+    >>> result.stopped.round, result.stopped.reason
+    (1, 'seen enough')
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        privacy: Account,
+        flat: FlatModel,
+        folder: Path | None,
+        history: list[Metrics],
+        stopped_at: int | None = None,
+    ) -> None:
+        self.config = config
+        self.plan = plan
+        self.privacy = privacy
+        """How private the whole plan is, known before the first round."""
+        self.folder = folder
+        self.round: int | None = None
+        """Rounds done; None before the first release."""
+        self.evaluated = False
+        """Whether `metrics` are of this very round."""
+        self.stopped_at = stopped_at
+        """The round after which this run was stopped once, where it goes on now."""
+        self._flat = flat
+        self._history = history
+        self._rows: Callable[[], Tensor] | None = None
+        self._kept: Tensor | None = None
+        self._reason: str | None = None
+
+    @property
+    def rounds(self) -> int:
+        return self.config.rounds
+
+    @property
+    def history(self) -> list[Metrics]:
+        """All evaluations so far, as lines of metrics.jsonl; of a resumed run also those before."""
+        return copy.deepcopy(self._history)
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """The last evaluation; None before the first, or without test records."""
+        return copy.deepcopy(self._history[-1]) if self._history else None
+
+    @property
+    def estimates(self) -> Tensor:
+        """[agents, d] of this round: a copy on the processor, made when first asked for."""
+        if self._rows is None:
+            raise InputError("Expected a callback after a round to ask for estimates: there are none yet.")
+        if self._kept is None:
+            self._kept = self._rows().detach().cpu().clone()
+        return self._kept.clone()
+
+    def model(self, agent: int) -> nn.Module:
+        """The network of one agent as it is now."""
+        return self._flat.load(self.estimates[agent])
+
+    def stop(self, reason: str) -> None:
+        """The run ends after this round; it can be resumed, and goes on to its end then."""
+        self._reason = self._reason or str(reason)
+
+    @property
+    def stopped(self) -> Stopped | None:
+        if self._reason is None or self.round is None:
+            return None
+        return Stopped(self.round, self._reason)
+
+    def advance(self, round: int, evaluated: bool, rows: Callable[[], Tensor]) -> None:
+        """For the loop: a round is done; `rows` gives its estimates when asked."""
+        self.round, self.evaluated = round, evaluated
+        self._rows, self._kept = rows, None
+
+
+@final
+class Callbacks:
+    """The callbacks of one run, checked before it is planned and called in their order."""
+
+    def __init__(self, given: Iterable[object] = ()) -> None:
+        self._given = [_checked(one) for one in given]
+
+    def start(self, run: Running) -> None:
+        self._call("on_start", run, "before the first round")
+
+    def after_round(self, run: Running) -> None:
+        """Everybody is heard, also when one has asked to stop."""
+        where = f"after round {run.round}"
+        self._call("on_round", run, where)
+        if run.evaluated:
+            self._call("on_evaluation", run, where)
+
+    def end(self, result: Any) -> None:
+        self._call("on_end", result, "at the end")
+
+    def broke(self, error: BaseException) -> None:
+        """What goes wrong here does not hide why the run ended."""
+        for one in self._given:
+            if (method := getattr(one, "on_break", None)) is not None:
+                try:
+                    method(error)
+                except Exception as another:
+                    error.add_note(f"Then {_name(one)}.on_break raised {another!r}.")
+
+    def _call(self, name: str, argument: Any, where: str) -> None:
+        for one in self._given:
+            plain = name == "on_round" and not _has_methods(one)
+            method = one if plain else getattr(one, name, None)
+            if method is None:
+                continue
+            try:
+                method(argument)  # type: ignore[operator]
+            except Exception as error:
+                called = _name(one) if plain else f"{_name(one)}.{name}"
+                error.add_note(f"Raised by the callback {called} {where}.")
+                raise
+
+
+@final
+class StopEarly:
+    """Stops when `metric` has not become better in the last `patience` evaluations.
+
+    The mean over agents counts, on test records, which are taken as public; without them it is refused. A run
+    that is resumed where it was broken off stops where it would have; one that is resumed after a stop gets
+    new patience.
+
+    >>> StopEarly(patience=3)
+    StopEarly(patience=3, metric=None)
+    """
+
+    def __init__(self, patience: int = 5, metric: str | None = None) -> None:
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise InputError(f"Expected patience to be a whole number >= 1, got {patience!r}.")
+        self.patience = patience
+        self.metric = metric
+        self._after = -1
+
+    def __repr__(self) -> str:
+        return f"StopEarly(patience={self.patience}, metric={self.metric!r})"
+
+    def on_start(self, run: Running) -> None:
+        self._after = -1 if run.stopped_at is None else run.stopped_at
+
+    def on_round(self, run: Running) -> None:
+        if run.metrics is None:
+            raise InputError(
+                "StopEarly: expected shards with a test set, got none: there is nothing public to decide by."
+            )
+
+    def on_evaluation(self, run: Running) -> None:
+        lines = [line for line in run.history if line["round"] > self._after]
+        name = self.metric or first_metric(lines[-1])
+        values = [metric_of(line, name) for line in lines]
+        better = [-math.inf if math.isnan(value) else value for value in values]
+        since = len(better) - 1 - better.index(max(better))
+        if since >= self.patience:
+            run.stop(f"{name} has not become better in {since} evaluations")
+
+
+def expect_list(given: Iterable[object]) -> list[object]:
+    """What a user passes as callbacks: several, also where it is one."""
+    if callable(given) or _has_methods(given) or not isinstance(given, Iterable):
+        raise ConfigError("callbacks: expected a list of callbacks, got one by itself: write [callback].")
+    return list(given)
+
+
+def _checked(one: object) -> object:
+    if inspect.isclass(one):
+        raise ConfigError(f"callbacks: expected an object, got the class {one.__name__}: write it with ().")
+    named = [name for name in dir(one) if name.startswith("on_") and callable(getattr(one, name, None))]
+    for name in named:
+        if name not in METHODS:
+            raise ConfigError(
+                f"callbacks: {_name(one)} has a method {name!r}, which nothing calls."
+                f"{did_you_mean(name, list(METHODS))}"
+            )
+    if not named and not callable(one):
+        raise ConfigError(
+            f"callbacks: expected functions, or objects with a method {', '.join(METHODS[:-1])} or "
+            f"{METHODS[-1]}, got {one!r:.80}."
+        )
+    return one
+
+
+def _has_methods(one: object) -> bool:
+    return any(hasattr(one, name) for name in METHODS)
+
+
+def _name(one: object) -> str:
+    return getattr(one, "__name__", type(one).__name__)
