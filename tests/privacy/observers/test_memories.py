@@ -126,3 +126,10 @@ def test_a_row_that_somebody_reads_or_that_has_noise_is_no_memory():
     for field, values, row in (("readers", readers, n), ("draw", draw, n + 1), ("source", source, n + 2)):
         changed = replace(plan, **{field: replace(getattr(plan, field), values=values)})
         assert not changed.memories[row] and changed.memories[n:].sum() == n - 1
+
+
+def test_long_plans_with_momentum_cost_exactly_what_they_cost_without():
+    """Rounding must not grow along the memories: what follows from estimates that are seen is known."""
+    plain = plan_on(GRAPHS["random"], "top-sync", rounds=80)
+    plan = optimised(plain, Optimiser("momentum", momentum=0.9), plain.rate)
+    np.testing.assert_array_equal(adaptive(plan, unit(plan)).upper, adaptive(plain, unit(plain)).upper)

@@ -247,13 +247,15 @@ def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
     seen[round[later] - 1, source[round, row, slot][later]] = True
     if public is not Public.NOTHING:
         seen[:, : plan.agents] = True
+        seen[:, plan.memories] = True  # what follows from estimates that are known
     return np.asarray(seen & plan.exists)
 
 
 def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple[Bools, Bools]:
     """[releases, m] twice: the rows J sees; those it sees or that a later sight of J depends on.
 
-    J's own rows that hold nothing but what J knows are not live: they tell it nothing.
+    J's own rows that hold nothing but what J knows are not live: they tell it nothing. Nor are memories of
+    estimates that it sees.
     """
     seen = seen_rows(plan, coalition, public)
     own = np.flatnonzero(coalition[plan.owner])
@@ -276,4 +278,6 @@ def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple
                     f"Expected round {r} to use rows that were made, got row {missing}, "
                     f"which round {r - 1} lacks."
                 )
+    if public is not Public.NOTHING:
+        live[:, plan.memories] = False
     return seen, live

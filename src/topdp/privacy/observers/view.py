@@ -202,8 +202,9 @@ def expect_unaccelerated(plan: Plan) -> None:
     """Refuses what would be infinite for rounding alone: weights below 0, through which bounds on it grow."""
     if (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any():
         raise NotCovered(
-            "The view follows rounding through every mix, and accelerated averaging makes that grow without "
-            "end: adaptive, with privacy.colluders, does not; or take method.chebyshev=false."
+            "The view follows rounding through every mix, and accelerated averaging and momentum make that "
+            "grow without end: adaptive, with privacy.colluders, does not; or take method.chebyshev=false and "
+            "train.optimiser='sgd'."
         )
 
 
