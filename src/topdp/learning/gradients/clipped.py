@@ -22,7 +22,7 @@ from topdp.learning.gradients.ghost import Contribution, blocks, total_norms
 from topdp.learning.gradients.plain import PlainGradients, first_line
 from topdp.learning.gradients.sharing import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
-from topdp.learning.losses import Loss, named_loss
+from topdp.learning.losses import Loss, PerExample, named_loss
 from topdp.learning.models import FlatModel, Slot
 
 Found = tuple[Tensor, list[tuple[Slot, Contribution]]]
@@ -70,7 +70,7 @@ class ClippedGradients:
     torch.Size([5, 8])
     """
 
-    def __init__(self, model: nn.Module | FlatModel, clip: float, loss: str | Loss = "cross_entropy") -> None:
+    def __init__(self, model: nn.Module | FlatModel, clip: float, loss: str | Loss = "cross-entropy") -> None:
         if not (math.isfinite(clip) and clip > 0):
             raise InputError(f"Expected a finite clip > 0, got clip={clip}.")
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
@@ -86,6 +86,10 @@ class ClippedGradients:
             self._folded = FoldedGradients(self.flat, self._loss)
         except NotFoldedError as error:
             self._reason = str(error)
+
+    @property
+    def loss(self) -> PerExample:
+        return self._loss
 
     @property
     def fast(self) -> bool:
