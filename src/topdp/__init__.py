@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from topdp import data, errors, plan, privacy, protocols, topology
     from topdp.data import Shards
     from topdp.errors import TopdpError
+    from topdp.learning.metrics import Metric
     from topdp.runs import Result, train
 
 __version__ = "0.1.0"
 __all__ = [
+    "Metric",
     "Result",
     "Shards",
     "TopdpError",
@@ -28,7 +30,13 @@ __all__ = [
     "train",
 ]
 
-_LAZY = {"Result": "topdp.runs", "Shards": "topdp.data", "TopdpError": "topdp.errors", "train": "topdp.runs"}
+_LAZY = {
+    "Metric": "topdp.learning.metrics",
+    "Result": "topdp.runs",
+    "Shards": "topdp.data",
+    "TopdpError": "topdp.errors",
+    "train": "topdp.runs",
+}
 
 
 def __getattr__(name: str) -> Any:

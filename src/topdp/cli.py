@@ -161,7 +161,8 @@ def compare(
             except (Interrupted, KeyboardInterrupt):
                 raise InterruptedRun(place, f"the same command and --out {place}") from None
     title = heading(list(wanted.values()), next(iter(results.values())).plan.agents)
-    picture = curves({name: result.metrics for name, result in results.items()}, place / "compare.png", title)
+    evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
+    picture = curves(evaluated, place / "compare.png", title) if evaluated else None
     if as_json:
         print_json({"out": str(place), "methods": {name: r.summary() for name, r in results.items()}})
     else:
@@ -171,7 +172,8 @@ def compare(
                 f"{', '.join(names)}: one plan, so one run. They differ in the noise that each claims to "
                 "need; --set privacy.guarantee=claimed gives it to them."
             )
-        show(f"The figure is {picture}")
+        if picture is not None:
+            show(f"The figure is {picture}")
 
 
 def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:

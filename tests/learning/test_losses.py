@@ -3,13 +3,18 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
+from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.losses import LOSSES, named_loss
+from topdp.learning.losses import LOSSES, is_known, named_loss
 
 CLASSES = 4
 EXAMPLES = {
-    "cross_entropy": lambda count: torch.randint(CLASSES, (count,)),
+    "cross-entropy": lambda count: torch.randint(CLASSES, (count,)),
+    "mse": lambda count: torch.randn(count, CLASSES, dtype=torch.float64),
+    "huber": lambda count: 2 * torch.randn(count, CLASSES, dtype=torch.float64),
+    "bce": lambda count: torch.randint(2, (count, CLASSES)),
 }
 """For each loss, targets that go with outputs [count, CLASSES]. A new loss needs a line here."""
 
@@ -34,7 +39,7 @@ def test_a_loss_is_one_number_for_each_example_and_of_that_example_alone(name):
 def test_clipped_gradients_of_a_loss_are_those_of_a_loop_over_examples(name):
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
-    inputs, targets, clip = torch.randn(6, 3, dtype=torch.float64), EXAMPLES[name](6), 0.7
+    inputs, targets, clip = torch.randn(6, 3, dtype=torch.float64), EXAMPLES[name](6), 0.3
     expected, clipped = 0.0, []
     for i in range(6):
         network.zero_grad()
@@ -46,3 +51,62 @@ def test_clipped_gradients_of_a_loss_are_those_of_a_loop_over_examples(name):
     found = gradients.clipped_sum(gradients.flat.flatten()[None], inputs[None], targets[None])
     torch.testing.assert_close(found[0], expected)
     assert gradients.fast and any(clipped)
+
+
+TORCHS = {
+    "mse": functional.mse_loss,
+    "huber": functional.huber_loss,
+    "bce": functional.binary_cross_entropy_with_logits,
+}
+
+
+@pytest.mark.parametrize("name", TORCHS)
+@pytest.mark.parametrize("targets", [(6,), (6, 1), (6, 1, 1)])
+@pytest.mark.parametrize("outputs", [(6,), (6, 1), (6, 1, 1)])
+def test_one_number_is_one_number_and_never_broadcast(name, outputs, targets):
+    torch.manual_seed(0)
+    said, true = torch.randn(6, dtype=torch.float64), torch.randint(2, (6,))
+    found = named_loss(name)(said.view(outputs), true.view(targets))
+    torch.testing.assert_close(found, TORCHS[name](said, true.double(), reduction="none"))
+
+
+@pytest.mark.parametrize("name", TORCHS)
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [((6, 2), (6,)), ((6,), (6, 6)), ((6, 1), (6, 3)), ((1, 6), (6, 1)), ((6, 2, 3), (6, 3, 2))],
+)
+def test_shapes_that_differ_are_refused(name, outputs, targets):
+    with pytest.raises(
+        InputError, match=r"Expected outputs of the shape of the targets, got .* Let the model"
+    ):
+        named_loss(name)(torch.zeros(outputs), torch.zeros(targets))
+
+
+def test_several_numbers_of_a_record_are_averaged():
+    outputs, targets = torch.randn(5, 2, 3), torch.randn(5, 2, 3)
+    torch.testing.assert_close(named_loss("mse")(outputs, targets), (outputs - targets).square().mean((1, 2)))
+
+
+def test_a_loss_is_known_by_its_name_its_old_name_or_itself():
+    assert named_loss("cross_entropy") == named_loss("cross-entropy") == named_loss(LOSSES["cross-entropy"])
+    assert is_known(named_loss("cross_entropy"))
+    own = named_loss(lambda outputs, targets: outputs[:, 0] - targets)
+    assert own.name == "own" and not is_known(own) and named_loss(own) is own
+    with pytest.raises(
+        InputError, match=r"'cross-entropy' or 'mse' or 'huber' or 'bce' or a function .* 'msee'"
+    ):
+        named_loss("msee")
+
+
+@pytest.mark.parametrize(
+    ("loss", "came"),
+    [
+        (lambda outputs, targets: (outputs - targets).square().mean(), r"shape \(\)"),
+        (lambda outputs, targets: (outputs - targets[:, None]).square(), r"shape \(3, 1\)"),
+        (lambda outputs, targets: (outputs - targets).square(), r"shape \(3, 3\)"),
+        (lambda outputs, targets: 1.0, "float"),
+    ],
+)
+def test_a_loss_without_one_value_per_record_is_refused(loss, came):
+    with pytest.raises(InputError, match=rf"Expected one loss per example \(3,\), got {came}"):
+        named_loss(loss)(torch.zeros(3, 1), torch.zeros(3))

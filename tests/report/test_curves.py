@@ -42,7 +42,7 @@ def test_runs_and_comparisons_draw_under_that_title(topdp, tmp_path, monkeypatch
     """Agents are counted in the graph: a file of links brings its own number."""
     titles = {}
 
-    def drawn(runs, path, title):
+    def drawn(runs, path, title, metric=None):
         titles[path.name] = title
         return path
 

@@ -17,7 +17,7 @@ def summary(epsilon):
     status = dict.fromkeys(ASKED, "finite" if epsilon else "infinite")
     return {
         "rounds": 6000,
-        "accuracy": {"mean": 0.88904, "min": 0.1, "max": 1.0},
+        "metrics": {"accuracy": {"mean": 0.88904, "min": 0.1, "max": 1.0}, "loss": {"mean": 0.3}},
         "privacy": {
             **privacy,
             "epsilon": {name: epsilon if name in ASKED else None for name in ANSWERS},

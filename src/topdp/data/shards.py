@@ -90,23 +90,6 @@ class Shards:
             test_targets=None if self.test_targets is None else self.test_targets.to(device),
         )
 
-    def labelled(self) -> Shards:
-        """The same shards for a loss about classes; refused where targets are not labels."""
-        if self.classes is not None:
-            return self
-        each = [
-            check_labels(self.targets[agent, :count].cpu().numpy(), f"agent {agent}")
-            for agent, count in enumerate(self.counts)
-        ]
-        classes = max(int(one.max()) for one in each) + 1
-        targets = self.targets.to(torch.int64)
-        if self.test_targets is None:
-            return replace(self, targets=targets, classes=classes)
-        test = check_labels(self.test_targets.cpu().numpy(), "test records", classes)
-        return replace(
-            self, targets=targets, classes=classes, test_targets=torch.from_numpy(test).to(self.device)
-        )
-
     def _tested(self, inputs: Array, targets: Array) -> Shards:
         return replace(self, test_inputs=torch.from_numpy(inputs), test_targets=torch.from_numpy(targets))
 

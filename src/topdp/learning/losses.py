@@ -1,4 +1,7 @@
-"""Losses, one value for each example. A new one is a function here and its name in `LOSSES`."""
+"""Losses, one value for each example. A new one is a function here and its name in `LOSSES`.
+
+What targets and outputs a named loss needs is in `tasks`; what is reported beside it, in `metrics`.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,93 @@ from topdp.errors import InputError
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [b, ...], targets [b, ...]) -> losses [b]"""
 
+OWN = "own"
+"""The name of a loss that is a user's function."""
+
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of class scores and labels; over several positions of an example, their mean.
+    """Of class scores [b, classes, ...] and labels [b, ...]; over several positions, their mean.
 
     >>> import torch
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))
     tensor([1.3863, 1.3863])
     """
-    losses = functional.cross_entropy(outputs, targets, reduction="none")
-    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+    return _one_each(functional.cross_entropy(outputs, targets, reduction="none"))
 
 
-LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy}
+def mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The squared difference; of several numbers, their mean.
+
+    >>> import torch
+    >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]))
+    tensor([0., 4.])
+    """
+    return _one_each(functional.mse_loss(*aligned(outputs, targets), reduction="none"))
+
+
+def huber(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Half the squared difference up to 1, and linear beyond; of several numbers, their mean.
+
+    >>> import torch
+    >>> huber(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
+    tensor([0.5000, 2.5000])
+    """
+    return _one_each(functional.huber_loss(*aligned(outputs, targets), reduction="none"))
+
+
+def bce(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy of logits and targets from 0 to 1; of several labels, their mean.
+
+    >>> import torch
+    >>> bce(torch.zeros(2, 3), torch.tensor([[0, 1, 1], [0, 0, 1]]))
+    tensor([0.6931, 0.6931])
+    """
+    return _one_each(
+        functional.binary_cross_entropy_with_logits(*aligned(outputs, targets), reduction="none")
+    )
+
+
+LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "huber": huber, "bce": bce}
 """Each treats examples one by one, whatever the values: gradients rely on it."""
 
+ALIASES = {"cross_entropy": "cross-entropy"}
 
-def named_loss(loss: str | Loss) -> Loss:
+
+def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the shape of the targets and the type of the outputs. Nothing is ever broadcast.
+
+    Shapes may differ in axes of length 1 after the first: one number is one number as [b] and as [b, 1].
+
+    >>> import torch
+    >>> [part.shape for part in aligned(torch.zeros(5, 1), torch.zeros(5))]
+    [torch.Size([5]), torch.Size([5])]
+    """
+    if outputs.shape != targets.shape:
+        one = outputs.dim() == 0 and targets.numel() == 1  # `squeeze` in a model, on a batch of one
+        if not one and (outputs.shape[:1] != targets.shape[:1] or _long_axes(outputs) != _long_axes(targets)):
+            raise InputError(
+                f"Expected outputs of the shape of the targets, got outputs of shape {tuple(outputs.shape)} "
+                f"for targets of shape {tuple(targets.shape)}. Let the model return "
+                f"[batch{''.join(f', {length}' for length in targets.shape[1:])}]."
+            )
+        outputs = outputs.reshape(targets.shape)
+    return outputs, targets.to(outputs.dtype)
+
+
+def named_loss(loss: str | Loss) -> PerExample:
     """A loss by name, or the caller's own; one that does not give one value per example is refused."""
-    if not callable(loss) and loss not in LOSSES:
+    if isinstance(loss, PerExample):
+        return loss
+    if callable(loss):
+        name = next((name for name, known in LOSSES.items() if known is loss), OWN)
+        return PerExample(loss, name)
+    name = ALIASES.get(loss, loss)
+    if name not in LOSSES:
         raise InputError(
-            f"Expected loss {' or '.join(map(repr, LOSSES))} or a function with one loss per example, "
-            f"got {loss!r}."
+            f"Expected loss {' or '.join(map(repr, LOSSES))} or a function of (outputs, targets) with one "
+            f"loss per example, got {loss!r}."
         )
-    return PerExample(loss if callable(loss) else LOSSES[loss])
+    return PerExample(LOSSES[name], name)
 
 
 def is_known(loss: Loss) -> bool:
@@ -51,12 +117,22 @@ class PerExample:
     """A loss whose shape is checked."""
 
     loss: Loss
+    name: str = OWN
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         losses = self.loss(outputs, targets)
-        if losses.shape != targets.shape[:1]:
+        if not isinstance(losses, Tensor) or losses.shape != targets.shape[:1]:
+            came = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise InputError(
-                f"Expected one loss per example {tuple(targets.shape[:1])}, got shape {tuple(losses.shape)}. "
+                f"Expected one loss per example {tuple(targets.shape[:1])}, got {came}. "
                 "Use reduction='none' and reduce over all axes but the first."
             )
         return losses
+
+
+def _one_each(losses: Tensor) -> Tensor:
+    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+
+
+def _long_axes(values: Tensor) -> list[int]:
+    return [length for length in values.shape[1:] if length != 1]

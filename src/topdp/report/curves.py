@@ -1,4 +1,4 @@
-"""Learning curves: accuracy along the rounds, one line a run, a band from the worst agent to the best."""
+"""Learning curves: a metric along the rounds, one line a run, a band from the least agent to the largest."""
 
 from __future__ import annotations
 
@@ -9,29 +9,42 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from topdp.report.metrics import is_share, metric_names
 from topdp.report.style import data_title, house_style, look, percent_axis, save
 from topdp.settings import build
 from topdp.settings.config import RunConfig
 
 
-def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, title: str) -> Path:
-    """Draws the metrics of each run (label -> lines of metrics.jsonl) into one picture."""
+def curves(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, title: str, metric: str | None = None
+) -> Path:
+    """Draws one metric of each run (label -> lines of metrics.jsonl) into one picture; None: the first."""
+    metric = metric or next(metric_names(lines[-1])[0] for lines in runs.values() if lines)
     with house_style():
         figure = Figure()
         axes = figure.subplots()
         for label, metrics in runs.items():
             rounds = [line["round"] for line in metrics]
-            accuracy = {key: [line["accuracy"][key] for line in metrics] for key in ("mean", "min", "max")}
-            drawn = look(label)
-            axes.fill_between(
-                rounds, accuracy["min"], accuracy["max"], color=drawn["color"], alpha=0.15, lw=0
+            low, mean, high = (
+                [_number(line, metric, key) for line in metrics] for key in ("min", "mean", "max")
             )
-            axes.plot(rounds, accuracy["mean"], label=label, markevery=max(1, len(rounds) // 8), **drawn)
-        axes.set(xlabel="rounds", ylabel="test accuracy (mean, worst to best agent)", title=title)
-        percent_axis(axes)
+            drawn = look(label)
+            axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
+            axes.plot(rounds, mean, label=label, markevery=max(1, len(rounds) // 8), **drawn)
+        band = "worst to best agent" if is_share(metric) else "all agents"
+        axes.set(xlabel="rounds", ylabel=f"test {metric} (mean, {band})", title=title)
+        if is_share(metric):
+            percent_axis(axes)
         axes.margins(x=0.02)
         axes.legend(loc="best")
         return save(figure, path)
+
+
+def _number(line: Mapping[str, Any], metric: str, key: str) -> float:
+    """A gap where it is undefined; of a metric with a value for each class, their mean."""
+    value = line.get(metric, {}).get(key)
+    known = [one for one in (value if isinstance(value, list) else [value]) if one is not None]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def heading(configs: Sequence[RunConfig], agents: int) -> str:

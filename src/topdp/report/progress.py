@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal: a bar with accuracy, rounds per second and time left. stderr only."""
+"""Progress of a run on the terminal: a bar with the last metric, speed and time left. stderr only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from topdp.report.metrics import last_seen
 
 Watch = Callable[[str, int, int, dict[str, Any] | None], None]
 
@@ -22,7 +24,7 @@ def run_progress(console: Console, title: str) -> Iterator[Watch]:
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.fields[metric]}"),
         TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
     )
@@ -32,7 +34,7 @@ def run_progress(console: Console, title: str) -> Iterator[Watch]:
         def watch(stage: str, done: int, total: int, metrics: dict[str, Any] | None) -> None:
             kind = stage.partition(":")[0]  # what follows is where the work of this kind is just now
             if kind not in tasks:
-                tasks[kind] = bar.add_task(stage, total=total, accuracy="", speed="")
+                tasks[kind] = bar.add_task(stage, total=total, metric="", speed="")
             task = tasks[kind]
             speed = next(t.speed for t in bar.tasks if t.id == task)
             unit = "rounds" if stage == "training" else "observers"
@@ -41,7 +43,7 @@ def run_progress(console: Console, title: str) -> Iterator[Watch]:
                 description=f"{title}: {stage}",
                 total=total,
                 completed=done,
-                accuracy=f"accuracy {metrics['accuracy']['mean']:.2%}" if metrics else "",
+                metric=last_seen(metrics),
                 speed=f"{speed:.1f} {unit}/s" if speed else "",
             )
 
@@ -68,7 +70,9 @@ def _lines(console: Console, title: str) -> Watch:
         if now != shown:
             shown = now
             what = "round" if stage == "training" else "observer"
-            accuracy = f", accuracy {metrics['accuracy']['mean']:.2%}" if metrics else ""
-            console.print(f"{title}: {stage}, {what} {done} of {total}{accuracy}", highlight=False)
+            seen = last_seen(metrics)
+            console.print(
+                f"{title}: {stage}, {what} {done} of {total}{', ' if seen else ''}{seen}", highlight=False
+            )
 
     return watch

@@ -12,13 +12,14 @@ from rich.text import Text
 from topdp.plan import Plan
 from topdp.privacy.account import ASSUMPTIONS, FALSE_ALARMS, Account
 from topdp.privacy.observers.coalitions import Coalitions
+from topdp.report.metrics import NOTHING, between_agents, in_words, is_share, metric_names
 from topdp.settings.config import RunConfig
 
 ALWAYS = ("claimed", "worst_case")
 
 
 def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
-    """One line a run: accuracy, and the epsilons beside it; then why one of them is no number."""
+    """One line a run: its metrics, and the epsilons beside them; then why one of these is no number."""
     first = next(iter(summaries.values()))
     privacy = first["privacy"]
     met = next(filter(None, (one["privacy"]["guarantee"] for one in summaries.values())), None)
@@ -27,18 +28,22 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
         for name in privacy["epsilon"]
         if name in ALWAYS or any(one["privacy"]["status"][name] != "not asked" for one in summaries.values())
     ]
+    scores = {name: summary.get("metrics") or {} for name, summary in summaries.items()}
+    metrics = list(dict.fromkeys(name for found in scores.values() for name in metric_names(found)))
+    ends = "worst to best" if all(map(is_share, metrics[:1])) else "least to largest"
     meaning = f"ε at δ = {privacy['delta']:g}, largest over agents; worst case: all others together"
     table = uncut(
-        "method", "accuracy", "agents", *(f"ε\n{words(name)}" for name in answers), "time",
-        caption=f"{first['rounds']} rounds; agents: worst to best; {meaning}; "
+        "method", *(metrics or ["metrics"]), "agents", *(f"ε\n{words(name)}" for name in answers), "time",
+        caption=f"{first['rounds']} rounds; agents: {ends}; {meaning}; "
         + (f"budget on: {met}" if met else "noise as given"),
     )  # fmt: skip
     for name, summary in summaries.items():
-        accuracy = summary["accuracy"]
+        found = scores[name]
         table.add_row(
             name,
-            f"{accuracy['mean']:.2%}" if accuracy else "no test set",
-            f"{100 * accuracy['min']:.1f}-{100 * accuracy['max']:.1f}" if accuracy else "",
+            *(in_words(metric, found[metric]["mean"]) if metric in found else "" for metric in metrics),
+            *([] if metrics else ["no test set"]),
+            between_agents(metrics[0], found[metrics[0]]) if metrics and metrics[0] in found else "",
             *(epsilon(summary["privacy"], key) for key in answers),
             f"{summary['seconds']:.0f} s",
         )
@@ -46,7 +51,12 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
     for name, summary in summaries.items():
         for key, reason in summary["privacy"].get("reasons", {}).items():
             reasons.setdefault((name, reason), []).append(words(key))
-    return [table, *(Text(f"{name}, ε {', '.join(keys)}: {why}") for (name, why), keys in reasons.items())]
+    said = [] if metrics else [Text(NOTHING)]
+    return [
+        table,
+        *said,
+        *(Text(f"{name}, ε {', '.join(keys)}: {why}") for (name, why), keys in reasons.items()),
+    ]
 
 
 def options(found: Sequence[Mapping[str, Any]]) -> Table:

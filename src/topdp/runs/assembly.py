@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from topdp.data import Shards
 from topdp.data.progress import Progress
+from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
+from topdp.learning.losses import OWN
 from topdp.learning.models import FlatModel
+from topdp.learning.tasks import Task
 from topdp.plan import Batches, Plan
 from topdp.runs.settling import settled
 from topdp.settings import build
@@ -35,6 +38,7 @@ class Assembly:
     shards: Shards
     flat: FlatModel
     device: torch.device
+    task: Task
 
     @classmethod
     def of(
@@ -49,34 +53,42 @@ class Assembly:
         Cheap checks come first: a wrong name is said before a data set is fetched.
         """
         build.method(config)
+        task = build.task(config)
         graph = build.graph(config)
         build.sigma(config, graph.agents)
         if shards is None:
             shards = build.shards(config, graph.agents, progress, device)
-        shards = shards.labelled()
-        assert shards.classes is not None
-        model = build.model(config, tuple(shards.inputs.shape[2:]), shards.classes)
-        return cls.given(config, graph, model, shards, torch.device(device))
+        shards = _fitted(shards, task)
+        outputs = task.outputs(shards.targets.flatten(0, 1), shards.classes)
+        model = build.model(config, tuple(shards.inputs.shape[2:]), outputs)
+        return cls.given(config, graph, model, shards, torch.device(device), task)
 
     @classmethod
     def given(
-        cls, config: RunConfig, graph: Topology, model: nn.Module, shards: Shards, device: torch.device
+        cls,
+        config: RunConfig,
+        graph: Topology,
+        model: nn.Module,
+        shards: Shards,
+        device: torch.device,
+        task: Task | None = None,
     ) -> Assembly:
-        """Of a user's own parts."""
+        """Of a user's own parts; `task`, where its loss or metrics are not those named in `config`."""
         if shards.agents != graph.agents:
             raise ConfigError(
                 f"Expected shards for the {graph.agents} agents of the graph, got {shards.agents}."
             )
-        shards = shards.labelled()
+        task = task or build.task(config)
+        shards = _fitted(shards, task)
         config = settled(config, graph, shards.counts)
         flat = FlatModel(model)
-        _expect_an_output_for_each_class(flat, shards)
-        return cls(config, graph, shards, flat, device)
+        expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
+        return cls(config, graph, shards, flat, device, task)
 
     @cached_property
     def gradients(self) -> ClippedGradients:
         privacy = self.config.privacy
-        return ClippedGradients(self.flat, privacy.clip, clipping=privacy.clipping)
+        return ClippedGradients(self.flat, privacy.clip, self.task.loss, privacy.clipping)
 
     @property
     def batches(self) -> tuple[Batches, ...]:
@@ -89,7 +101,15 @@ class Assembly:
         return self.flat.flatten()
 
     def engine(self, plan: Plan) -> Engine:
-        return Engine(plan, self.gradients, self.shards, self.batches, self.config.seed, self.device)
+        return Engine(
+            plan,
+            self.gradients,
+            self.shards,
+            self.batches,
+            self.config.seed,
+            self.device,
+            metrics=self.task.metrics,
+        )
 
 
 def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Engine:
@@ -102,10 +122,9 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
     stacked = StackedBatches(tuple((one.batches, one.config.seed) for one in runs))
     distinct = _in_turn(runs) if stacked.full else len(runs)
     shards = stack_shards([one.shards for one in runs[:distinct]]) if distinct > 1 else first.shards
-    assert shards.test_inputs is not None and shards.test_targets is not None
-    shards = replace(
-        shards, test_inputs=shards.test_inputs[:test_records], test_targets=shards.test_targets[:test_records]
-    )
+    if shards.test_inputs is not None and shards.test_targets is not None:
+        test = shards.test_inputs[:test_records], shards.test_targets[:test_records]
+        shards = replace(shards, test_inputs=test[0], test_targets=test[1])
     seeds = [one.config.seed for one in runs]
     return Engine(
         stack_plans(plans),
@@ -117,6 +136,7 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
         StackedNoise(plans, seeds),
         stacked.select,
         copies=len(runs) // distinct,
+        metrics=first.task.metrics,
     )
 
 
@@ -127,21 +147,46 @@ def _in_turn(runs: Sequence[Assembly]) -> int:
     return turn if again else len(runs)
 
 
-def _expect_an_output_for_each_class(flat: FlatModel, shards: Shards) -> None:
-    one = shards.inputs[:1, 0].cpu()
+def _fitted(shards: Shards, task: Task) -> Shards:
+    """The same shards with targets in the type that the loss needs; themselves where they have it."""
+    for agent, count in enumerate(shards.counts):
+        task.targets(shards.targets[agent, :count], f"agent {agent}")
+    targets, test = task.targets(shards.targets, "padding"), shards.test_targets
+    if test is not None:
+        test = task.targets(test, "test records")
+    classes = shards.classes if task.loss.name in (OWN, "cross-entropy") else None
+    if task.loss.name == "cross-entropy" and targets.dim() == 2 and classes is None:
+        classes = int(targets.max()) + 1
+    if targets is shards.targets and test is shards.test_targets and classes == shards.classes:
+        return shards
+    return replace(shards, targets=targets, test_targets=test, classes=classes)
+
+
+def _largest(shards: Shards, task: Task) -> int | None:
+    """Under a loss about classes, how many outputs the labels need, those of test records too."""
+    if task.loss.name != "cross-entropy":
+        return None
+    labels = [shards.targets, *([] if shards.test_targets is None else [shards.test_targets])]
+    return max(shards.classes or 0, *(int(one.max()) + 1 for one in labels))
+
+
+def expect_fitting(flat: FlatModel, task: Task, inputs: Tensor, targets: Tensor, classes: int | None) -> None:
+    """Refuses a model whose outputs for one record, [1, ...], do not go with its target under the loss."""
+    inputs, targets = (
+        part.to("cpu", flat.dtype) if part.is_floating_point() else part.cpu() for part in (inputs, targets)
+    )
     module = flat.load(flat.flatten().cpu()).eval()
     with torch.no_grad():
-        outputs = module(one.to(flat.dtype) if one.is_floating_point() else one)
-    if not isinstance(outputs, Tensor):
-        raise ConfigError(
-            "Expected a model that returns one tensor, a score for each class; got a "
-            f"{type(outputs).__name__}. Wrap it in a module that returns the scores."
-        )
-    if outputs.dim() < 2 or shards.classes is None or outputs.shape[1] < shards.classes:
-        raise ConfigError(
-            f"Expected a model with an output for each of the {shards.classes} classes, got outputs of shape "
-            f"{tuple(outputs.shape)} for one record."
-        )
+        outputs = module(inputs)
+        if not isinstance(outputs, Tensor):
+            raise ConfigError(
+                "Expected a model that returns one tensor, a score for each class or a number for each "
+                f"target; got a {type(outputs).__name__}. Wrap it in a module that returns the tensor."
+            )
+        try:
+            task.expect_outputs(outputs, targets, classes)
+        except InputError as error:
+            raise ConfigError(str(error)) from error
 
 
 def choose_device(name: str) -> torch.device:

@@ -6,7 +6,7 @@
     privacy.json       how private the run is
     model.safetensors  the agents' final estimates, [agents, d]
     best.safetensors   their estimates at the best evaluation so far
-    accuracy.png       the learning curve
+    accuracy.png       the learning curve; likewise of every other metric
     checkpoint.safetensors  where an unfinished run stands, or one that was stopped; gone when it is done
     run.json           versions, state and times; the file that makes a folder a run
 
@@ -32,12 +32,13 @@ from topdp import __version__
 from topdp.errors import InputError
 from topdp.files import DAMAGE, FileError, new_folder, written_whole
 from topdp.plan import Plan, archive
+from topdp.report.metrics import metric_names
+from topdp.settings.config import GIVEN as GIVEN
 from topdp.settings.config import RunConfig, parse
 
 FORMAT = 2
 STARTING = "starting"  # nothing is computed yet: what is in the folder can be written again
 GRAPH_FILE = "graph.txt"  # beside a run that was started from Python with its own graph
-GIVEN = "given in Python"  # instead of the name of a data set or model
 
 
 class RunFolderError(InputError):
@@ -214,8 +215,8 @@ def _read_checkpoint(file: Path) -> Checkpoint:
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    if not all(isinstance(line["round"], int) and "mean" in line["accuracy"] for line in lines):
-        raise ValueError("a line has no round or no accuracy")
+    if not all(isinstance(line["round"], int) and metric_names(line) for line in lines):
+        raise ValueError("a line has no round or no metric")
     return lines
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 
 from topdp.errors import InputError
@@ -16,7 +17,7 @@ from topdp.privacy.account import Account
 from topdp.runs.best import Best
 from topdp.runs.export import InputKind, chosen_row, write
 from topdp.settings.config import RunConfig
-from topdp.simulator.engine import Evaluation
+from topdp.simulator.evaluation import Evaluation
 
 Metrics = dict[str, Any]
 """One evaluation, as a line of metrics.jsonl holds it."""
@@ -64,9 +65,16 @@ class Result:
     inputs: InputKind | None = field(default=None, repr=False)  # what the model takes
 
     @property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """mean, min and max over agents at the end, of each metric and the loss; empty without a test set."""
+        if not self.metrics:
+            return {}
+        return {name: dict(value) for name, value in self.metrics[-1].items() if isinstance(value, dict)}
+
+    @property
     def accuracy(self) -> dict[str, float]:
-        """mean, min and max over agents at the end; empty without a test set."""
-        return dict(self.metrics[-1]["accuracy"]) if self.metrics else {}
+        """mean, min and max over agents at the end; empty without a test set, or where it is no metric."""
+        return self.scores.get("accuracy", {})
 
     def model(self, agent: int) -> nn.Module:
         """The trained network of one agent."""
@@ -102,6 +110,7 @@ class Result:
             "run": None if self.folder is None else str(self.folder),
             "rounds": self.config.rounds,
             "accuracy": self.accuracy or None,
+            "metrics": self.scores or None,
             "privacy": self.privacy.summary(),
             "seconds": round(self.seconds, 3),
             "stopped": None if self.stopped is None else self.stopped._asdict(),
@@ -110,19 +119,30 @@ class Result:
 
 def metrics_of(round: int, evaluation: Evaluation) -> Metrics:
     """The line of metrics.jsonl after `round`."""
+    found = {**evaluation.metrics, "loss": evaluation.loss}
     return {
         "round": round,
-        "accuracy": spread(evaluation.accuracy),
-        "loss": spread(evaluation.loss),
-        "accuracy_per_agent": [_short(value) for value in evaluation.accuracy],
-        "loss_per_agent": [_short(value) for value in evaluation.loss],
+        **{name: spread(values) for name, values in found.items()},
+        **{f"{name}_per_agent": _plain(values.round(6)) for name, values in found.items()},
     }
 
 
-def spread(values: Floats) -> dict[str, float]:
-    """mean, min and max over agents."""
-    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+def spread(values: Floats) -> dict[str, Any]:
+    """mean, min and max over agents; None where no agent has a finite value.
+
+    >>> import numpy as np
+    >>> spread(np.array([0.25, 0.75, np.nan]))
+    {'mean': 0.5, 'min': 0.25, 'max': 0.75}
+    """
+    known = np.ma.masked_invalid(values)
+    return {
+        name: _plain(np.ma.filled(np.ma.asarray(over(axis=0)).astype(float), np.nan))
+        for name, over in (("mean", known.mean), ("min", known.min), ("max", known.max))
+    }
 
 
-def _short(value: float) -> float:
-    return round(float(value), 6)
+def _plain(values: Floats) -> Any:
+    """Numbers and lists as JSON has them, which knows none that is not finite."""
+    if np.ndim(values):
+        return [_plain(value) for value in values]
+    return float(values) if np.isfinite(values) else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,13 @@ from topdp.data import Shards, featured
 from topdp.data.features.own import OwnFeatures
 from topdp.data.progress import Progress
 from topdp.files import gone_if_it_fails
+from topdp.learning.losses import OWN, Loss
+from topdp.learning.metrics import METRICS, Function, Metric
+from topdp.learning.tasks import Task
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.report.curves import curves, heading
+from topdp.report.metrics import metric_names, picture_name
 from topdp.runs import sinks
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.best import Best
@@ -124,6 +128,8 @@ def train(
     shards: Shards,
     topology: Topology | nx.Graph | str | Path,
     *,
+    loss: str | Loss = "cross-entropy",
+    metrics: Sequence[str | Metric | Function] | None = None,
     rounds: int = 150,
     seed: int = 0,
     out: str | Path | None = None,
@@ -141,6 +147,11 @@ def train(
     another order), or the path of an edge list. Shards stand in the order of its agents.
 
     With `out` a run folder is written; `resume=True` continues an unfinished one, given the same arguments.
+
+    `loss`: "cross-entropy" of labels, "bce" of one or several yes and no, "mse" and "huber" of numbers, or a
+    function of outputs [b, ...] and targets [b, ...] with one value for each record. `metrics`: what is
+    reported of the test records, by name or as functions of all outputs and targets; None: what is usual
+    for the loss ("accuracy", or "mae" and "r2").
 
     `features`: what a record becomes before the model sees it. "scattering", or a function of one record (a
     torch module gets a batch of one), which must not be chosen by looking at private records.
@@ -165,7 +176,13 @@ def train(
     topology = as_topology(topology)
     own = None if features is None or isinstance(features, str) else OwnFeatures(features)
     named = "none" if features is None else features if own is None else "given"
-    config = _config_of(topology, rounds, seed, {"features": named, **settings})
+    task = Task.of(loss, metrics)
+    settings |= {"features": named, "loss": task.loss.name if task.loss.name != OWN else GIVEN}
+    if metrics is not None:
+        known = [METRICS.get(metric.name) is metric for metric in task.metrics]
+        names = [metric.name for metric in task.metrics]
+        settings["metrics"] = [n if k else f"{GIVEN}: {n}" for n, k in zip(names, known, strict=True)]
+    config = _config_of(topology, rounds, seed, settings)
     called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
@@ -182,7 +199,7 @@ def train(
         mapped = own or build.features(config)
         if mapped is not None:
             shards = featured.of_shards(shards, mapped, place, progress)
-        parts = Assembly.given(config, topology, model, shards, place)
+        parts = Assembly.given(config, topology, model, shards, place, task)
         job = _planned(parts, watch) if begun is None else _begun(parts, begun)
     if new is not None:
         begun = _new_folder(new, job)
@@ -272,7 +289,8 @@ def _save(folder: RunFolder, result: Result, device: torch.device) -> None:
     if result.metrics:
         name = result.config.method.name
         title = heading([result.config], result.plan.agents)
-        curves({name: result.metrics}, folder.path / "accuracy.png", title)
+        for metric in metric_names(result.metrics[-1]):
+            curves({name: result.metrics}, folder.path / picture_name(metric), title, metric)
     folder.finish(
         result.estimates.numpy(),
         notes_of(result.flat),

@@ -22,7 +22,7 @@ from topdp.plan.schedules import Schedule
 from topdp.plan.streams import stream
 from topdp.privacy.published.claims import Analysis
 from topdp.protocols import Protocol
-from topdp.settings.config import ConfigError, CycleBatch, PoissonBatch, RunConfig, did_you_mean
+from topdp.settings.config import GIVEN, ConfigError, CycleBatch, PoissonBatch, RunConfig, did_you_mean
 from topdp.settings.methods import METHODS, Method
 from topdp.topology import Topology
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from topdp.data import Dataset, Shards
     from topdp.data.features.maps import FeatureMap
     from topdp.data.progress import Progress
+    from topdp.learning.tasks import Task
 
 
 def graph(config: RunConfig) -> Topology:
@@ -270,7 +271,32 @@ def _split(records: int, share: float, seed: int) -> tuple[Ints, Ints]:
     return order[first:], order[:first]
 
 
-def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+def expect_named(config: RunConfig) -> None:
+    """Refuses what only Python can give: a loss or a metric that is a function."""
+    for key, value in (
+        ("loss", config.train.loss),
+        *(("metrics", one) for one in config.train.metrics or ()),
+    ):
+        if value.startswith(GIVEN):
+            raise ConfigError(
+                f'train.{key}: "{value}" stands for a function, which only Python has: use a name here, or '
+                f"topdp.train(..., {key}=...)."
+            )
+
+
+def task(config: RunConfig) -> Task:
+    """The loss, and what is reported beside it."""
+    from topdp.learning.metrics import METRICS
+    from topdp.learning.tasks import Task
+
+    expect_named(config)
+    for name in config.train.metrics or ():
+        if name not in METRICS:
+            raise ConfigError(f"train.metrics: got {name!r}.{did_you_mean(name, list(METRICS))}")
+    return Task.of(config.train.loss, config.train.metrics)
+
+
+def model(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     """A network of the paper, or the user's own `package.module:factory`, initialised from the seed."""
     import torch
 
@@ -294,10 +320,10 @@ def model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.M
             f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, 'module:factory'])}"
         )
     if not callable(factory):
-        raise ConfigError(f"model.name: expected {name!r} to be a function of (input shape, classes).")
+        raise ConfigError(f"model.name: expected {name!r} to be a function of (input shape, outputs).")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
-        made = factory(input_shape, classes)
+        made = factory(input_shape, outputs)
     if not isinstance(made, torch.nn.Module):
         raise ConfigError(f"model.name: expected {name!r} to make a torch module, got {made!r:.80}.")
     return made

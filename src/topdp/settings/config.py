@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from topdp.errors import InputError
 
@@ -24,6 +24,9 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Auto = Literal["auto"]  # chosen before the run begins, and written into its configuration
 # A plan is written before anything is refused: a million rounds take half a minute and gigabytes.
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+GIVEN = "given in Python"  # instead of the name of a data set, model, loss or metric
 
 
 class ConfigError(InputError):
@@ -158,11 +161,19 @@ class DataConfig(Section):
     feature_groups: Count = 27  # of channels that are normalised together
 
 
+def _known_alias(loss: Any) -> Any:
+    return "cross-entropy" if loss == "cross_entropy" else loss
+
+
 class ModelConfig(Section):
     name: str = "mlp"
 
 
 class TrainConfig(Section):
+    loss: Annotated[
+        Literal["cross-entropy", "mse", "huber", "bce", "given in Python"], BeforeValidator(_known_alias)
+    ] = "cross-entropy"
+    metrics: list[str] | None = None  # None: those that are usual for the loss
     learning_rate: Positive | Annotated[list[Positive], Field(min_length=1)] = 0.5  # a list: of each round
     fading: Literal["none", "linear", "cosine", "sqrt-epoch", "step"] = "linear"
     fading_factor: Annotated[float, Field(gt=0, le=1)] = 0.5  # "step": times this,

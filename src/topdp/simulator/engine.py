@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -16,23 +16,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
 from topdp.data import selection
 from topdp.data.shards import Shards
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
+from topdp.learning.metrics import Metric
+from topdp.learning.tasks import Task
 from topdp.plan import Plan, prune
-from topdp.plan.arrays import Floats
 from topdp.plan.batches import Batches, Full
 from topdp.plan.streams import stream
 from topdp.simulator.adam import adam_step
 from topdp.simulator.draws import Draws, Noise
+from topdp.simulator.evaluation import Evaluation, evaluate
 from topdp.simulator.mixing import RowByRow, Work, slots
-
-EVALUATION_CHUNK = 1000  # test records at once
-
 
 LARGEST_STD = 1e30
 
@@ -53,19 +51,12 @@ class State(NamedTuple):
     rows: Tensor
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Test accuracy and loss of every agent's estimate."""
-
-    accuracy: Floats
-    loss: Floats
-
-
 class Engine:
     """Runs `plan` on `shards`, with one of `batches` for each agent. The same seed on the same device gives
     the same bits; `noise` and `select`, where given, are whose draws and records they are instead of the
     seed's. `plant` adds records that are no data: the canaries of an audit. With `copies` of the shards'
     agents in the plan, one after the other, all copies of an agent have its records; all of them, each round.
+    `metrics` are what `evaluate` reports beside the loss; None: those that are usual for it.
 
     Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
     `every_row` makes those too that are only read, for an audit of their readers.
@@ -84,6 +75,7 @@ class Engine:
         plant: Plant | None = None,
         every_row: bool = False,
         copies: int = 1,
+        metrics: Sequence[Metric] | None = None,
     ) -> None:
         if shards.agents * copies != plan.agents:
             raise InputError(f"Expected shards for {plan.agents} agents, got {shards.agents * copies}.")
@@ -103,6 +95,7 @@ class Engine:
         self.device = torch.device(device)
         self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
         self.seed = seed
+        self.metrics = Task.of(gradients.loss).metrics if metrics is None else tuple(metrics)
         self._copies = copies
         self._select = select or partial(selection.select, tuple(batches), seed)
         self._plant = plant
@@ -165,21 +158,11 @@ class Engine:
         return State(r + 1, out)
 
     def evaluate(self, state: State) -> Evaluation:
-        """Accuracy and mean cross-entropy of each agent on the common test set."""
+        """Loss and metrics of each agent on the common test set."""
         inputs, targets = self.shards.test_inputs, self.shards.test_targets
         if inputs is None or targets is None:
             raise InputError("Expected shards with a test set, got none: pass test=(inputs, targets).")
-        rows = self.reported(state)
-        right = torch.zeros(len(rows), device=self.device)
-        loss = torch.zeros(len(rows), device=self.device)
-        for x, y in zip(
-            torch.split(inputs, EVALUATION_CHUNK), torch.split(targets, EVALUATION_CHUNK), strict=True
-        ):
-            outputs = self.gradients.outputs(rows, x)
-            labels = y.expand(len(rows), -1)
-            right += (outputs.argmax(-1) == labels).sum(1)
-            loss += functional.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none").sum(1)
-        return Evaluation(*(total.double().cpu().numpy() / len(targets) for total in (right, loss)))
+        return evaluate(self.gradients, self.metrics, self.reported(state), inputs, targets)
 
     def _mean_gradients(self, state: State) -> Tensor:
         """Sum of clipped gradients of the records of this round, over the divisor that fixes sensitivity."""

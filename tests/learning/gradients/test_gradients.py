@@ -426,7 +426,7 @@ def test_bad_arguments_say_what_was_expected():
     for clip in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="clip"):
             ClippedGradients(nn.Linear(2, 2), clip)
-    with pytest.raises(ValueError, match="cross_entropy"):
+    with pytest.raises(ValueError, match="cross-entropy"):
         ClippedGradients(nn.Linear(2, 2), 1.0, "hinge")
     with pytest.raises(ValueError, match="rows"):
         gradients.clipped_sum(rows[:, 1:], x, y)

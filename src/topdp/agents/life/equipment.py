@@ -19,6 +19,7 @@ from topdp.data.featured import of_records
 from topdp.data.progress import Progress
 from topdp.learning.gradients import clipped
 from topdp.learning.models import FlatModel
+from topdp.runs.assembly import expect_fitting
 from topdp.settings import build
 from topdp.settings.config import ConfigError
 
@@ -79,7 +80,10 @@ def equip(
         raise ConfigError(f"--epsilon: expected a finite number > 0, got {epsilon}.")
     inputs, targets = records
     inputs = of_records(inputs, build.features(config), setup.manifest.names[agent], progress)
-    flat = FlatModel(setup.model(tuple(inputs.shape[1:]), classes))
+    task = build.task(config)
+    targets = task.targets(targets, setup.manifest.names[agent])
+    flat = FlatModel(setup.model(tuple(inputs.shape[1:]), task.outputs(targets, classes)))
+    expect_fitting(flat, task, inputs[:1], targets[:1], classes)
     analysis = build.analysis(config, setup.counts)
     part = Part(setup.plan, agent)
     draws = SeededDraws(config.seed, setup.plan) if seeded else SystemDraws(frozenset(part.partner))
@@ -89,7 +93,7 @@ def equip(
         planted, state = rehearsal.planted, rehearsal.state
         rehearsed = Rehearsal(planted, setup.plan, agent, privacy.clip, start, state)
     gradients = Gradients(
-        clipped.ClippedGradients(flat, privacy.clip, clipping=privacy.clipping),
+        clipped.ClippedGradients(flat, privacy.clip, task.loss, privacy.clipping),
         (inputs, targets),
         analysis.batches,
         agent,

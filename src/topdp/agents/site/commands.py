@@ -14,6 +14,7 @@ import typer
 
 from topdp.errors import InputError
 from topdp.report import tables
+from topdp.report.metrics import NOTHING, in_words, metric_names
 from topdp.report.terminal import Json, print_json, print_text, remark, show
 from topdp.settings import config
 
@@ -239,6 +240,8 @@ def canaries(
 ) -> None:
     """Canaries for a rehearsal: give the file to every agent (agent start --canaries), then `topdp audit`."""
     _need_parts()
+    import torch
+
     from topdp import data as datasets
     from topdp.agents.site import rehearsals
     from topdp.agents.terms import manifest as manifests
@@ -252,7 +255,9 @@ def canaries(
     setup, dataset = Setup.of(manifests.read(manifest)), datasets.load(data)
     asked = Question(owner, observer, canaries=count, seed=seed)
     shape = shape_seen(dataset, build.features(setup.manifest.config))
-    planted = rehearsals.plant(setup, shape, dataset.classes, asked)
+    task = build.task(setup.manifest.config)
+    targets = task.targets(torch.from_numpy(dataset.train_targets), data)
+    planted = rehearsals.plant(setup, shape, task.outputs(targets, dataset.classes), asked)
     planted.save(place)
     name = setup.manifest.names[planted.canaries.owner]
     if as_json:
@@ -300,8 +305,9 @@ def demo(
     show(table)
     times = ", ".join(f"{part} {value:.1f} ms" for part, value in found["milliseconds_per_round"].items())
     show(f"Time per round, mean over agents: {times}")
-    if found["accuracy"]:
-        show(f"Accuracy {found['accuracy']['mean']:.2%}, everything is in {place}")
+    scores = found["metrics"] or {}
+    said = [f"{name} {in_words(name, scores[name]['mean'])}" for name in metric_names(scores)]
+    show(f"{', '.join(said) or NOTHING}; everything is in {place}")
 
 
 def _number(epsilon: float | None) -> str:

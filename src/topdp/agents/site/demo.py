@@ -69,7 +69,8 @@ def run(
     parts, manifest, account = prepared(config, out / "agents", rules or Rules(idle_timeout=60.0))
     folder, names, shards = out / "agents", manifest.names, parts.shards
     if rehearse:
-        planted = plant(Setup.of(manifest), tuple(shards.inputs.shape[2:]), shards.classes, Question())
+        outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
+        planted = plant(Setup.of(manifest), tuple(shards.inputs.shape[2:]), outputs, Question())
         planted.save(folder / CANARIES)
         say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
     say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
@@ -188,8 +189,10 @@ def _gathered(
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
     )
-    found = parts.engine(setup.plan).evaluate(State(0, estimates))
-    metrics = [metrics_of(config.rounds, found)]
+    metrics = []
+    if parts.shards.test_inputs is not None:
+        found = parts.engine(setup.plan).evaluate(State(0, estimates))
+        metrics = [metrics_of(config.rounds, found)]
     folder = _folder(out, config, setup, account)
     folder.save_metrics(metrics)
     folder.finish(
@@ -231,17 +234,16 @@ def _records(parts: Assembly) -> Shards:
 
 
 def _write_records(path: Path, shards: Shards, agent: int) -> None:
-    """The agent's records as a user would bring them; the few test records are not used by an agent."""
+    """The agent's records as a user would bring them; agents evaluate nothing, so no test records."""
     held = shards.counts[agent]
-    assert shards.test_inputs is not None and shards.test_targets is not None
-    np.savez(
-        path,
-        train_inputs=shards.inputs[agent, :held].numpy(),
-        train_labels=shards.targets[agent, :held].numpy(),
-        test_inputs=shards.test_inputs[:10].numpy(),
-        test_labels=shards.test_targets[:10].numpy(),
-        classes=np.array(shards.classes),
-    )
+    called = "targets" if shards.classes is None else "labels"
+    arrays: dict[str, Any] = {
+        "train_inputs": shards.inputs[agent, :held].numpy(),
+        f"train_{called}": shards.targets[agent, :held].numpy(),
+    }
+    if shards.classes is not None:
+        arrays["classes"] = np.array(shards.classes)
+    np.savez(path, **arrays)
 
 
 def _free_addresses(count: int) -> list[str]:

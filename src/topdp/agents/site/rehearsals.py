@@ -25,12 +25,12 @@ MANIFEST = "manifest.toml"
 def plant(
     setup: Setup,
     input_shape: tuple[int, ...],
-    classes: int | None,
+    outputs: int,
     asked: Question,
     watch: Watcher | None = None,
 ) -> Planted:
     """Canaries for the agents of a manifest."""
-    dimension = FlatModel(setup.model(input_shape, classes)).dimension
+    dimension = FlatModel(setup.model(input_shape, outputs)).dimension
     audit = _audit(setup, dimension, asked, watch)
     canaries = audit.plant(asked.seed, order=setup.manifest.config.seed)
     return Planted(canaries, audit.signs, setup.plan.digest(), asked.seed)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topdp.agents.terms.manifest import Manifest
-from topdp.errors import DataError
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.privacy.observers.survivors import with_reserve
@@ -61,10 +60,8 @@ class Setup:
         granted = self.manifest.config.privacy.epsilon
         return float(build.per_agent("privacy.epsilon", granted, len(self.manifest.names))[agent])
 
-    def model(self, input_shape: tuple[int, ...], classes: int | None) -> nn.Module:
-        if classes is None:
-            raise DataError("Expected records with whole-number labels, got other targets.")
-        return build.model(self.manifest.config, input_shape, classes)
+    def model(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return build.model(self.manifest.config, input_shape, outputs)
 
 
 def _counts(config: RunConfig) -> tuple[int, ...]:
@@ -83,6 +80,7 @@ def completed(
     `goes_on`: the rule is to go on without who is gone. Where draws are shared there is a little more noise
     then, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
     """
+    build.expect_named(config)
     config = settled(config, graph, counts)
     plan, account = plan_and_account(config, graph, counts, progress)
     guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, build.analysis(config, counts)

@@ -23,7 +23,7 @@ from topdp.learning.gradients.ghost import Contribution, blocks
 from topdp.learning.gradients.plain import PlainGradients, first_line
 from topdp.learning.gradients.sharing import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
-from topdp.learning.losses import Loss, named_loss
+from topdp.learning.losses import Loss, PerExample, named_loss
 from topdp.learning.models import FlatModel, Slot
 
 Found = tuple[Tensor, list[tuple[Slot, Contribution]]]
@@ -76,7 +76,7 @@ class ClippedGradients:
         self,
         model: nn.Module | FlatModel,
         clip: float,
-        loss: str | Loss = "cross_entropy",
+        loss: str | Loss = "cross-entropy",
         clipping: str = "flat",
     ) -> None:
         if not (math.isfinite(clip) and clip > 0):
@@ -97,6 +97,10 @@ class ClippedGradients:
             self._folded = FoldedGradients(self.flat, self._loss)
         except NotFoldedError as error:
             self._reason = str(error)
+
+    @property
+    def loss(self) -> PerExample:
+        return self._loss
 
     @property
     def fast(self) -> bool:

@@ -203,7 +203,7 @@ def expect_unaccelerated(plan: Plan) -> None:
     if (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any():
         raise NotCovered(
             "The view follows rounding through every mix, and accelerated averaging and momentum make that "
-            "grow without end: adaptive, with privacy.colluders, does not; or take method.chebyshev=false and "
+            "grow without end: adaptive, with privacy.colluders, does not; or take method.chebyshev=false, "
             "train.optimiser='sgd'."
         )
 

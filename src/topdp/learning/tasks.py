@@ -1,0 +1,150 @@
+"""A task: a loss with its metrics, and what both need of targets and of a model's outputs.
+
+What does not fit is said before anything is computed. Losses and metrics themselves are in `losses` and
+`metrics`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from topdp.errors import DataError, InputError
+from topdp.learning.losses import OWN, Loss, PerExample, aligned, named_loss
+from topdp.learning.metrics import CLASSES, METRICS, NUMBERS, USUAL, Function, Metric, named_metric
+
+ABOUT = {"cross-entropy": CLASSES, "bce": CLASSES, "mse": NUMBERS, "huber": NUMBERS}
+RESERVED = ("round", "loss")
+
+
+@final
+@dataclass(frozen=True)
+class Task:
+    """What is learned, and what is reported of it."""
+
+    loss: PerExample
+    metrics: tuple[Metric, ...]
+
+    @classmethod
+    def of(
+        cls,
+        loss: str | Loss = "cross-entropy",
+        metrics: Sequence[str | Metric | Function] | None = None,
+    ) -> Task:
+        """`metrics`: by name or as functions; None: those that are usual for the loss.
+
+        >>> [metric.name for metric in Task.of("mse").metrics]
+        ['mae', 'r2']
+        """
+        made = named_loss(loss)
+        chosen = tuple(named_metric(one) for one in (USUAL[made.name] if metrics is None else metrics))
+        names = [metric.name for metric in chosen]
+        for name in names:
+            if names.count(name) > 1 or name in RESERVED or name.endswith("_per_agent"):
+                raise InputError(
+                    f"Expected metrics with names of their own, none of {', '.join(RESERVED)}, got {name!r}"
+                    f"{' twice' if names.count(name) > 1 else ''}. Use topdp.Metric(name, function)."
+                )
+        about = ABOUT.get(made.name)
+        for metric in chosen:
+            if None not in (about, metric.about) and metric.about != about:
+                fits = ", ".join(name for name, known in METRICS.items() if known.about == about)
+                raise InputError(
+                    f"metrics: expected some out of {fits} under the loss {made.name}, got {metric.name!r}: "
+                    f"it is about {metric.about}."
+                )
+        return cls(made, chosen)
+
+    def targets(self, targets: Tensor, what: str) -> Tensor:
+        """`targets` [records, ...] in the type that the loss needs; a `DataError` begins with `what`."""
+        return _NEEDS.get(self.loss.name, _as_they_are)(targets, what)
+
+    def outputs(self, targets: Tensor, classes: int | None) -> int:
+        """How many outputs a model made for these `targets` [records, ...] has."""
+        if self.loss.name == "cross-entropy" or (self.loss.name == OWN and classes is not None):
+            return classes if classes is not None else int(targets.max()) + 1
+        return math.prod(targets.shape[1:])
+
+    def expect_outputs(self, outputs: Tensor, targets: Tensor, classes: int | None) -> None:
+        """Refuses a model whose `outputs` for some records do not go with their `targets`."""
+        if self.loss.name == "cross-entropy":
+            _expect_a_score_for_each_class(outputs, targets, classes)
+        elif self.loss.name != OWN:
+            aligned(outputs, targets)
+        try:
+            self.loss(outputs, targets)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"Expected a loss of (outputs, targets); it failed on outputs of shape "
+                f"{tuple(outputs.shape)} ({outputs.dtype}) and targets of shape "
+                f"{tuple(targets.shape)} ({targets.dtype}): {type(error).__name__}: {error}"
+            ) from error
+
+
+def _labels(targets: Tensor, what: str) -> Tensor:
+    """Whole numbers of at least 0: one a record, or one for each position."""
+    bad = (targets < 0) | (targets != targets.floor()) if targets.is_floating_point() else targets < 0
+    if bool(bad.any()):
+        at = int(bad.flatten(1).any(1).nonzero()[0]) if bad.dim() > 1 else int(bad.nonzero()[0])
+        value = targets[bad][0].item()
+        raise DataError(
+            f"{what}: expected labels that are whole numbers of at least 0 for cross-entropy, got {value:g} "
+            f"at index {at}. For numbers as they are use the loss mse or huber."
+        )
+    return targets.to(torch.int64)
+
+
+def _numbers(targets: Tensor, what: str) -> Tensor:
+    return targets if targets.is_floating_point() else targets.to(torch.float32)
+
+
+def _shares(targets: Tensor, what: str) -> Tensor:
+    """From 0 to 1."""
+    bad = (targets < 0) | (targets > 1)
+    if bool(bad.any()):
+        advice = (
+            "For one of several classes use the loss cross-entropy, or one number for each class."
+            if not targets.is_floating_point() or bool((targets == targets.floor()).all())
+            else "For numbers as they are use the loss mse or huber."
+        )
+        raise DataError(
+            f"{what}: expected targets from 0 to 1 for bce, got {targets[bad][0].item():g}. {advice}"
+        )
+    return _numbers(targets, what)
+
+
+def _as_they_are(targets: Tensor, what: str) -> Tensor:
+    return targets
+
+
+_NEEDS: dict[str, Callable[[Tensor, str], Tensor]] = {
+    "cross-entropy": _labels,
+    "mse": _numbers,
+    "huber": _numbers,
+    "bce": _shares,
+}
+
+
+def _expect_a_score_for_each_class(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
+    positions = tuple(targets.shape[1:])
+    wanted = f"[batch, classes{''.join(f', {length}' for length in positions)}]"
+    came = f"got outputs of shape {tuple(outputs.shape)} for one record"
+    if outputs.dim() != targets.dim() + 1 or tuple(outputs.shape[2:]) != positions:
+        turned = outputs.dim() > 2 and tuple(outputs.shape[1:-1]) == positions
+        raise InputError(
+            f"Expected a model with an output for each class, {wanted}, {came}. "
+            + ("Put the classes first: outputs.movedim(-1, 1)." if turned else "")
+            + ("For one logit use the loss bce." if outputs.dim() == targets.dim() else "")
+        )
+    if classes is not None and outputs.shape[1] < classes:
+        advice = " For one logit use the loss bce." if outputs.shape[1] == 1 and classes == 2 else ""
+        raise InputError(
+            f"Expected a model with an output for each of the {classes} classes, {came}.{advice}"
+        )

@@ -1,0 +1,81 @@
+"""Metrics for people: which of them a line of metrics.jsonl holds, and how a number of each is written.
+
+Computes nothing, and needs no torch; the metrics themselves are in `learning/metrics.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+NOTHING = "no test records: nothing is evaluated"
+
+
+def metric_names(line: Mapping[str, Any]) -> list[str]:
+    """The metrics in a line, the first one first; the loss only where there is no other.
+
+    >>> metric_names({"round": 3, "r2": {"mean": 0.5}, "loss": {"mean": 2.0}, "r2_per_agent": [0.5]})
+    ['r2']
+    """
+    names = [name for name, value in line.items() if isinstance(value, Mapping) and "mean" in value]
+    return [name for name in names if name != "loss"] or names
+
+
+def is_share(name: str) -> bool:
+    """Whether it is written in percent: accuracies are, and nothing else.
+
+    >>> is_share("balanced-accuracy"), is_share("auroc")
+    (True, False)
+    """
+    return name.endswith("accuracy")
+
+
+def in_words(name: str, value: Any) -> str:
+    """One value, or those of all classes from the least to the largest.
+
+    >>> in_words("accuracy", 0.88904), in_words("mae", 1.23456), in_words("r2", None)
+    ('88.90%', '1.235', 'undefined')
+    >>> in_words("per-class-accuracy", [0.5, 0.25, None])
+    '25.00% to 50.00%'
+    """
+    if isinstance(value, list):
+        known = [one for one in value if one is not None]
+        ends = [min(known), max(known)] if known else [None]
+        return " to ".join(dict.fromkeys(in_words(name, end) for end in ends))
+    if value is None:
+        return "undefined"
+    return f"{value:.2%}" if is_share(name) else f"{value:.4g}"
+
+
+def between_agents(name: str, spread: Mapping[str, Any]) -> str:
+    """From the least agent to the largest; nothing where a metric has several values.
+
+    >>> between_agents("accuracy", {"mean": 0.5, "min": 0.1, "max": 1.0})
+    '10.0-100.0'
+    """
+    low, high = spread["min"], spread["max"]
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return ""
+    return f"{100 * low:.1f}-{100 * high:.1f}" if is_share(name) else f"{low:.3g} to {high:.3g}"
+
+
+def last_seen(line: Mapping[str, Any] | None) -> str:
+    """The first metric of the last evaluation, with the round after which it was taken: it may be old.
+
+    >>> last_seen({"round": 40, "accuracy": {"mean": 0.5}})
+    'accuracy 50.00% after round 40'
+    """
+    names = metric_names(line) if line else []
+    if line is None or not names:
+        return ""
+    return f"{names[0]} {in_words(names[0], line[names[0]]['mean'])} after round {line['round']}"
+
+
+def picture_name(name: str) -> str:
+    """The file of a metric's curve.
+
+    >>> picture_name("accuracy"), picture_name("top/5 of all")
+    ('accuracy.png', 'top_5_of_all.png')
+    """
+    return re.sub(r"[^\w.-]", "_", name) + ".png"
