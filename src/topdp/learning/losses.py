@@ -111,6 +111,11 @@ def is_known(loss: Loss) -> bool:
     return isinstance(loss, PerExample) and loss.loss in LOSSES.values()
 
 
+def is_cross_entropy(loss: Loss) -> bool:
+    """Whether it takes the softmax of outputs."""
+    return isinstance(loss, PerExample) and loss.loss is cross_entropy
+
+
 @final
 @dataclass(frozen=True)
 class PerExample:

@@ -34,6 +34,20 @@ class Slot:
     stop: int
     shape: torch.Size
 
+    def part(self, first: int, last: int) -> Slot:
+        """Of its leading axis, `first .. last-1`: where weights of several layers lie in one parameter.
+
+        >>> Slot("in_proj_weight", 10, 34, torch.Size([6, 4])).part(2, 4)
+        Slot(name='in_proj_weight[2:4]', start=18, stop=26, shape=torch.Size([2, 4]))
+        """
+        size = math.prod(self.shape[1:])
+        return Slot(
+            f"{self.name}[{first}:{last}]",
+            self.start + first * size,
+            self.start + last * size,
+            torch.Size([last - first, *self.shape[1:]]),
+        )
+
 
 @final
 class FlatModel:
@@ -44,8 +58,10 @@ class FlatModel:
 
     **Guarantees.** A module in which the examples of a batch influence each other through a normalisation
     layer, or whose buffers gather statistics of the data, is refused here: clipping an example's own gradient
-    would not bound its influence, and the statistics would leave the agent without noise. Other ways of
-    mixing examples come to nothing in `gradients.ClippedGradients`, where each example is a batch of one.
+    would not bound its influence, and the statistics would leave the agent without noise. BatchNorm in
+    evaluation mode does neither: it reads statistics that were there before, and nothing here or above puts a
+    layer into another mode than evaluation. Other ways of mixing examples come to nothing in
+    `gradients.ClippedGradients`, where each example is a batch of one.
 
     >>> flat = FlatModel(nn.Linear(3, 2))
     >>> flat.dimension, flat.flatten().shape, [slot.name for slot in flat.slots]
@@ -121,14 +137,15 @@ class FlatModel:
 def _refuse_what_cannot_be_private(module: nn.Module) -> None:
     for path, layer in module.named_modules():
         where = f"{path!r}" if path else "the module itself"
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, _BatchNorm) and not has_frozen_statistics(layer):
             features = layer.num_features
             groups = max(g for g in range(1, 33) if features % g == 0 and (g == 1 or 2 * g <= features))
             raise InputError(
                 f"Expected a model that treats examples one by one, got {type(layer).__name__} at {where}. "
                 "It mixes the examples of a batch, so clipping one example's gradient does not bound that "
                 "example's influence, and its running statistics leave without noise. "
-                f"Replace it by nn.GroupNorm({groups}, {features})."
+                f"Replace it by nn.GroupNorm({groups}, {features}); or, in a pre-trained backbone, keep the "
+                "statistics it has: call .eval() on the layer or the backbone before you hand the model over."
             )
         if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
             raise InputError(
@@ -136,6 +153,11 @@ def _refuse_what_cannot_be_private(module: nn.Module) -> None:
                 f"track_running_stats=True at {where}. Its running statistics leave without noise. "
                 f"Replace it by nn.{type(layer).__name__}({layer.num_features}, affine={layer.affine})."
             )
+
+
+def has_frozen_statistics(layer: _BatchNorm) -> bool:
+    """Whether it is a function of one example: in evaluation mode, with statistics of its own."""
+    return not layer.training and layer.running_mean is not None and layer.running_var is not None
 
 
 def initial_row(factory: Callable[[], nn.Module], seed: int) -> Tensor:

@@ -8,16 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradient_models import CLASSES, MODELS, Scale, problem
+from gradient_models import CLASSES, MODELS, problem, slow_model
 from topdp.learning.gradients import ClippedGradients, DivergedError, ghost
 from topdp.learning.models import FlatModel, mlp
 
 WITH_REAL_INPUTS = [name for name, (_, shape) in MODELS.items() if shape != "tokens"]
 HUGE = (3e38, -3e38, 1e30, math.inf, -math.inf, math.nan)
-
-
-def slow_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 6), Scale(), nn.Linear(6, CLASSES))
 
 
 class Refuses(nn.Module):

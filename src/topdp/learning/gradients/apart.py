@@ -7,6 +7,7 @@ storage; here we refuse what would get behind it. What code keeps between calls 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -17,6 +18,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
+_functorch: Any = torch._C._functorch  # its stubs lack what is about missing rules
+
 
 @final
 class TogetherError(Exception):
@@ -24,9 +27,35 @@ class TogetherError(Exception):
 
 
 def apart(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
-    """`vmap` in which every example draws random numbers of its own."""
+    """`vmap` in which every example draws random numbers of its own.
+
+    Where torch has no rule for many examples at once it takes one after the other, in words of its own that
+    are not for users: `check` has ours.
+    """
     mapped: Callable[..., Any] = vmap(function, in_dims, randomness="different")
-    return mapped
+
+    def quiet(*arguments: Any) -> Any:
+        _functorch._set_vmap_fallback_warning_enabled(False)
+        try:
+            return mapped(*arguments)
+        finally:
+            _functorch._set_vmap_fallback_warning_enabled(True)
+
+    return quiet
+
+
+def missing_rule(function: Callable[..., object], *arguments: Any) -> str | None:
+    """An operator in `function` for which torch has no rule for many examples at once, if there is one."""
+    before = _functorch._is_vmap_fallback_enabled()
+    _functorch._set_vmap_fallback_enabled(False)
+    try:
+        function(*arguments)
+    except Exception as error:  # in many types
+        found = re.search(r"Batching rule not implemented for (\S+?);", str(error))
+        return found[1] if found else None
+    finally:
+        _functorch._set_vmap_fallback_enabled(before)
+    return None
 
 
 @contextmanager

@@ -8,6 +8,8 @@ layer's weights, outputs changed in place, and errors of the model's own. No pri
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,11 +20,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
+from topdp.learning.gradients.apart import missing_rule
+from topdp.learning.gradients.calls import outputs_of, without_kernels_for_inference
 from topdp.learning.gradients.folded import FoldedGradients
-from topdp.learning.gradients.ghost import Contribution, total_norms
+from topdp.learning.gradients.ghost import Contribution, Dense, total_norms
 from topdp.learning.gradients.memory import Memory, expect_nothing_left_over, left_over
 from topdp.learning.gradients.plain import PlainGradients, first_line
-from topdp.learning.losses import Loss
+from topdp.learning.losses import Loss, is_cross_entropy
 from topdp.learning.models import FlatModel, Slot
 
 AGENTS, EXAMPLES = 2, 3
@@ -30,13 +34,29 @@ AGENTS, EXAMPLES = 2, 3
 SIZES = (1.0, 1e-3, -1.0, 1e3, -1e3, 1e10, 1e30)
 
 
+NOTHING_TO_COMPARE = (
+    "its gradients are zero for all examples that were made up to compare the two paths (a model with one "
+    "output under cross-entropy, for one class only, has nothing to learn)"
+)
+# What torch says, word by word, of ways in which it runs a model: not the user's concern, and not wrong.
+ASIDES = (
+    "LSTM with projections is not supported with oneDNN",
+    "The PyTorch API of nested tensors is in prototype stage",
+    "RNN module weights are not part of single contiguous chunk of memory",
+)
+
+
 @final
 @dataclass(frozen=True)
 class Verdict:
-    """`reason`: why the fast path may not be used; `elements`: what one example keeps in memory there."""
+    """`reason`: why the fast path may not be used; `elements`: what one example keeps in memory there.
+
+    `remarks`: what makes the fast path slow.
+    """
 
     reason: str | None
     elements: int = 0
+    remarks: tuple[str, ...] = ()
 
 
 def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> Verdict:
@@ -66,14 +86,51 @@ def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: 
                 continue
             if not folded.known:
                 expect_nothing_left_over(before)
-            plain = PlainGradients(FlatModel(module), loss)
-            plain.try_apart(*records)
-            if _differ((losses, found), plain.contributions(*records), flat.dimension, tolerance):
+            # One example after the other, by torch alone: no rule for many at once that could be wrong.
+            plain = PlainGradients(FlatModel(module), loss).one_by_one(*records)
+            if not any(isinstance(c, Dense) and bool(c.gradients.any()) for _, c in plain[1]):
+                return Verdict(NOTHING_TO_COMPARE)
+            if _differ((losses, found), plain, flat.dimension, tolerance):
                 return Verdict("a layer is used in a way that the fast path misses")
             if rows.is_cuda and dtype != rows.dtype:
                 continue
-            return Verdict(None, folded.elements // (AGENTS * EXAMPLES))
+            elements = folded.elements // (AGENTS * EXAMPLES)
+            missing = None if folded.known else missing_rule(folded.contributions, *records)
+            return Verdict(None, elements, () if missing is None else (_one_after_the_other(missing),))
     return Verdict(reason)
+
+
+def _one_after_the_other(operator: str) -> str:
+    return (
+        f"torch has no rule for the operator {operator} on many examples at once: they take turns there. "
+        "Results are correct; for speed, use another function in its place."
+    )
+
+
+def remarks(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> Iterator[str]:
+    """What the user should hear of a model that runs."""
+    few = flat, loss, rows, inputs, targets
+    if mixes(*few):
+        yield (
+            "Examples of a batch influence each other in this model. Here each example is a batch of its "
+            "own, since clipping its gradient would not bound its influence otherwise."
+        )
+    if is_cross_entropy(loss) and _gives_probabilities(*few):
+        yield (
+            "The outputs of this model are probabilities, and cross-entropy takes the softmax of what it is "
+            "given: where softmax is taken twice, a model learns slowly and stays unsure of itself. Leave "
+            "out the softmax at its end."
+        )
+
+
+def _gives_probabilities(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+    few, x, _ = sample(flat, rows, inputs, targets)
+    module = copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype)
+    with torch.no_grad(), _undisturbed(rows.device), suppress(Exception):
+        outputs = functional_call(module, flat.named(few[0]), (x[0],))
+        if outputs.dim() > 1 and outputs.shape[1] > 1 and bool((outputs >= 0).all()):
+            return bool(((outputs.sum(1) - 1).abs() < 1e-4).all())
+    return False
 
 
 def mixes(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> bool:
@@ -92,7 +149,9 @@ def mixes(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Te
             together, alone = losses(slice(None)), losses(*(slice(i, i + 1) for i in range(EXAMPLES)))
         except Exception:  # what it cannot do is found, and said, elsewhere
             return False
-    return not torch.allclose(together, alone, 1e-3, 1e-3 * float(together.abs().max()))
+    # Losses that are no numbers, alone and together, say nothing.
+    scale = float(together.nan_to_num(0, 0, 0).abs().max())
+    return not torch.allclose(together, alone, 1e-3, 1e-3 * scale, equal_nan=True)
 
 
 def _without_dropout(module: nn.Module) -> nn.Module:
@@ -100,7 +159,25 @@ def _without_dropout(module: nn.Module) -> nn.Module:
     for layer in module.modules():
         if isinstance(layer, _DropoutNd):
             layer.eval()
+        elif drops(layer):
+            vars(layer)["dropout"] = 0.0
     return module
+
+
+def drops(layer: nn.Module) -> bool:
+    """Whether it is a layer of torch's that draws random numbers in training mode."""
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        return float(layer.dropout) > 0
+    return isinstance(layer, _DropoutNd)
+
+
+@contextmanager
+def without_asides() -> Iterator[None]:
+    """Leaves out `ASIDES`, and no other warning."""
+    with warnings.catch_warnings():
+        for message in ASIDES:
+            warnings.filterwarnings("ignore", message)
+        yield
 
 
 def _undisturbed(device: torch.device) -> AbstractContextManager[None]:
@@ -144,7 +221,18 @@ def sample(
     # Any whole number below these is valid wherever whole numbers are.
     tables = [layer.num_embeddings for layer in flat.module.modules() if isinstance(layer, nn.Embedding)]
     x = _like(inputs, (agents, examples), min(tables, default=2), generator)
-    return few, x, _like(targets, (agents, examples), 2, generator)
+    # Class 1 is valid wherever there are two, and only then.
+    below = 2 if targets.is_floating_point() or _outputs(flat, few[0], x[0, :1]) > 1 else 1
+    return few, x, _like(targets, (agents, examples), below, generator)
+
+
+def _outputs(flat: FlatModel, row: Tensor, x: Tensor) -> float:
+    """How many scores the model gives an example; infinite where it does not run on this one."""
+    module = copy.deepcopy(flat.module).to(device=row.device, dtype=row.dtype)
+    with torch.no_grad(), _undisturbed(row.device), suppress(Exception):
+        outputs = functional_call(module, flat.named(row), (x.clone(),))
+        return outputs.shape[1] if outputs.dim() > 1 else math.inf
+    return math.inf
 
 
 def _like(data: Tensor, lead: tuple[int, int], below: int, generator: torch.Generator) -> Tensor:
@@ -159,18 +247,19 @@ def _as(y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def try_once(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> None:
-    """Runs model and loss as torch would: errors of their own come out here, as they are.
+    """Runs model and loss as torch would: errors of their own come out here.
 
-    Records are made up; where the model does not take those, it must take some of the real ones.
+    As they are, but for layers that are given what they cannot take, and for outputs that are no tensor
+    (`calls`). Records are made up; where the model does not take those, it must take some of the real ones.
 
     **Guarantees.** A model or a loss that keeps something between two calls is refused.
     """
     few, x, y = sample(flat, rows, inputs, targets)
-    probe = copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype)
+    probe = without_kernels_for_inference(copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype))
     memory = Memory({"model": probe, "loss": loss}, x, y, contents=True)
 
     def call(x: Tensor, y: Tensor) -> None:
-        loss(functional_call(probe, flat.named(few[0]), (x,)), y)
+        loss(outputs_of(probe, flat.named(few[0]), x), y)
 
     with torch.no_grad(), _undisturbed(rows.device):
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -51,9 +52,12 @@ class ClippedGradients:
     mask per example from torch's global generator, which the engine seeds and clipping does not mind. Holds
     buffers of the pass that runs, so one object serves one thread.
 
-    Linear, Conv2d, Embedding, LayerNorm and GroupNorm layers with any functions that `vmap` can map over
-    examples take the fast path; other models take the plain one, announced by one warning. On one core that
-    took 2 times as long for the paper's cnn and 15 to 37 times for its mlp; where vmap refuses it, 8 to 107.
+    Linear, Conv1d to 3d, Embedding, MultiheadAttention and torch's transformer layers, RNN, GRU, LSTM and
+    their cells, LayerNorm, RMSNorm, GroupNorm, InstanceNorm and BatchNorm in evaluation mode, with any
+    functions that `vmap` can map over examples, take the fast path. So do parameters that a module reads
+    itself, unless they are most of the model. Other models take the plain one, announced by one warning. On
+    one core that took 2 times as long for the paper's cnn and 15 to 37 times for its mlp; where vmap refuses
+    it, 8 to 107. `benchmarks/layers.py` measures other layers.
 
     **Guarantees.** Each example changes the sum of its own agent only, by a vector of l2 norm at most
     clip·weight: whatever the data, the loss and the rows are, for either adjacency. An example is a batch of
@@ -93,6 +97,7 @@ class ClippedGradients:
         self._elements: dict[Key, int] = {}  # kept in memory by one example, for every shape checked
         self._agrees: dict[Key, bool] = {}  # whether outputs may be folded
         self._announced = False
+        self._said: set[str] = set()  # what the user has heard of the model
         try:
             self._folded = FoldedGradients(self.flat, self._loss)
         except NotFoldedError as error:
@@ -285,30 +290,33 @@ class ClippedGradients:
     def _check(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> int:
         """Decide the path for examples of this shape; elements that one of them keeps in memory."""
         few = self.flat, self._loss, rows, inputs, targets
-        check.try_once(*few)
-        if check.mixes(*few):
-            warnings.warn(
-                "Examples of a batch influence each other in this model. Here each example is a batch of "
-                "its own, since clipping its gradient would not bound its influence otherwise.",
-                stacklevel=4,
-            )
-        if self._folded is not None:
-            verdict = check.compare(*few)
-            if verdict.reason is None:
-                return verdict.elements
-            self._folded, self._reason = None, verdict.reason
-        refusal = self._plain.try_apart(*check.sample(self.flat, rows, inputs, targets))
+        with check.without_asides():
+            check.try_once(*few)
+            self._say(check.remarks(*few))
+            if self._folded is not None:
+                verdict = check.compare(*few)
+                if verdict.reason is None:
+                    self._say(verdict.remarks)
+                    return verdict.elements
+                self._folded, self._reason = None, verdict.reason
+            refusal = self._plain.try_apart(*check.sample(self.flat, rows, inputs, targets))
         self._announce(
             f"vmap refuses this model ({refusal}); each example is run by itself" if refusal else self._reason
         )
         return 3 * self.flat.dimension
+
+    def _say(self, remarks: Iterable[str]) -> None:
+        for remark in remarks:
+            if remark not in self._said:
+                self._said.add(remark)
+                warnings.warn(remark, stacklevel=5)
 
     def _announce(self, reason: str) -> None:
         if not self._announced:
             self._announced = True
             warnings.warn(
                 f"Per-example gradients of this model take the slow path: {reason}. Results are correct; "
-                "for speed, use Linear, Conv2d, Embedding, LayerNorm and GroupNorm layers.",
+                "for speed, use layers of torch.nn (docs/sharp-edges.md, Models).",
                 stacklevel=5,
             )
 

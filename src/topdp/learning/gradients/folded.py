@@ -10,13 +10,15 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from topdp.learning.gradients.apart import apart, watched
 from topdp.learning.gradients.ghost import Contribution
 from topdp.learning.gradients.known import consists_of_known_layers, nothing_is_hooked_globally
+from topdp.learning.gradients.linear import LinearTwin
 from topdp.learning.gradients.memory import Memory
-from topdp.learning.gradients.tape import Tape, Twin
-from topdp.learning.gradients.twins import LinearTwin, skeleton
+from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin
+from topdp.learning.gradients.twins import Skeleton
 from topdp.learning.losses import Loss, is_known
 from topdp.learning.models import FlatModel, Slot
 
@@ -33,8 +35,9 @@ class FoldedGradients:
     def __init__(self, flat: FlatModel, loss: Loss) -> None:
         self._loss = loss
         self._tape = Tape()
-        self._skeleton = skeleton(flat, self._tape)
-        self._evaluator = skeleton(flat, self._tape).eval()
+        made = Skeleton(flat, self._tape)
+        self._skeleton, self._read = made.module, tuple(made.read)
+        self._evaluator = Skeleton(flat, self._tape).module.eval()
         self.known = is_known(loss) and consists_of_known_layers(flat.module)
         self._one_first_layer = self.known and _begins_with_a_linear_layer(self._skeleton)
         self.elements = 0  # kept alive by the last call of `contributions`, roughly
@@ -59,7 +62,8 @@ class FoldedGradients:
             with torch.enable_grad():
                 losses = self._losses(inputs.flatten(0, 1), targets)
                 # An output, its gradient and what the functions after it save.
-                self.elements = inputs.numel() + sum(4 * output.numel() for output, _ in tape.records)
+                recorded = sum(4 * output.numel() for output, _ in tape.records)
+                self.elements = inputs.numel() + recorded + tape.kept * len(losses)
                 found = tape.contributions(losses.sum())
             return losses.detach().view(len(rows), -1), found
         finally:
@@ -69,19 +73,26 @@ class FoldedGradients:
         """[n·b]"""
         if self.known and inputs.dim() > 1 and nothing_is_hooked_globally():
             return self._loss(self._skeleton(inputs), targets)
+        # A loss that treats examples one by one may see them all.
+        together = is_known(self._loss)
 
-        def example(x: Tensor, y: Tensor) -> Tensor:
+        def example(x: Tensor, y: Tensor, read: dict[str, Tensor]) -> Tensor:
             self._tape.anchored(x)
             with watched():
-                return self._loss(self._skeleton(x.unsqueeze(0)), y.unsqueeze(0)).sum()
+                outputs: Tensor = functional_call(self._skeleton, read, (x.unsqueeze(0),))
+                return outputs.squeeze(0) if together else self._loss(outputs, y.unsqueeze(0)).sum()
 
         memory = Memory({"model": self._skeleton, "loss": self._loss}, inputs, targets, contents=False)
-        losses: Tensor = apart(example, (0, 0))(inputs, targets)
+        read = self._tape.spread(self._read)
+        found: Tensor = apart(example, (0, 0, 0))(inputs, targets, read)
+        losses = self._loss(found, targets) if together else found
         memory.expect_unchanged()
         return losses
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         """[n, b, ...]: all agents in evaluation mode on one batch [b, ...], which is never copied."""
+        if self._read:
+            raise NotFoldedError("agents share one batch here, and the model reads parameters itself")
         self._evaluator.to(device=rows.device, dtype=rows.dtype)
         try:
             self._tape.begin(rows, inputs.shape[0], recording=False, shared=True)

@@ -16,10 +16,11 @@ from typing import final
 
 import torch
 from torch import Tensor
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from topdp.learning.gradients.rounding import as_precise_as_matrix_products, cancelled, squared
 
+WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 TRITON = find_spec("triton") is not None
 
 
@@ -166,33 +167,75 @@ class Lookup(Contribution):
 
 
 @final
+class Tied(Contribution):
+    """One matrix that is an embedding and the weight of a linear layer: the gradients of both, together."""
+
+    def __init__(self, lookup: Lookup, outer: Outer) -> None:
+        self.lookup = lookup
+        self.outer = outer
+
+    def squared_norms(self) -> Tensor:
+        norms = self.lookup.squared_norms() + self.outer.squared_norms()
+        # |X + Y|² = |X|² + |Y|² + 2<X, Y>, and row v of Y is Σ_m δ_m[v] a_m.
+        n, b, L, _ = self.lookup.delta.shape
+        M = self.outer.a.shape[2]
+        for i, j in blocks(n, b, _capacity(2 * L * M, norms.device)):
+            tokens, delta = self.lookup.tokens[i, j].flatten(0, 1), self.lookup.delta[i, j].flatten(0, 1)
+            a, above = self.outer.a[i, j].flatten(0, 1), self.outer.delta[i, j].flatten(0, 1)
+            common = torch.bmm(a, delta.mT).mul_(above.gather(2, tokens.unsqueeze(1).expand(-1, M, -1)))
+            norms[i, j] += 2 * common.sum((1, 2)).view_as(norms[i, j])
+        # The sum may cancel; (|X| + |Y|)² <= 2|X|² + 2|Y|² bounds what the terms are rounded relative to.
+        ones = self.lookup.delta.new_ones(1, 1, L)
+        slack = cancelled(ones, self.lookup.delta) + cancelled(self.outer.a, self.outer.delta)
+        return norms.clamp_min_(0).add_(slack, alpha=2)
+
+    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+        self.lookup.add_to(out, coefficients)
+        self.outer.add_to(out, coefficients)
+
+    def blank(self, where: Tensor) -> None:
+        self.lookup.blank(where)
+        self.outer.blank(where)
+
+
+def tied(parts: Sequence[Contribution]) -> Contribution | None:
+    """The contributions of all uses of one parameter as one; None where we do not know how."""
+    if len(parts) == 1:
+        return parts[0]
+    match sorted(parts, key=lambda part: type(part).__name__):
+        case [Dense() as one, Dense() as other]:
+            return Dense(one.gradients + other.gradients)
+        case [Lookup() as lookup, Outer() as outer]:
+            return Tied(lookup, outer)
+    return None
+
+
+@final
 @dataclass(frozen=True)
 class Geometry:
-    """Of a convolution on an input that is already padded."""
+    """Of a convolution over one, two or three axes, on an input that is already padded."""
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int
 
-    def output(self, height: int, width: int) -> tuple[int, int]:
-        """The size of what comes out of an input of this size."""
-        h, w = (
-            (size - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, stride, dilation in zip(
-                (height, width), self.kernel, self.stride, self.dilation, strict=True
-            )
-        )
-        return h, w
+    def output(self, *sizes: int) -> tuple[int, ...]:
+        """The sizes of what comes out of an input of these sizes."""
+        axes = zip(sizes, self.kernel, self.stride, self.dilation, strict=True)
+        return tuple((size - dilation * (k - 1) - 1) // stride + 1 for size, k, stride, dilation in axes)
 
     def has_kernels(self, x: Tensor) -> bool:
         """Whether `convolution_cuda` can do it."""
-        return self.groups == 1 and has_kernels(x)
+        return self.groups == 1 and len(self.kernel) == 2 and has_kernels(x)
 
 
 @final
 class Convolution(Contribution):
-    """The weight of a Conv2d: inputs [n,b,C,H,W] and output gradients [n,b,O,Ho,Wo], one pair per use."""
+    """The weight of a convolution: inputs [n,b,C,H,W] and output gradients [n,b,O,Ho,Wo], one pair per use.
+
+    Likewise of one with one or three axes in place of H, W.
+    """
 
     def __init__(self, uses: Sequence[tuple[Tensor, Tensor]], geometry: Geometry) -> None:
         self.uses = list(uses)
@@ -203,7 +246,7 @@ class Convolution(Contribution):
         x, delta = self.uses[0]
         n, b, C = x.shape[:3]
         groups = self.geometry.groups
-        K, out = C // groups * self.geometry.kernel[0] * self.geometry.kernel[1], delta.shape[2] // groups
+        K, out = C // groups * math.prod(self.geometry.kernel), delta.shape[2] // groups
         L = sum(delta[0, 0, 0].numel() for _, delta in self.uses)
         activations = sum(x[0, 0].numel() + delta[0, 0].numel() for x, delta in self.uses)
         keep = groups * out * K <= 4 * activations
@@ -243,25 +286,28 @@ class Convolution(Contribution):
     def _columns(self, x: Tensor) -> Tensor:
         """[agents·examples·groups, K, L]: every patch the kernel sees, one column each."""
         x = x.flatten(0, 1)
-        (kh, kw), (sh, sw), (dh, dw) = self.geometry.kernel, self.geometry.stride, self.geometry.dilation
-        m, C, H, W = x.shape
-        height, width = self.geometry.output(H, W)
-        tm, tc, th, tw = x.stride()
+        geometry = self.geometry
+        m, C, *sizes = x.shape
+        spots = geometry.output(*sizes)
+        by_example, by_channel, *steps = x.stride()
+        within = (step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True))
+        between = (step * stride for step, stride in zip(steps, geometry.stride, strict=True))
         # A copy of runs along the image's rows: ten times faster than F.unfold on a CPU.
-        patches = x.as_strided((m, C, kh, kw, height, width), (tm, tc, th * dh, tw * dw, th * sh, tw * sw))
-        return patches.reshape(m * self.geometry.groups, -1, height * width)
+        patches = x.as_strided((m, C, *geometry.kernel, *spots), (by_example, by_channel, *within, *between))
+        return patches.reshape(m * geometry.groups, -1, math.prod(spots))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         if self._kept is not None:
             Dense(self._kept).add_to(out, coefficients)
             return
         geometry = self.geometry
+        gradient_of = WEIGHT_GRADIENTS[len(geometry.kernel)]
         for x, delta in self.uses:
-            scaled = delta * coefficients.view(*coefficients.shape, 1, 1, 1)
+            scaled = delta * coefficients.view(*coefficients.shape, *(1 for _ in delta.shape[2:]))
             shape = (delta.shape[2], x.shape[2] // geometry.groups, *geometry.kernel)
             for i in range(x.shape[0]):
                 with as_precise_as_matrix_products():
-                    gradient: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+                    gradient: Tensor = gradient_of(  # type: ignore[no-untyped-call]
                         x[i], shape, scaled[i], geometry.stride, 0, geometry.dilation, geometry.groups
                     )
                 out[i].add_(gradient.reshape(-1))

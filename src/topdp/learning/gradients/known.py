@@ -10,7 +10,8 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from topdp.learning.gradients.twins import TWINS, altered
+from topdp.learning.gradients.tape import altered
+from topdp.learning.gradients.twins import TWINS
 
 # Number by number, or window by window within an example.
 STATELESS: tuple[type[nn.Module], ...] = (

@@ -16,6 +16,7 @@ from torch.func import functional_call, grad_and_value
 
 from topdp.errors import InputError
 from topdp.learning.gradients.apart import apart, watched
+from topdp.learning.gradients.calls import outputs_of, without_kernels_for_inference
 from topdp.learning.gradients.ghost import Contribution, Dense
 from topdp.learning.gradients.memory import Memory
 from topdp.learning.losses import Loss
@@ -33,7 +34,7 @@ class PlainGradients:
 
     def __init__(self, flat: FlatModel, loss: Loss) -> None:
         self._flat = flat
-        self._module = copy.deepcopy(flat.module)
+        self._module = without_kernels_for_inference(copy.deepcopy(flat.module))
         self._loss = loss
         self._loop = False
 
@@ -86,8 +87,8 @@ class PlainGradients:
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         """[n, b, ...]: all agents in evaluation mode on one batch [b, ...], one agent after the other."""
-        module = self._flat.load(rows[0]).eval()
-        return torch.stack([functional_call(module, self._flat.named(row), (inputs,)) for row in rows])
+        module = without_kernels_for_inference(self._flat.load(rows[0]).eval())
+        return torch.stack([outputs_of(module, self._flat.named(row), inputs) for row in rows])
 
     def _dense(self, gradients: Tensor) -> list[tuple[Slot, Contribution]]:
         return [(slot, Dense(gradients[:, :, slot.start : slot.stop])) for slot in self._flat.slots]
@@ -101,6 +102,7 @@ class PlainGradients:
             with watched():
                 return self._example_loss(parameters, x, y)
 
+        # Gradients are taken inside: outside, torch forgets the padding_idx of an embedding.
         examples = apart(grad_and_value(example), (None, 0, 0))
         # By parameter: the gradient of a slice of a row would be as long as the row.
         parameters = {

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol, final
 
 import torch
@@ -50,6 +51,7 @@ class Tape:
         self.shared = False
         self.copies = 1
         self.anchor: Tensor | None = None
+        self.kept = 0  # elements that one example keeps beside what is recorded
         self.records: list[tuple[Tensor, list[Use]]] = []
 
     def begin(
@@ -94,36 +96,64 @@ class Tape:
             self.records.append((output, list(uses)))
         return output
 
+    def spread(self, slots: Sequence[Slot]) -> dict[str, Tensor]:
+        """Parameters that a model reads itself [n·b, *shape]: a copy for each example, recorded.
+
+        The gradient of an example's copy is the example's own, however the model uses it.
+        """
+        copies = {}
+        for slot in slots:
+            own = self.weights(slot).detach().repeat_interleave(self.examples, 0)
+            copies[slot.name] = self.record(own, [Use(slot, "a parameter that is read", None, _join_copies)])
+        return copies
+
     def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost.Contribution]]:
         """Per-example gradients of `loss` (a sum over examples) for every parameter that was used."""
         if not self.records:
             return []
         outputs = [output for output, _ in self.records]
         deltas = torch.autograd.grad(loss, outputs, allow_unused=True)
-        by_slot: dict[Slot, list[tuple[Use, Tensor]]] = defaultdict(list)
+        by_slot: dict[Slot, dict[str, list[tuple[Use, Tensor]]]] = defaultdict(lambda: defaultdict(list))
         for (_, uses), delta in zip(self.records, deltas, strict=True):
             if delta is not None:
                 unfolded = self.unfold(delta)
                 for use in uses:
-                    by_slot[use.slot].append((use, unfolded))
+                    by_slot[use.slot][use.kind].append((use, unfolded))
+        _expect_apart(list(by_slot))
         result = []
-        for slot, found in by_slot.items():
-            kinds = {use.kind for use, _ in found}
-            if len(kinds) > 1:
+        for slot, kinds in by_slot.items():
+            joined = [
+                found[0][0].join([(use.saved, delta) for use, delta in found]) for found in kinds.values()
+            ]
+            together = ghost.tied(joined)
+            if together is None:
                 raise NotFoldedError(f"parameter {slot.name!r} is tied between {' and '.join(sorted(kinds))}")
-            result.append((slot, found[0][0].join([(use.saved, delta) for use, delta in found])))
+            result.append((slot, together))
         return result
+
+
+def _join_copies(found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
+    return ghost.Dense(total([delta.flatten(2) for _, delta in found]))
+
+
+def _expect_apart(slots: Sequence[Slot]) -> None:
+    """Norms of slots are added up as if they had nothing in common: parts of one parameter could have."""
+    ordered = sorted(slots, key=lambda slot: slot.start)
+    for one, other in pairwise(ordered):
+        if other.start < one.stop:
+            raise NotFoldedError(f"parameter {one.name!r} is tied to {other.name!r}, which is a part of it")
 
 
 class Twin(nn.Module):
     """Stands where a layer stood; has its geometry, not its weights."""
 
-    def __init__(self, tape: Tape, weight: Slot | None, bias: Slot | None) -> None:
+    def __init__(self, tape: Tape, slots: Mapping[str, Slot]) -> None:
+        """`slots`: of the layer's own parameters, by their names in the layer."""
         super().__init__()
         self.tape = tape
         self.path = ""
-        self._weight = weight
-        self._bias = bias
+        self._weight = slots.get("weight")
+        self._bias = slots.get("bias")
 
     def forward(self, x: Tensor) -> Tensor:
         return through(self, x)
@@ -211,3 +241,11 @@ def sum_positions(x: Tensor, axis: int, width: int) -> Tensor:
     axis %= x.dim()
     others = [k for k in range(2, x.dim()) if not axis <= k < axis + width]
     return (x.sum(others) if any(x.shape[k] > 1 for k in others) else x).reshape(*x.shape[:2], -1)
+
+
+def altered(layer: nn.Module) -> bool:
+    """Whether code of the user's is hooked onto it."""
+    hooks = (
+        layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    )  # fmt: skip
+    return any(hooks) or "forward" in vars(layer)

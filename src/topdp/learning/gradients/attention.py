@@ -1,0 +1,140 @@
+"""The twin of MultiheadAttention: four linear twins, and between them what torch computes, written out.
+
+Attention mixes positions of one example, never examples: the first axis of queries, keys and values is that
+of the batch. Torch's own kernels for attention have no rule for many examples in `vmap`, or read the weights
+past the twins; so the products are plain ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from topdp.learning.gradients.linear import LinearTwin
+from topdp.learning.gradients.tape import NotFoldedError, Tape
+from topdp.learning.models import Slot
+
+
+@final
+class AttentionTwin(nn.Module):
+    """Any MultiheadAttention without bias_k, bias_v and add_zero_attn."""
+
+    in_proj_bias = None  # a TransformerEncoderLayer then leaves torch's kernels for inference alone
+    _qkv_same_embed_dim = False
+
+    def __init__(self, layer: nn.MultiheadAttention, tape: Tape, slots: Mapping[str, Slot]) -> None:
+        super().__init__()
+        if layer.bias_k is not None or layer.add_zero_attn:
+            raise NotFoldedError("bias_k, bias_v and add_zero_attn have no fast form")
+        self.tape = tape
+        self.path = ""
+        self.embed_dim, self.num_heads, self.head_dim = layer.embed_dim, layer.num_heads, layer.head_dim
+        self.kdim, self.vdim = layer.kdim, layer.vdim
+        self.dropout, self.batch_first = layer.dropout, layer.batch_first
+        E = layer.embed_dim
+        packed = slots.get("in_proj_weight")
+        for at, name in enumerate(("q", "k", "v")):
+            # Always three parts: uses of one parameter must not overlap, whether or not keys are queries.
+            weight = slots[f"{name}_proj_weight"] if packed is None else packed.part(at * E, (at + 1) * E)
+            own = {"weight": weight}
+            if "in_proj_bias" in slots:
+                own["bias"] = slots["in_proj_bias"].part(at * E, (at + 1) * E)
+            setattr(self, name, LinearTwin(layer, tape, own))
+        out = {name.removeprefix("out_proj."): slot for name, slot in slots.items() if "out_proj" in name}
+        self.out_proj = LinearTwin(layer, tape, out)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `nn.MultiheadAttention.forward`."""
+        if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
+            raise NotFoldedError(f"{self.path} got a query of shape {tuple(query.shape)}")
+        if is_causal and attn_mask is None:
+            raise NotFoldedError(f"{self.path} got is_causal=True without attn_mask")
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (part.unsqueeze(0) for part in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+        projections = (self.q, self.k, self.v)
+        q, k, v = (
+            self._heads(project, x) for project, x in zip(projections, (query, key, value), strict=True)
+        )
+        mask = self._mask(q, k, attn_mask, key_padding_mask, is_causal and not need_weights)
+        weights = self._weights(q, k, mask, need_weights)
+        self._count(weights)
+        mixed = (weights @ v).transpose(1, 2).flatten(2)
+        output = self.out_proj(mixed)
+        if not batched:
+            output = output.squeeze(0)
+        elif not self.batch_first:
+            output = output.transpose(0, 1)
+        if not need_weights:
+            return output, None
+        weights = weights.mean(1) if average_attn_weights else weights
+        return output, weights if batched else weights.squeeze(0)
+
+    def _heads(self, project: Any, x: Tensor) -> Tensor:
+        """[N, heads, positions, width of a head]"""
+        projected: Tensor = project(x)
+        return projected.view(*projected.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _mask(
+        self,
+        q: Tensor,
+        k: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        causal: bool,
+    ) -> Tensor | None:
+        """What is added to scores [N, heads, L, S], as far as it is not the same for all."""
+        L, S = q.shape[2], k.shape[2]
+        if causal and key_padding_mask is None:
+            # Torch goes by the hint here, and not by the mask.
+            return _added(torch.ones(L, S, dtype=torch.bool, device=q.device).triu(1), q.dtype)
+        mask = None if attn_mask is None else _added(attn_mask, q.dtype)
+        if mask is not None and mask.dim() == 3:
+            mask = mask.reshape(-1, self.num_heads if len(mask) > 1 else 1, *mask.shape[1:])
+        if key_padding_mask is None:
+            return mask
+        padding = _added(key_padding_mask, q.dtype)[:, None, None, :]
+        return padding if mask is None else mask + padding
+
+    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, needed: bool) -> Tensor:
+        """[N, heads, L, S]: how much each position takes from each other."""
+        scores = (q * math.sqrt(1 / self.head_dim)) @ k.mT
+        if mask is None:
+            weights = torch.softmax(scores, -1)
+        elif needed:
+            weights = torch.softmax(scores + mask, -1)
+        else:
+            # Where weights are not asked for, a position that may look nowhere gets zero from torch, not NaN.
+            nowhere = (mask == -math.inf).all(-1, keepdim=True)
+            weights = torch.softmax((scores + mask).masked_fill(nowhere, 0), -1).masked_fill(nowhere, 0)
+        return functional.dropout(weights, self.dropout, self.training)
+
+    def _count(self, weights: Tensor) -> None:
+        """Scores, weights and what dropout makes of them are kept for the backward pass."""
+        examples = 1 if self.tape.anchor is not None else self.tape.agents * self.tape.examples
+        self.tape.kept += 4 * weights.numel() // examples
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of True (leave out) as one that is added."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)

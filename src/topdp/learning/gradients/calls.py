@@ -1,0 +1,135 @@
+"""A model is called as torch would call it, and what goes wrong is said in our words.
+
+For the first call of a model and for evaluations. Nothing here is about privacy: errors are those of shapes
+and types, which no value of a record decides.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from topdp.errors import InputError
+
+
+def outputs_of(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """What `module` with these parameters makes of a batch, which must be one tensor.
+
+    An error of a layer that got what it cannot take is an `InputError` with the layer's name; any other error
+    is the model's own, and comes out as it is.
+    """
+    try:
+        outputs = functional_call(module, dict(parameters), (x,))
+    except Exception as error:
+        reason = _why(module, parameters, x)
+        if reason is None:
+            raise
+        raise InputError(reason) from error
+    return expect_a_tensor(outputs)
+
+
+def expect_a_tensor(outputs: Any) -> Tensor:
+    """**Guarantees.** None: a loss needs something to read."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    what = f"a {type(outputs).__name__}"
+    if isinstance(outputs, Mapping):
+        what += f" with the keys {', '.join(map(repr, outputs))}"
+    elif isinstance(outputs, tuple | list):
+        what += f" of {len(outputs)} ({', '.join(type(part).__name__ for part in outputs)})"
+    elif hasattr(outputs, "logits"):
+        what += " with .logits"
+    raise InputError(
+        f"Expected a model that returns one tensor, for example a score for each class; got {what}. Wrap it "
+        'in an nn.Module whose forward returns the part to learn from, such as outputs["logits"], '
+        "outputs.logits or outputs[0]."
+    )
+
+
+def without_kernels_for_inference(module: nn.Module) -> nn.Module:
+    """Torch's encoders have kernels of their own in evaluation mode, which read weights past all layers."""
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False  # else results may be of another length than in training, too
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            layer.activation_relu_or_gelu = 0
+    return module
+
+
+def _why(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> str | None:
+    """Which layer was given what it cannot take; None where it is not one that we know."""
+    module = copy.deepcopy(module)
+    entered: list[tuple[str, nn.Module, tuple[Any, ...]]] = []
+    for path, layer in module.named_modules():
+        layer.register_forward_pre_hook(
+            lambda layer, args, path=path: entered.append((path, layer, args)), prepend=True
+        )
+        layer.register_forward_hook(lambda *_: entered.pop() and None)
+    try:
+        functional_call(module, dict(parameters), (x,))
+    except Exception:  # it is that of the call before
+        for path, layer, args in reversed(entered):
+            if args and isinstance(args[0], Tensor):
+                reason = _mismatch(layer, args[0])
+                if reason is not None:
+                    where = f"layer {path!r}" if path else "the model"
+                    shape = f"{tuple(args[0].shape)} {args[0].dtype}".replace("torch.", "")
+                    return (
+                        f"Expected for {where} ({type(layer).__name__}) {reason[0]}, got an input of shape "
+                        f"{shape}. {reason[1]} The model was given a batch of shape {tuple(x.shape)}."
+                    )
+    return None
+
+
+def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
+    """(what the layer takes, what to do) where that is not what it got."""
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        if x.is_floating_point():
+            wanted = f"whole numbers from 0 to {layer.num_embeddings - 1} (int64)"
+            return wanted, "Pass token ids as integers, for example inputs.long()."
+        return None
+    if not x.is_floating_point() and any(True for _ in layer.parameters(recurse=False)):
+        return "real numbers", "Convert the inputs, for example with inputs.float()."
+    size = _last_axis(layer)
+    if size is not None and (not x.dim() or x.shape[-1] != size):
+        return f"{size} numbers in the last axis", "Change the width of the layer, or the inputs."
+    channels, axes = _channels(layer)
+    if channels is None:
+        return None
+    if axes is not None and x.dim() != axes:
+        return f"an input of {axes} axes (batch, {channels} channels, ...)", "Reshape what goes into it."
+    if x.dim() < 2 or x.shape[1] != channels:
+        return f"{channels} channels in the second axis", "Change the channels of the layer, or the inputs."
+    return None
+
+
+def _last_axis(layer: nn.Module) -> int | None:
+    match layer:
+        case nn.Linear():
+            return layer.in_features
+        case nn.RNNBase() | nn.RNNCellBase():
+            return layer.input_size
+        case nn.MultiheadAttention():
+            return int(layer.embed_dim)
+        case nn.LayerNorm() | nn.RMSNorm():
+            return int(layer.normalized_shape[-1])
+    return None
+
+
+def _channels(layer: nn.Module) -> tuple[int | None, int | None]:
+    """(channels, axes of the input), where the layer has them."""
+    match layer:
+        case _ConvNd():
+            return layer.in_channels, len(layer.kernel_size) + 2
+        case nn.GroupNorm():
+            return layer.num_channels, None
+        case _BatchNorm() | _InstanceNorm():
+            return layer.num_features, None
+    return None, None
