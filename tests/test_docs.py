@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from topdp.cli import app
-from topdp.data.catalogue import CATALOGUE
+from topdp.data.catalogue import CATALOGUE, Entry
 from topdp.settings import config
 from topdp.settings.methods import METHODS
 from topdp.topology import FAMILIES
@@ -99,11 +99,19 @@ def test_every_data_set_is_documented():
         name: " | ".join((
             f"{entry.shapes['train_inputs'][0]:,} + {entry.shapes['test_inputs'][0]:,}",
             " x ".join(map(str, entry.shapes["train_inputs"][1:])),
-            f"{entry.bytes / 1e6:.0f} MB",
-            " / ".join(" ".join(f"{value:.4f}" for value in each) for each in (entry.mean, entry.deviation)),
+            f"{entry.bytes / 1e6:.{0 if entry.bytes > 1e7 else 2}f} MB",
+            prepared(entry),
         ))
         for name, entry in CATALOGUE.items()
     }  # fmt: skip
+
+
+def prepared(entry: Entry) -> str:
+    if entry.tokens:
+        return f"token ids out of {entry.tokens:,}"
+    if entry.types["train_inputs"] == "float32":
+        return "a public range of each column"
+    return " / ".join(" ".join(f"{value:.4f}" for value in each) for each in (entry.mean, entry.deviation))
 
 
 def test_every_method_and_every_graph_is_documented():

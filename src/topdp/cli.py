@@ -25,7 +25,7 @@ from topdp.data.progress import console_progress
 from topdp.errors import ExitCode, Interrupted, TopdpError, enough_memory
 from topdp.report import tables
 from topdp.report.progress import run_progress, stage_progress
-from topdp.report.terminal import Json, err, print_json, show
+from topdp.report.terminal import Json, err, print_json, print_text, remark, show
 from topdp.settings import build, config
 from topdp.settings.config import ConfigError, RunConfig
 
@@ -455,7 +455,7 @@ def reproduce(
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],
+    name: Annotated[str, typer.Argument(help="A name that `topdp data list` shows.")],
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="A folder that may already hold the files.")
     ] = None,
@@ -487,6 +487,32 @@ def data_list(as_json: Json = False) -> None:
     show(table)
     if os.environ.get("TOPDP_DATA"):
         show("TOPDP_DATA names a folder, which is looked into first.")
+
+
+@data_app.command("look")
+def data_look(
+    file: Annotated[Path, typer.Argument(help="A CSV or Parquet file of your own.")],
+    delimiter: Annotated[str | None, typer.Option("--delimiter", help="Of a CSV file; a comma.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What the columns of your own file hold, for your eyes only; and a schema to fill in."""
+    from topdp.data.readers.look import look
+    from topdp.data.readers.schema import skeleton
+
+    seen = look(file, delimiter)
+    if as_json:
+        print_json({sight.column: sight._asdict() for sight in seen})
+        return
+    table = Table("column", "kind", "missing", "least", "largest", "values, where they are few")
+    for sight in seen:
+        ends = ["" if end is None else f"{end:g}" for end in (sight.least, sight.largest)]
+        table.add_row(sight.column, sight.kind, str(sight.missing), *ends, ", ".join(sight.values))
+    show(table)
+    remark(
+        "These are facts about your records: whatever of them goes into a schema is told to all who see it, "
+        "and counted in no epsilon. State what is known without the records."
+    )
+    print_text(skeleton(sight.column for sight in seen) + "\n")
 
 
 @app.command()

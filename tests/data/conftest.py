@@ -28,8 +28,8 @@ def own_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Arrays]:
     """`stand_in(name, **changes)` puts a small data set into the catalogue, by default without sources."""
 
-    def put(name: str, **changes: Any) -> Arrays:
-        arrays = small_arrays(name)
+    def put(name: str, given: Arrays | None = None, **changes: Any) -> Arrays:
+        arrays = small_arrays(name) if given is None else given
         entry = replace(
             CATALOGUE[name],
             shapes={key: array.shape for key, array in arrays.items()},

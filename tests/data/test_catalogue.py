@@ -10,6 +10,11 @@ from topdp.data.catalogue import CATALOGUE, Entry
 from topdp.data.decode import NAMES
 from topdp.report.style import DATA_TITLES
 
+
+def images(entry: Entry) -> bool:
+    return entry.types["train_inputs"] == "uint8"
+
+
 every_entry = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=CATALOGUE)
 
 
@@ -17,17 +22,22 @@ every_entry = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=CATALOGUE
 def test_an_entry_has_four_arrays_that_fit_together_each_with_its_checksum(entry: Entry) -> None:
     assert tuple(entry.shapes) == tuple(entry.sha256) == NAMES
     for part in ("train", "test"):
-        images, labels = entry.shapes[f"{part}_inputs"], entry.shapes[f"{part}_labels"]
-        assert images[0] == labels[0] and len(images) == 4 and len(labels) == 1
+        inputs, labels = entry.shapes[f"{part}_inputs"], entry.shapes[f"{part}_labels"]
+        assert inputs[0] == labels[0] and len(inputs) == (4 if images(entry) else 2) and len(labels) == 1
     assert entry.shapes["train_inputs"][1:] == entry.shapes["test_inputs"][1:]
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in entry.sha256.values())
 
 
 @every_entry
-def test_an_entry_is_scaled_by_one_public_constant_for_each_channel(entry: Entry) -> None:
+def test_an_entry_is_scaled_by_one_public_constant_for_each_channel_or_column(entry: Entry) -> None:
+    if entry.tokens:
+        assert entry.mean == entry.deviation == () and entry.types["train_inputs"] == "uint16"
+        return
     channels = entry.shapes["train_inputs"][1]
     assert len(entry.mean) == len(entry.deviation) == channels
-    assert all(0 < mean < 1 for mean in entry.mean) and all(0 < each < 1 for each in entry.deviation)
+    assert all(each > 0 for each in entry.deviation)
+    if images(entry):
+        assert all(0 < mean < 1 for mean in entry.mean) and all(each < 1 for each in entry.deviation)
 
 
 @every_entry

@@ -297,24 +297,6 @@ def test_the_digest_covers_targets_and_is_the_old_one_for_labels() -> None:
     assert plain == "588cec2512326307adb508536aec4f1cfb8198a0049d2088f9128ee71b26d4b6"
 
 
-def test_whole_numbers_of_any_type_are_labels_where_they_are_asked_for() -> None:
-    inputs, labels = blobs(6)
-    shards = Shards.from_arrays([(inputs, labels.astype(np.float32))], test=(inputs, labels * 1.0)).labelled()
-    assert (
-        shards.classes == 3
-        and shards.targets.dtype == torch.int64
-        and shards.targets[0].tolist() == [*labels]
-    )
-    assert shards.test_targets is not None and shards.test_targets.dtype == torch.int64
-    for wrong, reason in (
-        (NUMBERS, "integer labels, got -2.5"),
-        (labels - 1, "at least 0"),
-        (TABLES, "shape"),
-    ):
-        with pytest.raises(DataError, match=f"agent 0: expected .*{reason}"):
-            Shards.from_arrays([(inputs, wrong)]).labelled()
-
-
 @pytest.mark.parametrize("single", [True, False])
 def test_own_arrays_without_a_test_part_and_with_targets_of_any_kind(tmp_path: Path, single: bool) -> None:
     bare = {"test_inputs": None, "test_labels": None}

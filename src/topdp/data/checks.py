@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from topdp.errors import DataError
 from topdp.plan.arrays import Ints
 
 Array = npt.NDArray[Any]
+MANY_CLASSES = 1000
+"""So many classes, and more than records, are not believed unless they are stated."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -71,6 +74,26 @@ def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
             f"{what}: expected labels {expected}, got {whole[bad[0]]} at index {bad[0]} ({len(bad)} in all)."
         )
     return whole
+
+
+def count_classes(labels: Sequence[Ints], what: str) -> int:
+    """How many classes `labels` of all agents name, where nobody stated it: the largest + 1.
+
+    Refused: a single class, and labels that are no numbering, such as 10^9 among a hundred records.
+    """
+    largest = max(int(each.max()) for each in labels)
+    records = sum(len(each) for each in labels)
+    if largest >= max(MANY_CLASSES, records):
+        raise DataError(
+            f"{what}: expected labels that number the classes 0, 1, 2, ..., got {largest} among {records} "
+            "records. Number them, or state how many classes there are."
+        )
+    if largest == 0:
+        raise DataError(
+            f"{what}: expected labels of at least two classes, got 0 everywhere: nothing can be learnt. "
+            "State how many classes there are if others occur elsewhere."
+        )
+    return largest + 1
 
 
 def _expect_finite(values: Array, what: str, called: str) -> None:

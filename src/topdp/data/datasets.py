@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from topdp.data import own
-from topdp.data.catalogue import CATALOGUE
-from topdp.data.checks import Array
+from topdp.data.catalogue import CATALOGUE, Entry
+from topdp.data.checks import Array, check_records, check_same_shape
 from topdp.data.fetch import cache_file, fetch, from_folder, known
 from topdp.data.progress import Progress
+from topdp.data.readers.paths import TABLES, train_and_test
+from topdp.data.readers.schema import Schema
+from topdp.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +45,19 @@ class Dataset:
     classes: int | None
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
+    tokens: bool = False
+    """Whether inputs are token ids."""
 
-    def scale(self, inputs: Array) -> npt.NDArray[np.float32]:
-        """`inputs` as float32 for a model: bytes divided by 255, then (x - mean) / deviation per channel."""
+    def scale(self, inputs: Array) -> Array:
+        """`inputs` for a model, as float32: bytes divided by 255, then (x - mean) / deviation per channel.
+
+        Token ids stay whole numbers, as int64.
+        """
+        if self.tokens:
+            return inputs.astype(np.int64)
         factor = np.float32(1 / 255 if inputs.dtype == np.uint8 else 1)
         if not self.mean:
-            scaled: npt.NDArray[np.float32] = inputs.astype(np.float32)
+            scaled: Array = inputs.astype(np.float32)
             if factor != 1:
                 scaled *= factor
             return scaled
@@ -57,11 +67,11 @@ class Dataset:
         scaled -= np.array(self.mean, np.float32).reshape(channels) / deviation
         return scaled
 
-    def train(self) -> tuple[npt.NDArray[np.float32], Array]:
+    def train(self) -> tuple[Array, Array]:
         """All training inputs, scaled, and their targets."""
         return self.scale(self.train_inputs), self.train_targets
 
-    def test(self) -> tuple[npt.NDArray[np.float32], Array] | None:
+    def test(self) -> tuple[Array, Array] | None:
         """All test inputs, scaled, and their targets; None where there are none."""
         if self.test_inputs is None or self.test_targets is None:
             return None
@@ -83,11 +93,14 @@ def load(
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = True,
     progress: Progress | None = None,
+    schema: Schema | None = None,
+    test: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """The data set `name`: one of `CATALOGUE`, fetched and verified, or the path of a user's own arrays.
+    """The data set `name`: one of `CATALOGUE`, fetched and verified, or the path of a user's own records.
 
-    A name of the catalogue wins over a path of the same spelling; write `./mnist` for a folder. What a path
-    may hold is said in `topdp.data.own`.
+    A name of the catalogue wins over a path of the same spelling; write `./mnist` for a folder. A path holds
+    `.npz` arrays as in `topdp.data.own`, or what `topdp.data.readers.paths` reads, with a `schema` that says
+    what is publicly known of it; `test` is then the path of test records.
 
     >>> import numpy as np
     >>> import tempfile
@@ -99,11 +112,19 @@ def load(
     """
     if not isinstance(name, str) or name not in CATALOGUE:
         text = os.fspath(name)
-        if os.sep not in text and not text.endswith(".npz") and not os.path.exists(text):
+        if os.sep not in text and not text.endswith((".npz", *TABLES)) and not os.path.exists(text):
             known(text)
+        if test is not None or not _arrays_at(text):
+            return _own_records(text, schema, test)
+        if schema is not None:
+            raise DataError(f"{text}: expected no schema for .npz arrays, which are taken as they are.")
         arrays = own.read(text)
         test_inputs, test_targets = arrays.test or (None, None)
         return Dataset(text, *arrays.train, test_inputs, test_targets, arrays.classes)
+    if schema is not None or test is not None:
+        raise DataError(
+            f"{name}: expected no schema and no other test records for a data set of the catalogue."
+        )
     entry = known(name)
     stored = from_folder(entry, data_dir)
     if stored is None:
@@ -113,13 +134,44 @@ def load(
     return Dataset(
         name=name,
         train_inputs=stored["train_inputs"],
-        train_targets=stored["train_labels"].astype(np.int64),
+        train_targets=_targets(entry, stored["train_labels"]),
         test_inputs=stored["test_inputs"],
-        test_targets=stored["test_labels"].astype(np.int64),
+        test_targets=_targets(entry, stored["test_labels"]),
         classes=entry.classes,
         mean=entry.mean,
         deviation=entry.deviation,
+        tokens=entry.tokens > 0,
     )
+
+
+def _targets(entry: Entry, stored: Array) -> Array:
+    """Labels as int64; numbers to predict in [-1, 1], by the entry's public range."""
+    if entry.target_range is None:
+        return stored.astype(np.int64)
+    low, high = entry.target_range
+    return (2 * (stored - low) / (high - low) - 1).astype(np.float32)
+
+
+def _arrays_at(text: str) -> bool:
+    """Whether `text` is a path of `.npz` arrays, or of nothing at all: then they are asked for."""
+    place = Path(text).expanduser()
+    if not place.is_dir():
+        return place.suffix not in TABLES
+    others = any(each.is_dir() or each.suffix in TABLES for each in place.iterdir())
+    return (place / "train.npz").exists() or not others
+
+
+def _own_records(text: str, schema: Schema | None, test: str | os.PathLike[str] | None) -> Dataset:
+    """A user's own files or folders, checked as arrays are."""
+    train, held_out = train_and_test(text, schema, test)
+    inputs, targets = check_records(train.inputs, train.targets, text)
+    test_inputs = test_targets = None
+    if held_out is not None:
+        what = f"the test records of {text}"
+        test_inputs, test_targets = check_records(held_out.inputs, held_out.targets, what)
+        check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
+    tokens = schema is not None and schema.text is not None
+    return Dataset(text, inputs, targets, test_inputs, test_targets, train.classes, tokens=tokens)
 
 
 def available() -> list[Available]:

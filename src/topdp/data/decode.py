@@ -1,4 +1,4 @@
-"""From files to arrays: every form in which the three data sets are published. Reads; never fetches.
+"""From files to arrays: every form in which the sets of images are published. Reads; never fetches.
 
 A reader is given a folder and returns the four arrays of a data set (pixels and labels as uint8, images as
 [N, C, H, W]), or None when the folder does not hold its form at all. A file that is there but damaged is a
@@ -27,7 +27,7 @@ from topdp import files
 from topdp.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
-Arrays = dict[str, Bytes]
+Arrays = dict[str, npt.NDArray[Any]]
 NAMES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 CSV_BLOCK = 1 << 24
 """Bytes of a CSV file that are parsed at once."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib.util
 import os
 import tempfile
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def fetch(
     if arrays is not None:
         return Fetched(arrays, "the cache", path)
 
-    for folder in map(Path, entry.installed):
+    for folder in map(_installed_folder, entry.installed):
         try:
             arrays = _read(entry, folder)
             if arrays is None:
@@ -162,9 +163,9 @@ def verify(entry: Entry, arrays: decode.Arrays, where: str) -> None:
     """Refuse arrays that are not, bit for bit, those of `entry`."""
     for name in decode.NAMES:
         array, shape = arrays[name], entry.shapes[name]
-        if array.shape != shape or array.dtype != np.uint8:
+        if array.shape != shape or array.dtype != entry.types[name]:
             raise DataError(
-                f"{where}: expected {name} of {entry.name} to be uint8 of shape {shape}, "
+                f"{where}: expected {name} of {entry.name} to be {entry.types[name]} of shape {shape}, "
                 f"got {array.dtype} of shape {array.shape}. Refused."
             )
         digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
@@ -225,4 +226,16 @@ def _store(entry: Entry, arrays: decode.Arrays, path: Path) -> None:
 
 
 def _wanted(entry: Entry) -> str:
-    return f"{', '.join(entry.md5)} (or one of {', '.join(entry.archives)})"
+    archives = f"one of {', '.join(entry.archives)}"
+    return f"{', '.join(entry.md5)} (or {archives})" if entry.md5 else archives
+
+
+def _installed_folder(place: str) -> Path:
+    """Where a package of the system or of Python, if it is installed, has its files; nothing is imported."""
+    if not place.startswith("python:"):
+        return Path(place)
+    package, _, inside = place.removeprefix("python:").partition("/")
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        return Path(place)
+    return Path(found.submodule_search_locations[0]) / inside

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topdp.data.checks import Array, check_labels, check_records, check_same_shape
+from topdp.data.checks import Array, check_labels, check_records, check_same_shape, count_classes
 from topdp.data.decode import DAMAGE, read_npz
 from topdp.errors import DataError
 
@@ -90,7 +90,7 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 def _classes(arrays: dict[str, Array], labels: Array, what: str) -> int:
     if "classes" not in arrays:
-        return int(labels.max()) + 1
+        return count_classes([labels], what)
     given = arrays["classes"]
     if given.size != 1 or given.dtype.kind not in "ui" or int(given.reshape(())) < 1:
         raise DataError(f"{what}: expected 'classes' to be one whole number of at least 1, got {given!r}.")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
 
-from topdp.data.checks import Array, check_labels, check_records, check_same_shape
+from topdp.data.checks import Array, check_labels, check_records, check_same_shape, count_classes
 from topdp.data.datasets import Dataset
+from topdp.data.readers.loaders import read_items
+from topdp.data.readers.schema import Schema
+from topdp.data.readers.sites import Sites, files_of_sites, frames_of_sites
 from topdp.errors import DataError
 from topdp.plan.arrays import Ints
 
@@ -117,7 +121,8 @@ class Shards:
         _check_disjoint(parts if held_out is None else [*parts, held_out])
         counts = _counts(parts)
         shape = dataset.train_inputs.shape[1:]
-        inputs = torch.zeros(len(parts), max(counts), *shape)
+        kind = torch.from_numpy(dataset.scale(dataset.train_inputs[:1])).dtype
+        inputs = torch.zeros(len(parts), max(counts), *shape, dtype=kind)
         like = torch.from_numpy(dataset.train_targets[:1])
         targets = torch.zeros(len(parts), max(counts), *like.shape[1:], dtype=like.dtype)
         for agent, part in enumerate(parts):
@@ -171,19 +176,53 @@ class Shards:
 
     @staticmethod
     def from_torch(
-        agents: Sequence[TorchDataset[Any]],
-        test: TorchDataset[Any] | None = None,
+        agents: Sequence[TorchDataset[Any] | DataLoader[Any]],
+        test: TorchDataset[Any] | DataLoader[Any] | None = None,
         classes: int | None = None,
         *,
         dtype: torch.dtype = torch.float32,
     ) -> Shards:
-        """Shards of `torch.utils.data.Dataset`s of (input, target) items, one per agent.
+        """Shards of `torch.utils.data.Dataset`s of (input, target) items, or of `DataLoader`s, one per agent.
 
-        Each item is read once, now: a random transform is drawn once, not every round.
+        Each item is read once, now: a random transform is drawn once, not every round. A loader is gone
+        through once, in its order.
         """
-        pairs = [_items(dataset, f"agent {agent}") for agent, dataset in enumerate(agents)]
-        held_out = None if test is None else _items(test, "test records")
+        pairs = [read_items(source, f"agent {agent}") for agent, source in enumerate(agents)]
+        held_out = None if test is None else read_items(test, "test records")
         return Shards.from_arrays(pairs, held_out, classes, dtype=dtype)
+
+    @staticmethod
+    def from_files(
+        agents: Sequence[str | os.PathLike[str]],
+        test: str | os.PathLike[str] | None = None,
+        schema: Schema | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    ) -> Shards:
+        """Shards of one file or folder for each agent: CSV, Parquet, `.npz`, or folders of images.
+
+        `schema` says what is publicly known of the records; patterns such as `sites/*.csv` are filled in in
+        sorted order. How records become numbers follows from the schema alone, never from the records.
+        """
+        return _of_sites(files_of_sites(agents, test, None if schema is None else Schema.of(schema)))
+
+    @staticmethod
+    def from_frames(
+        agents: Sequence[Any],
+        test: Any = None,
+        schema: Schema | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    ) -> Shards:
+        """Shards of one frame for each agent: pandas, polars, Hugging Face, or a dictionary of columns.
+
+        >>> frames = [{"age": [30, 55], "ill": ["no", "yes"]}, {"age": [80, 10], "ill": ["yes", "no"]}]
+        >>> schema = {"target": "ill", "classes": ["no", "yes"], "ranges": {"age": [0, 100]}}
+        >>> Shards.from_frames(frames, schema=schema).inputs[1, :, 0].tolist()
+        [0.6000000238418579, -0.800000011920929]
+        """
+        return _of_sites(frames_of_sites(agents, test, Schema() if schema is None else Schema.of(schema)))
+
+
+def _of_sites(sites: Sites) -> Shards:
+    dtype = torch.int64 if sites.tokens else torch.float32
+    return Shards.from_arrays(sites.agents, sites.test, sites.classes, dtype=dtype)
 
 
 def _counts(parts: Sequence[Array]) -> tuple[int, ...]:
@@ -210,7 +249,7 @@ def _check_disjoint(parts: Sequence[Ints]) -> None:
 def _classes(targets: Sequence[Array]) -> int | None:
     """The largest label + 1; None where targets are not labels."""
     labels = all(one.ndim == 1 and one.dtype == np.int64 and one.min() >= 0 for one in targets)
-    return max(int(one.max()) for one in targets) + 1 if labels else None
+    return count_classes(targets, "all agents") if labels else None
 
 
 def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, Array]:
@@ -229,31 +268,3 @@ def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, Array
 
 def _array(values: Any) -> Array:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-
-
-def _items(dataset: TorchDataset[Any], what: str) -> Records:
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors[0], dataset.tensors[1]
-    if not hasattr(dataset, "__len__"):
-        raise DataError(f"{what}: expected a dataset with a length, got {type(dataset).__name__}.")
-    inputs, targets = [], []
-    for index in range(len(dataset)):
-        item = dataset[index]
-        try:
-            value, target = item
-            inputs.append(torch.as_tensor(value))
-            targets.append(torch.as_tensor(target))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"{what}: expected item {index} to be a pair of a tensor and a target, a number or a tensor "
-                f"({error}). Add a transform that makes tensors of the inputs."
-            ) from error
-        for called, values in (("records", inputs), ("targets", targets)):
-            if values[-1].shape != values[0].shape:
-                raise DataError(
-                    f"{what}: expected {called} of shape {tuple(values[0].shape)} as in item 0, "
-                    f"got {tuple(values[-1].shape)} in item {index}."
-                )
-    if not inputs:
-        raise DataError(f"{what}: expected at least one record, got none.")
-    return torch.stack(inputs), torch.stack(targets)

@@ -132,6 +132,9 @@ def _command(package: Package) -> list[str]:
         options = (
             "--no-deps --only-binary=:all: --disable-pip-version-check --no-input --retries 1 --timeout 10"
         )
+        if package.built_for is not None:
+            python, platform = package.built_for
+            options += f" --python-version {python} --platform {platform}"
         return [
             *pip_command(),
             "download",

@@ -91,7 +91,14 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
 }
 """Keyword arguments of `Axes.plot` for each method of `topdp.settings.methods`; -3, -15: who collude."""
 
-DATA_TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+DATA_TITLES = {
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "breast-cancer": "Breast cancer",
+    "diabetes": "Diabetes",
+    "spam-assassin": "SpamAssassin",
+}
 
 
 def look(method: str) -> dict[str, Any]:

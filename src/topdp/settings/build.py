@@ -6,7 +6,9 @@ functions that need it, so that graphs and plans can be built where it is not in
 
 from __future__ import annotations
 
+import glob
 import importlib
+import os
 from collections.abc import Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from topdp.data import Dataset, Shards
     from topdp.data.features.maps import FeatureMap
     from topdp.data.progress import Progress
+    from topdp.data.readers.schema import Schema
     from topdp.learning.tasks import Task
 
 
@@ -197,6 +200,8 @@ def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
         held = (records - round((c.validation or 0.0) * records)) // parties
         each = min(held, c.records or held)
         return (each * parties,) if method(config).pools else (each,) * agents
+    if _sites(config) is not None:
+        return _shards_of_sites(config, agents).counts
     dataset = _dataset(config)
     return tuple(len(part) for part in _parts(config, dataset, agents)[0])
 
@@ -222,6 +227,9 @@ def shards(
     from topdp.data import Shards, featured
 
     named = features(config)
+    if _sites(config) is not None:
+        read = _shards_of_sites(config, agents)
+        return read if named is None else featured.of_shards(read, named, device, progress)
     dataset = _dataset(config, progress)
     parts, held_out = _parts(config, dataset, agents)
     if named is None:
@@ -236,7 +244,43 @@ def _dataset(config: RunConfig, progress: Progress | None = None) -> Dataset:
         raise ConfigError(
             'data.sizes: partition = "sizes" needs them, one per agent: counts, or shares of all.'
         )
-    return data.load(config.data.name, progress=progress)
+    return data.load(config.data.name, progress=progress, schema=schema(config), test=config.data.test)
+
+
+def schema(config: RunConfig) -> Schema | None:
+    """What is publicly known of a user's own records."""
+    from topdp.data.readers.schema import Schema
+
+    return None if config.data.schema is None else Schema.of(config.data.schema, "data.schema")
+
+
+def _sites(config: RunConfig) -> list[str] | None:
+    """Where each agent has a file of its own: the files, or the pattern of their names."""
+    named = config.data.name
+    if config.data.sites is not None:
+        return config.data.sites
+    return [named] if glob.has_magic(named) and not os.path.exists(named) else None
+
+
+def _shards_of_sites(config: RunConfig, agents: int) -> Shards:
+    from topdp.data import Shards
+
+    c, files = config.data, _sites(config)
+    assert files is not None
+    if c.partition != "iid" or c.validation is not None or c.records is not None:
+        raise ConfigError(
+            "data: expected no partition, validation or records where each agent has a file of its own: the "
+            "files say who holds what, and data.test what is tested on."
+        )
+    read = Shards.from_files(files, c.test, schema(config))
+    pools = method(config).pools
+    parties = _links(config).agents if pools else agents
+    if read.agents != parties:
+        raise ConfigError(
+            f"Expected a file for each of the {parties} agents of the graph, got {read.agents}: set "
+            f"topology.agents to {read.agents}."
+        )
+    return read.pooled() if pools else read
 
 
 def _parts(config: RunConfig, dataset: Dataset, agents: int) -> tuple[list[Ints], Ints | None]:

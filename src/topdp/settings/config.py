@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -148,17 +149,38 @@ class PoissonBatch(Section):
     poisson: Count
 
 
-class DataConfig(Section):
-    name: str = "mnist"
-    partition: Literal["iid", "dirichlet", "label", "sizes"] = "iid"
-    concentration: Positive = 0.5
-    labels_per_agent: Count = 2
-    sizes: list[Count] | list[Positive] | None = None  # counts, or fractions of all
-    batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
-    records: Count | None = None
-    validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share held out and tested on
-    features: Literal["none", "scattering", "given"] = "none"  # given: a function, from Python
-    feature_groups: Count = 27  # of channels that are normalised together
+SITES = "sites"
+"""What `data.name` is where the records of each agent are in a file of their own."""
+
+with warnings.catch_warnings():
+    # "schema" is what everybody calls it; pydantic has an old function of that name, which nobody here uses.
+    warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
+
+    class DataConfig(Section):
+        name: str = "mnist"
+        sites: Annotated[list[str], Field(min_length=1)] | None = None  # one file or folder for each agent
+        test: str | None = None  # test records of own files
+        schema: dict[str, Any] | None = None  # type: ignore[assignment]
+        partition: Literal["iid", "dirichlet", "label", "sizes"] = "iid"
+        concentration: Positive = 0.5
+        labels_per_agent: Count = 2
+        sizes: list[Count] | list[Positive] | None = None  # counts, or fractions of all
+        batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
+        records: Count | None = None
+        validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share held out and tested on
+        features: Literal["none", "scattering", "given"] = "none"  # given: a function, from Python
+        feature_groups: Count = 27  # of channels that are normalised together
+
+        @model_validator(mode="before")
+        @classmethod
+        def _sites_have_a_name(cls, tree: Any) -> Any:
+            return {"name": SITES, **tree} if isinstance(tree, dict) and tree.get("sites") else tree
+
+        @model_validator(mode="after")
+        def _sites_are_the_partition(self) -> DataConfig:
+            if self.sites is not None and self.name != SITES:
+                raise ValueError("expected name or sites, got both: leave one away")
+            return self
 
 
 def _known_alias(loss: Any) -> Any:
@@ -240,6 +262,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         raise ConfigError(f"Expected TOML in {origin}: {error}") from error
     for change in changes or []:
         _apply(tree, change)
+    _take_in_schema(tree)
     return parse(tree, origin)
 
 
@@ -250,6 +273,15 @@ def parse(tree: dict[str, Any], origin: str = "configuration") -> RunConfig:
     except ValidationError as error:
         faults = dict.fromkeys(_explain(fault) for fault in error.errors())
         raise ConfigError(f"{origin}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
+
+
+def _take_in_schema(tree: dict[str, Any]) -> None:
+    """The path of a schema becomes what it says: run folders and manifests state it whole."""
+    data = tree.get("data")
+    if isinstance(data, dict) and isinstance(data.get("schema"), str):
+        from topdp.data.readers.schema import read_tree
+
+        data["schema"] = read_tree(data["schema"])
 
 
 def did_you_mean(word: str, known: list[str]) -> str:

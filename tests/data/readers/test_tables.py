@@ -254,7 +254,7 @@ def test_text_that_is_not_there_is_empty_and_numbers_are_no_text() -> None:
     schema = Schema.of({"target": "y", "classes": ["a", "b"], "text": {"column": "x", "length": 2}})
     inputs, _ = encode(read_frame({"x": ["hello", None], "y": ["a", "b"]}), schema)
     assert inputs[1].tolist() == [0, 0] and inputs[0, 0] > 0
-    with pytest.raises(DataError, match="record 0: expected text, got .3"):
+    with pytest.raises(DataError, match="record 0: expected text, got "):
         encode(read_frame({"x": [3], "y": ["a"]}), schema)
 
 

@@ -252,7 +252,8 @@ def canaries(
 
     if place.exists():
         raise config.ConfigError(f"--out: {place} exists, and agents may rehearse by it: name another file.")
-    setup, dataset = Setup.of(manifests.read(manifest)), datasets.load(data)
+    setup = Setup.of(manifests.read(manifest))
+    dataset = datasets.load(data, schema=build.schema(setup.manifest.config))
     asked = Question(owner, observer, canaries=count, seed=seed)
     shape = shape_seen(dataset, build.features(setup.manifest.config))
     task = build.task(setup.manifest.config)

@@ -23,6 +23,7 @@ from topdp.agents.terms.setup import Setup
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.audit.recording import NOTES, Planted
 from topdp.errors import DataError
+from topdp.settings import build
 from topdp.settings.config import ConfigError
 
 logger = logging.getLogger("topdp.agents")
@@ -55,7 +56,7 @@ def run(options: Options) -> Outcome:
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
     if options.live_pairing and options.canaries is not None:
         raise ConfigError("--canaries: an audit follows a plan; leave --live-pairing away.")
-    dataset = data.load(options.data)
+    dataset = data.load(options.data, schema=build.schema(terms.config))
     inputs, targets = dataset.train()
     if len(targets) != setup.counts[number]:
         raise DataError(

@@ -105,4 +105,6 @@ def completed(
     tree["topology"]["agents"] = graph.agents
     tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}
     tree["data"] |= {"partition": "sizes", "sizes": [float(count) for count in counts]}
+    for where in ("sites", "test"):  # each agent knows where its own records are, and nobody else
+        tree["data"].pop(where, None)
     return parse(tree, "federation"), account

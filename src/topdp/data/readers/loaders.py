@@ -31,14 +31,8 @@ def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
             f"{what}: expected a torch Dataset with a length or a DataLoader, got a {type(source).__name__}. "
             "Put a data set that is iterated over into a DataLoader."
         )
-    inputs, targets = [], []
-    for index in range(len(source)):
-        value, target = _pair(source[index], f"{what}, item {index}")
-        inputs.append(value)
-        targets.append(target)
-    return _stacked(inputs, f"{what}, inputs", torch.stack), _stacked(
-        targets, f"{what}, targets", torch.stack
-    )
+    pairs = [_pair(source[index], what, f"item {index}") for index in range(len(source))]
+    return _joined(pairs, what, "item")
 
 
 def _batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
@@ -52,44 +46,48 @@ def _batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
         )
     if loader.drop_last:
         logger.warning("%s: the DataLoader drops its last batch: those records take no part", what)
-    inputs, targets = [], []
+    pairs = []
     for index, batch in enumerate(loader):
-        value, target = _pair(batch, f"{what}, batch {index}")
+        value, target = _pair(batch, what, f"batch {index}")
         if value.dim() < 1 or target.dim() < 1 or len(value) != len(target):
             raise DataError(
-                f"{what}, batch {index}: expected inputs and targets of one length, got shapes "
+                f"{what}: expected inputs and targets of one length in batch {index}, got shapes "
                 f"{tuple(value.shape)} and {tuple(target.shape)}."
             )
-        inputs.append(value)
-        targets.append(target)
-    return _stacked(inputs, f"{what}, inputs", torch.cat), _stacked(targets, f"{what}, targets", torch.cat)
+        pairs.append((value, target))
+    return _joined(pairs, what, "batch")
 
 
-def _pair(item: Any, what: str) -> tuple[Tensor, Tensor]:
+def _pair(item: Any, what: str, where: str) -> tuple[Tensor, Tensor]:
     if isinstance(item, dict):
         raise DataError(
-            f"{what}: expected a pair of a tensor and a target, got a dictionary: {sorted(map(str, item))}. "
-            "Return (inputs, target), or use Shards.from_frames for a Hugging Face dataset."
+            f"{what}: expected {where} to be a pair of a tensor and a target, got a dictionary: "
+            f"{', '.join(map(str, item))}. Return (inputs, target), or use Shards.from_frames for a Hugging "
+            "Face dataset."
         )
     try:
         value, target = item
         return torch.as_tensor(value), torch.as_tensor(target)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{what}: expected a pair of a tensor and a target ({str(error).splitlines()[0]}). Add a "
-            "transform that makes tensors of the inputs."
+            f"{what}: expected {where} to be a pair of a tensor and a target, a number or a tensor "
+            f"({str(error).splitlines()[0]}). Add a transform that makes tensors of the inputs."
         ) from error
 
 
-def _stacked(parts: list[Tensor], what: str, join: Any) -> Tensor:
-    if not parts:
+def _joined(pairs: list[tuple[Tensor, Tensor]], what: str, each: str) -> tuple[Tensor, Tensor]:
+    """Items stacked, batches one after the other."""
+    if not pairs:
         raise DataError(f"{what}: expected at least one record, got none.")
-    start = 0 if join is torch.stack else 1
-    for index, part in enumerate(parts):
-        if part.shape[start:] != parts[0].shape[start:]:
-            raise DataError(
-                f"{what}: expected records of shape {tuple(parts[0].shape[start:])} as the first, got "
-                f"{tuple(part.shape[start:])} in number {index}."
-            )
-    made: Tensor = join(parts)
-    return made
+    start = 0 if each == "item" else 1
+    for called, parts in zip(("records", "targets"), zip(*pairs, strict=True), strict=True):
+        for index, part in enumerate(parts):
+            shape = tuple(parts[0].shape[start:])
+            if tuple(part.shape[start:]) != shape:
+                raise DataError(
+                    f"{what}: expected {called} of shape {shape} as in {each} 0, got "
+                    f"{tuple(part.shape[start:])} in {each} {index}."
+                )
+    join = torch.stack if each == "item" else torch.cat
+    inputs, targets = (join(list(parts)) for parts in zip(*pairs, strict=True))
+    return inputs, targets

@@ -48,6 +48,30 @@ def read_records(path: str | os.PathLike[str], schema: Schema | None = None) -> 
     return of_table(read_table(place, schema), schema)
 
 
+def train_and_test(
+    path: str | os.PathLike[str], schema: Schema | None, test: str | os.PathLike[str] | None = None
+) -> tuple[Records, Records | None]:
+    """The records at `path`, and those to test on: at `test`, or beside `train` in a folder of both.
+
+    A folder may hold `train.csv` and `test.csv` (or `.tsv`, `.parquet`), or folders `train` and `test` with
+    one folder for each class.
+    """
+    place = Path(path).expanduser()
+    for end in ("", ".csv", ".tsv", ".parquet", ".pq"):
+        if place.is_dir() and (place / f"train{end}").exists():
+            beside = place / f"test{end}"
+            place, test = place / f"train{end}", test or (beside if beside.exists() else None)
+            break
+    train = read_records(place, schema)
+    held_out = None if test is None else read_records(test, schema)
+    if held_out is not None and held_out.class_names != train.class_names:
+        raise DataError(
+            f"{test}: expected the classes of {place}, {', '.join(train.class_names or ())}; got "
+            f"{', '.join(held_out.class_names or ())}. State all classes in a schema."
+        )
+    return train, held_out
+
+
 def read_table(place: Path, schema: Schema | None = None) -> Table:
     """The table in a file, by the ending of its name."""
     if not place.is_file():

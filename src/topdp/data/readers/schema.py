@@ -174,28 +174,27 @@ def skeleton(columns: Iterable[str], schema: Schema | None = None) -> str:
     """A schema for `columns` to be filled in. Holds names of columns only: names are public, values are not.
 
     >>> print(skeleton(["age", "job"]))
-    target = ""     # the column to predict; list its values in classes, or leave classes away for a number
-    classes = []
+    target = ""     # the column to predict
+    classes = []    # its values; leave this line away where it is a number
     ignore = []     # columns that are not used
-    [ranges]        # numbers: the least and the largest that can be, by public knowledge
+    [ranges]        # numbers: the least and the largest, by public knowledge
     age = []
     job = []
-    [categories]    # or move a column here and list the values it can have
-    [missing]       # and what stands for a value that is not there, where that occurs
+    [categories]    # or move a column here, and list its values
+    [missing]       # what stands for a value that is not there
     """
     stated = Schema() if schema is None else schema
     left = [name for name in columns if name not in {*stated.targets, *stated.inputs, *stated.ignore}]
     lines = [
-        f"target = {_toml(stated.target)}     "
-        "# the column to predict; list its values in classes, or leave classes away for a number",
-        f"classes = {_toml(stated.classes or ())}",
+        f"target = {_toml(stated.target)}     # the column to predict",
+        f"classes = {_toml(stated.classes or ())}    # its values; leave this line away where it is a number",
         f"ignore = {_toml(stated.ignore)}     # columns that are not used",
-        "[ranges]        # numbers: the least and the largest that can be, by public knowledge",
+        "[ranges]        # numbers: the least and the largest, by public knowledge",
         *(f"{_key(name)} = {_toml(limits)}" for name, limits in stated.ranges.items()),
         *(f"{_key(name)} = []" for name in left),
-        "[categories]    # or move a column here and list the values it can have",
+        "[categories]    # or move a column here, and list its values",
         *(f"{_key(name)} = {_toml(values)}" for name, values in stated.categories.items()),
-        "[missing]       # and what stands for a value that is not there, where that occurs",
+        "[missing]       # what stands for a value that is not there",
         *(f"{_key(name)} = {_toml(fill)}" for name, fill in stated.missing.items()),
     ]
     return "\n".join(lines)

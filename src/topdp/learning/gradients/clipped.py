@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from topdp.errors import InputError
 from topdp.learning.gradients import check
 from topdp.learning.gradients.arguments import expect, expect_finite, expect_rows
-from topdp.learning.gradients.clipping import KINDS, shorten
+from topdp.learning.gradients.clipping import KINDS, layer_of, shorten
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, blocks
 from topdp.learning.gradients.plain import PlainGradients, first_line
@@ -90,6 +90,7 @@ class ClippedGradients:
         self.clipping = clipping
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
         self.clip = float(clip)
+        self._layers = len({layer_of(slot) for slot in self.flat.slots})
         self._loss = named_loss(loss)
         self._plain = PlainGradients(self.flat, self._loss)
         self._folded: FoldedGradients | None = None
@@ -273,7 +274,7 @@ class ClippedGradients:
         scale: float,
         totals: Tensor | None,
     ) -> None:
-        factors, shortened, bad = shorten(self.clipping, found, self.clip)
+        factors, shortened, bad = shorten(self.clipping, found, self.clip, self._layers)
         if bool(bad.any()):
             for _, contribution in found:
                 contribution.blank(bad)

@@ -32,10 +32,14 @@ class Shortening(NamedTuple):
     bad: Tensor  # [n, b]: whether its norm is no number; its coefficients are those of a gradient of 0
 
 
-def shorten(kind: str, found: Found, clip: float) -> Shortening:
-    """By how much each example's gradient of each parameter is to be multiplied."""
+def layer_of(slot: Slot) -> str:
+    return slot.name.rpartition(".")[0]
+
+
+def shorten(kind: str, found: Found, clip: float, layers: int) -> Shortening:
+    """By how much each example's gradient of each parameter is to be multiplied; `layers`: of the model."""
     if kind == "per-layer":
-        return _by_layers(found, clip)
+        return _by_layers(found, clip / math.sqrt(layers))
     norms = total_norms([contribution for _, contribution in found])
     bad = ~torch.isfinite(norms)
     norms = norms.masked_fill(bad, 0)
@@ -48,12 +52,11 @@ def shorten(kind: str, found: Found, clip: float) -> Shortening:
     return Shortening([factor] * len(found), norms > clip, bad)
 
 
-def _by_layers(found: Found, clip: float) -> Shortening:
+def _by_layers(found: Found, share: float) -> Shortening:
     """Each of L layers to C/√L, so that all together are at most C long (McMahan et al. 2018)."""
     layers: dict[str, list[int]] = {}
     for at, (slot, _) in enumerate(found):
-        layers.setdefault(slot.name.rpartition(".")[0], []).append(at)
-    share = clip / math.sqrt(len(layers))
+        layers.setdefault(layer_of(slot), []).append(at)
     norms = [total_norms([found[at][1] for at in which]) for which in layers.values()]
     bad = ~torch.isfinite(torch.stack(norms).square().sum(0).sqrt())
     coefficients: list[Tensor] = [norms[0]] * len(found)
