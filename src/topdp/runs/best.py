@@ -1,8 +1,9 @@
 """The estimates at the best evaluation so far, kept beside the last ones.
 
-Best is by the first metric, its mean over agents, on the records that the run is tested on. Choosing among
-rounds by the test set makes the metric of what was chosen look better than it is; with `data.validation` the
-records held out decide, and the test set stays untouched. Not a way to stop (`callbacks.py`).
+Best is by the first metric of which it is known whether more is better, else by the loss: its mean over
+agents, on the records that the run is tested on. Choosing among rounds by the test set makes the metric of
+what was chosen look better than it is; with `data.validation` the records held out decide, and the test set
+stays untouched. Not a way to stop (`callbacks.py`).
 
 **Guarantees.** Which round was best follows from estimates and test records alone: where those are public,
 the choice tells nothing more than the estimates of all rounds, which `adaptive`, `outsider` and `worst_case`
@@ -13,12 +14,15 @@ choice.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from topdp.errors import InputError
+from topdp.learning.metrics import larger_is_better
+from topdp.report.metrics import metric_names
 from topdp.runs.folder import RunFolder
 from topdp.settings.config import did_you_mean
 
@@ -36,20 +40,29 @@ class Best(NamedTuple):
 class BestSoFar:
     """Looks at every evaluation and keeps the best; of a folder, takes up what was kept there."""
 
-    def __init__(self, folder: RunFolder | None, resumed: bool, notes: dict[str, str]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        resumed: bool,
+        notes: dict[str, str],
+        larger: Mapping[str, bool | None] | None = None,
+    ) -> None:
+        """`larger`: of each metric whether more is better; of those that are not in it, as we know it."""
         self._folder = folder
+        self._larger = larger or {}
         self._notes = notes
         self._unsaved = False
         self.best = read(folder) if folder is not None and resumed else None
 
     def see(self, line: dict[str, Any], estimates: Tensor) -> None:
         """Of equals the earlier stays."""
-        name = first_metric(line)
-        value = metric_of(line, name)
+        name = first_metric(line, self._larger)
+        value = metric_of(line, name, self._larger)
         if math.isnan(value):
             return
-        if self.best is None or value > metric_sign(name) * self.best.value:
-            shown = metric_sign(name) * value
+        sign = metric_sign(name, self._larger)
+        if self.best is None or value > sign * self.best.value:
+            shown = sign * value
             self.best = Best(line["round"], name, shown, estimates.detach().cpu().clone())
             self._unsaved = True
 
@@ -71,9 +84,9 @@ def read(folder: RunFolder) -> Best | None:
     return Best(int(facts["round"]), facts["metric"], float(facts["value"]), torch.from_numpy(estimates))
 
 
-def first_metric(line: dict[str, Any]) -> str:
-    """The metric that comes first in a line of metrics.jsonl."""
-    return names(line)[0]
+def first_metric(line: dict[str, Any], larger: Mapping[str, bool | None]) -> str:
+    """The metric of a line of metrics.jsonl that comes first and has a direction; else the loss."""
+    return next(name for name in [*metric_names(line), "loss"] if _direction(name, larger) is not None)
 
 
 def names(line: dict[str, Any]) -> list[str]:
@@ -81,13 +94,25 @@ def names(line: dict[str, Any]) -> list[str]:
     return [key for key, value in line.items() if isinstance(value, dict) and "mean" in value]
 
 
-def metric_of(line: dict[str, Any], name: str) -> float:
-    """The mean over agents, with the sign that makes larger better."""
+def metric_of(line: dict[str, Any], name: str, larger: Mapping[str, bool | None]) -> float:
+    """The mean over agents, with the sign that makes larger better; NaN where there is none."""
     known = names(line)
     if name not in known:
         raise InputError(f"Expected a metric of this run, got {name!r}.{did_you_mean(name, known)}")
-    return metric_sign(name) * float(line[name]["mean"])
+    value = line[name]["mean"]
+    numbers = [one for one in (value if isinstance(value, list) else [value]) if one is not None]
+    return metric_sign(name, larger) * sum(numbers) / len(numbers) if numbers else math.nan
 
 
-def metric_sign(name: str) -> float:
-    return -1.0 if name == "loss" else 1.0
+def metric_sign(name: str, larger: Mapping[str, bool | None]) -> float:
+    direction = _direction(name, larger)
+    if direction is None:
+        raise InputError(
+            f"Expected a metric of which it is known whether more is better, got {name!r}. Use "
+            f"topdp.Metric({name!r}, function, larger_is_better=True), or False."
+        )
+    return 1.0 if direction else -1.0
+
+
+def _direction(name: str, larger: Mapping[str, bool | None]) -> bool | None:
+    return larger[name] if name in larger else larger_is_better(name)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -72,6 +72,7 @@ class Running:
         folder: Path | None,
         history: list[Metrics],
         stopped_at: int | None = None,
+        larger: Mapping[str, bool | None] | None = None,
     ) -> None:
         self.config = config
         self.plan = plan
@@ -84,6 +85,8 @@ class Running:
         """Whether `metrics` are of this very round."""
         self.stopped_at = stopped_at
         """The round after which this run was stopped once, where it goes on now."""
+        self.larger_is_better = dict(larger or {})
+        """Of every metric whether more is better; None: neither."""
         self._flat = flat
         self._history = history
         self._rows: Callable[[], Tensor] | None = None
@@ -209,8 +212,8 @@ class StopEarly:
 
     def on_evaluation(self, run: Running) -> None:
         lines = [line for line in run.history if line["round"] > self._after]
-        name = self.metric or first_metric(lines[-1])
-        values = [metric_of(line, name) for line in lines]
+        name = self.metric or first_metric(lines[-1], run.larger_is_better)
+        values = [metric_of(line, name, run.larger_is_better) for line in lines]
         better = [-math.inf if math.isnan(value) else value for value in values]
         since = len(better) - 1 - better.index(max(better))
         if since >= self.patience:

@@ -74,7 +74,8 @@ def train_to_the_end(
     """
     each = engine.plan.releases // (config.rounds + 1)  # one that carries gradients, and those that only mix
     state, metrics = _begin(engine, start, folder, each)
-    best = BestSoFar(folder, resumed=bool(metrics), notes=notes_of(engine.gradients.flat))
+    larger = {metric.name: metric.larger_is_better for metric in engine.metrics}
+    best = BestSoFar(folder, bool(metrics), notes_of(engine.gradients.flat), larger)
     run = seen_as(metrics)
     callbacks.start(run)
     stopped: Stopped | None = None

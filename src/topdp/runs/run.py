@@ -268,7 +268,8 @@ def _execute(
     stopped_at = None if before is None else int(before["round"])
 
     def seen_as(history: list[dict[str, Any]]) -> Running:
-        return Running(parts.config, job.plan, job.privacy, parts.flat, path, history, stopped_at)
+        larger = {metric.name: metric.larger_is_better for metric in parts.task.metrics}
+        return Running(parts.config, job.plan, job.privacy, parts.flat, path, history, stopped_at, larger)
 
     try:
         found = train_to_the_end(engine, parts.start, parts.config, folder, watch, callbacks, seen_as)

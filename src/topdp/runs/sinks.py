@@ -193,4 +193,10 @@ def _epsilons(run: Running) -> dict[str, float]:
 
 
 def _values(line: Metrics) -> dict[str, float]:
-    return {f"{name}/{key}": float(value) for name in names(line) for key, value in line[name].items()}
+    """Undefined values are left out; of a metric with a value for each class, each has its number."""
+    found: dict[str, float | None] = {}
+    for name in names(line):
+        for key, value in line[name].items():
+            several = enumerate(value) if isinstance(value, list) else [("", value)]
+            found |= {f"{name}/{key}{f'/{k}' if k != '' else ''}": one for k, one in several}
+    return {key: float(value) for key, value in found.items() if value is not None}

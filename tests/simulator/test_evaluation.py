@@ -1,0 +1,81 @@
+"""Evaluation: every agent's loss and metrics are those of its model on all test records, however cut."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from topdp.errors import InputError
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.metrics import METRICS, Metric
+from topdp.learning.tasks import Task
+from topdp.simulator import evaluation
+from topdp.simulator.evaluation import evaluate
+
+RECORDS, AGENTS = 23, 5
+TARGETS = {
+    "cross-entropy": (torch.arange(RECORDS) % 3, 3),
+    "bce": (torch.rand(RECORDS, 2, generator=torch.Generator().manual_seed(1)).round(), 2),
+    "mse": (torch.randn(RECORDS, generator=torch.Generator().manual_seed(2)), 1),
+}
+
+
+def agents(loss, outputs):
+    torch.manual_seed(0)
+    gradients = ClippedGradients(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, outputs)), 1.0, loss)
+    rows = gradients.flat.flatten() + torch.randn(AGENTS, gradients.flat.dimension)
+    return gradients, rows, torch.randn(RECORDS, 4)
+
+
+@pytest.mark.parametrize("kept", [1, 2 * RECORDS * 3, 1 << 24])
+@pytest.mark.parametrize("chunk", [4, 1000])
+@pytest.mark.parametrize("loss", TARGETS)
+def test_numbers_are_those_of_each_model_on_all_records(monkeypatch, loss, chunk, kept):
+    monkeypatch.setattr(evaluation, "CHUNK", chunk)
+    monkeypatch.setattr(evaluation, "KEPT", kept)
+    targets, outputs = TARGETS[loss]
+    gradients, rows, inputs = agents(loss, outputs)
+    about = Task.of(loss).metrics[0].about
+    metrics = [metric for metric in METRICS.values() if metric.about == about and "top-5" not in metric.name]
+    found = evaluate(gradients, metrics, rows, inputs, targets)
+    assert list(found.metrics) == [metric.name for metric in metrics]
+    for agent, row in enumerate(rows):
+        said = gradients.flat.load(row)(inputs).detach()
+        assert found.loss[agent] == pytest.approx(gradients.loss(said, targets).mean().item(), rel=1e-5)
+        for metric in metrics:
+            np.testing.assert_allclose(
+                found.metrics[metric.name][agent],
+                metric(said, targets).numpy(),
+                rtol=1e-5,
+                err_msg=metric.name,
+            )
+
+
+def test_a_loss_of_ones_own_sees_one_record_at_a_time_where_that_differs():
+    """[b, 1] - [b] is [b, b] for torch: right for one record, wrong for many."""
+    targets, _ = TARGETS["mse"]
+    gradients, rows, inputs = agents(lambda o, t: (o - t).square().mean(1), 1)
+    found = evaluate(gradients, [], rows, inputs, targets)
+    for agent, row in enumerate(rows):
+        said = gradients.flat.load(row)(inputs).detach()[:, 0]
+        assert found.loss[agent] == pytest.approx((said - targets).square().mean().item(), rel=1e-5)
+
+
+def test_functions_get_all_records_of_one_agent_and_may_return_anything_that_is_a_number():
+    seen = []
+
+    def spy(outputs, targets):
+        seen.append((tuple(outputs.shape), tuple(targets.shape)))
+        return np.float32(outputs.numpy().max())
+
+    targets, _ = TARGETS["mse"]
+    gradients, rows, inputs = agents("mse", 1)
+    found = evaluate(gradients, [Metric("spy", spy)], rows, inputs, targets)
+    assert seen == [((RECORDS, 1), (RECORDS,))] * AGENTS and found.metrics["spy"].shape == (AGENTS,)
+    for wrong, reason in (
+        (lambda o, t: o - t[:, None], r"metric wrong: expected one number, .* got shape \(23, 1\)"),
+        (lambda o, t: 1 / 0, r"metric wrong: failed on outputs of shape \(23, 1\).*ZeroDivisionError"),
+        (lambda o, t: "high", "metric wrong: failed"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            evaluate(gradients, [Metric("wrong", wrong)], rows, inputs, targets)
