@@ -18,8 +18,9 @@ def quick(monkeypatch):
     monkeypatch.setattr(meetings, "CHANCE", lambda: random.Random(next(seeds)))
     known = {}  # gradients of one small model: checked once, not once for each agent and restart
 
-    def shared(flat, clip):
-        return known.setdefault((flat.dimension, clip), ClippedGradients(flat, clip))
+    def shared(flat, clip, *kinds, **options):
+        key = (flat.dimension, clip, kinds, *options.items())
+        return known.setdefault(key, ClippedGradients(flat, clip, *kinds, **options))
 
     monkeypatch.setattr("topdp.learning.gradients.clipped.ClippedGradients", shared)
     before = torch.get_num_threads()

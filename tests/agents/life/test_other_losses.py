@@ -1,4 +1,4 @@
-"""Agents learn by the loss that the manifest names; a loss that only Python has is refused with the manifest."""
+"""Agents learn by the loss that the manifest names; one that only Python has is refused with the manifest."""
 
 import pytest
 import torch
