@@ -104,6 +104,27 @@ def test_evaluations_name_the_layer_too():
         gradients.outputs(gradients.flat.flatten().repeat(2, 1), torch.ones(3, 7))
 
 
+class Squeezes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).squeeze()
+
+
+def test_a_model_that_runs_on_several_examples_only_is_refused():
+    """Else every record would count as zero, and nobody would hear of it."""
+    with pytest.raises(InputError, match=r"batch of one example.*squeeze"):
+        first_call(Squeezes(), torch.randn(2, 3, 6))
+
+
+def test_a_layer_without_a_twin_in_a_chain_of_known_ones_is_no_known_layer():
+    model = nn.Sequential(nn.Embedding(9, 2, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, CLASSES))
+    gradients = ClippedGradients(model, 1.0)
+    assert gradients._folded is not None and not gradients._folded.known
+
+
 class Soft(nn.Module):
     def __init__(self) -> None:
         super().__init__()
