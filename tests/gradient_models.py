@@ -150,14 +150,16 @@ class Attends(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = x if self.first else x.transpose(0, 1)
         length = x.shape[1]
-        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         h = h + self.own(h, h, h, attn_mask=mask, need_weights=False)[0]
         padding = x[:, :, 0] > 1.5
-        padding = padding & (torch.arange(length) > 0)
+        padding = padding & (torch.arange(length, device=x.device) > 0)
         keys = self.project(h) if self.other.kdim == 5 else h.flip(0 if not self.first else 1)
         h, weights = self.other(h, keys, keys if self.other.vdim == 5 else h, key_padding_mask=padding)
         h = h if self.first else h.transpose(0, 1)
-        return self.last(h.mean(1)) + weights.square().sum((1, 2))[:, None] * torch.arange(CLASSES)
+        return self.last(h.mean(1)) + weights.square().sum((1, 2))[:, None] * torch.arange(
+            CLASSES, device=x.device
+        )
 
 
 class Encodes(nn.Module):
@@ -195,7 +197,7 @@ class Decodes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embed(x)
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=h.dtype)
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device, h.dtype)
         return self.last(self.layer(h, h.flip(1), tgt_mask=mask, tgt_is_causal=True).mean(1))
 
 

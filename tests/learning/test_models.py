@@ -101,6 +101,28 @@ def test_layers_with_statistics_of_the_data_are_refused_with_the_fix(layer, fix)
     assert fix in str(error.value)
 
 
+def test_the_other_fix_is_named_too():
+    with pytest.raises(ValueError, match=r"pre-trained backbone.*\.eval\(\)"):
+        FlatModel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(6), nn.BatchNorm2d(64), nn.SyncBatchNorm(8)])
+def test_batch_norm_with_frozen_statistics_is_accepted_and_stays_as_it_is(layer):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), layer)
+    model[2].eval()
+    flat = FlatModel(model)
+    model.train()  # the user's own: what was given stays in the mode in which it was given
+    for module in (flat.module, flat.load(flat.flatten())):
+        assert module[1].training and not module[2].training
+    with pytest.raises(ValueError, match="mixes the examples"):
+        FlatModel(model)
+
+
+def test_batch_norm_without_statistics_is_refused_in_evaluation_mode_too():
+    with pytest.raises(ValueError, match="mixes the examples"):
+        FlatModel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval())
+
+
 def test_the_fix_builds_and_is_accepted():
     FlatModel(nn.Sequential(nn.GroupNorm(3, 6), nn.InstanceNorm2d(4, affine=True)))
 

@@ -17,6 +17,7 @@ from topdp.data import Shards
 from topdp.data.progress import Progress
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients.calls import called, without_kernels_for_inference
 from topdp.learning.losses import OWN
 from topdp.learning.models import FlatModel
 from topdp.learning.tasks import Task
@@ -177,7 +178,7 @@ def expect_fitting(flat: FlatModel, task: Task, inputs: Tensor, targets: Tensor,
     )
     module = flat.load(flat.flatten().cpu()).eval()
     with torch.no_grad():
-        outputs = module(inputs)
+        outputs = called(without_kernels_for_inference(module), {}, inputs)
         if not isinstance(outputs, Tensor):
             raise ConfigError(
                 "Expected a model that returns one tensor, a score for each class or a number for each "

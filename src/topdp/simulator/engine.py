@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
 from topdp.data import selection
 from topdp.data.shards import Shards
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients.check import drops
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
 from topdp.plan import Plan, prune
@@ -99,7 +99,7 @@ class Engine:
         self._copies = copies
         self._select = select or partial(selection.select, tuple(batches), seed)
         self._plant = plant
-        self._random_layers = any(isinstance(m, _DropoutNd) for m in gradients.flat.module.modules())
+        self._random_layers = any(map(drops, gradients.flat.module.modules()))
         self._capacity = int(self.plan.exists.sum(axis=1).max())
         self._buffers: list[Tensor] = []
         self._mix = _mixer(self.plan, noise or Noise(seed, plan.draws, plan.releases), self.device)

@@ -51,7 +51,7 @@ def missing_rule(function: Callable[..., object], *arguments: Any) -> str | None
     try:
         function(*arguments)
     except Exception as error:  # in many types
-        found = re.search(r"Batching rule not implemented for (\S+?);", str(error))
+        found = re.search(r"(\S+) hit the vmap fallback", str(error))
         return found[1] if found else None
     finally:
         _functorch._set_vmap_fallback_enabled(before)

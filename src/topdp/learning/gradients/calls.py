@@ -20,23 +20,27 @@ from topdp.errors import InputError
 
 
 def outputs_of(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """What `module` with these parameters makes of a batch, which must be one tensor.
+    """What `module` with these parameters makes of a batch, which must be one tensor."""
+    return expect_a_tensor(called(module, parameters, x))
+
+
+def called(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Any:
+    """What comes out, whatever it is.
 
     An error of a layer that got what it cannot take is an `InputError` with the layer's name; any other error
     is the model's own, and comes out as it is.
     """
     try:
-        outputs = functional_call(module, dict(parameters), (x,))
+        return functional_call(module, dict(parameters), (x,))
     except Exception as error:
         reason = _why(module, parameters, x)
         if reason is None:
             raise
         raise InputError(reason) from error
-    return expect_a_tensor(outputs)
 
 
 def expect_a_tensor(outputs: Any) -> Tensor:
-    """**Guarantees.** None: a loss needs something to read."""
+    """`outputs`, or a refusal that says what they are: a loss reads one tensor."""
     if isinstance(outputs, Tensor):
         return outputs
     what = f"a {type(outputs).__name__}"
@@ -95,8 +99,12 @@ def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
             wanted = f"whole numbers from 0 to {layer.num_embeddings - 1} (int64)"
             return wanted, "Pass token ids as integers, for example inputs.long()."
         return None
-    if not x.is_floating_point() and any(True for _ in layer.parameters(recurse=False)):
+    own = next(layer.parameters(recurse=False), None)
+    if own is not None and not x.is_floating_point():
         return "real numbers", "Convert the inputs, for example with inputs.float()."
+    if own is not None and x.dtype != own.dtype:
+        kind = str(own.dtype).removeprefix("torch.")
+        return f"numbers of type {kind}", f"Convert the inputs to {kind}, or the model to their type."
     size = _last_axis(layer)
     if size is not None and (not x.dim() or x.shape[-1] != size):
         return f"{size} numbers in the last axis", "Change the width of the layer, or the inputs."

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
+from topdp.errors import InputError
 from topdp.learning.gradients.apart import missing_rule
 from topdp.learning.gradients.calls import outputs_of, without_kernels_for_inference
 from topdp.learning.gradients.folded import FoldedGradients
@@ -266,6 +267,14 @@ def try_once(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets:
             call(x[0], y[0])
         except Exception:
             call(inputs[0, :EXAMPLES].clone(), targets[0, :EXAMPLES].clone())
+        else:
+            try:
+                call(x[0, :1], y[0, :1])
+            except Exception as error:
+                raise InputError(
+                    "Expected a model that runs on a batch of one example, as every example is here; it runs "
+                    f"on {EXAMPLES}, and on one there came {first_line(error)}. Does it squeeze its batch?"
+                ) from error
         for size in SIZES:
             with suppress(Exception):  # it may refuse such records; they count as zero then
                 call(x[0] * size if x.is_floating_point() else x[0], y[0])

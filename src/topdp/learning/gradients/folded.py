@@ -38,7 +38,7 @@ class FoldedGradients:
         made = Skeleton(flat, self._tape)
         self._skeleton, self._read = made.module, tuple(made.read)
         self._evaluator = Skeleton(flat, self._tape).module.eval()
-        self.known = is_known(loss) and consists_of_known_layers(flat.module)
+        self.known = is_known(loss) and not self._read and consists_of_known_layers(flat.module)
         self._one_first_layer = self.known and _begins_with_a_linear_layer(self._skeleton)
         self.elements = 0  # kept alive by the last call of `contributions`, roughly
 

@@ -18,7 +18,8 @@ STATELESS: tuple[type[nn.Module], ...] = (
     nn.Identity, nn.Dropout,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
     nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Softsign, nn.Tanhshrink,
-    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+    nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+    nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d,
 )  # fmt: skip
 
 
