@@ -69,7 +69,8 @@ def expect_columns(table: Table, schema: Schema) -> None:
 def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     values = table.columns[column]
     listed = schema.categories.get(column, ())
-    gaps = is_missing(values, listed)
+    numbers = None if listed else _plain_numbers(values)
+    gaps = is_missing(values, listed) if numbers is None else np.isnan(numbers)
     if gaps.any() and column not in schema.missing:
         example = f"{column} = {'0' if column in schema.ranges else repr(OTHER)}"
         raise DataError(
@@ -86,6 +87,14 @@ def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     return [made, gaps[:, None].astype(float)] if column in schema.indicators else [made]
 
 
+def _plain_numbers(values: Array) -> Floats | None:
+    """A column in which every value is a number or NaN, at once; None where it has to be gone through."""
+    try:
+        return values.astype(float)
+    except (TypeError, ValueError):
+        return None
+
+
 def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | str | None) -> Floats:
     place = {name: at for at, name in enumerate(listed)}
     made = np.zeros((len(values), len(listed) + 1))
@@ -100,8 +109,9 @@ def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | 
 def _numbers(table: Table, column: str, gaps: Bools) -> Floats:
     """The values of `column` as numbers; what is missing is 0 for now."""
     values = table.columns[column]
-    if values.dtype.kind in "uifb":
-        numbers = np.where(gaps, 0.0, values.astype(float))
+    plain = _plain_numbers(values)
+    if plain is not None:
+        numbers = np.where(gaps, 0.0, plain)
     else:
         numbers = np.zeros(len(values))
         for row in np.flatnonzero(~gaps):
@@ -135,7 +145,8 @@ def _targets(table: Table, schema: Schema) -> Array:
         return class_numbers(table, schema.targets[0], schema.classes)
     made = []
     for column in schema.targets:
-        gaps = is_missing(table.columns[column])
+        plain = _plain_numbers(table.columns[column])
+        gaps = is_missing(table.columns[column]) if plain is None else np.isnan(plain)
         _expect_targets(table, column, gaps)
         try:
             numbers = _numbers(table, column, gaps)

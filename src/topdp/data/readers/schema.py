@@ -36,7 +36,7 @@ class Schema:
     >>> Schema.of({"target": "ill", "range": {"age": [0, 100]}})
     Traceback (most recent call last):
         ...
-    topdp.data.readers.schema.SchemaError: schema: no such key 'range'. Did you mean 'ranges'?
+    topdp.data.readers.stated.SchemaError: schema: no such key 'range'. Did you mean 'ranges'?
     """
 
     target: str | tuple[str, ...] = ""
