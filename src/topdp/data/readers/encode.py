@@ -81,7 +81,7 @@ def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     if listed:
         made = _one_hot(values, gaps, listed, schema.missing.get(column))
     else:
-        numbers = _numbers(table, column, gaps)
+        numbers = _numbers(table, column, gaps, numbers)
         numbers[gaps] = float(schema.missing.get(column, 0.0))
         made = _scaled(numbers, table, schema, column)[:, None]
     return [made, gaps[:, None].astype(float)] if column in schema.indicators else [made]
@@ -106,10 +106,9 @@ def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | 
     return made
 
 
-def _numbers(table: Table, column: str, gaps: Bools) -> Floats:
-    """The values of `column` as numbers; what is missing is 0 for now."""
+def _numbers(table: Table, column: str, gaps: Bools, plain: Floats | None) -> Floats:
+    """The values of `column` as numbers; what is missing is 0 for now. `plain`: they are numbers already."""
     values = table.columns[column]
-    plain = _plain_numbers(values)
     if plain is not None:
         numbers = np.where(gaps, 0.0, plain)
     else:
@@ -149,7 +148,7 @@ def _targets(table: Table, schema: Schema) -> Array:
         gaps = is_missing(table.columns[column]) if plain is None else np.isnan(plain)
         _expect_targets(table, column, gaps)
         try:
-            numbers = _numbers(table, column, gaps)
+            numbers = _numbers(table, column, gaps, plain)
         except DataError as error:
             raise DataError(f"{error} Of a target, list them in classes.") from None
         made.append(_scaled(numbers, table, schema, column) if column in schema.ranges else numbers)
