@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from topdp.data.checks import Array, check_labels, check_records, check_same_shape, count_classes
+from topdp.data.checks import Array, check_labels, check_records, check_same_shape, is_numbering
 from topdp.data.datasets import Dataset
 from topdp.data.readers.loaders import read_items
 from topdp.data.readers.schema import Schema
@@ -259,9 +259,9 @@ def _check_disjoint(parts: Sequence[Ints]) -> None:
 
 
 def _classes(targets: Sequence[Array]) -> int | None:
-    """The largest label + 1; None where targets are not labels."""
+    """The largest label + 1; None where targets are not labels, or are whole numbers to predict."""
     labels = all(one.ndim == 1 and one.dtype == np.int64 and one.min() >= 0 for one in targets)
-    return count_classes(targets, "all agents") if labels else None
+    return max(int(one.max()) for one in targets) + 1 if labels and is_numbering(targets) else None
 
 
 def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, Array]:
