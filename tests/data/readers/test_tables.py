@@ -258,6 +258,18 @@ def test_text_that_is_not_there_is_empty_and_numbers_are_no_text() -> None:
         encode(read_frame({"x": [3], "y": ["a"]}), schema)
 
 
+def test_dates_are_no_numbers(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"when": pandas.to_datetime(["2020-01-01"]), "y": ["a"]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    schema = Schema.of({"target": "y", "classes": ["a", "b"], "ranges": {"when": [0, 1]}})
+    for read in (
+        lambda: of_frame(frame, schema, "frame"),
+        lambda: read_records(tmp_path / "a.parquet", schema),
+    ):
+        with pytest.raises(DataError, match="record 0: expected a number in 'when', got"):
+            read()
+
+
 def test_patterns_name_sites_in_sorted_order(csv: Any, tmp_path: Path) -> None:
     for name in ("b.csv", "a.csv", "c.csv"):
         csv(HEADER, name)
