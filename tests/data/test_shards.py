@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
 
 from topdp.data import Dataset, Shards, load, partition
 from topdp.errors import DataError
@@ -156,6 +156,19 @@ def test_labels_out_of_range_and_shapes_that_differ() -> None:
         Shards.from_arrays([])
     with pytest.raises(DataError, match="agent 0: expected a pair"):
         Shards.from_arrays([(inputs, labels, labels)])  # type: ignore[list-item]
+
+
+def test_a_loader_or_a_data_set_in_the_wrong_place_is_told_the_right_one() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=2)
+    assert Shards.from_torch([loader, loader.dataset], test=loader).counts == (4, 4)
+    for one in (loader, loader.dataset):
+        with pytest.raises(DataError, match=r"agent 0: .* got a \w+: use Shards.from_torch"):
+            Shards.from_arrays([one])  # type: ignore[list-item]
+    for given in (loader, loader.dataset, torch.zeros(3), 5, zip([1], [2], strict=True)):
+        with pytest.raises(DataError, match="Expected a list with the records of each agent, got a"):
+            Shards.from_arrays(given)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="Expected a list with the records of each agent, got a"):
+            Shards.from_torch(given)  # type: ignore[arg-type]
 
 
 def test_unfit_items_are_refused_with_their_index() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from topdp.topology import Topology, TopologyError, as_topology, from_networkx, ring
+from topdp.report.graph import draw
+from topdp.settings import build, config
+from topdp.topology import Topology, TopologyError, as_topology, describe, from_networkx, ring
 
 
 def test_a_networkx_graph_is_the_graph_with_its_nodes_sorted() -> None:
@@ -66,3 +68,21 @@ def test_weights_are_refused_unless_they_are_left_out_by_choice() -> None:
 def test_what_is_no_graph_of_ours_is_refused_in_words(graph: Any, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         as_topology(graph)
+
+
+def test_a_path_in_a_configuration_says_that_the_graph_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("0 1 0.5\n1 2 0.5\n")
+    for change in ("topology.path", "topology.kind"):
+        made = config.read(changes=[f"{change}={tmp_path / 'edges.txt'}", "topology.weights=ignore"])
+        assert made.topology.kind == "file" and build.graph(made).agents == 3
+        with pytest.raises(TopologyError, match="line 1: expected a link without a weight"):
+            build.graph(config.read(changes=[f"{change}={tmp_path / 'edges.txt'}"]))
+    with pytest.raises(config.ConfigError, match=r"got 'rign'. Did you mean 'ring'"):
+        config.read(changes=["topology.kind=rign"])
+
+
+def test_numbers_and_pictures_take_a_graph_in_any_form(tmp_path: Path) -> None:
+    assert describe(nx.cycle_graph(6))["edges"] == 6
+    (tmp_path / "edges.txt").write_text("a b\nb c\n")
+    assert describe(tmp_path / "edges.txt")["labels"] == ["a", "b", "c"]
+    assert draw(nx.cycle_graph(6), tmp_path / "graph.png").stat().st_size > 1000

@@ -76,24 +76,31 @@ def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
     return whole
 
 
-def count_classes(labels: Sequence[Ints], what: str) -> int:
-    """How many classes `labels` of all agents name, where nobody stated it: the largest + 1.
+def is_numbering(labels: Sequence[Array]) -> bool:
+    """Whether whole numbers of all agents can number classes: 10^9 among a hundred records cannot."""
+    largest, records = max(int(each.max()) for each in labels), sum(len(each) for each in labels)
+    return largest < max(MANY_CLASSES, records)
 
-    Refused: a single class, and labels that are no numbering, such as 10^9 among a hundred records.
-    """
+
+def count_classes(labels: Sequence[Array], what: str) -> int:
+    """How many classes labels of all agents name, where nobody stated it: the largest + 1; at least two."""
     largest = max(int(each.max()) for each in labels)
-    records = sum(len(each) for each in labels)
-    if largest >= max(MANY_CLASSES, records):
+    if not is_numbering(labels):
         raise DataError(
-            f"{what}: expected labels that number the classes 0, 1, 2, ..., got {largest} among {records} "
-            "records. Number them, or state how many classes there are."
+            f"{what}: expected labels that number the classes 0, 1, 2, ..., got {largest} among "
+            f"{sum(len(each) for each in labels)} records. Number them, or state how many classes there are."
         )
-    if largest == 0:
+    return expect_two_classes(largest + 1, what)
+
+
+def expect_two_classes(classes: int, what: str) -> int:
+    """`classes`, unless there is one alone."""
+    if classes < 2:
         raise DataError(
             f"{what}: expected labels of at least two classes, got 0 everywhere: nothing can be learnt. "
             "State how many classes there are if others occur elsewhere."
         )
-    return largest + 1
+    return classes
 
 
 def _expect_finite(values: Array, what: str, called: str) -> None:

@@ -62,6 +62,17 @@ def read(path: str | os.PathLike[str]) -> Own:
     return Own((inputs, targets), (test_inputs, test_targets), classes)
 
 
+def read_site(path: Path) -> tuple[Array, Array, int | None]:
+    """(inputs, targets, classes where they are stated) of one site: without a test part, names as above."""
+    arrays = _arrays(path)
+    part = "train_" if "train_inputs" in arrays else ""
+    inputs, targets, called = _part(arrays, part, path, "records")
+    if called == "targets":
+        return inputs, targets, None
+    labels = check_labels(targets, f"{path}, records")
+    return inputs, labels, _classes(arrays, labels, str(path)) if "classes" in arrays else None
+
+
 def _part(arrays: dict[str, Array], part: str, file: Path, what: str) -> tuple[Array, Array, str]:
     """The inputs and targets of one part, and whether they are called labels or targets."""
     there = [name for name in ("labels", "targets") if part + name in arrays]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from topdp.data.checks import Array, check_labels, check_records, check_same_shape, count_classes
+from topdp.data.checks import Array, check_labels, check_records, check_same_shape, is_numbering
 from topdp.data.datasets import Dataset
 from topdp.data.readers.loaders import read_items
 from topdp.data.readers.schema import Schema
@@ -149,8 +149,7 @@ class Shards:
         and truth values are kept in int64, others in float32 or float64. With `classes` they must be labels;
         without, one whole number of at least 0 for each record is a label, and `classes` the largest + 1.
         """
-        if not agents:
-            raise DataError("Expected the records of at least one agent, got none.")
+        _expect_one_for_each(agents)
         checked = [_checked(pair, dtype, f"agent {agent}") for agent, pair in enumerate(agents)]
         names = [f"agent {agent}" for agent in range(len(checked))]
         if test is not None:
@@ -187,6 +186,7 @@ class Shards:
         Each item is read once, now: a random transform is drawn once, not every round. A loader is gone
         through once, in its order.
         """
+        _expect_one_for_each(agents)
         pairs = [read_items(source, f"agent {agent}") for agent, source in enumerate(agents)]
         held_out = None if test is None else read_items(test, "test records")
         return Shards.from_arrays(pairs, held_out, classes, dtype=dtype)
@@ -220,6 +220,18 @@ class Shards:
         return _of_sites(frames_of_sites(agents, test, Schema() if schema is None else Schema.of(schema)))
 
 
+def _expect_one_for_each(agents: Any) -> None:
+    if isinstance(agents, TorchDataset | DataLoader | Tensor | np.ndarray) or not isinstance(
+        agents, Sequence
+    ):
+        raise DataError(
+            f"Expected a list with the records of each agent, got a {type(agents).__name__}: give [records], "
+            "or cut them up for several agents."
+        )
+    if not agents:
+        raise DataError("Expected the records of at least one agent, got none.")
+
+
 def _of_sites(sites: Sites) -> Shards:
     dtype = torch.int64 if sites.tokens else torch.float32
     return Shards.from_arrays(sites.agents, sites.test, sites.classes, dtype=dtype)
@@ -247,12 +259,17 @@ def _check_disjoint(parts: Sequence[Ints]) -> None:
 
 
 def _classes(targets: Sequence[Array]) -> int | None:
-    """The largest label + 1; None where targets are not labels."""
+    """The largest label + 1; None where targets are not labels, or are whole numbers to predict."""
     labels = all(one.ndim == 1 and one.dtype == np.int64 and one.min() >= 0 for one in targets)
-    return count_classes(targets, "all agents") if labels else None
+    return max(int(one.max()) for one in targets) + 1 if labels and is_numbering(targets) else None
 
 
 def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, Array]:
+    if isinstance(pair, TorchDataset | DataLoader):
+        raise DataError(
+            f"{what}: expected a pair (inputs, targets) of arrays, got a {type(pair).__name__}: use "
+            "Shards.from_torch."
+        )
     try:
         inputs, targets = (_array(part) for part in pair)
     except (TypeError, ValueError) as error:

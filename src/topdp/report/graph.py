@@ -15,7 +15,7 @@ from scipy.spatial import cKDTree
 
 from topdp.plan.arrays import Floats
 from topdp.report import style
-from topdp.topology import Topology
+from topdp.topology import Topology, as_topology
 from topdp.topology.families import grid_columns
 
 LABEL_LIMIT = 60
@@ -32,12 +32,13 @@ _CLASSES: tuple[tuple[int, str, str, Any], ...] = (
 )
 
 
-def draw(topology: Topology, path: str | Path, title: str | None = None) -> Path:
+def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str | None = None) -> Path:
     """Draw the graph into a PNG, SVG or PDF file.
 
     A larger disc is an agent with more neighbours; the line of a link says in how many of its two directions
     it is covered (see `topdp.topology`), with an arrow in the covered direction where there is only one.
     """
+    topology = as_topology(graph)
     place = layout(topology)
     with style.house_style():
         half = np.abs(place).max(axis=0) + (0.08 if topology.labels is None else 0.16)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from topdp.data import Shards
+from topdp.data.checks import count_classes, expect_two_classes
 from topdp.data.progress import Progress
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
@@ -156,8 +157,10 @@ def _fitted(shards: Shards, task: Task) -> Shards:
     if test is not None:
         test = task.targets(test, "test records")
     classes = shards.classes if task.loss.name in (OWN, "cross-entropy") else None
-    if task.loss.name == "cross-entropy" and targets.dim() == 2 and classes is None:
-        classes = int(targets.max()) + 1
+    if task.loss.name == "cross-entropy" and targets.dim() == 2:
+        held = [targets[agent, :count].cpu().numpy() for agent, count in enumerate(shards.counts)]
+        known = count_classes(held, "all agents") if classes is None else classes
+        classes = expect_two_classes(known, "all agents")
     if targets is shards.targets and test is shards.test_targets and classes == shards.classes:
         return shards
     return replace(shards, targets=targets, test_targets=test, classes=classes)

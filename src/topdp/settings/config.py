@@ -59,6 +59,17 @@ class TopologyConfig(Section):
     path: str | None = None
     weights: Literal["refuse", "ignore"] = "refuse"  # on the links of a file
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_is_a_file(cls, tree: Any) -> Any:
+        """A path alone says that it is a file; so does one in the place of a kind: `kind = "edges.txt"`."""
+        if not isinstance(tree, dict):
+            return tree
+        kind, path = tree.get("kind"), tree.get("path")
+        if path is None and isinstance(kind, str) and {".", "/", "\\"} & set(kind):
+            return {**tree, "kind": "file", "path": kind}
+        return tree if kind is not None or path is None else {**tree, "kind": "file"}
+
     @model_validator(mode="after")
     def _file_has_path(self) -> TopologyConfig:
         if self.kind == "file" and self.path is None:

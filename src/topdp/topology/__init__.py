@@ -23,7 +23,8 @@ from topdp.topology.families import (
     tree,
 )
 from topdp.topology.given import as_topology, from_networkx
-from topdp.topology.graph import Topology, TopologyError, describe, from_edges
+from topdp.topology.graph import Topology, TopologyError, from_edges
+from topdp.topology.numbers import describe
 
 FAMILIES: dict[str, Callable[..., Topology]] = {
     "random": random,

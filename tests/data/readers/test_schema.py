@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from topdp.data.readers import encode, frames, schema, text
 from topdp.data.readers.schema import Schema, skeleton
 from topdp.data.readers.stated import SchemaError
 from topdp.errors import InputError
@@ -37,9 +39,16 @@ def test_a_file_and_its_keys_are_one_schema(tmp_path: Path) -> None:
     assert from_keys.inputs == ("age", "weight", "job") and from_keys.width == 6
 
 
-def test_the_order_of_columns_is_part_of_what_is_agreed() -> None:
+def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
+    """A manifest's hash does not see it: two agents could hold the same manifest in another order."""
     turned = {**WHOLE, "ranges": {"weight": [0, 200], "age": [0, 100]}}
-    assert Schema.of(turned).digest() != Schema.of(WHOLE).digest()
+    one, other = Schema.of(turned), Schema.of(WHOLE)
+    assert one.digest() == other.digest() and one.inputs == other.inputs
+    records = {"weight": [0.0], "age": [100.0], "job": ["nurse"], "ill": ["no"], "name": ["x"]}
+    made = [encode.encode(frames.read_frame(records), each)[0].tolist() for each in (one, other)]
+    assert made[0] == made[1] == [[1.0, 0.0, -1.0, 0.0, 1.0, 0.0]]
+    swapped = {**WHOLE, "categories": {"job": ["nurse", "clerk"]}}
+    assert Schema.of(swapped).digest() != other.digest()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,7 @@ def test_a_wrong_key_is_named(change: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("given", "message"),
     [
         ({"column": "note", "size": 3}, "text: no such key 'size'"),
         ({"length": 3}, "text: expected column"),
@@ -89,9 +98,9 @@ def test_a_wrong_key_is_named(change: dict[str, Any], message: str) -> None:
         ({"column": "note", "unit": "byte"}, "expected 'word' or 'character'"),
     ],
 )
-def test_a_column_of_text_is_checked(text: dict[str, Any], message: str) -> None:
+def test_a_column_of_text_is_checked(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SchemaError, match=message):
-        Schema.of({"target": "ill", "classes": ["no", "yes"], "text": text})
+        Schema.of({"target": "ill", "classes": ["no", "yes"], "text": given})
 
 
 def test_files_that_are_no_schema_are_refused(tmp_path: Path) -> None:
@@ -105,8 +114,14 @@ def test_files_that_are_no_schema_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_skeleton_is_toml_that_is_refused_until_it_is_filled_in() -> None:
-    text = skeleton(["ill", "age", "place of birth", "job"], Schema.of(WHOLE))
-    tree = tomllib.loads(text)
+    filled = skeleton(["ill", "age", "place of birth", "job"], Schema.of(WHOLE))
+    tree = tomllib.loads(filled)
     assert tree["ranges"]["age"] == [0, 100] and tree["ranges"]["place of birth"] == []
     with pytest.raises(SchemaError, match="place of birth"):
         Schema.of(tree)
+
+
+@pytest.mark.parametrize("module", [schema, frames, text, encode], ids=lambda module: module.__name__)
+def test_examples_in_the_docstrings_run(module: Any) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 0 and found.failed == 0

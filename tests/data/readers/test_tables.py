@@ -18,6 +18,7 @@ from topdp.data.readers.frames import read_frame
 from topdp.data.readers.look import look
 from topdp.data.readers.paths import of_frame, read_records, sites
 from topdp.data.readers.schema import Schema
+from topdp.data.readers.sites import files_of_sites
 from topdp.errors import DataError, InputError
 
 SCHEMA = Schema.of({
@@ -256,6 +257,40 @@ def test_text_that_is_not_there_is_empty_and_numbers_are_no_text() -> None:
     assert inputs[1].tolist() == [0, 0] and inputs[0, 0] > 0
     with pytest.raises(DataError, match="record 0: expected text, got "):
         encode(read_frame({"x": [3], "y": ["a"]}), schema)
+
+
+def test_arrays_of_a_site_need_no_schema_and_their_classes_are_counted_over_all(tmp_path: Path) -> None:
+    """A site that holds one class alone says nothing about how many there are."""
+    np.savez(tmp_path / "a.npz", inputs=np.zeros((2, 3)), labels=np.zeros(2, int))
+    np.savez(tmp_path / "b.npz", train_inputs=np.zeros((2, 3)), train_labels=np.array([1, 2]))
+    assert [read_records(tmp_path / f"{name}.npz").classes for name in "ab"] == [None, None]
+    assert files_of_sites([tmp_path / "*.npz"], None, None).agents[1][1].tolist() == [1, 2]
+    np.savez(tmp_path / "c.npz", inputs=np.zeros((2, 3)), labels=np.zeros(2, int), classes=3)
+    assert read_records(tmp_path / "c.npz").classes == 3
+    for arrays, message in (
+        ({"inputs": np.zeros((2, 3))}, "expected an array 'labels' or 'targets', got inputs"),
+        (
+            {"inputs": np.zeros((2, 3)), "labels": np.array([0, 5]), "classes": np.array("x")},
+            "one whole number",
+        ),
+    ):
+        np.savez(tmp_path / "d.npz", **arrays)
+        with pytest.raises(DataError, match=message):
+            read_records(tmp_path / "d.npz")
+    with pytest.raises(DataError, match=r"expected no schema for .npz"):
+        read_records(tmp_path / "a.npz", SCHEMA)
+
+
+def test_dates_are_no_numbers(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"when": pandas.to_datetime(["2020-01-01"]), "y": ["a"]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    schema = Schema.of({"target": "y", "classes": ["a", "b"], "ranges": {"when": [0, 1]}})
+    for read in (
+        lambda: of_frame(frame, schema, "frame"),
+        lambda: read_records(tmp_path / "a.parquet", schema),
+    ):
+        with pytest.raises(DataError, match="record 0: expected a number in 'when', got"):
+            read()
 
 
 def test_patterns_name_sites_in_sorted_order(csv: Any, tmp_path: Path) -> None:

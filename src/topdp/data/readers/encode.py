@@ -69,7 +69,8 @@ def expect_columns(table: Table, schema: Schema) -> None:
 def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     values = table.columns[column]
     listed = schema.categories.get(column, ())
-    gaps = is_missing(values, listed)
+    numbers = None if listed else _plain_numbers(values)
+    gaps = is_missing(values, listed) if numbers is None else np.isnan(numbers)
     if gaps.any() and column not in schema.missing:
         example = f"{column} = {'0' if column in schema.ranges else repr(OTHER)}"
         raise DataError(
@@ -80,10 +81,18 @@ def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     if listed:
         made = _one_hot(values, gaps, listed, schema.missing.get(column))
     else:
-        numbers = _numbers(table, column, gaps)
+        numbers = _numbers(table, column, gaps, numbers)
         numbers[gaps] = float(schema.missing.get(column, 0.0))
         made = _scaled(numbers, table, schema, column)[:, None]
     return [made, gaps[:, None].astype(float)] if column in schema.indicators else [made]
+
+
+def _plain_numbers(values: Array) -> Floats | None:
+    """A column in which every value is a number or NaN, at once; None where it has to be gone through."""
+    try:
+        return values.astype(float)
+    except (TypeError, ValueError):
+        return None
 
 
 def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | str | None) -> Floats:
@@ -97,11 +106,11 @@ def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | 
     return made
 
 
-def _numbers(table: Table, column: str, gaps: Bools) -> Floats:
-    """The values of `column` as numbers; what is missing is 0 for now."""
+def _numbers(table: Table, column: str, gaps: Bools, plain: Floats | None) -> Floats:
+    """The values of `column` as numbers; what is missing is 0 for now. `plain`: they are numbers already."""
     values = table.columns[column]
-    if values.dtype.kind in "uifb":
-        numbers = np.where(gaps, 0.0, values.astype(float))
+    if plain is not None:
+        numbers = np.where(gaps, 0.0, plain)
     else:
         numbers = np.zeros(len(values))
         for row in np.flatnonzero(~gaps):
@@ -135,10 +144,11 @@ def _targets(table: Table, schema: Schema) -> Array:
         return class_numbers(table, schema.targets[0], schema.classes)
     made = []
     for column in schema.targets:
-        gaps = is_missing(table.columns[column])
+        plain = _plain_numbers(table.columns[column])
+        gaps = is_missing(table.columns[column]) if plain is None else np.isnan(plain)
         _expect_targets(table, column, gaps)
         try:
-            numbers = _numbers(table, column, gaps)
+            numbers = _numbers(table, column, gaps, plain)
         except DataError as error:
             raise DataError(f"{error} Of a target, list them in classes.") from None
         made.append(_scaled(numbers, table, schema, column) if column in schema.ranges else numbers)

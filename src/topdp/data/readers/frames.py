@@ -67,6 +67,8 @@ def _values(column: Any) -> Array:
         values = values.to_numpy()
     if isinstance(values, np.ndarray) and values.dtype.kind in "uifb":
         return values
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
+        return values.astype(str).astype(object)  # a moment in nanoseconds is nobody's number
     items = list(values)
     if items and all(type(item) in (int, float, bool) for item in items):
         return np.array(items)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from topdp.data import own
 from topdp.data.checks import Array
-from topdp.data.decode import DAMAGE, read_npz
 from topdp.data.readers.csv_files import read_csv
 from topdp.data.readers.encode import encode
 from topdp.data.readers.frames import declared_classes, read_frame
@@ -128,20 +128,4 @@ def _npz(place: Path, schema: Schema | None) -> Records:
         raise DataError(
             f"{place}: expected no schema for .npz, whose arrays are taken as they are; leave it away."
         )
-    if not place.is_file():
-        raise DataError(f"Expected a file or folder with records at {place}, which is not there.")
-    try:
-        arrays = read_npz(place)
-    except DAMAGE as error:
-        raise DataError(
-            f"{place}: cannot be read as .npz ({error}). Arrays of Python objects are not accepted."
-        ) from error
-    for prefix in ("", "train_"):
-        for name in ("targets", "labels"):
-            if f"{prefix}inputs" in arrays and prefix + name in arrays:
-                classes = arrays.get("classes")
-                stated = None if classes is None else int(classes.reshape(-1)[0])
-                return Records(arrays[f"{prefix}inputs"], arrays[prefix + name], stated)
-    raise DataError(
-        f"{place}: expected the arrays inputs and targets, got {', '.join(sorted(arrays)) or 'none'}."
-    )
+    return Records(*own.read_site(place))

@@ -36,7 +36,7 @@ class Schema:
     >>> Schema.of({"target": "ill", "range": {"age": [0, 100]}})
     Traceback (most recent call last):
         ...
-    topdp.data.readers.schema.SchemaError: schema: no such key 'range'. Did you mean 'ranges'?
+    topdp.data.readers.stated.SchemaError: schema: no such key 'range'. Did you mean 'ranges'?
     """
 
     target: str | tuple[str, ...] = ""
@@ -81,10 +81,15 @@ class Schema:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that a model sees: numbers first, then categories, each in the order stated."""
+        """The columns that a model sees: numbers first, then categories, each sorted by name.
+
+        Not in the order stated: a manifest is known by a hash that does not see the order of keys, and all
+        agents must have the same number in the same place.
+        """
         if self.text is not None:
             return (self.text.column,)
-        return tuple(name for name in (*self.ranges, *self.categories) if name not in self.targets)
+        named = (*sorted(self.ranges), *sorted(self.categories))
+        return tuple(name for name in named if name not in self.targets)
 
     @property
     def width(self) -> int:
@@ -112,8 +117,8 @@ class Schema:
         return found
 
     def digest(self) -> str:
-        """SHA-256 of what is stated; the same on every machine. The order of columns counts."""
-        text = json.dumps(self.tree(), ensure_ascii=True, separators=(",", ":"))
+        """SHA-256 of what is stated; the same on every machine, in whatever order columns are stated."""
+        text = json.dumps(self.tree(), ensure_ascii=True, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"topdp schema\n" + text.encode("ascii")).hexdigest()
 
     def _check(self) -> None:
