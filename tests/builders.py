@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -88,6 +89,26 @@ def _settings() -> dict[str, tuple[str, str]]:
 
 SETTINGS = _settings()
 """The changes to a configuration under which each protocol runs."""
+
+
+def pairwise(*choices: Iterable[object]) -> list[tuple[object, ...]]:
+    """Combinations in which every two values of different lists meet: faults of three at once are rare."""
+    every = list(itertools.product(*map(list, choices)))
+
+    def meetings(one: tuple[object, ...]) -> set[object]:
+        return set(itertools.combinations(enumerate(one), 2))
+
+    left, chosen = set().union(*map(meetings, every)), []
+    while left:
+        chosen.append(max(every, key=lambda one: len(meetings(one) & left)))
+        left -= meetings(chosen[-1])
+    return chosen
+
+
+def in_turn(first: Iterable[object], second: Iterable[object], times: int) -> list[tuple[object, object]]:
+    """Each of `first` with so many of `second`, which take turns: each of either, and not all with all."""
+    turns = itertools.cycle(second)
+    return [(one, next(turns)) for one in first for _ in range(times)]
 
 
 def blobs(agents: int, records: int = 40, classes: int = 3, seed: int = 0) -> Shards:

@@ -9,7 +9,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from builders import AVERAGING, WITH_VIEW
+from builders import AVERAGING, WITH_VIEW, pairwise
 from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
 from topdp.privacy.account import account
@@ -38,9 +38,7 @@ def history(spent: Spending, rounds: int | None = None) -> list[tuple[int, float
     return list(enumerate(spent.information[:rounds].tolist()))
 
 
-@pytest.mark.parametrize("name", WITH_VIEW)
-@pytest.mark.parametrize("kind", BATCHES)
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize(("name", "kind", "guarantee"), pairwise(WITH_VIEW, BATCHES, GUARANTEES))
 def test_the_curve_ends_where_the_account_does(name, kind, guarantee):
     plan, exposed = make(name), analysis(BATCHES[kind])
     said = account(plan, exposed, DELTA, guarantee=guarantee).answer(guarantee)

@@ -86,7 +86,7 @@ def test_every_run_of_the_frontier_is_that_run_alone(model, scale, tmp_path, mon
     runs = KeptRuns(tmp_path / "runs", "cpu", lambda config: 100, quiet)
     runs.make(configs)
     assert len(stacks.stackable(configs, 1e12)) == 3  # without averaging steps, with them, and pooled
-    for number, config in enumerate(configs):
+    for number, config in enumerate(configs[::3]):  # every contender, both budgets and both seeds among them
         metrics = run(config, tmp_path / str(number), "cpu").metrics
         assert metrics[-1]["accuracy"]["mean"] == pytest.approx(runs[config][-1]["mean"], abs=0.015)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from history import faults, federation, live, on_virtual_time
 
+from builders import in_turn
 from topdp import topology
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
@@ -77,15 +78,22 @@ def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
 SHARED = ("correlated", "method.secrets_degree=4", "method.gossip=1")
 
 
+CHARGED = [
+    *[(("top",), name) for name in ("adaptive", "adaptive by 2", "view", "worst-case", "claimed")],
+    (("muffliato", "method.gossip=1"), "adaptive"),
+    *[(SHARED, name) for name in ("adaptive", "adaptive by 2", "worst-case")],
+]
+"""Each with one kind of batch, and each way of charging with Poisson samples, which cost most."""
+SAMPLED = [(("top",), "adaptive"), (("top",), "claimed"), (SHARED, "adaptive by 2"), (SHARED, "worst-case")]
+
+
 @pytest.mark.parametrize(
-    ("method", "guarantee"),
+    ("method", "guarantee", "batch"),
     [
-        *[(("top",), name) for name in ("adaptive", "adaptive by 2", "view", "worst-case", "claimed")],
-        (("muffliato", "method.gossip=1"), "adaptive"),
-        *[(SHARED, name) for name in ("adaptive", "adaptive by 2", "worst-case")],
+        *[(*one, batch) for one, batch in in_turn(CHARGED, ["{cycle=10}", '"full"'], 1)],
+        *[(*one, "{poisson=10}") for one in SAMPLED],
     ],
 )
-@pytest.mark.parametrize("batch", ['"full"', "{cycle=10}", "{poisson=10}"])
 def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, guarantee, batch):
     guarantee, _, colluders = guarantee.partition(" by ")
     name, *settings = method

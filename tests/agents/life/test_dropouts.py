@@ -12,6 +12,7 @@ from history import Wire, faults, live, on_virtual_time, sharing
 from symbolic import symbolic
 from test_exhausted import books, truth
 
+from builders import in_turn
 from topdp import topology
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life import budget
@@ -68,9 +69,12 @@ def in_the_sum(made, agents, round, draw):
     return abs(last[made.coordinates.draw(round, draw)]) / entered
 
 
-@pytest.mark.parametrize("graph", ["ring", "complete"])
 @pytest.mark.parametrize(
-    "place", ["after_ledger:1", "after_ledger:7", "after_send:20", "before_ledger:9", "after_mark:6"]
+    ("place", "graph"),
+    [
+        *in_turn(["after_ledger:1", "after_send:20", "after_mark:6"], ["ring", "complete"], 1),
+        *in_turn(["after_ledger:7", "before_ledger:9"], ["ring", "complete"], 2),
+    ],
 )
 def test_one_is_gone_for_good_and_the_others_end_with_books_that_hold(tmp_path, graph, place):
     made = small(tmp_path, graph={"ring": topology.ring(6), "complete": topology.complete(6)}[graph])
@@ -166,8 +170,10 @@ def test_one_after_the_other(tmp_path):
     assert all(set(one.result["gone"]) == {"bob", "dan"} for one in run.outcomes.values())
 
 
-@pytest.mark.parametrize("place", ["in_ledger", "after_ledger", "after_mark", "after_send", "before_receive"])
-@pytest.mark.parametrize("count", [5, 7, 9])
+PLACES = ["in_ledger", "after_ledger", "after_mark", "after_send", "before_receive"]
+
+
+@pytest.mark.parametrize(("place", "count"), [*in_turn(PLACES, [7, 5, 9], 1), ("in_ledger", 5)])
 def test_those_who_are_left_are_killed_on_the_way_and_nothing_changes(tmp_path, place, count):
     """Restarts take less than the idle timeout, so nobody is given up for that."""
     made = small(tmp_path, graph=topology.complete(6))

@@ -81,14 +81,26 @@ def test_the_worst_case_counts_the_rounds_that_data_entered(tmp_path, mode):
     assert [entry.worst_case for entry in entries[stopped:]] == [entries[-1].total] * (11 - stopped)
 
 
-@pytest.mark.parametrize("place", failpoints.ROUNDS)
-@pytest.mark.parametrize("around", [-1, 0, 1])
-def test_killed_around_the_end_of_its_budget_it_neither_spends_twice_nor_goes_back(tmp_path, place, around):
-    """Also when it is started again with another budget: what has ended stays so."""
-    made = ring(tmp_path, "privacy.guarantee=view", "method.name=top")
-    made.folder = tmp_path / "unbroken"
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """A ring in which one has a budget of its own, and its books."""
+    made = ring(tmp_path_factory.mktemp("unbroken"), "privacy.guarantee=view", "method.name=top")
     made.lived(options={0: {"epsilon": 0.6}})
-    unbroken, stopped = books(made, 0)
+    return made, *books(made, 0)
+
+
+# In the round in which it ends, everywhere; before and after it, around the books.
+AROUND = [(place, 0) for place in failpoints.ROUNDS] + [
+    (place, around) for around in (-1, 1) for place in ("before_ledger", "in_ledger", "after_ledger")
+]
+
+
+@pytest.mark.parametrize(("place", "around"), AROUND)
+def test_killed_around_the_end_of_its_budget_it_neither_spends_twice_nor_goes_back(
+    tmp_path, unbroken, place, around
+):
+    """Also when it is started again with another budget: what has ended stays so."""
+    made, unkilled, stopped = unbroken
     made = symbolic(made)
     made.folder = tmp_path / "killed"
     each = {"before_send": 2, "after_send": 2, "before_receive": 2, "after_receive": 2}.get(place, 1)
@@ -99,7 +111,7 @@ def test_killed_around_the_end_of_its_budget_it_neither_spends_twice_nor_goes_ba
     assert faults(run) == [] and run.starts[0] == 2
     killed, again = books(made, 0)
     assert again == stopped and set(made.taken[0]) == set(range(stopped))
-    assert [(e.kind, e.charge, e.total) for e in killed] == [(e.kind, e.charge, e.total) for e in unbroken]
+    assert [(e.kind, e.charge, e.total) for e in killed] == [(e.kind, e.charge, e.total) for e in unkilled]
 
 
 def test_a_larger_budget_after_a_restart_brings_no_data_back(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import WITH_VIEW
+from builders import WITH_VIEW, in_turn
 from topdp import topology as graphs
 from topdp.errors import InputError
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, Poisson, prune, schedules
@@ -93,12 +93,11 @@ def assert_dense(plan: Plan, J: set[int]) -> None:
         assert np.abs(M[finite] - expected[finite]).max(initial=0.0) <= 1e-9 * size
 
 
-@pytest.mark.parametrize("protocol", WITH_VIEW.values(), ids=WITH_VIEW.keys())
-@pytest.mark.parametrize("family", SMALL)
-def test_equals_the_dense_formula(family, protocol):
+@pytest.mark.parametrize(("name", "family"), in_turn(WITH_VIEW, SMALL, 4))
+def test_equals_the_dense_formula(name, family):
     graph = SMALL[family]()
     deviation = np.linspace(1.0, 1.4, graph.agents)
-    plan = make(protocol, graph, 6, deviation=deviation, fading="linear", decay=0.8)
+    plan = make(WITH_VIEW[name], graph, 6, deviation=deviation, fading="linear", decay=0.8)
     for J in ({0}, {1, 3}, set(range(1, graph.agents))):
         assert_dense(plan, J)
 
