@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from topdp import data, errors, plan, privacy, protocols, topology
     from topdp.data import Shards
     from topdp.errors import TopdpError
+    from topdp.learning.adapters import lora
     from topdp.learning.metrics import Metric
     from topdp.runs import Result, train
 
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "data",
     "errors",
+    "lora",
     "plan",
     "privacy",
     "protocols",
@@ -35,6 +37,7 @@ _LAZY = {
     "Result": "topdp.runs",
     "Shards": "topdp.data",
     "TopdpError": "topdp.errors",
+    "lora": "topdp.learning.adapters",
     "train": "topdp.runs",
 }
 

@@ -6,6 +6,7 @@ does not fit is said before anything is computed or written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,8 +16,11 @@ from torch import Tensor, nn
 
 from topdp.data import Shards
 from topdp.data.checks import count_classes, expect_two_classes
+from topdp.data.featured import of_shards
+from topdp.data.features.own import OwnFeatures
 from topdp.data.progress import Progress
 from topdp.errors import InputError
+from topdp.learning.backbone import split
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.gradients.calls import called, without_kernels_for_inference
 from topdp.learning.losses import OWN
@@ -29,6 +33,8 @@ from topdp.settings.config import ConfigError, RunConfig
 from topdp.simulator.engine import Engine
 from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 from topdp.topology import Topology
+
+LARGEST_KEPT = 1 << 29  # numbers: what frozen layers make of all records is kept up to this, 2 GiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +108,34 @@ class Assembly:
         """[d]: the public start of all agents."""
         return self.flat.flatten()
 
+    @cached_property
+    def _after_backbone(self) -> tuple[ClippedGradients, Shards]:
+        """What is trained, and records as that sees them: what frozen layers make of those is computed once.
+
+        The rows are the same: parameters that are not trained have no place in them.
+        """
+        parts = split(self.flat.module)
+        if parts is None:
+            return self.gradients, self.shards
+        frozen, trained = parts
+        features = OwnFeatures(frozen)
+        try:
+            shape = features.shape(self.shards.inputs[0, 0].cpu())
+        except InputError:  # no function of one record: then it is one part of the model, and looked at there
+            return self.gradients, self.shards
+        if math.prod(shape) * self.shards.inputs[:, :, 0].numel() > LARGEST_KEPT:
+            return self.gradients, self.shards
+        shards = of_shards(self.shards, features, self.device)
+        privacy = self.config.privacy
+        gradients = ClippedGradients(trained, privacy.clip, self.task.loss, privacy.clipping)
+        return gradients, shards
+
     def engine(self, plan: Plan) -> Engine:
+        gradients, shards = self._after_backbone
         return Engine(
             plan,
-            self.gradients,
-            self.shards,
+            gradients,
+            shards,
             self.batches,
             self.config.seed,
             self.device,

@@ -1,0 +1,52 @@
+"""A model in two parts: what is frozen and comes first, and what is trained.
+
+What frozen layers make of a record never changes, so it can be computed once (`data/features/own`). Only
+splits; nothing here runs a model. Adapters inside of frozen layers (`adapters`) leave nothing to split off.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+
+def split(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
+    """(frozen, trained), one after the other; None where that is not the model, or would gain nothing.
+
+    A chain alone can be split: `nn.Sequential(backbone, head)`, also with chains inside. What comes first
+    must have weights, none of which is trained, and must not draw random numbers in the mode it is in.
+
+    >>> body = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).requires_grad_(False)
+    >>> frozen, trained = split(nn.Sequential(body, nn.Linear(8, 2)))
+    >>> len(frozen), trained
+    (2, Sequential(
+      (0): Linear(in_features=8, out_features=2, bias=True)
+    ))
+    """
+    layers = _chain(model)
+    first = next((at for at, layer in enumerate(layers) if _is_trained(layer) or _draws(layer)), len(layers))
+    frozen, trained = layers[:first], layers[first:]
+    if not trained or not any(True for layer in frozen for _ in layer.parameters()):
+        return None
+    return nn.Sequential(*frozen), nn.Sequential(*trained)
+
+
+def _chain(model: nn.Module) -> list[nn.Module]:
+    """The layers that a chain runs one after the other; hooks make of a chain something else."""
+    if type(model) is not nn.Sequential or model._forward_hooks or model._forward_pre_hooks:
+        return [model]
+    return [layer for part in model for layer in _chain(part)]
+
+
+def _is_trained(layer: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _draws(layer: nn.Module) -> bool:
+    """Whether it may draw random numbers. Code that is not torch's may, unless in evaluation mode."""
+    for inner in layer.modules():
+        of_torch = type(inner).__module__.startswith("torch.nn.modules.")
+        random = isinstance(inner, _DropoutNd | nn.RReLU) or getattr(inner, "dropout", 0) != 0
+        if inner.training and (random or not of_torch or "Fractional" in type(inner).__name__):
+            return True
+    return False

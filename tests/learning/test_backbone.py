@@ -1,0 +1,166 @@
+"""Frozen layers are computed once, and nothing else changes: splits, runs, adapters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import topdp
+from topdp.errors import InputError
+from topdp.learning.adapters import LoraLinear, lora, merged
+from topdp.learning.backbone import split
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.models import FlatModel
+
+
+def body() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+    layers(torch.randn(64, 1, 5, 5) * 2 + 1)  # statistics that are not those of a new layer
+    return layers.eval().requires_grad_(False)
+
+
+def whole() -> nn.Sequential:
+    return nn.Sequential(body(), nn.Sequential(nn.Linear(27, 6), nn.Tanh()), nn.Linear(6, 2))
+
+
+def test_a_chain_is_split_before_the_first_layer_that_is_trained():
+    model = whole()
+    parts = split(model)
+    assert parts is not None
+    frozen, trained = parts
+    assert [type(layer).__name__ for layer in frozen] == ["Conv2d", "BatchNorm2d", "ReLU", "Flatten"]
+    x = torch.randn(4, 1, 5, 5)
+    assert torch.equal(trained(frozen(x)), model(x))
+    assert torch.equal(FlatModel(trained).flatten(), FlatModel(model).flatten())
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.linear(x), training=self.training)
+
+
+@pytest.mark.parametrize(
+    ("model", "length"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), None),  # nothing to compute once
+        (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), None),
+        (nn.Linear(4, 2), None),
+        (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Dropout(), nn.Linear(4, 2)), 1),
+        (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Dropout().eval(), nn.Linear(4, 2)), 2),
+        (nn.Sequential(Noisy().requires_grad_(False), nn.Linear(4, 2)), None),
+        (nn.Sequential(Noisy().requires_grad_(False).eval(), nn.Linear(4, 2)), 1),
+    ],
+)
+def test_what_is_random_or_trained_is_not_split_off(model, length):
+    parts = split(model)
+    assert (parts is None) if length is None else (parts is not None and len(parts[0]) == length)
+
+
+def records(seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(5, 40, 1, 5, 5, generator=generator)
+    return x, (x.mean((2, 3, 4)) > 0).long()
+
+
+def run(model: nn.Module, **settings):
+    x, y = records()
+    shards = topdp.Shards.from_arrays(list(zip(x[:4], y[:4], strict=True)), test=(x[4], y[4]))
+    given = {"sigma": 0.05, "rounds": 6, "clip": 1.0, "learning_rate": 0.3, "method": "plain"} | settings
+    return topdp.train(model, shards, topdp.topology.ring(4), **given)
+
+
+def test_a_run_with_a_backbone_ends_where_it_ends_without_the_split(monkeypatch):
+    cached = run(whole())
+    monkeypatch.setattr("topdp.runs.assembly.split", lambda module: None)
+    plain = run(whole())
+    torch.testing.assert_close(cached.estimates, plain.estimates, rtol=1e-4, atol=1e-5)
+    x = torch.randn(3, 1, 5, 5)
+    torch.testing.assert_close(cached.model(1)(x), plain.model(1)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_frozen_part_runs_once_for_each_record(monkeypatch):
+    seen = []
+    convolve = nn.Conv2d.forward
+
+    def counted(self, x):
+        seen.append(len(x))
+        return convolve(self, x)
+
+    monkeypatch.setattr(nn.Conv2d, "forward", counted)
+    run(whole(), rounds=4)
+    few = len(seen)
+    seen.clear()
+    run(whole(), rounds=40)
+    assert len(seen) == few
+
+
+def test_adapters_begin_as_the_model_and_end_inside_it():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    adapted = lora(model, rank=2, scale=0.5)
+    x = torch.randn(5, 6)
+    assert torch.equal(adapted(x), model(x))
+    with torch.no_grad():
+        for layer in adapted.modules():
+            if isinstance(layer, LoraLinear):
+                layer.up.weight.normal_()
+    assert not torch.allclose(adapted(x), model(x))
+    folded = merged(adapted)
+    assert [type(layer) for layer in folded] == [type(layer) for layer in model]
+    torch.testing.assert_close(folded(x), adapted(x))
+    assert torch.equal(model[0].weight, adapted[0].base.weight)
+
+
+def test_adapters_take_the_fast_path_and_equal_the_slow_one():
+    torch.manual_seed(1)
+    model = lora(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).double(), 2, train=["2"])
+    flat = FlatModel(model)
+    rows = torch.randn(3, flat.dimension, dtype=torch.float64)
+    x, y = torch.randn(3, 5, 6, dtype=torch.float64), torch.randint(2, (3, 5))
+    gradients = ClippedGradients(flat, 0.5)
+    found = gradients.clipped_sum(rows, x, y)
+    assert gradients.fast
+    _, parts = gradients._plain.contributions(rows, x, y)
+    expected = torch.zeros_like(rows)
+    norms = torch.stack([part.squared_norms() for _, part in parts]).sum(0).sqrt()
+    for slot, part in parts:
+        part.add_to(expected[:, slot.start : slot.stop], 0.5 / norms.clamp_min(0.5))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_attention_keeps_its_own_layers_and_its_block_gets_adapters():
+    block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    adapted = lora(block, rank=2)
+    kinds = {path: type(layer).__name__ for path, layer in adapted.named_modules()}
+    assert kinds["linear1"] == kinds["linear2"] == "LoraLinear"
+    assert kinds["self_attn.out_proj"] != "LoraLinear"
+    x = torch.randn(2, 3, 8)
+    torch.testing.assert_close(adapted.eval()(x), block.eval()(x))
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(x), block(x))
+
+
+def test_adapters_are_trained_and_sent_alone():
+    model = lora(nn.Sequential(nn.Flatten(), nn.Linear(25, 40), nn.ReLU(), nn.Linear(40, 2)), 1)
+    result = run(model)
+    assert result.estimates.shape[1] == 25 + 40 + 40 + 2
+    assert torch.equal(result.model(0)[1].base.weight, model[1].base.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "words"),
+    [
+        (nn.Linear(2, 2), {"rank": 0}, "rank of at least 1"),
+        (nn.Linear(2, 2), {"train": ["head"]}, "head"),
+        (nn.Conv1d(1, 1, 1), {}, "linear layers for adapters"),
+    ],
+)
+def test_what_cannot_be_adapted_is_said(model, settings, words):
+    with pytest.raises(InputError, match=words):
+        lora(model, **settings)
