@@ -110,7 +110,7 @@ def _settled(point: Point, known: dict[str, tuple[int, ...]]) -> RunConfig:
 
 
 def _short(config: RunConfig) -> RunConfig:
-    """The same in two rounds: what no protocol can do under this optimiser is refused when a plan is written."""
+    """The same in two rounds: what a protocol and an optimiser refuse, they refuse when a plan is written."""
     steps = {"learning_rate": 1.0, "warmup": 0}
     return config.model_copy(update={"rounds": 2, "train": config.train.model_copy(update=steps)})
 
