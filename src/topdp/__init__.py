@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from topdp.data import Shards
     from topdp.errors import TopdpError
     from topdp.learning.metrics import Metric
-    from topdp.runs import Result, train
+    from topdp.runs import Result, StopEarly, train
 
 __version__ = "0.1.0"
 __all__ = [
     "Metric",
     "Result",
     "Shards",
+    "StopEarly",
     "TopdpError",
     "__version__",
     "data",
@@ -34,6 +35,7 @@ _LAZY = {
     "Metric": "topdp.learning.metrics",
     "Result": "topdp.runs",
     "Shards": "topdp.data",
+    "StopEarly": "topdp.runs",
     "TopdpError": "topdp.errors",
     "train": "topdp.runs",
 }
