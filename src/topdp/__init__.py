@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from topdp.errors import TopdpError
     from topdp.learning.adapters import lora
     from topdp.learning.metrics import Metric
-    from topdp.runs import Result, train
+    from topdp.runs import Result, StopEarly, train
 
 __version__ = "0.1.0"
 __all__ = [
     "Metric",
     "Result",
     "Shards",
+    "StopEarly",
     "TopdpError",
     "__version__",
     "data",
@@ -36,6 +37,7 @@ _LAZY = {
     "Metric": "topdp.learning.metrics",
     "Result": "topdp.runs",
     "Shards": "topdp.data",
+    "StopEarly": "topdp.runs",
     "TopdpError": "topdp.errors",
     "lora": "topdp.learning.adapters",
     "train": "topdp.runs",

@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ from topdp.settings import build, config
 from topdp.settings.config import ConfigError, RunConfig
 
 if TYPE_CHECKING:
+    from topdp.report.spreads import Spread
     from topdp.runs.result import Result
 
 app = typer.Typer(
@@ -66,6 +68,7 @@ Changes = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key, for example privacy.sigma=0.1."),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the run folder goes.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="So many seeds, from the configuration's own on.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -137,6 +140,7 @@ def compare(
     folder: Out = None,
     device: Device = "auto",
     as_json: Json = False,
+    seeds: Seeds = 1,
 ) -> None:
     """Several methods on the same graph, data and seed: one table, one figure.
 
@@ -153,6 +157,9 @@ def compare(
     for one in wanted.values():
         build.method(one)  # a fault in the last method is found before the first is run
     place = folder or Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
+    if seeds > 1:
+        _compare_seeds(wanted, seeds, place, device, as_json)
+        return
     results: dict[str, Result] = {}
     for name, one in wanted.items():
         with console_progress() as fetching, run_progress(err, name) as watch:
@@ -181,6 +188,89 @@ def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
     for name, result in results.items():
         groups.setdefault(result.plan.digest(), []).append(name)
     return [names for names in groups.values() if len(names) > 1]
+
+
+def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool) -> None:
+    from topdp.report import spreads
+    from topdp.report.curves import heading
+    from topdp.runs import grid, sweep
+
+    points = grid.checked([
+        grid.Point(f"{name}/seed-{seed}", {"method": name}, seed, one.model_copy(update={"seed": seed}))
+        for name, one in wanted.items()
+        for seed in range(one.seed, one.seed + seeds)
+    ])  # fmt: skip
+    with console_progress() as fetching:
+        how = f"the same command and --out {place}"
+        sweep.run_all(points, place, device, partial(run_progress, err), fetching, how)
+    found = sweep.found(place, points)
+    agents = build.graph(points[0].config).agents
+    title = heading(list(wanted.values()), agents)
+    figure = spreads.curves({one.chosen["method"]: one for one in found}, place / "compare.png", title)
+    spreads.write_csv(found, place)
+    _show_spreads(found, place, figure, as_json)
+
+
+def _show_spreads(found: list[Spread], place: Path, figure: Path | None, as_json: bool) -> None:
+    from topdp.report import spreads
+
+    if as_json:
+        print_json({"out": str(place), "points": spreads.summaries(found)})
+        return
+    show(spreads.table(found), spreads.cost_together(found))
+    show(f"{f'The figure is {figure}; e' if figure else 'E'}very run is in {place}, numbers in sweep.csv")
+
+
+@app.command()
+def sweep(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over", metavar="KEY=V,V,...", help="Try these values of a key; several keys: all combinations."
+        ),
+    ] = None,
+    seeds: Seeds = 1,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where all runs go.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a sweep that was broken off.")
+    ] = None,
+) -> None:
+    """Runs over any keys and several seeds: one table with spreads, CSV files and a picture.
+
+    For example: topdp sweep --over privacy.epsilon=0.5,1,2 --over method.name=plain,top --seeds 3.
+    Every point is checked before the first is run, and what is done is not done again.
+    """
+    from topdp.report import spreads
+    from topdp.report.curves import heading
+    from topdp.runs import grid
+    from topdp.runs import sweep as sweeps
+
+    if resume is not None:
+        if file or preset or changes or over or folder or seeds > 1:
+            raise ConfigError(
+                "--resume takes everything from the folder of the sweep: leave the others away."
+            )
+        request, place = sweeps.Request.read(resume), resume
+    else:
+        if not over and seeds == 1:
+            raise ConfigError("Expected --over key=value,value or --seeds, got neither: use topdp run.")
+        base = config.read(file, preset, changes).to_toml()
+        request = sweeps.Request(base, tuple(map(grid.Axis.of, over or [])), seeds)
+        place = folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
+    points = grid.checked(request.points())
+    request.keep(place)
+    with console_progress() as fetching:
+        how = f"topdp sweep --resume {place}"
+        sweeps.run_all(points, place, device, partial(run_progress, err), fetching, how)
+    found = sweeps.found(place, points)
+    spreads.write_csv(found, place)
+    title = heading([points[0].config], build.graph(points[0].config).agents)
+    _show_spreads(found, place, spreads.picture(found, place / "sweep.png", title), as_json)
 
 
 @app.command()

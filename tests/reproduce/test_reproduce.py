@@ -115,7 +115,7 @@ def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, mo
         return real(config, agents, **options)
 
     monkeypatch.setattr(build, "shards", deal)
-    monkeypatch.setattr(stacks, "DEALT", 2)
+    monkeypatch.setattr("topdp.runs.stacks.DEALT", 2)
     runs = KeptRuns(tmp_path, "cpu", lambda config: 50, quiet)
     for seed, method in ((0, "plain"), (0, "no-noise"), (1, "plain"), (2, "plain"), (1, "top"), (0, "top")):
         runs.make([figure_run(scale, "same", method, seed)])

@@ -93,8 +93,8 @@ def test_no_statistics_of_training_records_are_handed_out():
     given = []
     train([lambda run: given.append({name for name in dir(run) if not name.startswith("_")})])
     assert given[0] == {
-        "advance", "config", "estimates", "evaluated", "folder", "history", "metrics", "model", "plan",
-        "privacy", "round", "rounds", "stop", "stopped", "stopped_at",
+        "advance", "config", "estimates", "evaluated", "folder", "history", "larger_is_better", "metrics",
+        "model", "plan", "privacy", "round", "rounds", "stop", "stopped", "stopped_at",
     }  # fmt: skip
     lines = []
     train([lambda run: lines.append(run.metrics)])
@@ -241,6 +241,50 @@ class TestStopEarly:
         for wrong in (0, 1.5, True, "3"):
             with pytest.raises(InputError, match="patience"):
                 StopEarly(wrong)
+
+
+def regression():
+    torch.manual_seed(1)
+    x = torch.randn(6, 60, 3)
+    y = x.sum(2, keepdim=True) + 0.1 * torch.randn(6, 60, 1)
+    return topdp.Shards.from_arrays(list(zip(x[:5], y[:5], strict=True)), test=(x[5], y[5]))
+
+
+class TestOtherTasks:
+    def train(self, callbacks=(), **settings):
+        given = {"sigma": 0.02, "clip": 1.0, "rounds": 12, "evaluate_every": 3, "loss": "mse"}
+        return topdp.train(
+            torch.nn.Linear(3, 1),
+            regression(),
+            topology.ring(5),
+            callbacks=callbacks,
+            **{**given, **settings},
+        )
+
+    @pytest.mark.parametrize(("metric", "choose"), [("mae", min), ("r2", max)])
+    def test_the_best_is_the_least_error_and_the_largest_score(self, metric, choose):
+        result = self.train(metrics=[metric], sigma=0.5)
+        values = {line["round"]: line[metric]["mean"] for line in result.metrics}
+        assert result.best.metric == metric and result.best.value == choose(values.values())
+        assert values[result.best.round] == result.best.value
+
+    def test_a_metric_that_is_better_neither_way_decides_nothing(self):
+        def bias(outputs, targets):
+            return (outputs - targets).mean()
+
+        result = self.train(metrics=[bias])
+        assert result.best.metric == "loss"
+        with pytest.raises(InputError, match="better one way, got 'bias'"):
+            self.train([StopEarly(metric="bias")], metrics=[bias])
+
+    def test_an_error_that_does_not_fall_stops(self):
+        stopped = self.train(
+            [StopEarly(2, "mae")], learning_rate=1e-12, sigma=0.0, rounds=60, metrics=["mae"]
+        )
+        assert stopped.stopped.round == 6
+        assert (
+            self.train([StopEarly(2, "mae")], sigma=0.0, learning_rate=0.05, metrics=["mae"]).stopped is None
+        )
 
 
 def _records(agents):

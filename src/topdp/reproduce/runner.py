@@ -20,11 +20,11 @@ from topdp import __version__
 from topdp.errors import Interrupted
 from topdp.files import new_folder, write_whole
 from topdp.reproduce.kept_noise import KeptNoise
-from topdp.reproduce.stacks import Stacks, stackable
+from topdp.reproduce.stacks import assembled, stackable
 from topdp.reproduce.store import Curve, Say, run_name
+from topdp.runs.stacks import LIMITS, Dealer
 from topdp.settings.config import RunConfig
 
-LIMITS = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
 TELL = 20.0  # seconds between two words on a long stack
 
 
@@ -53,7 +53,7 @@ class KeptRuns:
         self.say = say
         new_folder(folder)
         self.noise = KeptNoise(folder / "sigma.json", say)
-        self._stacks = Stacks(self.device)
+        self._dealer = Dealer(self.device)
 
     def __contains__(self, config: RunConfig) -> bool:
         return bool(self._read(config))
@@ -106,24 +106,18 @@ class KeptRuns:
     def _run(self, configs: list[RunConfig], sigmas: list[float]) -> list[Curve]:
         """All runs as one; the curve of each."""
         first = configs[0]
-        stack = self._stacks.assemble(configs, sigmas, self.test_records(first))
-        engine = stack.engine
-        state = engine.start(stack.starts)
+        stack = assembled(self._dealer, configs, sigmas, self.test_records(first))
         curves: list[Curve] = [[] for _ in configs]
         began = told = time.perf_counter()
-        each = engine.plan.releases // (first.rounds + 1)  # one that carries gradients, and those that mix
-        while state.releases < engine.plan.releases:
-            state = engine.advance(state)
-            t, within = divmod(state.releases - each, each)  # rounds done; one release is before the loop
-            if within:
-                continue
-            if t % first.train.evaluate_every == 0 or t == first.rounds:
-                for curve, own in zip(curves, stack.accuracy(state), strict=True):
-                    point = {"mean": own.mean(), "min": own.min(), "max": own.max()}
+        for t, state, due in stack.rounds():
+            if due:
+                for curve, own in zip(curves, stack.evaluations(state), strict=True):
+                    accuracy = own.accuracy
+                    point = {"mean": accuracy.mean(), "min": accuracy.min(), "max": accuracy.max()}
                     curve.append({"round": t, **{key: round(float(v), 5) for key, v in point.items()}})
             if time.perf_counter() - told > TELL:
                 told = time.perf_counter()
-                left = (told - began) / state.releases * (engine.plan.releases - state.releases)
+                left = (told - began) / (t + 1) * (first.rounds - t)
                 self.say(f"  round {t} of {first.rounds}, {left:.0f} s left in this stack")
         return curves
 

@@ -7,12 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from topdp.runs.callbacks import StopEarly
     from topdp.runs.result import Result
     from topdp.runs.run import train
 
-__all__ = ["Result", "train"]
+__all__ = ["Result", "StopEarly", "train"]
 
-_LAZY = {"Result": "topdp.runs.result", "train": "topdp.runs.run"}
+_LAZY = {
+    "Result": "topdp.runs.result",
+    "StopEarly": "topdp.runs.callbacks",
+    "train": "topdp.runs.run",
+}
 
 
 def __getattr__(name: str) -> Any:

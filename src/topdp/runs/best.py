@@ -70,10 +70,13 @@ class BestSoFar:
         """With every checkpoint, and at the end: what is on disk is then of one moment."""
         if self._folder is None or self.best is None or not self._unsaved:
             return
-        best = self.best
-        facts = {**self._notes, "round": str(best.round), "metric": best.metric, "value": repr(best.value)}
-        self._folder.save_estimates("best.safetensors", best.estimates.numpy(), facts)
+        write(self._folder, self.best, self._notes)
         self._unsaved = False
+
+
+def write(folder: RunFolder, best: Best, notes: dict[str, str]) -> None:
+    facts = {**notes, "round": str(best.round), "metric": best.metric, "value": repr(best.value)}
+    folder.save_estimates("best.safetensors", best.estimates.numpy(), facts)
 
 
 def read(folder: RunFolder) -> Best | None:

@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from topdp import __version__
-from topdp.data import Shards
 from topdp.errors import InputError
 from topdp.files import new_folder, written_whole
 from topdp.learning.models import FlatModel
+from topdp.runs.assembly import Assembly
 from topdp.runs.folder import GIVEN, RunFolder
 from topdp.settings import build
 from topdp.settings.config import did_you_mean
@@ -50,10 +50,11 @@ class InputKind(NamedTuple):
         return torch.zeros(count, *self.shape, dtype=getattr(torch, self.dtype))
 
 
-def facts_of(shards: Shards) -> dict[str, Any]:
-    """What run.json says of the records, so that a named model can be built again without them."""
-    kind = InputKind.of(shards.inputs)
-    return {"inputs": list(kind.shape), "input_type": kind.dtype, "classes": shards.classes}
+def facts_of(parts: Assembly) -> dict[str, Any]:
+    """What run.json says of a model's inputs and outputs: a named one can be built again without records."""
+    shards, kind = parts.shards, InputKind.of(parts.shards.inputs)
+    outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
+    return {"inputs": list(kind.shape), "input_type": kind.dtype, "outputs": outputs}
 
 
 def notes_of(flat: FlatModel) -> dict[str, str]:
@@ -136,7 +137,7 @@ def export_run(
     if GIVEN in (config.model.name, config.data.name):
         return write_tensors(_by_name(row, notes[PARAMETERS]), file, format)
     inputs = InputKind(tuple(folder.fact("inputs")), str(folder.fact("input_type")))
-    flat = FlatModel(build.model(config, inputs.shape, int(folder.fact("classes"))))
+    flat = FlatModel(build.model(config, inputs.shape, int(folder.fact("outputs"))))
     return write(flat.load(row), file, format, inputs)
 
 

@@ -74,7 +74,7 @@ def run(
     called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
     with _room_for(out):
         job = _planned(Assembly.of(config, choose_device(device), progress), watch)
-    return _execute(job, _new_folder(out, job), watch, called)
+    return _execute(job, new_run_folder(out, job), watch, called)
 
 
 def resume(
@@ -202,7 +202,7 @@ def train(
         parts = Assembly.given(config, topology, model, shards, place, task)
         job = _planned(parts, watch) if begun is None else _begun(parts, begun)
     if new is not None:
-        begun = _new_folder(new, job)
+        begun = new_run_folder(new, job)
         begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
     return _execute(job, begun, watch, called)
 
@@ -277,7 +277,7 @@ def _execute(
         estimates = engine.reported(found.state).detach().cpu().clone()
         result = job.result(found.metrics, estimates, seconds, path, found.best, found.stopped)
         if folder is not None:
-            _save(folder, result, parts.device)
+            finish_run_folder(folder, result, parts.device)
     except BaseException as error:
         callbacks.broke(error)
         raise
@@ -285,7 +285,8 @@ def _execute(
     return result
 
 
-def _save(folder: RunFolder, result: Result, device: torch.device) -> None:
+def finish_run_folder(folder: RunFolder, result: Result, device: torch.device) -> None:
+    """What a run found, beside what was planned."""
     folder.save_metrics(result.metrics)
     if result.metrics:
         name = result.config.method.name
@@ -331,11 +332,12 @@ def _room_for(out: Path | None) -> Iterator[None]:
         yield
 
 
-def _new_folder(path: Path, job: Job) -> RunFolder:
+def new_run_folder(path: Path, job: Job) -> RunFolder:
+    """A folder for a run that is about to begin: configuration, plan and account, before the first round."""
     folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
     folder.write_json("privacy.json", sealed(job.plan, job.privacy))
     shards = job.parts.shards
-    folder.mark("running", records=list(shards.counts), data=shards.digest(), **facts_of(shards))
+    folder.mark("running", records=list(shards.counts), data=shards.digest(), **facts_of(job.parts))
     return folder
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -344,9 +344,23 @@ def model(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.M
     """A network of the paper, or the user's own `package.module:factory`, initialised from the seed."""
     import torch
 
+    factory = model_factory(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        made = factory(input_shape, outputs)
+    if not isinstance(made, torch.nn.Module):
+        raise ConfigError(
+            f"model.name: expected {config.model.name!r} to make a torch module, got {made!r:.80}."
+        )
+    return made
+
+
+def model_factory(config: RunConfig) -> Callable[[tuple[int, ...], int], Any]:
+    """The function of (input shape, outputs) that the configuration names."""
     from topdp.learning import models
 
     name = config.model.name
+    factory: Any
     if name in models.MODELS:
         factory = models.MODELS[name]
     elif ":" in name:
@@ -365,9 +379,5 @@ def model(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.M
         )
     if not callable(factory):
         raise ConfigError(f"model.name: expected {name!r} to be a function of (input shape, outputs).")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(config.seed)
-        made = factory(input_shape, outputs)
-    if not isinstance(made, torch.nn.Module):
-        raise ConfigError(f"model.name: expected {name!r} to make a torch module, got {made!r:.80}.")
+    made: Callable[[tuple[int, ...], int], Any] = factory
     return made

@@ -277,6 +277,14 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
     return parse(tree, origin)
 
 
+def changed(text: str, changes: list[str]) -> RunConfig:
+    """A configuration that is TOML already, with `key=value` changes."""
+    tree = tomllib.loads(text)
+    for change in changes:
+        _apply(tree, change)
+    return parse(tree, ", ".join(changes))
+
+
 def parse(tree: dict[str, Any], origin: str = "configuration") -> RunConfig:
     """A checked RunConfig, or one ConfigError that names every fault."""
     try:

@@ -198,7 +198,7 @@ def _gathered(
     folder.finish(
         estimates.numpy(),
         notes_of(parts.flat),
-        **facts_of(parts.shards),
+        **facts_of(parts),
         seconds=round(seconds, 3),
         records=list(parts.shards.counts),
         plan=setup.plan.digest(),

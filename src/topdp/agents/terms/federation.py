@@ -28,6 +28,11 @@ def create(
 def of(
     cards: list[Card], graph: Topology, counts: tuple[int, ...], config: RunConfig, rules: Rules
 ) -> tuple[Manifest, Account, list[str]]:
+    if config.report.sinks:
+        raise ConfigError(
+            f"report.sinks: expected none for agents, got {', '.join(config.report.sinks)}: sinks and "
+            "callbacks are the simulator's. Agents have numbers for Prometheus: topdp agent start --metrics."
+        )
     complete, account = completed(config, graph, counts, goes_on=rules.goes_on)
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     said = list(account.warnings)

@@ -1,0 +1,340 @@
+"""What a sweep found, over its seeds: table, CSV files and picture; and what its runs cost together.
+
+A spread is the mean over seeds of a metric's mean over agents, ± their standard deviation (of a sample, so
+none for one seed), and how many runs it is of. Runs that diverged are counted out, and named.
+
+**Guarantees.** ε of all runs together is an upper bound under the same adjacency and observers as each run's
+own: Gaussian differential privacy composes, μ² = Σ μ_i² (Dong, Roth and Su 2022, Corollary 3.3), whatever is
+chosen from run to run. `view` and `claimed` are no guarantees that compose; the worst case stands for them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from topdp.files import write_whole
+from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.report.metrics import is_share
+from topdp.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    house_style,
+    look,
+    percent_axis,
+    save,
+)
+from topdp.report.tables import epsilon as epsilon_words
+from topdp.report.tables import uncut, words
+
+COMPOSES = {"adaptive": "adaptive", "worst-case": "worst_case"}
+LINES = 8  # of a picture; more are drawn as points in a column
+COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The runs of one combination: what was chosen, and what each seed found."""
+
+    chosen: dict[str, str]
+    runs: list[Mapping[str, Any]] = field(repr=False)  # as `runs.sweep.found_in` gives them, with `seed`
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{key.rpartition('.')[2]} = {value}" for key, value in self.chosen.items())
+
+    @property
+    def done(self) -> list[Mapping[str, Any]]:
+        return [run for run in self.runs if run["state"] == "done"]
+
+    def values(self, metric: str) -> list[float]:
+        """One for each seed that has it."""
+        found = [run["metrics"][metric]["mean"] for run in self.done if run["metrics"]]
+        return [float(value) for value in found if value is not None]
+
+    def of(self, metric: str) -> dict[str, float | int | None]:
+        """mean, deviation and n over seeds."""
+        return spread_of(self.values(metric))
+
+    def epsilon(self, answer: str) -> str:
+        """One number where it is the same for all seeds, else from the least to the largest."""
+        told = [epsilon_words(run["privacy"], answer) for run in self.runs]
+        both = (min(told, key=_order), max(told, key=_order))
+        return " to ".join(dict.fromkeys(both))
+
+
+def spread_of(values: Sequence[float]) -> dict[str, float | int | None]:
+    """
+    >>> spread_of([0.5, 0.7])
+    {'mean': 0.6, 'deviation': 0.14142135623730948, 'n': 2}
+    >>> spread_of([0.5])
+    {'mean': 0.5, 'deviation': None, 'n': 1}
+    """
+    if not values:
+        return {"mean": None, "deviation": None, "n": 0}
+    return {
+        "mean": fmean(values), "deviation": stdev(values) if len(values) > 1 else None, "n": len(values)
+    }  # fmt: skip
+
+
+def metric_names(spreads: Sequence[Spread]) -> list[str]:
+    """Metrics that are one number an agent, in the order of the first run that has some."""
+    for one in spreads:
+        for run in one.done:
+            if run["metrics"]:
+                found = run["metrics"].items()
+                return [
+                    name for name, value in found
+                    if isinstance(value, dict) and not isinstance(value.get("mean"), list)
+                ]  # fmt: skip
+    return []
+
+
+def summaries(spreads: Sequence[Spread]) -> list[dict[str, Any]]:
+    """The points of `topdp sweep --json`."""
+    metrics = metric_names(spreads)
+    kept = ("run", "seed", "state", "seconds")
+    return [
+        {
+            "chosen": one.chosen,
+            "metrics": {name: one.of(name) for name in metrics},
+            "runs": [
+                {
+                    **{key: run[key] for key in kept},
+                    "metrics": {name: run["metrics"][name] for name in metrics} if run["metrics"] else None,
+                    "epsilon": run["privacy"]["epsilon"],
+                }
+                for run in one.runs
+            ],
+        }
+        for one in spreads
+    ]
+
+
+def table(spreads: Sequence[Spread]) -> Table:
+    """One line a combination."""
+    metric = next(iter(metric_names(spreads)), None)
+    met = {run["privacy"]["guarantee"] for one in spreads for run in one.runs} - {None}
+    answers = [*sorted({name.replace("-", "_") for name in met} - {"worst_case"}), "worst_case"]
+    short = [key.rpartition(".")[2] for key in spreads[0].chosen]
+    keys = short if len(set(short)) == len(short) else list(spreads[0].chosen)
+    made = uncut(
+        *keys, metric or "metric", "n", *(f"ε\n{words(name)}" for name in answers), "time",
+        caption="mean ± deviation over n seeds, of the mean over agents; ε of one run, largest over agents",
+    )  # fmt: skip
+    for one in spreads:
+        broken = len(one.runs) - len(one.done)
+        seconds = sum(run["seconds"] for run in one.done)
+        said = f"{len(one.done)}" + (f" ({broken} diverged)" if broken else "")
+        made.add_row(
+            *one.chosen.values(),
+            in_words(metric, one.of(metric)) if metric else "no test set",
+            said,
+            *(one.epsilon(name) for name in answers),
+            f"{seconds:.0f} s",
+        )
+    return made
+
+
+def in_words(metric: str, spread: Mapping[str, Any]) -> str:
+    """
+    >>> in_words("accuracy", {"mean": 0.9714, "deviation": 0.0021, "n": 3})
+    '97.14% ± 0.21'
+    >>> in_words("mae", {"mean": 1.23456, "deviation": None, "n": 1})
+    '1.235'
+    """
+    if spread["mean"] is None:
+        return "none"
+    share = is_share(metric)
+    mean = f"{spread['mean']:.2%}" if share else f"{spread['mean']:.4g}"
+    if spread["deviation"] is None:
+        return mean
+    return f"{mean} ± " + (f"{100 * spread['deviation']:.2f}" if share else f"{spread['deviation']:.2g}")
+
+
+def write_csv(spreads: Sequence[Spread], place: Path) -> None:
+    """runs.csv has a line for each run, sweep.csv one for each combination with its spread."""
+    metrics, keys = metric_names(spreads), list(spreads[0].chosen)
+    answers = list(spreads[0].runs[0]["privacy"]["epsilon"])
+    each: list[list[Any]] = [
+        ["run", *keys, "seed", "state", *metrics, *(f"epsilon_{name}" for name in answers), "seconds"]
+    ]
+    over: list[list[Any]] = [
+        [*keys, "n", *(f"{name}_{part}" for name in metrics for part in ("mean", "deviation"))]
+    ]
+    over[0] += [f"epsilon_{name}" for name in answers]
+    for one in spreads:
+        for run in one.runs:
+            values = [run["metrics"][name]["mean"] if run["metrics"] else None for name in metrics]
+            epsilons = [run["privacy"]["epsilon"][name] for name in answers]
+            line = [Path(run["run"]).name, *one.chosen.values(), run["seed"], run["state"], *values]
+            each.append([*line, *epsilons, run["seconds"]])
+        found = [one.of(name) for name in metrics]
+        numbers = [number for spread in found for number in (spread["mean"], spread["deviation"])]
+        largest = [_largest([run["privacy"]["epsilon"][name] for run in one.runs]) for name in answers]
+        over.append([*one.chosen.values(), len(one.done), *numbers, *largest])
+    for name, lines in (("runs.csv", each), ("sweep.csv", over)):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        write_whole(place / name, text.getvalue())
+
+
+def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
+    """The first metric against the first key with numbers; one line for each choice of the others.
+
+    Without such a key, or with too many lines, all combinations in a column. None without a metric.
+    """
+    metric = next(iter(metric_names(spreads)), None)
+    if metric is None:
+        return None
+    along = _axis(spreads)
+    with house_style():
+        figure = Figure(figsize=(5.6, 3.8) if along else (5.6, 1.2 + 0.3 * len(spreads)))
+        axes = figure.subplots()
+        label = f"{metric} (mean ± deviation over seeds)"
+        if along is None:
+            _column(axes, spreads, metric)
+            axes.set(xlabel=label, title=title)
+            if is_share(metric):
+                axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        else:
+            _lines(axes, spreads, metric, along)
+            axes.set(xlabel=along, ylabel=label, title=title)
+            if is_share(metric):
+                percent_axis(axes)
+        return save(figure, path)
+
+
+def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
+    """The first metric along the rounds: one line a label, a band of ± one deviation over seeds."""
+    metric = next(iter(metric_names(list(runs.values()))), None)
+    if metric is None:
+        return None
+    with house_style():
+        figure = Figure()
+        axes = figure.subplots()
+        for label, one in runs.items():
+            by_round: dict[int, list[float]] = {}
+            for run in one.done:
+                for line in run["history"]:
+                    if line[metric]["mean"] is not None:
+                        by_round.setdefault(line["round"], []).append(line[metric]["mean"])
+            found = [spread_of(values) for values in by_round.values()]
+            rounds, mean = list(by_round), [_number(spread["mean"]) for spread in found]
+            half = [_number(spread["deviation"]) for spread in found]
+            low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
+            drawn = look(label)
+            axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
+            axes.plot(rounds, mean, label=label or "all", markevery=max(1, len(rounds) // 8), **drawn)
+        axes.set(xlabel="rounds", ylabel=f"{metric} (mean ± deviation over seeds)", title=title)
+        if is_share(metric):
+            percent_axis(axes)
+        axes.margins(x=0.02)
+        axes.legend(loc="best")
+        return save(figure, path)
+
+
+def cost_together(spreads: Sequence[Spread]) -> str:
+    """One line: what a choice among these runs costs where their records are private."""
+    runs = [run["privacy"] for one in spreads for run in one.runs]
+    guarantees = {run["guarantee"] for run in runs}
+    named = guarantees.pop() if len(guarantees) == 1 else None
+    answer = COMPOSES.get(str(named), "worst_case")
+    if len(runs) == 1:
+        return "ε is that of this run alone."
+    delta = min(run["delta"] for run in runs)
+    mu = [run["mu"][answer] for run in runs]
+    if len({run["adjacency"] for run in runs}) > 1:
+        said = "ε has no one meaning, since their adjacency differs"
+    elif None not in mu:
+        total = float(epsilon_of(math.sqrt(sum(one**2 for one in mu)), delta))
+        said = f"ε = {total:.4g} ({words(answer)}, δ = {delta:g})"
+    else:
+        epsilons = [run["epsilon"][answer] for run in runs]
+        deltas = sum(run["delta"] for run in runs)
+        known = None not in epsilons and deltas < 1
+        said = f"ε = {sum(epsilons):.4g} ({words(answer)}, δ = {deltas:g})" if known else "ε without bound"
+    return (
+        f"Each ε is of one run alone. If these records are private, whatever is chosen among the {len(runs)} "
+        f"runs depends on all of them, also where only the best is published: together {said}. Choose on "
+        "public records to pay for one run."
+    )
+
+
+def _axis(spreads: Sequence[Spread]) -> str | None:
+    """The first key that has several values, all of them numbers, if the other keys make few lines of it."""
+    for key in spreads[0].chosen:
+        values = {one.chosen[key] for one in spreads}
+        if len(values) > 1 and all(_as_number(value) is not None for value in values):
+            return key if len(spreads) <= LINES * len(values) else None
+    return None
+
+
+def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> None:
+    lines: dict[str, list[Spread]] = {}
+    for one in spreads:
+        others = {key: value for key, value in one.chosen.items() if key != along}
+        lines.setdefault(Spread(others, []).label, []).append(one)
+    for number, (label, line) in enumerate(lines.items()):
+        line = [one for one in line if one.values(metric)]
+        line.sort(key=lambda one: _number(_as_number(one.chosen[along])))
+        found = [one.of(metric) for one in line]
+        axes.errorbar(
+            [_as_number(one.chosen[along]) for one in line],
+            [spread["mean"] for spread in found],
+            [_number(spread["deviation"]) for spread in found],
+            label=label or None, color=COLOURS[number % len(COLOURS)], capsize=3,
+            marker=MARKERS[number % len(MARKERS)],
+        )  # fmt: skip
+    numbers = [_number(_as_number(one.chosen[along])) for one in spreads]
+    if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
+        axes.set_xscale("log")
+    if len(lines) > 1:
+        axes.legend(loc="best")
+
+
+def _column(axes: Any, spreads: Sequence[Spread], metric: str) -> None:
+    known = [one for one in spreads if one.values(metric)]
+    found = [one.of(metric) for one in known]
+    axes.errorbar(
+        [spread["mean"] for spread in found], range(len(known)),
+        xerr=[_number(spread["deviation"]) for spread in found], fmt="o", color=BLUE, capsize=3,
+    )  # fmt: skip
+    axes.set_yticks(range(len(known)), [one.label or "all" for one in known])
+    axes.invert_yaxis()
+
+
+def _as_number(value: str) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _number(value: float | int | None) -> float:
+    return 0.0 if value is None else float(value)
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None
+
+
+def _order(told: str) -> float:
+    number = _as_number(told)
+    return math.inf if number is None else number

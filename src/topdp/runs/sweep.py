@@ -1,0 +1,242 @@
+"""Many runs from one command: every point of a grid, together where they can be, else one after another.
+
+    sweeps/<id>/sweep.json     what was asked for
+                001/ 002/ ...  a run folder for each point, as `topdp run` leaves it
+
+What is done is not done again, whenever and wherever the sweep was broken off: a point is done when its own
+folder says so. Runs that are stacked leave their folders at the end of the stack. A run that diverges is one
+line of the table, not the end of the sweep. How points are chosen is `grid.py`, what is made of them
+`report/spreads.py`.
+
+**Guarantees.** Every run is calibrated and accounted by itself, as if it were the only one; its ε is that of
+one run. What all of them cost together is said by `report/spreads.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.dropout import _DropoutNd
+
+from topdp.data.progress import Progress
+from topdp.errors import InputError, Interrupted
+from topdp.files import new_folder, write_whole
+from topdp.learning.gradients import DivergedError
+from topdp.report.spreads import Spread
+from topdp.runs import best
+from topdp.runs.assembly import Assembly, choose_device
+from topdp.runs.export import notes_of
+from topdp.runs.folder import RunFolder, RunFolderError
+from topdp.runs.grid import Axis, Point, points
+from topdp.runs.loop import InterruptedRun, Watcher, accounting
+from topdp.runs.planning import plan_and_account
+from topdp.runs.result import Metrics, metrics_of
+from topdp.runs.run import Job, finish_run_folder, new_run_folder, run_or_continue
+from topdp.runs.settling import agrees
+from topdp.runs.stacks import LIMITS, Dealer, Stack, stackable
+from topdp.settings.config import RunConfig, changed
+
+FORMAT = 1
+SMALL = 4e6
+"""Bytes of records and estimates below which one run does not fill a processor, and several go together: of
+larger ones a stack was no faster, and has no checkpoints. GPUs take any."""
+
+Watching = Callable[[str], AbstractContextManager[Watcher]]
+"""Shows, under a title, how far the work is."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a sweep was asked for, kept beside it: the same command goes on, another is refused."""
+
+    base: str  # the configuration as TOML
+    axes: tuple[Axis, ...]
+    seeds: int
+
+    def keep(self, place: Path) -> None:
+        """In a new folder, or one of the same sweep."""
+        file = place / "sweep.json"
+        if file.exists():
+            if self != Request.read(place):
+                raise RunFolderError(
+                    f"Expected the settings of the sweep in {place}, got others: name another --out, or go "
+                    f"on with it as it was: topdp sweep --resume {place}"
+                )
+            return
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise RunFolderError(f"Expected a new or empty folder, {place} exists: name another --out.")
+        new_folder(place)
+        over = {axis.key: list(axis.values) for axis in self.axes}
+        told = {"format": FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
+        write_whole(file, json.dumps(told, indent=2) + "\n")
+
+    @classmethod
+    def read(cls, place: Path) -> Request:
+        try:
+            told = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
+            if told["format"] != FORMAT:
+                raise ValueError(f"format {told['format']}, of another version of topdp")
+            axes = tuple(Axis(str(key), tuple(map(str, values))) for key, values in told["over"].items())
+            return cls(str(told["base"]), axes, int(told["seeds"]))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RunFolderError(f"Expected a sweep of topdp in {place}: {error}") from error
+
+    def points(self) -> list[Point]:
+        """One for each run; their configurations are the base's with what was chosen."""
+        return points(lambda changes: changed(self.base, changes), self.axes, self.seeds)
+
+
+def run_all(
+    points: Sequence[Point],
+    place: Path,
+    device: str,
+    watching: Watching,
+    progress: Progress | None,
+    how_to_continue: str,
+) -> None:
+    """Whatever of the points has no result in `place` yet."""
+    chosen = choose_device(device)
+    missing = [point for point in points if not is_over(place, point)]
+    by_config = {id(point.config): point for point in missing}
+    begun = [point for point in missing if (place / point.folder / "run.json").exists()]
+    dealer = Dealer(chosen, progress)
+    fresh = [point.config for point in missing if point not in begun]
+    together = [[by_config[id(one)] for one in stack] for stack in _stacks(fresh, dealer, chosen)]
+    done, total = len(points) - len(missing), len(points)
+    try:
+        for stack in [*([point] for point in begun), *together]:
+            numbers = f"{done + 1}" if len(stack) == 1 else f"{done + 1} to {done + len(stack)}"
+            title = f"run{'s' * (len(stack) > 1)} {numbers} of {total}"
+            with watching(title) as watch:
+                _run_stack(stack, place, dealer, device, watch, progress)
+            done += len(stack)
+    except (Interrupted, KeyboardInterrupt):
+        raise InterruptedRun(place, how_to_continue) from None
+
+
+def is_over(place: Path, point: Point) -> bool:
+    """Whether a point was run to its end, or diverged; refused where its folder holds another run."""
+    path = place / point.folder
+    if not (path / "run.json").exists():
+        return False
+    folder = RunFolder.open(path)
+    if (path / "config.toml").exists() and folder.state != "starting":
+        if not agrees(point.config, folder.config):
+            raise RunFolderError(f"Expected the settings with which the run in {path} was begun, got others.")
+        return folder.state in ("done", "diverged")
+    return False
+
+
+def found(place: Path, points: Sequence[Point]) -> list[Spread]:
+    """What the runs of each combination found, over their seeds."""
+    groups: dict[str, Spread] = {}
+    for point in points:
+        one = groups.setdefault(str(point.chosen), Spread(point.chosen, []))
+        one.runs.append({"seed": point.seed, **found_in(place, point)})
+    return list(groups.values())
+
+
+def found_in(place: Path, point: Point) -> dict[str, Any]:
+    """What a run left in its folder, as `topdp run --json` says it; `metrics` is its last evaluation."""
+    folder = RunFolder.open(place / point.folder)
+    lines = folder.metrics
+    return {
+        "run": str(folder.path),
+        "state": folder.state,
+        "metrics": lines[-1] if lines and folder.state == "done" else None,
+        "history": lines,
+        "privacy": folder.read_json("privacy.json"),
+        "seconds": folder.fact("seconds") if folder.state == "done" else None,
+    }
+
+
+def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) -> list[list[RunConfig]]:
+    if len(configs) < 2:
+        return [[config] for config in configs]
+    known: dict[str, tuple[float, float]] = {}
+
+    def size(config: RunConfig) -> tuple[float, float]:
+        """Measured once for runs on the same records with the same model; infinite where one stays alone."""
+        key = str((config.data, config.topology, config.model))
+        if key not in known:
+            (parts,) = dealer.assemblies([config])
+            records, estimates = parts.shards.inputs.nbytes, 4.0 * parts.flat.dimension * parts.graph.agents
+            large = device.type == "cpu" and records + estimates > SMALL
+            alone = large or parts.shards.test_inputs is None or _random(parts)
+            known[key] = (math.inf, 0.0) if alone else (records, 10 * estimates)
+        return known[key]
+
+    limit = LIMITS[device.type]
+    small = [config for config in configs if sum(size(config)) <= limit]
+    stacks = [[config] for config in configs if sum(size(config)) > limit]
+    for stack in stackable(small, limit, size):
+        most = int(limit // sum(size(stack[0])))  # seeds come together, and may be too many
+        stacks += [stack[first : first + most] for first in range(0, len(stack), most)]
+    return stacks
+
+
+def _random(parts: Assembly) -> bool:
+    """Layers that draw do so for the whole stack: a run would not draw what it draws alone."""
+    return any(isinstance(module, _DropoutNd) for module in parts.flat.module.modules())
+
+
+def _run_stack(
+    stack: list[Point],
+    place: Path,
+    dealer: Dealer,
+    device: str,
+    watch: Watcher,
+    progress: Progress | None,
+) -> None:
+    if len(stack) > 1:
+        try:
+            return _together(stack, place, dealer, watch)
+        except DivergedError:
+            pass  # one of them: alone it says so in its own folder
+    for point in stack:
+        try:
+            run_or_continue(point.config, place / point.folder, device, watch, progress)
+        except DivergedError:
+            continue
+
+
+def _together(stack: list[Point], place: Path, dealer: Dealer, watch: Watcher) -> None:
+    started = time.perf_counter()
+    runs = dealer.assemblies([point.config for point in stack])
+    jobs = []
+    for parts in runs:
+        jobs.append(
+            Job(parts, *plan_and_account(parts.config, parts.graph, parts.shards.counts, accounting(watch)))
+        )
+    first = runs[0]
+    if first.shards.test_inputs is None:
+        raise InputError("Expected runs with test records in a stack, got some without.")
+    one = Stack.of(runs, [job.plan for job in jobs], len(first.shards.test_inputs))
+    lines: list[list[Metrics]] = [[] for _ in stack]
+    larger = {metric.name: metric.larger_is_better for metric in one.engine.metrics}
+    kept = [best.BestSoFar(None, False, {}, larger) for _ in stack]
+    estimates: list[torch.Tensor] = []
+    for t, state, due in one.rounds():
+        if due:
+            estimates = one.reported(state)
+            for own, evaluation, keeper, rows in zip(
+                lines, one.evaluations(state), kept, estimates, strict=True
+            ):
+                own.append(metrics_of(t, evaluation))
+                keeper.see(own[-1], rows)
+        watch("training", t, one.config.rounds, None)
+    share = (time.perf_counter() - started) / len(stack)
+    for point, job, own, keeper, rows in zip(stack, jobs, lines, kept, estimates, strict=True):
+        result = job.result(own, rows.detach().cpu().clone(), share, place / point.folder, keeper.best)
+        folder = new_run_folder(place / point.folder, job)
+        if keeper.best is not None:
+            best.write(folder, keeper.best, notes_of(job.parts.flat))
+        finish_run_folder(folder, result, job.parts.device)

@@ -1,0 +1,87 @@
+"""What a sweep found: what its runs cost together, against pen and paper; and pictures of every kind."""
+
+import math
+
+import pytest
+
+from topdp.privacy.basics.gaussian import epsilon_of, mu_of
+from topdp.report import spreads
+from topdp.report.spreads import Spread
+
+
+def run(seed, accuracy=0.9, epsilon=1.0, guarantee="adaptive", state="done", **privacy):
+    mu = None if epsilon is None else float(mu_of(epsilon, 1e-5))
+    told = {
+        "guarantee": guarantee, "delta": 1e-5, "adjacency": "add-remove",
+        "epsilon": {"claimed": epsilon, "adaptive": epsilon, "worst_case": epsilon},
+        "mu": {"claimed": mu, "adaptive": mu, "worst_case": mu},
+        "status": dict.fromkeys(("claimed", "adaptive", "worst_case"), "finite" if epsilon else "infinite"),
+    }  # fmt: skip
+    line = {"round": 4, "accuracy": {"mean": accuracy, "min": 0.1, "max": 1.0}}
+    done = state == "done"
+    return {
+        "seed": seed, "run": f"s/{seed}", "state": state, "metrics": line if done else None,
+        "history": [{**line, "round": 0}, line] if done else [], "privacy": {**told, **privacy},
+        "seconds": 1.0 if done else None,
+    }  # fmt: skip
+
+
+def test_runs_together_compose_as_gaussian_mechanisms():
+    several = [Spread({"a": "1"}, [run(0, epsilon=1.0), run(1, epsilon=2.0)])]
+    total = math.hypot(float(mu_of(1.0, 1e-5)), float(mu_of(2.0, 1e-5)))
+    assert f"together ε = {float(epsilon_of(total, 1e-5)):.4g} (adaptive, δ = 1e-05)" in (
+        spreads.cost_together(several)
+    )
+    nine = [Spread({}, [run(seed) for seed in range(9)])]
+    tripled = float(epsilon_of(3 * float(mu_of(1.0, 1e-5)), 1e-5))
+    assert f"ε = {tripled:.4g}" in spreads.cost_together(nine)
+
+
+def test_what_does_not_compose_is_not_used():
+    for guarantee in ("view", "claimed", None):
+        several = [Spread({}, [run(0, guarantee=guarantee), run(1, guarantee=guarantee)])]
+        assert "(worst case, " in spreads.cost_together(several)
+    differ = [Spread({}, [run(0), run(1, guarantee="worst-case")])]
+    assert "(worst case, " in spreads.cost_together(differ)
+    other = [Spread({}, [run(0), run(1, adjacency="replace-one")])]
+    assert "adjacency differs" in spreads.cost_together(other)
+    assert "without bound" in spreads.cost_together([Spread({}, [run(0), run(1, epsilon=None)])])
+    unknown = {"mu": dict.fromkeys(("claimed", "adaptive", "worst_case"))}  # of Poisson samples
+    sampled = [Spread({}, [run(0, **unknown), run(1, epsilon=2.0, **unknown)])]
+    assert "ε = 3 (adaptive, δ = 2e-05)" in spreads.cost_together(sampled)
+    assert "this run alone" in spreads.cost_together([Spread({}, [run(0)])])
+
+
+def test_a_run_that_diverged_is_counted_out():
+    one = Spread({"a": "1"}, [run(0, 0.8), run(1, state="diverged"), run(2, 0.6)])
+    assert one.of("accuracy") == {
+        "mean": pytest.approx(0.7),
+        "deviation": pytest.approx(0.1414, abs=1e-4),
+        "n": 2,
+    }
+    assert Spread({}, [run(0, state="diverged")]).of("accuracy") == {"mean": None, "deviation": None, "n": 0}
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [{"privacy.epsilon": value, "method.name": name} for value in "128" for name in ("plain", "top")],
+        [{"method.name": name} for name in ("plain", "top")],
+        [{"a": str(a), "b": str(b)} for a in range(2) for b in range(12)],
+        [{}],
+    ],
+)
+def test_every_sweep_has_a_picture(tmp_path, chosen):
+    found = [Spread(one, [run(0, 0.8), run(1, 0.6)]) for one in chosen]
+    assert spreads.picture(found, tmp_path / "s.png", "title").stat().st_size > 5_000
+    assert spreads.curves({one.label: one for one in found[:2]}, tmp_path / "c.png", "title") is not None
+    spreads.write_csv(found, tmp_path)
+    spreads.table(found)
+
+
+def test_without_a_metric_there_is_no_picture(tmp_path):
+    broken = [Spread({"a": "1"}, [run(0, state="diverged")])]
+    assert spreads.picture(broken, tmp_path / "s.png", "title") is None
+    assert spreads.curves({"a": broken[0]}, tmp_path / "s.png", "title") is None
+    spreads.write_csv(broken, tmp_path)
+    spreads.table(broken)

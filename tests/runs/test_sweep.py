@@ -1,0 +1,376 @@
+"""Sweeps: points, stacks, what is done when one is broken off, and what wrong input gets."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from builders import blobs_file
+from topdp.runs import planning, sweep
+from topdp.runs import run as runs
+from topdp.runs.folder import RunFolder
+from topdp.runs.grid import Axis, checked, points
+from topdp.runs.loop import InterruptedRun
+from topdp.settings import config
+from topdp.settings.config import ConfigError
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    return blobs_file(tmp_path_factory.mktemp("data") / "blobs.npz", 300)
+
+
+@pytest.fixture
+def small(data):
+    return [
+        f'data.name="{data}"', "topology.agents=6", "topology.connection=0.5", "rounds=8",
+        "train.evaluate_every=4", "train.checkpoint_every=3", "privacy.sigma=0.05", "privacy.clip=1.0",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def grid(small):
+    def make(*over, seeds=2, changes=()):
+        base = config.read(changes=[*small, *changes]).to_toml()
+        request = sweep.Request(base, tuple(map(Axis.of, over)), seeds)
+        return checked(request.points())
+
+    return make
+
+
+@contextmanager
+def quiet(title):
+    yield lambda *_: None
+
+
+def run_all(points, place, watching=quiet):
+    sweep.run_all(points, place, "cpu", watching, None, "again")
+
+
+def ends(place, points):
+    return [RunFolder.open(place / point.folder).estimates for point in points]
+
+
+@pytest.fixture
+def command(small):
+    def give(*arguments):
+        return ["sweep", *(part for change in small for part in ("--set", change)), *map(str, arguments)]
+
+    return give
+
+
+RATES = "train.learning_rate=0.2,0.5"
+
+
+def test_points_are_all_combinations_with_seeds_innermost(grid):
+    found = grid("privacy.sigma=0.1,0.2", "method.name=plain,top", seeds=2)
+    assert [(one.folder, *one.chosen.values(), one.seed) for one in found] == [
+        ("1", "0.1", "plain", 0), ("2", "0.1", "plain", 1), ("3", "0.1", "top", 0), ("4", "0.1", "top", 1),
+        ("5", "0.2", "plain", 0), ("6", "0.2", "plain", 1), ("7", "0.2", "top", 0), ("8", "0.2", "top", 1),
+    ]  # fmt: skip
+    assert found[6].config.privacy.sigma == 0.2 and found[6].config.method.name == "top"
+
+
+def test_values_may_hold_commas_in_brackets_and_quotes():
+    assert Axis.of("privacy.sigma=0.1,[0.1, 0.2]").values == ("0.1", "[0.1, 0.2]")
+    assert Axis.of("data.name=\"a,b\",'c,d',e").values == ('"a,b"', "'c,d'", "e")
+
+
+@pytest.mark.parametrize("method", ["top-dp", "correlated"])
+def test_a_stack_finds_what_each_run_finds_alone(grid, tmp_path, monkeypatch, method):
+    wanted = grid(RATES, seeds=2, changes=[f"method.name={method}"])
+    run_all(wanted, tmp_path / "stacked")
+    monkeypatch.setattr(sweep, "_together", lambda *_: pytest.fail("stacked"))
+    monkeypatch.setattr(sweep, "SMALL", -1)
+    run_all(wanted, tmp_path / "alone")
+    for stacked, alone in zip(
+        ends(tmp_path / "stacked", wanted), ends(tmp_path / "alone", wanted), strict=True
+    ):
+        np.testing.assert_allclose(stacked, alone, rtol=1e-3, atol=1e-5)
+    for point in wanted:
+        folders = [RunFolder.open(tmp_path / place / point.folder) for place in ("stacked", "alone")]
+        assert sorted(os.listdir(folders[0].path)) == sorted(os.listdir(folders[1].path))
+        assert folders[0].config == folders[1].config == point.config
+        assert folders[0].plan.digest() == folders[1].plan.digest()
+        assert folders[0].read_json("privacy.json") == folders[1].read_json("privacy.json")
+        for ours, theirs in zip(*(folder.metrics for folder in folders), strict=True):
+            assert ours["round"] == theirs["round"]
+            assert ours["accuracy"]["mean"] == pytest.approx(theirs["accuracy"]["mean"], abs=0.02)
+        planning.account_of_run(folders[0].path)  # a whole run folder, as any other
+
+
+def test_small_runs_go_together_and_what_cannot_goes_alone(grid, tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(
+        sweep, "_run_stack", lambda stack, *_: sizes.append([point.chosen for point in stack])
+    )
+    shared = ["method.name=correlated", "method.gossip=2"]
+    tried = grid("train.optimiser=sgd,momentum,adam", seeds=2, changes=shared)
+    run_all(tried, tmp_path / "a")
+    assert sorted(map(len, sizes)) == [1, 1, 4]
+    assert all(one["train.optimiser"] == "adam" for stack in sizes if len(stack) == 1 for one in stack)
+    sizes.clear()
+    run_all(grid("rounds=4,8", "privacy.clip=1.0,2.0", seeds=1), tmp_path / "b")
+    assert list(map(len, sizes)) == [1, 1, 1, 1]
+    sizes.clear()
+    run_all(grid(seeds=3, changes=["data.validation=0.2"]), tmp_path / "c")  # other records are held out
+    assert list(map(len, sizes)) == [1, 1, 1]
+    sizes.clear()
+    run_all(grid(seeds=3, changes=["model.name=test_sweep:with_dropout"]), tmp_path / "d")
+    assert list(map(len, sizes)) == [1, 1, 1]
+
+
+def with_dropout(shape, classes):
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.1), torch.nn.Linear(16, classes))
+
+
+class Killed(BaseException):
+    pass
+
+
+def kills_at(monkeypatch, where, count):
+    """The process dies when `where` is called for the count-th time."""
+    calls = []
+    owner, name = where
+    real = getattr(owner, name)
+
+    def dies(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == count:
+            raise Killed
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, dies)
+
+
+PLACES = {
+    "before anything": ((sweep, "_run_stack"), 1),
+    "in the middle of a stack": ((sweep, "metrics_of"), 5),
+    "before the first folder": ((sweep, "new_run_folder"), 1),
+    "between two folders": ((sweep, "new_run_folder"), 3),
+    "in a folder without estimates": ((sweep, "finish_run_folder"), 2),
+    "while the plan is written": ((RunFolder, "_write"), 3),
+    "while the estimates are written": ((RunFolder, "save_estimates"), 4),
+}
+
+
+@pytest.mark.parametrize("where", list(PLACES))
+def test_a_sweep_that_was_killed_anywhere_goes_on(grid, tmp_path, monkeypatch, where):
+    wanted = grid(RATES, seeds=2)
+    run_all(wanted, tmp_path / "whole")
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        kills_at(patched, *PLACES[where])
+        run_all(wanted, tmp_path / "killed")
+    before = {
+        point.folder: RunFolder.open(tmp_path / "killed" / point.folder).fact("seconds")
+        for point in wanted
+        if sweep.is_over(tmp_path / "killed", point)
+    }
+    run_all(wanted, tmp_path / "killed")
+    assert {
+        folder: RunFolder.open(tmp_path / "killed" / folder).fact("seconds") for folder in before
+    } == before
+    for ours, theirs in zip(ends(tmp_path / "killed", wanted), ends(tmp_path / "whole", wanted), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+    monkeypatch.setattr(sweep, "_run_stack", lambda *_: pytest.fail("ran again"))
+    run_all(wanted, tmp_path / "killed")
+
+
+def test_runs_one_after_another_go_on_from_their_checkpoints(grid, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "SMALL", -1)
+    wanted = grid(RATES, seeds=1)
+    run_all(wanted, tmp_path / "whole")
+    titles, rounds = [], []
+
+    @contextmanager
+    def watching(title):
+        titles.append(title)
+
+        def watch(stage, done, total, metrics):
+            rounds.append((title, done))
+            if stage == "training" and (title, done) == ("run 2 of 2", 5) and len(titles) == 2:
+                raise KeyboardInterrupt
+
+        yield watch
+
+    with pytest.raises(InterruptedRun, match="Continue with: again"):
+        run_all(wanted, tmp_path / "broken", watching)
+    rounds.clear()
+    run_all(wanted, tmp_path / "broken", watching)
+    assert titles == ["run 1 of 2", "run 2 of 2", "run 2 of 2"]
+    assert [done for _, done in rounds] == [6, 7, 8]
+    for ours, theirs in zip(ends(tmp_path / "broken", wanted), ends(tmp_path / "whole", wanted), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_run_that_diverges_is_a_line_not_the_end(topdp, command, tmp_path):
+    done = topdp(*command("--over", "train.learning_rate=0.5,1e25", "--seeds", 2, "--out", tmp_path / "s"))
+    assert done.code == 0, done.err
+    assert "2 diverged" in " ".join(done.out.replace("│", " ").split())
+    states = [RunFolder.open(tmp_path / "s" / number).state for number in "1234"]
+    assert states == ["done", "done", "diverged", "diverged"]
+    with open(tmp_path / "s" / "runs.csv") as file:
+        assert [line["state"] for line in csv.DictReader(file)] == states
+    again = topdp("sweep", "--resume", tmp_path / "s", "--json")
+    assert again.code == 0 and "training" not in again.err
+
+
+def test_the_command_says_spreads_in_table_csv_picture_and_json(topdp, command, tmp_path):
+    asked = command("--over", "privacy.sigma=0.05,0.1", "--over", "method.name=plain,top", "--seeds", 3)
+    done = topdp(*asked, "--out", tmp_path / "s")
+    assert done.code == 0, done.err
+    assert "±" in done.out and "runs 1 to 12 of 12: training" in done.err
+    words = " ".join(done.out.split())
+    assert "Each ε is of one run alone." in words and "12 runs depends on all of them" in words
+    assert (tmp_path / "s" / "sweep.png").stat().st_size > 10_000
+    again = topdp(*asked, "--out", tmp_path / "s", "--json")
+    told = json.loads(again.out)
+    assert again.code == 0 and "training" not in again.err and told["out"] == str(tmp_path / "s")
+    with open(tmp_path / "s" / "runs.csv") as file:
+        each = list(csv.DictReader(file))
+    with open(tmp_path / "s" / "sweep.csv") as file:
+        over = list(csv.DictReader(file))
+    assert len(each) == 12 and len(over) == 4 == len(told["points"])
+    for number, (line, point) in enumerate(zip(over, told["points"], strict=True)):
+        own = [float(run["accuracy"]) for run in each[3 * number : 3 * number + 3]]
+        assert (line["privacy.sigma"], line["method.name"]) == tuple(point["chosen"].values())
+        assert float(line["accuracy_mean"]) == pytest.approx(np.mean(own))
+        assert float(line["accuracy_deviation"]) == pytest.approx(np.std(own, ddof=1))
+        assert point["metrics"]["accuracy"] == {
+            "mean": pytest.approx(np.mean(own)), "deviation": pytest.approx(np.std(own, ddof=1)), "n": 3
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--over", "privacy.epsilom=1,2"], "Did you mean 'epsilon'"),
+        (["--over", "method.name=plain,tip"], "Did you mean 'top'"),
+        (["--over", "model.name=mlp,mpl"], "Did you mean 'mlp'"),
+        (["--over", "privacy.epsilon=1,-2"], "privacy.epsilon: expected a number > 0"),
+        (
+            ["--over", "data.batch={cycle=7},{cycle=1000}"],
+            "batch = {cycle=1000}, seed 0: Expected batches of",
+        ),
+        (["--over", "topology.connection=0.5,0.01"], "connection = 0.01"),
+        (["--over", "privacy.colluders=1,6"], "colluders = 6, seed 0"),
+        (["--over", "train.optimiser=sgd,adam"], "optimiser = adam, seed 0: Expected a method"),
+        (["--over", "privacy.epsilon"], "--over key=value,value"),
+        (["--over", "privacy.epsilon=1,,2"], "--over key=value,value"),
+        (["--over", "privacy.epsilon=1,1"], "one of them twice"),
+        (["--over", "rounds=4,8", "--over", "rounds=16"], "got rounds twice"),
+        (["--over", "seed=1,2", "--seeds", "2"], "leave one away"),
+        (["--over", "rounds=1,2", "--seeds", "6000"], "at most 10000 runs"),
+        ([], "use topdp run"),
+        (["--seeds", "0"], "greater than or equal to 1"),
+        (["--resume", "nowhere"], "leave the others away"),
+    ],
+)
+def test_wrong_input_is_said_before_anything_starts(topdp, command, tmp_path, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    done = topdp(*command(*arguments))
+    assert done.code == 2, done.err
+    assert says in " ".join(done.err.split()) and "Traceback" not in done.err
+    assert not list(tmp_path.glob("sweeps")) and "training" not in done.err
+
+
+def test_a_folder_of_something_else_is_refused(topdp, command, tmp_path):
+    two = ("--over", RATES)
+    assert topdp(*command(*two, "--out", tmp_path / "s")).code == 0
+    for wrong in (command("--over", "train.learning_rate=0.2,0.6"), command(*two, "--seeds", 2)):
+        other = topdp(*wrong, "--out", tmp_path / "s")
+        assert other.code == 2 and "--resume" in other.err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("mine")
+    assert "new or empty" in topdp(*command(*two, "--out", tmp_path / "other")).err
+    assert "Expected a sweep" in topdp("sweep", "--resume", tmp_path / "other").err
+    (tmp_path / "s" / "sweep.json").write_text('{"format": 99}')
+    assert "another version" in topdp("sweep", "--resume", tmp_path / "s").err
+    (tmp_path / "s" / "sweep.json").write_text("[1]")
+    done = topdp("sweep", "--resume", tmp_path / "s")
+    assert done.code == 2 and "Expected a sweep" in done.err
+
+
+def test_a_run_in_the_place_of_a_point_is_refused(grid, tmp_path):
+    wanted = grid(RATES, seeds=1)
+    runs.run(wanted[1].config, tmp_path / wanted[0].folder)
+    with pytest.raises(runs.RunFolderError, match="got others"):
+        run_all(wanted, tmp_path)
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
+def test_a_process_that_is_ended_leaves_a_sweep_that_goes_on(topdp, command, tmp_path, kill):
+    """One after another, and long enough to be caught in the middle."""
+    asked = command("--over", "rounds=8000,7999", "--set", "method.name=plain")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "topdp", *asked, "--out", str(tmp_path / "s")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while not (tmp_path / "s" / "1" / "checkpoint.safetensors").exists():
+        assert process.poll() is None and time.monotonic() < until, process.communicate()[1]
+        time.sleep(0.05)
+    process.send_signal(kill)
+    _, err = process.communicate(timeout=120)
+    if kill == signal.SIGINT:
+        assert process.returncode == 130
+        assert f"Continue with: topdp sweep --resume {tmp_path / 's'}" in " ".join(err.split())
+    assert RunFolder.open(tmp_path / "s" / "1").state in ("running", "interrupted")
+    request = sweep.Request.read(tmp_path / "s")
+    assert [axis.values for axis in request.axes] == [("8000", "7999")]
+    point = checked(request.points())[0]
+    assert RunFolder.open(tmp_path / "s" / "1").checkpoint is not None
+    assert not sweep.is_over(tmp_path / "s", point)
+
+
+class TestCompare:
+    def test_seeds_give_spreads_and_one_seed_is_as_before(self, topdp, command, tmp_path):
+        asked = ["compare", *command()[1:], "--methods", "plain,top"]
+        done = topdp(*asked, "--seeds", 3, "--out", tmp_path / "c")
+        assert done.code == 0, done.err
+        assert "±" in done.out and (tmp_path / "c" / "compare.png").exists()
+        assert sorted(os.listdir(tmp_path / "c" / "plain")) == ["seed-0", "seed-1", "seed-2"]
+        told = json.loads(topdp(*asked, "--seeds", 3, "--out", tmp_path / "c", "--json").out)
+        assert [point["chosen"] for point in told["points"]] == [{"method": "plain"}, {"method": "top"}]
+        assert told["points"][0]["metrics"]["accuracy"]["n"] == 3
+        alone = topdp(*asked, "--out", tmp_path / "one", "--json")
+        assert list(json.loads(alone.out)["methods"]) == ["plain", "top"]
+        first = RunFolder.open(tmp_path / "c" / "top" / "seed-0")
+        np.testing.assert_allclose(
+            first.estimates, RunFolder.open(tmp_path / "one" / "top").estimates, rtol=1e-3, atol=1e-5
+        )
+
+    def test_more_seeds_later_keep_what_is_done(self, topdp, command, tmp_path, monkeypatch):
+        asked = ["compare", *command()[1:], "--methods", "plain,top", "--out", tmp_path / "c"]
+        assert topdp(*asked, "--seeds", 2).code == 0
+        made = []
+        real = sweep._run_stack
+        monkeypatch.setattr(
+            sweep, "_run_stack", lambda stack, *rest: (made.extend(stack), real(stack, *rest))
+        )
+        assert topdp(*asked, "--seeds", 3).code == 0
+        assert [(point.chosen["method"], point.seed) for point in made] == [("plain", 2), ("top", 2)]
+
+
+def test_points_of_a_reader_that_is_given():
+    read = SimpleNamespace(count=0)
+
+    def count(changes):
+        read.count += 1
+        return config.read(changes=changes)
+
+    found = points(count, [Axis.of("rounds=1,2,3")], 4)
+    assert read.count == 3 and len(found) == 12 and found[0].folder == "01"
+    with pytest.raises(ConfigError, match="rounds"):
+        points(count, [Axis.of("rounds=1,0")], 1)
