@@ -236,3 +236,32 @@ def test_an_undefined_metric_is_null_not_nan(tmp_path):
     )
     assert result.scores["auroc"] == {"mean": None, "min": None, "max": None} and result.best is None
     assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")
+
+
+def test_stopping_early_knows_which_way_is_better():
+    """MAE falls all along: that is no reason to stop. A function does not say which way it is better."""
+    patient = topdp.runs.callbacks.StopEarly(patience=2)
+    given = {"loss": "mse", "rounds": 30, "evaluate_every": 3, "learning_rate": 0.1}
+    result = train("mse", 1, metrics=["mae"], callbacks=[patient], **given)
+    assert result.stopped is None and result.scores["mae"]["mean"] < result.metrics[0]["mae"]["mean"]
+    own = topdp.Metric("distance", lambda o, t: (o[:, 0] - t).abs().mean(), larger_is_better=False)
+    result = train("mse", 1, metrics=[own], callbacks=[patient], **given)
+    assert result.stopped is None and result.best.metric == "distance" and result.best.round == 30
+    picky = topdp.runs.callbacks.StopEarly(patience=2, metric="bias")
+    with pytest.raises(InputError, match=r"known whether more is better, got 'bias'.*larger_is_better=True"):
+        train("mse", 1, metrics=[bias], callbacks=[picky], **given)
+    assert train("mse", 1, metrics=[bias], **given).best.metric == "loss"
+
+
+def test_sinks_get_a_number_for_each_class_and_none_that_is_undefined():
+    line = {
+        "round": 3,
+        "per-class-accuracy": {"mean": [0.5, None], "min": [0.25, None], "max": [1.0, None]},
+        "auroc": {"mean": None, "min": None, "max": None},
+        "loss": {"mean": 2.0, "min": 1.0, "max": 3.0},
+    }
+    found = topdp.runs.sinks._values(line)
+    assert found == {
+        "per-class-accuracy/mean/0": 0.5, "per-class-accuracy/min/0": 0.25, "per-class-accuracy/max/0": 1.0,
+        "loss/mean": 2.0, "loss/min": 1.0, "loss/max": 3.0,
+    }  # fmt: skip
