@@ -65,6 +65,41 @@ def test_a_run_is_reproducible_and_another_seed_is_another_run():
     assert not torch.equal(runs[0], runs[2])
 
 
+class Drops(torch.nn.Module):
+    """Random in training mode, without a layer for it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.last = layer, torch.nn.LazyLinear(3)
+        self.attends = isinstance(layer, torch.nn.MultiheadAttention)
+
+    def forward(self, x):
+        h = x.flatten(1).unsqueeze(1)
+        h = self.layer(h, h, h) if self.attends else self.layer(h)
+        return self.last(h[0].flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "attention"])
+def test_dropout_inside_torchs_layers_is_named_by_seed_and_round(kind):
+    _, engine, _ = make()
+    width, shards = engine.shards.inputs[0, 0].numel(), engine.shards
+    layer = (
+        torch.nn.LSTM(width, 4, 2, dropout=0.5, batch_first=True)
+        if kind == "lstm"
+        else torch.nn.MultiheadAttention(width, 1, dropout=0.5, batch_first=True)
+    )
+    model = Drops(layer)
+    model(shards.inputs[0, :1])
+    gradients = ClippedGradients(model, 1.0)
+    ends = []
+    for other_draws in (0, 5):
+        engine = Engine(engine.plan, gradients, shards, batches_of(shards, "full"), 0)
+        state = engine.advance(engine.start(gradients.flat.flatten()))
+        torch.rand(other_draws)  # by whoever else uses torch's generator
+        ends.append(engine.estimates(engine.advance(state)).clone())
+    assert torch.equal(*ends)
+
+
 @pytest.fixture
 def threads():
     """`threads(n)`: torch uses n threads until the test ends."""

@@ -205,6 +205,20 @@ class TiedEmbeddings(nn.Module):
         return self.last(torch.tanh(self.one(x) * self.other(x.flip(1))).mean(1))
 
 
+class TiedToAPart(nn.Module):
+    """The packed weights of attention are those of a linear layer, too: norms of parts would not add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.wide = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 18)
+        self.wide.weight = self.layer.in_proj_weight
+        self.last = nn.Linear(18, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.unsqueeze(1) * torch.ones(1, 2, 1, dtype=x.dtype)
+        return self.last(torch.tanh(self.wide(self.layer(h, h, h)[0].mean(1))))
+
+
 class OwnEmbedding(nn.Embedding):
     """As a table that each example has a copy of, it would forget its padding."""
 
@@ -245,6 +259,7 @@ SLOW = {
     "branches": (Branches, "vmap refuses"),
     "in place": (InPlace, "in-place"),
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, CLASSES)), "Parametrized"),
+    "tied to a part": (TiedToAPart, "is tied to .*, which is a part of it"),
     "tied embeddings": (TiedEmbeddings, "tied between Embedding .* and Embedding"),
     "embedding of one's own": (WithOwnEmbedding, r"table \(OwnEmbedding\)"),
 }

@@ -105,11 +105,11 @@ class Dropped(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.embed, self.layer, self.last = nn.Embedding(9, 6), layer, nn.Linear(6, CLASSES)
+        self.attends = isinstance(layer, nn.MultiheadAttention)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embed(x)
-        attends = isinstance(self.layer, nn.MultiheadAttention) or hasattr(self.layer, "kdim")
-        h = self.layer(h, h, h) if attends else self.layer(h)
+        h = self.layer(h, h, h) if self.attends else self.layer(h)
         return self.last((h if isinstance(h, Tensor) else h[0]).mean(1))
 
 
@@ -173,6 +173,28 @@ class NowhereToLook(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         padding = x[:, :, 0] > 2
         return self.last(self.layer(x, x, x, padding, self.weights)[0].mean(1) + x.mean(1))
+
+
+class Hints(nn.Module):
+    """Torch goes by the hint, where weights are not asked for, and not by the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x.new_zeros(x.shape[1], x.shape[1])
+        return self.last(self.layer(x, x, x, need_weights=False, attn_mask=mask, is_causal=True)[0].mean(1))
+
+
+def test_a_hint_that_a_mask_is_causal_is_taken_as_torch_takes_it():
+    torch.manual_seed(0)
+    flat = FlatModel(Hints().double())
+    rows = flat.flatten().repeat(2, 1)
+    x, y = torch.randn(2, 3, 4, 6, dtype=torch.float64), torch.randint(CLASSES, (2, 3))
+    gradients = ClippedGradients(flat, 1e9)
+    torch.testing.assert_close(gradients.clipped_sum(rows, x, y), alone(flat, rows, x, y))
+    assert gradients.fast
 
 
 def test_packed_weights_that_are_used_in_two_ways_are_one_parameter():

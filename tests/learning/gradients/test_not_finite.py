@@ -166,6 +166,23 @@ def test_no_more_than_the_clip_where_a_token_s_gradients_cancel(rest, device):
 
 @devices
 @pytest.mark.parametrize("rest", [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
+@pytest.mark.parametrize("loud", [0, 1, 1e3])
+@pytest.mark.parametrize("width", [8, 64])
+def test_no_more_than_the_clip_where_the_uses_of_a_tied_table_cancel(width, loud, rest, device):
+    """What an embedding adds to a row of the table, the linear layer takes away, and some of its own."""
+    torch.manual_seed(0)
+    tokens = torch.randint(5, (1, 20, 6))
+    delta = torch.randn(1, 20, 6, width)
+    once = nn.functional.one_hot(tokens, 5).float()
+    same = loud * torch.randn_like(delta)
+    a = torch.cat([same - delta + rest * torch.randn_like(delta), same], 2)
+    above = torch.cat([once, -once], 2)
+    lookup = ghost.Lookup(tokens.to(device), delta.to(device))
+    _at_most_one(ghost.Tied(lookup, ghost.Outer(a.to(device), above.to(device))), 5 * width)
+
+
+@devices
+@pytest.mark.parametrize("rest", [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
 @pytest.mark.parametrize("channels", [8, 64])
 def test_no_more_than_the_clip_where_a_convolution_cancels(channels, rest, device):
     torch.manual_seed(0)

@@ -97,7 +97,10 @@ def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if x.is_floating_point():
             wanted = f"whole numbers from 0 to {layer.num_embeddings - 1} (int64)"
-            return wanted, "Pass token ids as integers, for example inputs.long()."
+            return (
+                wanted,
+                "Pass token ids as integers: inputs.long(), Shards.from_arrays(..., dtype=torch.int64).",
+            )
         return None
     own = next(layer.parameters(recurse=False), None)
     if own is not None and not x.is_floating_point():
