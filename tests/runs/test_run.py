@@ -420,11 +420,19 @@ def test_a_validation_share_that_leaves_nobody_is_refused(small):
         build.shards(small("data.validation=0.001"), 6)
 
 
-@pytest.mark.parametrize(("place", "wrong"), [(0, lambda x: x), (1, [1, 2]), (2, "ring")])
-def test_what_is_no_model_no_shards_or_no_graph_is_said(place, wrong):
+@pytest.mark.parametrize(
+    ("place", "wrong", "message"),
+    [
+        (0, lambda x: x, "to be a .*, got a function"),
+        (1, [1, 2], "to be a .*, got a list"),
+        (2, [(0, 1)], "Expected a graph: .* got a list"),
+        (2, "ring", r"got the name of a family, 'ring': .* topdp.topology.ring\(agents\)"),
+    ],
+)
+def test_what_is_no_model_no_shards_or_no_graph_is_said(place, wrong, message):
     given = [linear_model(), blobs(5), topology.ring(5)]
     given[place] = wrong
-    with pytest.raises(ConfigError, match=f"to be a .*, got a {type(wrong).__name__}"):
+    with pytest.raises(InputError, match=message):
         topdp.train(*given)
 
 

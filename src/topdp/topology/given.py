@@ -8,6 +8,7 @@ from typing import Any
 
 import networkx as nx
 
+from topdp.topology import families
 from topdp.topology.edge_lists import read_edge_list
 from topdp.topology.graph import Topology, TopologyError, from_edges
 from topdp.topology.weights import Weights, expect_no_weights
@@ -24,6 +25,12 @@ def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
         return graph
     if isinstance(graph, nx.Graph):
         return from_networkx(graph, weights=weights)
+    named = isinstance(graph, str) and callable(getattr(families, graph.replace("-", "_"), None))
+    if named and not os.path.exists(graph):
+        raise TopologyError(
+            f"Expected a graph, got the name of a family, {graph!r}: make one, for example "
+            f"topdp.topology.{graph.replace('-', '_')}(agents)."
+        )
     if isinstance(graph, str | os.PathLike):
         return read_edge_list(os.fspath(graph), weights=weights)
     raise TopologyError(
