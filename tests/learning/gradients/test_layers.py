@@ -31,12 +31,12 @@ def records(name: str, like: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
-@pytest.mark.parametrize("clipping", ["flat", "per-layer", "normalised"])
 @pytest.mark.parametrize("name", NEW)
-def test_one_record_in_place_of_another_moves_the_sum_by_at_most_two_clips(name, clipping):
+def test_one_record_more_moves_the_sum_by_at_most_the_clip(name):
+    """In float32, where rounding is coarse; other kinds of clipping are in `test_clipping`."""
     clip = 0.1
     flat, rows, x, y, _ = problem(name, torch.float32)
-    gradients = ClippedGradients(flat, clip, clipping=clipping)
+    gradients = ClippedGradients(flat, clip)
     weights = torch.ones(x.shape[:2])
     weights[1, 2] = 0
     without = gradients.clipped_sum(rows, x, y, weights)
