@@ -175,7 +175,9 @@ def test_the_tables_say_who_sees_most_and_what_is_assumed(topdp, monkeypatch):
 def test_infinite_and_refused_are_words(topdp, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     done = topdp("account", *SMALL, "--set", "method.name=no-noise")
-    assert done.code == 0 and "infinite: Infinite: what agents 0" in done.out and " inf " not in done.out
+    assert (
+        done.code == 0 and "infinite: What agents 0, 1, 2, 3, 4 send" in done.out and "inf%" not in done.out
+    )
     sampled = ["--set", "data.batch={poisson=500}", "--set", "rounds=1"]
     sampled += ["--set", "privacy.adjacency=replace-one", "--set", "privacy.guarantee=worst-case"]
     found = the_json(topdp("account", *SMALL, *sampled, "--json"))

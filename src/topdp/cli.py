@@ -1,6 +1,7 @@
 """The command line: one short function per command. Arguments in, tables and exit codes out.
 
 Exit codes are those of `topdp.errors`. Tables and `--json` go to stdout; progress and errors go to stderr.
+Nothing slow is imported before a command is called, and inside it only once a first sign of life is given.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,14 +23,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import typer
 from rich.table import Table
 
-from topdp import __version__, topology
+from topdp import __version__
 from topdp.agents.site.commands import agent_app, federation_app
-from topdp.data.progress import console_progress
 from topdp.errors import ExitCode, Interrupted, TopdpError, enough_memory
-from topdp.report import tables
-from topdp.report.progress import run_progress, stage_progress
+from topdp.report.progress import signs_of_life
 from topdp.report.terminal import Json, err, print_json, print_text, remark, show
-from topdp.settings import build, config
+from topdp.settings import config
 from topdp.settings.config import ConfigError, RunConfig
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ Changes = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the run folder goes.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="So many seeds, from the configuration's own on.")]
+BEGINS_ANEW = "the same command, which begins anew: of this one nothing is kept."
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -104,20 +106,23 @@ def run(
     ] = None,
 ) -> None:
     """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP."""
-    from topdp.report.reached import hint
-    from topdp.runs import run as runs
+    if resume is not None and (file or preset or changes or folder or sinks):
+        raise ConfigError("--resume takes its configuration from the run folder: leave the others away.")
+    sent = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
+    wanted = None if resume is not None else config.read(file, preset, [*(changes or []), *sent])
+    title = str(resume) if wanted is None else wanted.method.name
+    with signs_of_life(err, title) as signs:
+        signs.stage("loading torch")
+        from topdp.report import tables
+        from topdp.report.reached import hint
+        from topdp.runs import run as runs
 
-    if resume is not None:
-        if file or preset or changes or folder or sinks:
-            raise ConfigError("--resume takes its configuration from the run folder: leave the others away.")
-        with console_progress() as fetching, run_progress(err, str(resume)) as watch:
-            result = runs.resume(resume, device, watch, fetching)
-    else:
-        sent = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
-        wanted = config.read(file, preset, [*(changes or []), *sent])
-        place = folder or Path("runs") / _run_name(wanted)
-        with console_progress() as fetching, run_progress(err, wanted.method.name) as watch:
-            result = runs.run(wanted, place, device, watch, fetching)
+        if wanted is None:
+            assert resume is not None
+            result = runs.resume(resume, device, signs.watch, signs.fetching)
+        else:
+            place = folder or _new_place("runs", wanted)
+            result = runs.run(wanted, place, device, signs.watch, signs.fetching)
     if as_json:
         print_json(result.summary())
     else:
@@ -146,41 +151,50 @@ def compare(
 
     Broken off, the same command with the --out of before reads what is done and continues.
     """
-    from topdp.report.curves import curves, heading
-    from topdp.runs import run as runs
-    from topdp.runs.loop import InterruptedRun
-
     wanted = {
         name: config.read(file, preset, [*(changes or []), f"method.name={name}"])
         for name in dict.fromkeys(part.strip() for part in methods.split(","))
     }
-    for one in wanted.values():
-        build.method(one)  # a fault in the last method is found before the first is run
     place = folder or Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
     if seeds > 1:
         _compare_seeds(wanted, seeds, place, device, as_json)
         return
     results: dict[str, Result] = {}
-    for name, one in wanted.items():
-        with console_progress() as fetching, run_progress(err, name) as watch:
-            try:
-                results[name] = runs.run_or_continue(one, place / name, device, watch, fetching)
-            except (Interrupted, KeyboardInterrupt):
-                raise InterruptedRun(place, f"the same command and --out {place}") from None
-    title = heading(list(wanted.values()), next(iter(results.values())).plan.agents)
-    evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
-    picture = curves(evaluated, place / "compare.png", title) if evaluated else None
+    with signs_of_life(err, "compare") as signs, _going_on(f"the same command and --out {place}"):
+        signs.stage("loading torch")
+        from topdp.report import tables
+        from topdp.report.curves import curves, heading
+        from topdp.runs import run as runs
+        from topdp.settings import build
+
+        for one in wanted.values():
+            build.method(one)  # a fault in the last method is found before the first is run
+        for name, one in wanted.items():
+            signs.title = name
+            results[name] = runs.run_or_continue(one, place / name, device, signs.watch, signs.fetching)
+        signs.title = "compare"
+        signs.stage("drawing")
+        title = heading(list(wanted.values()), next(iter(results.values())).plan.agents)
+        evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
+        picture = curves(evaluated, place / "compare.png", title) if evaluated else None
     if as_json:
         print_json({"out": str(place), "methods": {name: r.summary() for name, r in results.items()}})
     else:
         show(*tables.runs({name: r.summary() for name, r in results.items()}))
         for names in _of_one_plan(results):
-            show(
-                f"{', '.join(names)}: one plan, so one run. They differ in the noise that each claims to "
-                "need; --set privacy.guarantee=claimed gives it to them."
-            )
+            show(f"{', '.join(names)}: one plan, so one run. {build.why_alike([wanted[n] for n in names])}")
         if picture is not None:
             show(f"The figure is {picture}")
+
+
+@contextmanager
+def _going_on(how: str) -> Iterator[None]:
+    """Ctrl-C inside says how to go on."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        said = str(stopped).partition(" Continue with")[0] or "Interrupted."
+        raise Interrupted(f"{said} Continue with: {how}") from None
 
 
 def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
@@ -191,23 +205,25 @@ def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
 
 
 def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool) -> None:
-    from topdp.report import spreads
-    from topdp.report.curves import heading
-    from topdp.runs import grid, sweep
+    how = f"the same command and --out {place}"
+    with signs_of_life(err, "compare") as signs, _going_on(how):
+        signs.stage("loading torch")
+        from topdp.report import spreads
+        from topdp.report.curves import heading
+        from topdp.runs import grid, sweep
+        from topdp.settings import build
 
-    points = grid.checked([
-        grid.Point(f"{name}/seed-{seed}", {"method": name}, seed, one.model_copy(update={"seed": seed}))
-        for name, one in wanted.items()
-        for seed in range(one.seed, one.seed + seeds)
-    ])  # fmt: skip
-    with console_progress() as fetching:
-        how = f"the same command and --out {place}"
-        sweep.run_all(points, place, device, partial(run_progress, err), fetching, how)
-    found = sweep.found(place, points)
-    agents = build.graph(points[0].config).agents
-    title = heading(list(wanted.values()), agents)
-    figure = spreads.curves({one.chosen["method"]: one for one in found}, place / "compare.png", title)
-    spreads.write_csv(found, place)
+        points = grid.checked([
+            grid.Point(f"{name}/seed-{seed}", {"method": name}, seed, one.model_copy(update={"seed": seed}))
+            for name, one in wanted.items()
+            for seed in range(one.seed, one.seed + seeds)
+        ])  # fmt: skip
+        sweep.run_all(points, place, device, signs.titled, signs.fetching, how)
+        signs.stage("drawing")
+        found = sweep.found(place, points)
+        title = heading(list(wanted.values()), build.graph(points[0].config).agents)
+        figure = spreads.curves({one.chosen["method"]: one for one in found}, place / "compare.png", title)
+        spreads.write_csv(found, place)
     _show_spreads(found, place, figure, as_json)
 
 
@@ -245,32 +261,34 @@ def sweep(
     For example: topdp sweep --over privacy.epsilon=0.5,1,2 --over method.name=plain,top --seeds 3.
     Every point is checked before the first is run, and what is done is not done again.
     """
-    from topdp.report import spreads
-    from topdp.report.curves import heading
-    from topdp.runs import grid
-    from topdp.runs import sweep as sweeps
+    if resume is not None and (file or preset or changes or over or folder or seeds > 1):
+        raise ConfigError("--resume takes everything from the folder of the sweep: leave the others away.")
+    if resume is None and not over and seeds == 1:
+        raise ConfigError("Expected --over key=value,value or --seeds, got neither: use topdp run.")
+    base = None if resume is not None else config.read(file, preset, changes).to_toml()
+    place = resume or folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
+    how = f"topdp sweep --resume {place}"
+    with signs_of_life(err, "sweep") as signs, _going_on(how):
+        signs.stage("loading torch")
+        from topdp.report import spreads
+        from topdp.report.curves import heading
+        from topdp.runs import grid
+        from topdp.runs import sweep as sweeps
+        from topdp.settings import build
 
-    if resume is not None:
-        if file or preset or changes or over or folder or seeds > 1:
-            raise ConfigError(
-                "--resume takes everything from the folder of the sweep: leave the others away."
-            )
-        request, place = sweeps.Request.read(resume), resume
-    else:
-        if not over and seeds == 1:
-            raise ConfigError("Expected --over key=value,value or --seeds, got neither: use topdp run.")
-        base = config.read(file, preset, changes).to_toml()
-        request = sweeps.Request(base, tuple(map(grid.Axis.of, over or [])), seeds)
-        place = folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
-    points = grid.checked(request.points())
-    request.keep(place)
-    with console_progress() as fetching:
-        how = f"topdp sweep --resume {place}"
-        sweeps.run_all(points, place, device, partial(run_progress, err), fetching, how)
-    found = sweeps.found(place, points)
-    spreads.write_csv(found, place)
-    title = heading([points[0].config], build.graph(points[0].config).agents)
-    _show_spreads(found, place, spreads.picture(found, place / "sweep.png", title), as_json)
+        if base is None:
+            request = sweeps.Request.read(place)
+        else:
+            request = sweeps.Request(base, tuple(map(grid.Axis.of, over or [])), seeds)
+        points = grid.checked(request.points())
+        request.keep(place)
+        sweeps.run_all(points, place, device, signs.titled, signs.fetching, how)
+        signs.stage("drawing")
+        found = sweeps.found(place, points)
+        spreads.write_csv(found, place)
+        title = heading([points[0].config], build.graph(points[0].config).agents)
+        figure = spreads.picture(found, place / "sweep.png", title)
+    _show_spreads(found, place, figure, as_json)
 
 
 @app.command()
@@ -287,9 +305,11 @@ def export(
     as_json: Json = False,
 ) -> None:
     """A trained network as a file that others can read. Reads no data."""
-    from topdp.runs.export import export_run, format_of
+    with signs_of_life(err, "export") as signs:
+        signs.stage("loading torch")
+        from topdp.runs.export import export_run, format_of
 
-    written = export_run(run, file, format, agent, best)
+        written = export_run(run, file, format, agent, best)
     if as_json:
         told = {"file": str(written), "format": format_of(file, format), "agent": agent, "best": best}
         print_json({"run": str(run), **told})
@@ -312,15 +332,20 @@ def graph(
     as_json: Json = False,
 ) -> None:
     """The graph: who is adjacent to whom, whose noise can cover whom, spectral gap; and a picture."""
-    from topdp.report.graph import draw
-
     extra = [f"topology.kind={kind}"] * (kind is not None) + [f"topology.agents={agents}"] * (
         agents is not None
     )
     wanted = config.read(file, preset, [*(changes or []), *extra])
-    made = build.graph(wanted)
-    facts = topology.describe(made, wanted.method.alpha)
-    draw(made, picture)
+    with signs_of_life(err, "graph") as signs:
+        from topdp import topology
+        from topdp.report import tables
+        from topdp.report.graph import draw
+        from topdp.settings import build
+
+        made = build.graph(wanted)
+        facts = topology.describe(made, wanted.method.alpha)
+        signs.stage("drawing")
+        draw(made, picture)
     if as_json:
         print_json({**facts, "picture": str(picture)})
         return
@@ -351,19 +376,33 @@ def account(
     as_json: Json = False,
 ) -> None:
     """How private a run is, per agent and observer: epsilon, mu and an attacker's power. Needs no data."""
-    from topdp.runs import planning
-
     named = [name.strip() for name in answers.split(",") if name.strip()]
-    with stage_progress(err, "accounting") as progress:
-        if target is not None and target.is_dir():
-            if preset or changes:
-                raise ConfigError("A run is accounted as it was: leave --preset and --set away.")
-            wanted, plan, found = planning.account_of_run(target, named, progress)
+    run = target if target is not None and target.is_dir() else None
+    if run is not None and (preset or changes):
+        raise ConfigError("A run is accounted as it was: leave --preset and --set away.")
+    asked = None if run is not None else config.read(target, preset, changes)
+    with signs_of_life(err, "topdp") as signs:
+        signs.stage("planning")
+        from topdp.privacy.observers.coalitions import expect_coalition
+        from topdp.report import tables
+        from topdp.runs import planning
+        from topdp.runs.folder import RunFolder
+        from topdp.settings import build
+
+        if asked is None:
+            assert run is not None
+            if coalition > 1:
+                expect_coalition(coalition, RunFolder.open(run).plan.agents)
+            wanted, plan, found = planning.account_of_run(run, named, signs.progress)
         else:
-            wanted = planning.asking(config.read(target, preset, changes), named)
-            made = build.graph(wanted)
-            plan, found = planning.plan_and_account(wanted, made, build.counts(wanted, made.agents), progress)
-        together = planning.coalition_account(plan, found, coalition, wanted.seed, progress)
+            wanted, graph = planning.asking(asked, named), build.graph(asked)
+            if coalition > 1:
+                expect_coalition(coalition, graph.agents)
+            counts = build.counts(wanted, graph.agents)
+            plan, found = planning.plan_and_account(wanted, graph, counts, signs.progress)
+        if coalition > 1:
+            signs.stage(f"accounting coalitions of {coalition}")
+        together = planning.coalition_account(plan, found, coalition, wanted.seed, signs.progress)
     if as_json:
         print_json(planning.account_json(wanted, plan, found, together))
         return
@@ -382,11 +421,15 @@ def recommend(
     Says for each method how much noise it leaves, and gives a command to start from. For example:
     topdp recommend --set topology.agents=12 --set privacy.epsilon=2 --set privacy.colluders=3
     """
-    from topdp.runs.recommend import recommend as ask
-
     wanted = config.read(target, preset, changes)
-    made = build.graph(wanted)
-    found = ask(wanted, made, build.counts(wanted, made.agents))
+    with signs_of_life(err, "recommend") as signs, _going_on(BEGINS_ANEW):
+        signs.stage("planning")
+        from topdp.report import tables
+        from topdp.runs.recommend import recommend as ask
+        from topdp.settings import build
+
+        made = build.graph(wanted)
+        found = ask(wanted, made, build.counts(wanted, made.agents), signs.stage)
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
     command = found.command([*given, *(part for change in changes or [] for part in ("--set", change))])
     options = [asdict(option) for option in found.options]
@@ -430,34 +473,40 @@ def audit(
     Executes the plan of a configuration, or the very plan of a run, once more with canaries in it. Of agents
     that have rehearsed with canaries it takes what they recorded.
     """
-    from topdp import audit as audits
-    from topdp.audit.folder import keep, room_for
-    from topdp.audit.recording import recorded_in
-    from topdp.report.curves import heading
-
-    asked = audits.Question(owner, observer, sees, canaries, confidence, delta, seed)
     run = target if target is not None and target.is_dir() else None
     if run is not None and (preset or changes):
         raise ConfigError("A run is audited as it was: leave --preset and --set away.")
-    notes = recorded_in(run) if run is not None else None
-    if recorded and notes is None:
-        raise audits.AuditError(
-            f"--recorded: expected the folder of agents that rehearsed with canaries, got {target}, which "
-            "has no canaries.npz. Make one with `topdp federation demo --rehearse`, or leave --recorded away."
-        )
-    with console_progress() as fetching, run_progress(err, "audit") as watch:
+    wanted = None if run is not None else config.read(target, preset, changes)
+    with signs_of_life(err, "audit") as signs, _going_on(BEGINS_ANEW):
+        signs.stage("loading torch")
+        from topdp import audit as audits
+        from topdp.audit.folder import expect_room, keep, room_for
+        from topdp.audit.recording import recorded_in
+        from topdp.report import tables
+        from topdp.report.curves import heading
+
+        if folder is not None:
+            expect_room(folder)  # before the account, which may take minutes
+        asked = audits.Question(owner, observer, sees, canaries, confidence, delta, seed)
+        notes = recorded_in(run) if run is not None else None
+        if recorded and notes is None:
+            raise audits.AuditError(
+                "--recorded: expected the folder of agents that rehearsed with canaries, got "
+                f"{target or 'none'}, which has no canaries.npz. Make one with "
+                "`topdp federation demo --rehearse`, or leave --recorded away."
+            )
         if notes is not None:
             from topdp.agents.site.rehearsals import of_notes
 
-            made = of_notes(notes, asked, watch)
-        elif run is not None:
-            made = audits.of_run(run, asked, device, watch, fetching)
+            made = of_notes(notes, asked, signs.watch)
+        elif wanted is None:
+            assert run is not None
+            made = audits.of_run(run, asked, device, signs.watch, signs.fetching)
         else:
-            wanted = config.read(target, preset, changes)
-            made = audits.of_config(wanted, asked, device, watch, fetching)
-        place = folder or Path("audits") / _run_name(made.config)
+            made = audits.of_config(wanted, asked, device, signs.watch, signs.fetching)
+        place = folder or _new_place("audits", made.config)
         with room_for(place):
-            details = keep(made.carry_out(watch), place, heading([made.config], made.agents))
+            details = keep(made.carry_out(signs.watch), place, heading([made.config], made.agents))
     if as_json:
         print_json(details)
     else:
@@ -488,9 +537,11 @@ def calibrate(
     For one agent that releases its gradient so many times under fresh noise. A run of T rounds makes T + 1
     releases. sigma is the paper's: noise standard deviation per unit of clip, on the mean gradient.
     """
-    from topdp.privacy.published.side_by_side import side_by_side
+    with signs_of_life(err, "calibrate") as signs:
+        from topdp.privacy.published.side_by_side import side_by_side
+        from topdp.report import tables
 
-    found = side_by_side(epsilon, delta, releases, records, clip, adjacency, cycle, poisson)
+        found = side_by_side(epsilon, delta, releases, records, clip, adjacency, cycle, poisson, signs.stage)
     if as_json:
         print_json(found)
     else:
@@ -520,19 +571,24 @@ def reproduce(
 
     Results go to --out, else to reproduction/, or reproduction-quick/ with --quick.
     """
-    from topdp.reproduce import make
-    from topdp.reproduce.lenses import FULL, QUICK
-    from topdp.runs.assembly import choose_device
-
-    names, lenses, scale = make.named_figures(figure), make.named_lenses(lens), QUICK if quick else FULL
+    if not minutes >= 0:
+        raise ConfigError(f"--minutes: expected a number from 0 on, got {minutes}.")
     place = folder or Path("reproduction-quick" if quick else "reproduction")
-    if redraw:
-        made = make.redraw(names, lenses, scale, place)
-    else:
-        chosen = str(choose_device(device))
-        made = make.reproduce(
-            names, lenses, scale, chosen, place, lambda text: err.print(text, highlight=False), 60 * minutes
-        )
+    how = f"the same command: what is done is kept in {place}."
+    with signs_of_life(err, "reproduce") as signs, _going_on(how):
+        signs.stage("loading torch")
+        from topdp.report import tables
+        from topdp.reproduce import make
+        from topdp.reproduce.lenses import FULL, QUICK
+        from topdp.runs.assembly import choose_device
+
+        names, lenses, scale = make.named_figures(figure), make.named_lenses(lens), QUICK if quick else FULL
+        if redraw:
+            signs.stage("drawing")
+            made = make.redraw(names, lenses, scale, place)
+        else:
+            chosen = str(choose_device(device))
+            made = make.reproduce(names, lenses, scale, chosen, place, signs.say, 60 * minutes)
     if as_json:
         print_json({"out": str(place), **made.to_json()})
     else:
@@ -552,10 +608,10 @@ def data_fetch(
     as_json: Json = False,
 ) -> None:
     """Puts a data set into the cache, verified against its checksums."""
-    from topdp.data import fetch
+    with signs_of_life(err, "data") as signs:
+        from topdp.data import fetch
 
-    with console_progress() as progress:
-        found = fetch(name, data_dir=data_dir, progress=progress)
+        found = fetch(name, data_dir=data_dir, progress=signs.fetching)
     if as_json:
         print_json({"name": name, "path": str(found.path), "source": found.source})
     else:
@@ -586,10 +642,11 @@ def data_look(
     as_json: Json = False,
 ) -> None:
     """What the columns of your own file hold, for your eyes only; and a schema to fill in."""
-    from topdp.data.readers.look import look
-    from topdp.data.readers.schema import skeleton
+    with signs_of_life(err, "data"):
+        from topdp.data.readers.look import look
+        from topdp.data.readers.schema import skeleton
 
-    seen = look(file, delimiter)
+        seen = look(file, delimiter)
     if as_json:
         print_json({sight.column: sight._asdict() for sight in seen})
         return
@@ -627,10 +684,13 @@ def main() -> None:
 
 
 def stop(message: object, code: int) -> None:
-    err.print(f"topdp: {message}", style="bold red", markup=False, highlight=False)
+    err.print(f"topdp: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
 
 
-def _run_name(wanted: RunConfig) -> str:
+def _new_place(folder: str, wanted: RunConfig) -> Path:
+    """A folder that nobody named: by data, method and time, with a number where that is not new."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return f"{wanted.data.name.replace('/', '_')}-{wanted.method.name}-{wanted.method.mode}-{stamp}"
+    name = f"{wanted.data.name.replace('/', '_')}-{wanted.method.name}-{wanted.method.mode}-{stamp}"
+    places = (Path(folder) / f"{name}{f'-{k}' if k > 1 else ''}" for k in count(1))
+    return next(place for place in places if not place.exists())

@@ -19,13 +19,11 @@ import numpy as np
 import pytest
 import requests
 from data_files import same, small_arrays, write_batches, write_csv, write_idx, write_sheets
-from rich.progress import Progress as Bars
 
-from topdp.data import available, fetch, load, progress, sources
+from topdp.data import available, fetch, load, sources
 from topdp.data.catalogue import CATALOGUE, Package
 from topdp.data.decode import NAMES, Arrays
 from topdp.data.disk import DiskError
-from topdp.data.progress import console_progress
 from topdp.errors import DataError
 
 StandIn = Callable[..., Arrays]
@@ -383,35 +381,6 @@ def test_unknown_names_are_refused_with_a_hint() -> None:
         load("mnits")
     with pytest.raises(DataError, match="Expected a data set out of mnist, fashion-mnist, cifar10"):
         fetch("imagenet")
-
-
-def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    with console_progress() as show:
-        show("downloading a", 5, 10)
-        show("running: npm pack b")
-        show("running: npm pack b")
-        show("")
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err == "downloading a\nrunning: npm pack b\n"
-
-
-def test_a_bar_is_there_while_something_is_fetched_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Bars] = []
-
-    class Seen(Bars):
-        def __init__(self, *columns: object, **options: object) -> None:
-            super().__init__(*columns, **options)  # type: ignore[arg-type]
-            drawn.append(self)
-
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    monkeypatch.setattr(progress, "Bars", Seen)
-    with console_progress() as show:
-        assert drawn[0].tasks == []
-        show("downloading a", 5, 10)
-        show("downloading b", 7)
-        assert [(task.description, task.completed) for task in drawn[0].tasks] == [("downloading b", 7)]
-        show("")
-        assert drawn[0].tasks == []
 
 
 def test_scaling_uses_the_public_constants(tmp_path: Path, stand_in: StandIn) -> None:

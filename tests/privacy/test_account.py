@@ -174,9 +174,7 @@ def test_infinite_is_said_and_never_a_number():
     details = strict_json(account(plan("top-sync", 0.0), analysis(), DELTA))
     assert details["epsilon"] == dict.fromkeys(NAMES)
     assert details["epsilon_per_agent"] == {key: [None] * 6 for key in NAMES}
-    assert all(
-        details["reasons"][key].startswith("Infinite: what agents 0, 1, 2, 3, 4, ... ") for key in NAMES
-    )
+    assert all(details["reasons"][key].startswith("What agents 0, 1, 2, 3, 4, ... ") for key in NAMES)
     assert details["pairs"]["view"]["mu"][0][1] is None
 
 
@@ -186,7 +184,7 @@ def test_one_agent_without_noise_makes_the_largest_infinite():
     for key in NAMES:
         assert details["epsilon"][key] is None
         assert [e is None for e in details["epsilon_per_agent"][key]] == [i == 2 for i in range(6)]
-        assert details["reasons"][key].startswith("Infinite: what agents 2 send is not hidden by noise. Use")
+        assert details["reasons"][key].startswith("What agents 2 send is not hidden by noise. Use")
 
 
 def test_messages_without_noise_of_their_own_are_claimed_to_be_private_and_are_not():

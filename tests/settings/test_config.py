@@ -35,7 +35,7 @@ def test_a_file_is_read_and_changed(tmp_path):
     ("change", "says"),
     [
         ("method.nam=plain", "Did you mean 'name'?"),
-        ("metod.name=plain", "Did you mean 'method'?"),
+        ("metod.name=plain", "metod.name: no such key. Did you mean 'method.name'?"),
         ("method.name=toop", "Did you mean 'top'?"),
         ("method.alpha=1.5", "less than or equal to 1, got 1.5"),
         ("method.alpha=nan", "method.alpha"),

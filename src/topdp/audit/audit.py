@@ -23,7 +23,7 @@ from topdp.audit import bounds
 from topdp.audit.canaries import KINDS, AuditError, Canaries, expect_room, planted, signs
 from topdp.audit.execution import execute
 from topdp.audit.findings import Findings, Kind
-from topdp.audit.observer import BY_GUARANTEE, Observer, expect_agent, named
+from topdp.audit.observer import BY_GUARANTEE, Observer, expect_agent, expect_named, named
 from topdp.audit.scores import Scores, Seen, information
 from topdp.data.progress import Progress
 from topdp.plan import Plan
@@ -38,6 +38,7 @@ from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.folder import GIVEN, RunFolder
 from topdp.runs.loop import Watcher, accounting
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
+from topdp.settings import build
 from topdp.settings.config import PrivacyConfig, RunConfig
 from topdp.simulator.draws import Draws
 
@@ -53,6 +54,14 @@ class Question:
     confidence: float = 0.95
     delta: float | None = None
     seed: int = 0
+
+    def expect_possible(self, agents: int) -> None:
+        """Refuses what cannot be asked of so many agents: before data are read and accounts are made."""
+        if not 0.5 <= self.confidence < 1:
+            raise AuditError(f"--confidence: expected 0.5 or more, and below 1, got {self.confidence}.")
+        if self.delta is not None:
+            expect_delta(self.delta)
+        expect_named(self.observer, self.sees, self.owner, agents)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +91,8 @@ class Audit:
         watch: Watcher | None = None,
     ) -> Audit:
         """What is asked of a plan and its account, or a refusal. `dimension`: parameters of the model."""
-        if not 0.5 <= asked.confidence < 1:
-            raise AuditError(f"--confidence: expected 0.5 or more, and below 1, got {asked.confidence}.")
-        if asked.delta is not None and expect_delta(asked.delta) != found.delta:
+        asked.expect_possible(plan.agents)
+        if asked.delta is not None and asked.delta != found.delta:
             found = _at(asked.delta, plan, found, privacy.patient, accounting(watch))
         owner = _owner(asked.owner, found, privacy.guarantee)
         exposure = found.analysis.exposure()
@@ -212,6 +220,7 @@ def of_config(
     progress: Progress | None = None,
 ) -> Prepared:
     """An audit of the plan that a configuration would run."""
+    asked.expect_possible(build.graph(config).agents)
     parts = Assembly.of(config, choose_device(device), progress)
     plan, found = plan_and_account(config, parts.graph, parts.shards.counts, accounting(watch))
     return _prepared(parts, plan, found, asked, watch)
@@ -232,6 +241,7 @@ def of_run(
             f"The run in {path} was started from Python with its own data and model, which are not in its "
             "folder: audit it there, with topdp.audit.Audit."
         )
+    asked.expect_possible(plan.agents)
     parts = Assembly.of(config, choose_device(device), progress)
     counts = parts.shards.counts
     expect_plan_of(config, parts.graph, counts, plan, path)

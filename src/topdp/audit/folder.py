@@ -19,11 +19,15 @@ from topdp.audit.picture import roc
 from topdp.files import gone_if_it_fails, new_folder, write_whole
 
 
+def expect_room(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise AuditError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
+
+
 @contextmanager
 def room_for(out: Path) -> Iterator[None]:
     """A folder that cannot be made is said before the work, and is gone again if that fails."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise AuditError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
+    expect_room(out)
     with gone_if_it_fails(out):
         new_folder(out)
         yield

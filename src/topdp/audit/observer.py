@@ -27,6 +27,8 @@ SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public
 BY_GUARANTEE = {"claimed": "received", "view": "received", "adaptive": "estimates", "worst-case": "all"}
 """What the observer sees against whom a guarantee of a configuration is given."""
 
+NAMED = ("worst", "all", "outsider")
+
 SWEEPS = 5
 """Towards the best signs: on all plans we tried the third changes nothing."""
 
@@ -86,8 +88,7 @@ def named(
     progress: Progress | None = None,
 ) -> Observer:
     """The observer by its name: `worst` is whoever, by the account, learns most of the owner."""
-    if sees not in SEES:
-        raise AuditError(f"--sees: got {sees!r}.{did_you_mean(sees, list(SEES))}")
+    expect_named(text, sees, owner, plan.agents)
     if text == "outsider":
         return Observer(plan, (), "all")
     if text == "all" or (text == "worst" and sees == "all"):
@@ -103,13 +104,23 @@ def named(
     return Observer(plan, known[owner], sees)
 
 
+def expect_named(text: str, sees: str | None, owner: int | None, agents: int) -> None:
+    """Refuses what no account could make an observer of; `sees`, `owner` None: as the guarantee says."""
+    if sees is not None and sees not in SEES:
+        raise AuditError(f"--sees: got {sees!r}.{did_you_mean(sees, list(SEES))}")
+    if owner is not None:
+        expect_agent("--owner", owner, agents)
+    if text not in NAMED:
+        _members(text, agents, owner)
+
+
 def expect_agent(name: str, agent: int, agents: int) -> int:
     if not 0 <= agent < agents:
         raise AuditError(f"{name}: expected an agent between 0 and {agents - 1}, got {agent}.")
     return agent
 
 
-def _members(text: str, agents: int, owner: int) -> tuple[int, ...]:
+def _members(text: str, agents: int, owner: int | None) -> tuple[int, ...]:
     try:
         members = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:

@@ -323,7 +323,7 @@ def _answer(ask: Callable[[], Answer]) -> Answer:
         who = np.flatnonzero(np.isinf(answer.epsilon))
         some = ", ".join(map(str, who[:5])) + (", ..." if len(who) > 5 else "")
         why = (
-            f"Infinite: what agents {some} send is not hidden by noise. Use a method with noise, alpha and "
+            f"What agents {some} send is not hidden by noise. Use a method with noise, alpha and "
             "own_share > 0, and a budget or sigma for every agent."
         )
         return replace(answer, reason=why)

@@ -146,6 +146,7 @@ def _spread(values: np.ndarray) -> str:
 def _per_agent(config: RunConfig, found: Account) -> Table:
     budget = np.broadcast_to(np.asarray(config.privacy.epsilon, float), len(found.analysis.batches))
     chosen = found.answer(config.privacy.guarantee).epsilon
+    calibrated = found.guarantee is not None and config.privacy.sigma is None
     answers = {name: found.answers[name] for name in _asked(found)}
     named = [name for name, answer in answers.items() if answer.observers and name != "outsider"]
     table = uncut(
@@ -157,7 +158,7 @@ def _per_agent(config: RunConfig, found: Account) -> Table:
             str(agent),
             *(_number(answer.epsilon, agent) for answer in answers.values()),
             *(" ".join(map(str, (answers[name].observers or ())[agent])) for name in named),
-            "" if chosen is None or config.privacy.sigma is not None else f"{chosen[agent] / limit:.1%}",
+            f"{chosen[agent] / limit:.1%}" if calibrated and chosen is not None else "",
         )
     return table
 

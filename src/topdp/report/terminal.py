@@ -27,7 +27,8 @@ def show(*parts: Any) -> None:
     """Tables and sentences for people, on stdout."""
     with _whole_output():
         for part in parts:
-            out.print(part, highlight=False)
+            # Sentences are not cut into lines: paths and commands in them are there to be copied.
+            out.print(part, highlight=False, soft_wrap=isinstance(part, str))
         out.file.flush()
 
 
@@ -44,7 +45,7 @@ def print_text(text: str) -> None:
 
 def remark(text: str) -> None:
     """A sentence beside the output, on stderr."""
-    err.print(text, markup=False, highlight=False)
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

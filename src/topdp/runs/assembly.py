@@ -228,7 +228,7 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise ConfigError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}.")

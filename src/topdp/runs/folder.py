@@ -65,10 +65,7 @@ class RunFolder:
         if path.is_dir():
             _forget(path, "run.json", leftovers_only=True)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunFolderError(
-                f"Expected a new or empty folder, {path} exists: name another one with --out, "
-                f"or continue that run with --resume {path}."
-            )
+            raise RunFolderError(f"--out: expected a new or empty folder, {_in_the_way(path)}.")
         new_folder(path)
 
     @classmethod
@@ -190,6 +187,19 @@ class RunFolder:
             raise FileError(f"Could not write {self.path / name}: {error}.") from error
 
 
+def _in_the_way(path: Path) -> str:
+    """What is there instead of a new or empty folder, and what to do."""
+    if not path.is_dir():
+        return f"{path} is a file: name another place"
+    try:
+        state = RunFolder.open(path).state
+    except RunFolderError:
+        return f"{path} has other things in it: name another one"
+    if state in ("running", "interrupted"):
+        return f"{path} has an unfinished run: name another one, or continue that run with --resume {path}"
+    return f"{path} has a run in it ({state}): name another one"
+
+
 def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
     """Removes a file, and what a kill in the middle of writing it has left beside it (`written_whole`)."""
     for leftover in folder.glob(f".{name}.*"):
@@ -221,5 +231,7 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _words(error: Exception) -> str:
-    """Python names only the key where one is missing."""
+    """Python names only the key where one is missing, and of a file that is not there also its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}."
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)

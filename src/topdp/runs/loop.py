@@ -27,7 +27,8 @@ from topdp.settings.config import RunConfig
 from topdp.simulator.engine import Engine, State
 
 Watcher = Callable[[str, int, int, Metrics | None], None]
-"""Called with ("accounting" or "training", steps done, steps in all, the last metrics)."""
+"""Called with (stage, steps done, steps in all, the last metrics): "accounting" and "training" step by step,
+"planning" and "preparing" once, when they begin."""
 
 
 def accounting(watch: Watcher | None) -> Progress | None:

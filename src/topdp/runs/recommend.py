@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,23 @@ class Recommendation:
         return shlex.join(["topdp", "run", *given, *changes])
 
 
-def recommend(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Recommendation:
-    """For the agents, graph, records, budget and colluders of `config`; its method is not looked at."""
+def recommend(
+    config: RunConfig,
+    graph: Topology,
+    counts: tuple[int, ...],
+    say: Callable[[str], None] = lambda text: None,
+) -> Recommendation:
+    """For the agents, graph, records, budget and colluders of `config`; its method is not looked at.
+
+    `say` is told which method is tried.
+    """
     if METHODS[config.method.name].pools:
         raise ConfigError("method.name: central has no graph to recommend a method for; leave it away.")
-    options = sorted((_option(config, graph, counts, name) for name in COMPARED), key=_rank)
+    options = []
+    for number, name in enumerate(COMPARED, 1):
+        say(f"calibrating {name}, method {number} of {len(COMPARED)}")
+        options.append(_option(config, graph, counts, name))
+    options.sort(key=_rank)
     best = options[0]
     if best.noise is None:
         raise ConfigError(f"No method fits: {best.reason}")

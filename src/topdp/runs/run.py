@@ -36,6 +36,7 @@ from topdp.privacy.account import Account
 from topdp.report.curves import curves, heading
 from topdp.report.metrics import metric_names, picture_name
 from topdp.runs import sinks
+from topdp.runs.arguments import expect_place_and_watcher, expect_shards, plain
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.best import Best
 from topdp.runs.best import read as read_best
@@ -170,9 +171,10 @@ def train(
     >>> result.estimates.shape, result.config.rounds
     (torch.Size([4, 8]), 5)
     """
-    for what, value, wanted in (("model", model, nn.Module), ("shards", shards, Shards)):
-        if not isinstance(value, wanted):
-            raise ConfigError(f"Expected {what} to be a {wanted.__name__}, got a {type(value).__name__}.")
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"Expected model to be a torch module, got a {type(model).__name__}.")
+    expect_shards(shards)
+    expect_place_and_watcher(out, watch)
     topology = as_topology(topology)
     own = None if features is None or isinstance(features, str) else OwnFeatures(features)
     named = "none" if features is None else features if own is None else "given"
@@ -240,6 +242,8 @@ class Job:
 
 
 def _planned(parts: Assembly, watch: Watcher | None) -> Job:
+    if watch is not None:
+        watch("planning", 0, 1, None)
     found = plan_and_account(parts.config, parts.graph, parts.shards.counts, accounting(watch))
     return Job(parts, *found)
 
@@ -263,6 +267,8 @@ def _execute(
     callbacks = callbacks or Callbacks()
     started = time.perf_counter()
     parts, path = job.parts, folder.path if folder else None
+    if watch is not None:
+        watch("preparing", 0, 1, None)
     engine = parts.engine(job.plan)
     before = folder.read_json("run.json").get("stopped") if folder is not None else None
     stopped_at = None if before is None else int(before["round"])
@@ -343,8 +349,8 @@ def new_run_folder(path: Path, job: Job) -> RunFolder:
 
 def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, Any]) -> RunConfig:
     tree: dict[str, Any] = {
-        "seed": seed,
-        "rounds": rounds,
+        "seed": plain(seed),
+        "rounds": plain(rounds),
         "topology": {"agents": topology.agents, "kind": "file", "path": GRAPH_FILE},
         "method": {},
         "privacy": {},
@@ -364,5 +370,5 @@ def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, A
         if key not in places:
             raise ConfigError(f"train(): no such setting {key!r}.{did_you_mean(key, list(places))}")
         section, name = places[key]
-        tree[section][name] = value
+        tree[section][name] = plain(value)
     return parse(tree, "train()")

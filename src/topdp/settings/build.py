@@ -9,14 +9,15 @@ from __future__ import annotations
 import glob
 import importlib
 import os
+import traceback
 from collections.abc import Callable, Sequence
-from inspect import signature
+from inspect import isbuiltin, isclass, signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from topdp import topology
-from topdp.errors import InputError
+from topdp.errors import InputError, TopdpError
 from topdp.plan import Optimiser, schedules
 from topdp.plan.arrays import Floats, Ints
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
@@ -160,6 +161,23 @@ def answers(config: RunConfig) -> set[str]:
     return named - {"claimed", "worst-case"}
 
 
+def why_alike(configs: Sequence[RunConfig]) -> str:
+    """Why methods with these settings have one plan, and what would show how they differ."""
+    if len({analysis_of(config) for config in configs}) > 1:
+        return (
+            "They differ in the noise that each claims to need; --set privacy.guarantee=claimed gives it to "
+            "them."
+        )
+    idle = [c for c in configs if noise_along(c) == "steps" and c.method.decay.period >= c.rounds]
+    if len({noise_along(config) for config in configs}) > 1 and idle:
+        name, period = idle[0].method.name, idle[0].method.decay.period
+        return (
+            f"The noise of {name} falls every {period} rounds, and these are {idle[0].rounds}: a smaller "
+            "--set method.decay.period shows it."
+        )
+    return "With these settings they do not differ."
+
+
 def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
     """One number for all agents, or one for each."""
     values = np.atleast_1d(np.asarray(value, float))
@@ -185,8 +203,14 @@ def batches(config: RunConfig, counts: Sequence[int]) -> tuple[Batches, ...]:
 
 def analysis(config: RunConfig, counts: tuple[int, ...]) -> Analysis:
     """How the records of each agent enter its releases, and by which published analysis noise is claimed."""
-    named = method(config).calibration or config.method.calibration or "tight"
-    return Analysis(named, batches(config, counts), config.privacy.clip, config.privacy.adjacency)
+    return Analysis(
+        analysis_of(config), batches(config, counts), config.privacy.clip, config.privacy.adjacency
+    )
+
+
+def analysis_of(config: RunConfig) -> str:
+    """The published calibration by which the noise of a method is claimed."""
+    return method(config).calibration or config.method.calibration or "tight"
 
 
 def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
@@ -347,7 +371,17 @@ def model(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.M
     factory = model_factory(config)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
-        made = factory(input_shape, outputs)
+        try:
+            made = factory(input_shape, outputs)
+        except (MemoryError, TopdpError):
+            raise
+        except Exception as error:
+            if "allocate memory" in str(error):  # torch has no error of its own for that
+                raise
+            raise ConfigError(
+                f"model.name: {config.model.name!r} was called with (input shape, outputs) = "
+                f"({input_shape}, {outputs}) and failed in {_where(error)}: {type(error).__name__}: {error}"
+            ) from error
     if not isinstance(made, torch.nn.Module):
         raise ConfigError(
             f"model.name: expected {config.model.name!r} to make a torch module, got {made!r:.80}."
@@ -360,24 +394,38 @@ def model_factory(config: RunConfig) -> Callable[[tuple[int, ...], int], Any]:
     from topdp.learning import models
 
     name = config.model.name
-    factory: Any
     if name in models.MODELS:
-        factory = models.MODELS[name]
-    elif ":" in name:
-        module, _, attribute = name.partition(":")
-        if not module or not attribute:
-            raise ConfigError(f"model.name: expected package.module:factory, got {name!r}.")
-        try:
-            factory = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(
-                f"model.name: could not import {name!r}: {error}. Your own modules are sought in PYTHONPATH."
-            ) from error
-    else:
+        return models.MODELS[name]
+    if ":" in name:
+        return _own_factory(name)
+    raise ConfigError(f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, 'module:factory'])}")
+
+
+def _where(error: Exception) -> str:
+    """The place in the user's own code: the last on the way that is no other package's."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "the call itself"
+
+
+def _own_factory(name: str) -> Callable[..., Any]:
+    """What `package.module:factory` names, if it can make a model: built-in functions are not even called."""
+    import torch
+
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"model.name: expected package.module:factory, got {name!r}.")
+    try:
+        factory: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
         raise ConfigError(
-            f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, 'module:factory'])}"
+            f"model.name: could not import {name!r}: {type(error).__name__}: {error}. Your own modules are "
+            "sought in PYTHONPATH."
+        ) from error
+    other_class = isclass(factory) and not issubclass(factory, torch.nn.Module)
+    if not callable(factory) or isbuiltin(factory) or other_class:
+        raise ConfigError(
+            f"model.name: expected {name!r} to be a function of (input shape, outputs) that makes a torch "
+            f"module, got {factory!r:.80}."
         )
-    if not callable(factory):
-        raise ConfigError(f"model.name: expected {name!r} to be a function of (input shape, outputs).")
-    made: Callable[[tuple[int, ...], int], Any] = factory
-    return made
+    return factory

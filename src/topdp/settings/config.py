@@ -257,20 +257,24 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         raise ConfigError("Expected a configuration file or --preset, got both: leave one away.")
     if path is not None:
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"Expected a readable TOML file, could not read {path}: {error}") from error
+            text = path.read_text(encoding="utf-8-sig")  # some editors write a mark first
+        except OSError as error:
+            raise ConfigError(f"Expected a TOML file, could not read {path}: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"Expected TOML in UTF-8 in {path}: {error}.") from error
         origin = str(path)
     else:
-        name = preset or "default"
+        name = "default" if preset is None else preset
         if name not in presets():
             raise ConfigError(f"Expected a preset, got {name!r}.{did_you_mean(name, presets())}")
         text = (_preset_folder() / f"{name}.toml").read_text(encoding="utf-8")
         origin = f"preset {name}"
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"Expected TOML in {origin}: {error}") from error
+    except ValueError as error:  # also a number of thousands of digits
+        raise ConfigError(f"Expected TOML in {origin}: {error}.") from error
+    except RecursionError:
+        raise ConfigError(f"Expected TOML in {origin}: its brackets stand too deep in each other.") from None
     for change in changes or []:
         _apply(tree, change)
     _take_in_schema(tree)
@@ -290,7 +294,7 @@ def parse(tree: dict[str, Any], origin: str = "configuration") -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        faults = dict.fromkeys(_explain(fault) for fault in error.errors())
+        faults = dict.fromkeys(_explain(fault, tree) for fault in error.errors())
         raise ConfigError(f"{origin}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
 
 
@@ -319,7 +323,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
         raise ConfigError(f"Expected --set key=value, for example privacy.epsilon=2, got {change!r}.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except ValueError:  # no TOML, or a number of thousands of digits
+    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or of brackets
         value = text.strip()  # a bare word is a string: --set method.name=plain
     *sections, last = key.strip().split(".")
     for section in sections:
@@ -344,24 +348,80 @@ UNIONS = {
 }
 
 
-def _explain(fault: Any) -> str:
+def _explain(fault: Any, tree: dict[str, Any]) -> str:
     path = [str(part) for part in fault["loc"]]
     key = ".".join(path)
     for union, expected in UNIONS.items():
         if f"{key}.".startswith(f"{union}."):  # what follows names the form that did not fit
-            return f"{union}: expected {expected}."
+            return f"{union}: expected {expected}, got {_came(_at(tree, union))}."
     if fault["type"] == "extra_forbidden":
-        return f"{key}: no such key.{did_you_mean(path[-1], _known_keys(path[:-1]))}"
+        path = [*path, *_only_keys(fault["input"])]
+        return f"{'.'.join(path)}: no such key.{_nearest_key(path)}"
     if fault["type"] == "literal_error":
         known = [word.strip(" '") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(",")]
-        return f"{key}: got {fault['input']!r}.{did_you_mean(str(fault['input']), known)}"
+        return f"{key}: got {_came(fault['input'])}.{did_you_mean(str(fault['input']), known)}"
+    if fault["type"] == "model_type":
+        keys = _known_keys(path)
+        return f"{key}: expected its keys ({', '.join(keys)}), as {key}.{keys[0]}=..., got " + (
+            f"{_came(fault['input'])}."
+        )
     message = fault["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     return (
-        f"{key}: {message}, got {fault['input']!r}."
+        f"{key}: {message}, got {_came(fault['input'])}."
         if fault["type"] != "value_error"
         else f"{key}: {message}."
     )
+
+
+def _came(value: Any) -> str:
+    """What came, as one would type it, and not pages of it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits, lists in lists in lists
+        text = f"a {type(value).__name__} too long to print"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree
+
+
+def _only_keys(value: Any) -> list[str]:
+    """Of decay.factor=0.9 pydantic names decay alone; the rest is part of the key that was typed, too."""
+    keys = []
+    while isinstance(value, dict) and len(value) == 1:
+        ((key, value),) = value.items()
+        keys.append(str(key))
+    return keys
+
+
+def _nearest_key(path: list[str]) -> str:
+    """One of a similar name in the same place, in another place, or what there is."""
+    key, every = ".".join(path), _all_keys()
+    here = _known_keys(path[:-1])
+    if difflib.get_close_matches(path[-1], here, n=1, cutoff=0.6):
+        return did_you_mean(path[-1], here)
+    elsewhere = (
+        [known for known in every if f".{known}".endswith(f".{key}")]
+        or (difflib.get_close_matches(key, every, n=1, cutoff=0.8) if not here else [])
+        or [known for known in every if known.split(".")[-1] == path[-1]]
+    )
+    if elsewhere:
+        return f" Did you mean {' or '.join(map(repr, elsewhere))}?"
+    depth = next(depth for depth in reversed(range(len(path))) if _known_keys(path[:depth]))
+    return did_you_mean(path[depth], _known_keys(path[:depth]))
+
+
+def _all_keys(section: Any = None, before: str = "") -> list[str]:
+    """Every key that holds a value, with its sections."""
+    found: list[str] = []
+    for name, field in (section or RunConfig).model_fields.items():
+        inner = _section_of(field.annotation) if f"{before}{name}" not in UNIONS else None
+        found += _all_keys(inner, f"{before}{name}.") if inner else [before + name]
+    return found
 
 
 def _known_keys(path: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command is called, so that `topdp --help` nee
 from __future__ import annotations
 
 import importlib.util
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from topdp.errors import InputError
-from topdp.report import tables
 from topdp.report.metrics import NOTHING, in_words, metric_names
-from topdp.report.terminal import Json, print_json, print_text, remark, show
+from topdp.report.progress import signs_of_life
+from topdp.report.terminal import Json, err, print_json, print_text, remark, show
 from topdp.settings import config
 
 agent_app = typer.Typer(
@@ -96,7 +97,10 @@ def start(
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
     _need_parts()
-    from topdp.agents.site import log, process
+    with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
+        if signs is not None:
+            signs.stage("loading torch")
+        from topdp.agents.site import log, process
 
     log.to_stderr(json_log)
     outcome = process.run(
@@ -148,6 +152,8 @@ def status(state: State, as_json: Json = False) -> None:
     if as_json:
         print_json(facts)
         return
+    from topdp.report import tables
+
     show(tables.facts(str(facts["agent"]), facts))
 
 
@@ -162,6 +168,8 @@ def ledger_show(state: State, as_json: Json = False) -> None:
     if as_json:
         print_json({"charges": [asdict(entry) for entry in entries]})
         return
+    from topdp.report import tables
+
     table = tables.uncut("round", "kind", "charge", "spent", "worst case", "sent to")
     for entry in entries:
         table.add_row(
@@ -208,14 +216,18 @@ def create(
 ) -> None:
     """Cards, graph, method, rounds and rules become one manifest with a hash; noise is calibrated here."""
     _need_parts()
-    from topdp.agents.terms import federation
+    with signs_of_life(err, "federation") as signs:
+        signs.stage("reading cards")
+        from topdp.agents.terms import federation
 
-    wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
-    rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout}
-    if place.exists():
-        raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
-    made, account, warnings = federation.create(cards, records, wanted, links, rules)
-    made.write(place)
+        federation.expect_cards(cards)
+        wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
+        rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout}
+        if place.exists():
+            raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
+        signs.stage("calibrating")
+        made, account, warnings = federation.create(cards, records, wanted, links, rules)
+        made.write(place)
     for warning in warnings:
         remark(warning)
     if as_json:
@@ -240,26 +252,32 @@ def canaries(
 ) -> None:
     """Canaries for a rehearsal: give the file to every agent (agent start --canaries), then `topdp audit`."""
     _need_parts()
-    import torch
-
-    from topdp import data as datasets
-    from topdp.agents.site import rehearsals
-    from topdp.agents.terms import manifest as manifests
-    from topdp.agents.terms.setup import Setup
-    from topdp.audit import Question
-    from topdp.data.featured import shape_seen
-    from topdp.settings import build
-
     if place.exists():
         raise config.ConfigError(f"--out: {place} exists, and agents may rehearse by it: name another file.")
-    setup = Setup.of(manifests.read(manifest))
-    dataset = datasets.load(data, schema=build.schema(setup.manifest.config))
-    asked = Question(owner, observer, canaries=count, seed=seed)
-    shape = shape_seen(dataset, build.features(setup.manifest.config))
-    task = build.task(setup.manifest.config)
-    targets = task.targets(torch.from_numpy(dataset.train_targets), data)
-    planted = rehearsals.plant(setup, shape, task.outputs(targets, dataset.classes), asked)
-    planted.save(place)
+    with signs_of_life(err, "federation") as signs:
+        signs.stage("loading torch")
+        import torch
+
+        from topdp import data as datasets
+        from topdp.agents.site import rehearsals
+        from topdp.agents.terms import manifest as manifests
+        from topdp.agents.terms.setup import Setup
+        from topdp.audit import Question
+        from topdp.data.featured import shape_seen
+        from topdp.settings import build
+
+        asked = Question(owner, observer, canaries=count, seed=seed)
+        agreed = manifests.read(manifest)
+        asked.expect_possible(len(agreed.names))
+        signs.stage("planning")
+        setup = Setup.of(agreed)
+        dataset = datasets.load(data, progress=signs.fetching, schema=build.schema(agreed.config))
+        shape = shape_seen(dataset, build.features(agreed.config))
+        task = build.task(agreed.config)
+        targets = task.targets(torch.from_numpy(dataset.train_targets), data)
+        outputs = task.outputs(targets, dataset.classes)
+        planted = rehearsals.plant(setup, shape, outputs, asked, signs.watch)
+        planted.save(place)
     name = setup.manifest.names[planted.canaries.owner]
     if as_json:
         print_json({"file": str(place), "owner": name, "canaries": len(planted.canaries)})
@@ -287,15 +305,20 @@ def demo(
 ) -> None:
     """All agents on this machine, each a process, over gRPC and mutual TLS; leaves a run folder."""
     _need_parts()
-    from topdp.agents.site import demo as demos
-
     wanted = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
-    smaller = demos.parse_budgets(budgets or [], agents)
-    found = demos.run(wanted, place, seeded, smaller, remark, rehearse=rehearse)
+    with signs_of_life(err, "federation") as signs:
+        signs.stage("loading torch")
+        from topdp.agents.site import demo as demos
+
+        smaller = demos.parse_budgets(budgets or [], agents)
+        signs.stage("planning")
+        found = demos.run(wanted, place, seeded, smaller, signs.say, rehearse=rehearse)
     if as_json:
         print_json(found)
         return
+    from topdp.report import tables
+
     table = tables.uncut("agent", "exit", "epsilon spent", "budget", "compute", "ledger", "network")
     for each in found["agents"]:
         parts = [

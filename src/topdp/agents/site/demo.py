@@ -88,11 +88,11 @@ def run(
 def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, Manifest, Account]:
     """Identities, records and the manifest of all agents, as files in `folder`."""
     out = folder.parent
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
     parts = Assembly.of(config)
     graph, shards = parts.graph, parts.shards
     names = [f"agent{i}" for i in range(graph.agents)]
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
     addresses = _free_addresses(len(names))
     cards = [
         identity.init(folder / name / "identity", name, address).card
@@ -110,13 +110,17 @@ def parse_budgets(given: list[str], agents: int) -> dict[int, float]:
     """["0=0.25"] -> {0: 0.25}"""
     found: dict[int, float] = {}
     for text in given:
-        number, equals, value = text.partition("=")
+        number, _, value = text.partition("=")
         try:
-            found[int(number)] = float(value)
+            agent, epsilon = int(number), float(value)
         except ValueError:
-            equals = ""
-        if not equals or not 0 <= int(number) < agents:
-            raise ConfigError(f"--budget: expected AGENT=EPSILON with AGENT 0 to {agents - 1}, got {text!r}.")
+            agent, epsilon = -1, 0.0
+        if not 0 <= agent < agents or not 0 < epsilon < float("inf"):
+            raise ConfigError(
+                f"--budget: expected AGENT=EPSILON with AGENT 0 to {agents - 1} and EPSILON > 0, "
+                f"got {text!r}."
+            )
+        found[agent] = epsilon
     return found
 
 

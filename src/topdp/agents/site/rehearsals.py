@@ -71,5 +71,6 @@ def of_notes(folder: Path, asked: Question, watch: Watcher | None = None) -> Pre
 
 def _audit(setup: Setup, dimension: int, asked: Question, watch: Watcher | None) -> Audit:
     config = setup.manifest.config
+    asked.expect_possible(setup.plan.agents)
     found = accounted(config, setup.plan, build.analysis(config, setup.counts), None, accounting(watch))
     return Audit.of(setup.plan, found, config.privacy, dimension, asked, watch)

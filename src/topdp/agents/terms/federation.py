@@ -25,6 +25,14 @@ def create(
     return of(read, graph, counts_of(records, len(read)), config, rules_from(rules))
 
 
+def expect_cards(cards: list[Path]) -> None:
+    """Refuses files that are no cards, and fewer than two: before their number is a graph's."""
+    for card in cards:
+        identity.read_card(card)
+    if len(cards) < 2:
+        raise ConfigError(f"Expected the cards of at least two agents, got {len(cards)}.")
+
+
 def of(
     cards: list[Card], graph: Topology, counts: tuple[int, ...], config: RunConfig, rules: Rules
 ) -> tuple[Manifest, Account, list[str]]:

@@ -191,6 +191,8 @@ def init(folder: Path, name: str, address: str = "") -> Identity:
             file.flush()
             os.fsync(handle)
     except FileExistsError:
+        if not folder.is_dir():
+            raise IdentityError(f"Expected a folder for the identity, {folder} is a file.") from None
         raise IdentityError(
             f"Expected no identity in {folder}, found {folder / KEY}: name another folder, or move that "
             f"one away (neighbours who have its card will not know the new one)."
@@ -244,7 +246,7 @@ def read_card(path: Path) -> Card:
 def parse_card(text: str, origin: str = "card") -> Card:
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise IdentityError(f"Expected a card (TOML) in {origin}: {error}") from None
     return card_from_tree(tree, origin)
 
@@ -299,8 +301,8 @@ def is_loopback(address: str) -> bool:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors write a mark first
     except FileNotFoundError:
         raise IdentityError(f"Expected a file {path}, found none.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise IdentityError(f"Could not read {path}: {error}") from None
+        raise IdentityError(f"Could not read {path}: {getattr(error, 'strerror', error)}.") from None

@@ -155,9 +155,10 @@ def create(
 def read(path: Path) -> Manifest:
     """The manifest in a file, checked whole."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a mark first
     except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(f"Expected a readable manifest, could not read {path}: {error}") from None
+        why = getattr(error, "strerror", error)
+        raise ManifestError(f"Expected a readable manifest, could not read {path}: {why}.") from None
     return parse(text, str(path))
 
 
@@ -165,7 +166,7 @@ def parse(text: str, origin: str = "manifest") -> Manifest:
     """The manifest in a text whose hash is the one it states."""
     try:
         tree = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"Expected a manifest (TOML) in {origin}: {error}") from None
     stated = tree.pop("hash", None)
     try:

@@ -101,10 +101,8 @@ def coalitions(
     >>> round(float(mu[0]), 2), members[0]
     (1.06, (1, 5))
     """
-    size = min(expect_count("coalition size", size), plan.agents - 1)
+    expect_coalition(size, plan.agents)
     expect_count("limit", limit)
-    if size < 1:
-        raise PrivacyError("Expected at least two agents: alone, nobody observes anybody.")
     expect_unaccelerated(plan)
     possible = math.comb(plan.agents, size)
     complete = possible <= limit
@@ -114,6 +112,17 @@ def coalitions(
         chosen = _sample(plan, size, limit, seed)
     seen = view(plan, exposure, chosen, owners="all", bound=bound, progress=progress)
     return Coalitions(seen, size, complete, possible)
+
+
+def expect_coalition(size: int, agents: int) -> None:
+    """Somebody must be left to learn about."""
+    if agents < 2:
+        raise PrivacyError("Expected at least two agents: alone, nobody observes anybody.")
+    if not 1 <= expect_count("coalition size", size) < agents:
+        raise PrivacyError(
+            f"Expected coalitions of 1 to {agents - 1} of the {agents} agents, got {size}: somebody has to "
+            "be left to learn about."
+        )
 
 
 def _sample(plan: Plan, size: int, limit: int, seed: int) -> list[tuple[int, ...]]:

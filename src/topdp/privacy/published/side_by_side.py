@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, cast
 
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
@@ -19,8 +20,11 @@ def side_by_side(
     adjacency: str = "add-remove",
     cycle: int | None = None,
     poisson: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The JSON object of `topdp calibrate`: σ by calibration, null with a reason where one refuses.
+
+    `say` is told which calibration begins.
 
     >>> found = side_by_side(1.0, 1e-5, releases=1000, records=2000)
     >>> round(found["sigma"]["tight"], 5), round(found["sigma"]["theorem1"], 4)
@@ -39,7 +43,8 @@ def side_by_side(
     sigma: dict[str, float | None] = {}
     exact: dict[str, float | None] = {}
     remarks: dict[str, str] = {}
-    for name, rule in CALIBRATIONS.items():
+    for number, (name, rule) in enumerate(CALIBRATIONS.items(), 1):
+        say(f"{name}, calibration {number} of {len(CALIBRATIONS)}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", PrivacyWarning)
             try:
