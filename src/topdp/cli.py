@@ -246,7 +246,6 @@ def sweep(
     Every point is checked before the first is run, and what is done is not done again.
     """
     from topdp.report import spreads
-    from topdp.report.curves import heading
     from topdp.runs import grid
     from topdp.runs import sweep as sweeps
 
@@ -269,7 +268,8 @@ def sweep(
         sweeps.run_all(points, place, device, partial(run_progress, err), fetching, how)
     found = sweeps.found(place, points)
     spreads.write_csv(found, place)
-    title = heading([points[0].config], build.graph(points[0].config).agents)
+    configs = [point.config for point in points]
+    title = spreads.heading_of(configs, [build.graph(one).agents for one in configs])
     _show_spreads(found, place, spreads.picture(found, place / "sweep.png", title), as_json)
 
 
