@@ -271,7 +271,6 @@ def sweep(
     with signs_of_life(err, "sweep") as signs, _going_on(how):
         signs.stage("loading torch")
         from topdp.report import spreads
-        from topdp.report.curves import heading
         from topdp.runs import grid
         from topdp.runs import sweep as sweeps
         from topdp.settings import build
@@ -286,7 +285,8 @@ def sweep(
         signs.stage("drawing")
         found = sweeps.found(place, points)
         spreads.write_csv(found, place)
-        title = heading([points[0].config], build.graph(points[0].config).agents)
+        configs = [point.config for point in points]
+        title = spreads.heading_of(configs, [build.graph(one).agents for one in configs])
         figure = spreads.picture(found, place / "sweep.png", title)
     _show_spreads(found, place, figure, as_json)
 

@@ -7,6 +7,7 @@ import pytest
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.report import spreads
 from topdp.report.spreads import Spread
+from topdp.settings import config
 
 
 def run(seed, accuracy=0.9, epsilon=1.0, guarantee="adaptive", state="done", **privacy):
@@ -50,6 +51,18 @@ def test_what_does_not_compose_is_not_used():
     sampled = [Spread({}, [run(0, **unknown), run(1, epsilon=2.0, **unknown)])]
     assert "ε = 3 (adaptive, δ = 2e-05)" in spreads.cost_together(sampled)
     assert "this run alone" in spreads.cost_together([Spread({}, [run(0)])])
+
+
+def test_a_title_says_what_all_runs_have_in_common():
+    def titled(*changes):
+        configs = [config.read(changes=change) for change in changes]
+        return spreads.heading_of(configs, [one.topology.agents for one in configs])
+
+    assert titled(["privacy.epsilon=1.0"], ["privacy.epsilon=2.0"]) == "MNIST, 30 agents, sync"
+    same = titled(["method.name=no-noise"], ["method.name=top"])
+    assert same == "MNIST, 30 agents, sync, ε = 1 (adaptive, δ = 1e-5)"
+    others = titled(["data.name=cifar10", "topology.agents=6"], ["method.mode=async", "privacy.sigma=1.0"])
+    assert others == "sweep"
 
 
 def test_a_run_that_diverged_is_counted_out():

@@ -274,7 +274,7 @@ class TestOtherTasks:
 
         result = self.train(metrics=[bias])
         assert result.best.metric == "loss"
-        with pytest.raises(InputError, match="better one way, got 'bias'"):
+        with pytest.raises(InputError, match="whether more is better, got 'bias'"):
             self.train([StopEarly(metric="bias")], metrics=[bias])
 
     def test_an_error_that_does_not_fall_stops(self):

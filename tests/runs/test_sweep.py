@@ -308,6 +308,19 @@ def test_a_run_in_the_place_of_a_point_is_refused(grid, tmp_path):
         run_all(wanted, tmp_path)
 
 
+def test_a_sweep_does_not_go_on_with_other_records(small, tmp_path, monkeypatch):
+    own = blobs_file(tmp_path / "own.npz", 300)
+    base = config.read(changes=[*small, f'data.name="{own}"']).to_toml()
+    wanted = checked(sweep.Request(base, (Axis.of(RATES),), 1).points())
+    run_all(wanted[:1], tmp_path / "s")
+    with np.load(own) as held:
+        arrays = dict(held)
+    arrays["train_inputs"] = arrays["train_inputs"][::-1].copy()
+    np.savez(own, **arrays)
+    with pytest.raises(runs.RunFolderError, match="Expected the records with which"):
+        run_all(wanted, tmp_path / "s")
+
+
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_that_is_ended_leaves_a_sweep_that_goes_on(topdp, command, tmp_path, kill):
     """One after another, and long enough to be caught in the middle."""

@@ -56,10 +56,11 @@ def heading(configs: Sequence[RunConfig], agents: int) -> str:
     """
     first, noisy = configs[0], [config for config in configs if build.method(config).noisy]
     known = (data_title(first.data.name), f"{agents} agents", first.method.mode)
-    return ", ".join((*known, _noise(noisy[0]) if noisy else "no noise"))
+    return ", ".join((*known, noise_words(noisy[0]) if noisy else "no noise"))
 
 
-def _noise(config: RunConfig) -> str:
+def noise_words(config: RunConfig) -> str:
+    """How much noise, or from which budget it follows."""
     privacy = config.privacy
     if privacy.sigma is not None:
         return f"σ = {_range(privacy.sigma)}"

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from topdp.files import write_whole
 from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.report.curves import noise_words
 from topdp.report.metrics import is_share
 from topdp.report.style import (
     BLUE,
@@ -33,6 +34,7 @@ from topdp.report.style import (
     PURPLE,
     RED,
     SKY,
+    data_title,
     house_style,
     look,
     percent_axis,
@@ -40,9 +42,12 @@ from topdp.report.style import (
 )
 from topdp.report.tables import epsilon as epsilon_words
 from topdp.report.tables import uncut, words
+from topdp.settings import build
+from topdp.settings.config import RunConfig
 
 COMPOSES = {"adaptive": "adaptive", "worst-case": "worst_case"}
 LINES = 8  # of a picture; more are drawn as points in a column
+TICKS = 10  # values of a key that are all written below their axis
 COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
@@ -56,7 +61,7 @@ class Spread:
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{key.rpartition('.')[2]} = {value}" for key, value in self.chosen.items())
+        return label_of(self.chosen)
 
     @property
     def done(self) -> list[Mapping[str, Any]]:
@@ -76,6 +81,38 @@ class Spread:
         told = [epsilon_words(run["privacy"], answer) for run in self.runs]
         both = (min(told, key=_order), max(told, key=_order))
         return " to ".join(dict.fromkeys(both))
+
+
+def short_key(key: str) -> str:
+    """
+    >>> short_key("privacy.epsilon"), short_key("method.name"), short_key("rounds")
+    ('epsilon', 'method', 'rounds')
+    """
+    return key.removesuffix(".name").rpartition(".")[2]
+
+
+def label_of(chosen: Mapping[str, str]) -> str:
+    """
+    >>> label_of({"method.name": "top", "privacy.epsilon": "2"})
+    'top, epsilon = 2'
+    """
+    named = {
+        key: value if key.endswith(".name") else f"{short_key(key)} = {value}"
+        for key, value in chosen.items()
+    }
+    return ", ".join(named.values())
+
+
+def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
+    """The title of runs that differ in anything: what they have in common of data, agents, mode and noise."""
+    noisy = [config for config in configs if build.method(config).noisy]
+    parts = (
+        {data_title(config.data.name) for config in configs},
+        {f"{count} agents" for count in agents},
+        {config.method.mode for config in configs},
+        {noise_words(config) for config in noisy} or {"no noise"},
+    )
+    return ", ".join(part.pop() for part in parts if len(part) == 1) or "sweep"
 
 
 def spread_of(values: Sequence[float]) -> dict[str, float | int | None]:
@@ -131,7 +168,7 @@ def table(spreads: Sequence[Spread]) -> Table:
     metric = next(iter(metric_names(spreads)), None)
     met = {run["privacy"]["guarantee"] for one in spreads for run in one.runs} - {None}
     answers = [*sorted({name.replace("-", "_") for name in met} - {"worst_case"}), "worst_case"]
-    short = [key.rpartition(".")[2] for key in spreads[0].chosen]
+    short = [short_key(key) for key in spreads[0].chosen]
     keys = short if len(set(short)) == len(short) else list(spreads[0].chosen)
     made = uncut(
         *keys, metric or "metric", "n", *(f"ε\n{words(name)}" for name in answers), "time",
@@ -304,6 +341,9 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
     numbers = [_number(_as_number(one.chosen[along])) for one in spreads]
     if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         axes.set_xscale("log")
+    if len(values := dict(zip(numbers, (one.chosen[along] for one in spreads), strict=True))) <= TICKS:
+        axes.set_xticks(list(values), list(values.values()))
+        axes.minorticks_off()
     if len(lines) > 1:
         axes.legend(loc="best")
 

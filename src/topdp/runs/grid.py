@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from topdp.errors import InputError
+from topdp.report.spreads import label_of
 from topdp.runs.planning import plan_writer
 from topdp.runs.settling import settled
 from topdp.settings import build
@@ -62,7 +63,7 @@ class Point:
     @property
     def label(self) -> str:
         """Without the seed."""
-        return ", ".join(f"{key.rpartition('.')[2]} = {value}" for key, value in self.chosen.items())
+        return label_of(self.chosen)
 
 
 def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[Point]:

@@ -42,6 +42,7 @@ from topdp.runs.result import Metrics, metrics_of
 from topdp.runs.run import Job, finish_run_folder, new_run_folder, run_or_continue
 from topdp.runs.settling import agrees
 from topdp.runs.stacks import LIMITS, Dealer, Stack, stackable
+from topdp.settings import build
 from topdp.settings.config import RunConfig, changed
 
 FORMAT = 1
@@ -108,6 +109,7 @@ def run_all(
     by_config = {id(point.config): point for point in missing}
     begun = [point for point in missing if (place / point.folder / "run.json").exists()]
     dealer = Dealer(chosen, progress)
+    _expect_the_same_records([point for point in points if point not in missing], missing, place, dealer)
     fresh = [point.config for point in missing if point not in begun]
     together = [[by_config[id(one)] for one in stack] for stack in _stacks(fresh, dealer, chosen)]
     done, total = len(points) - len(missing), len(points)
@@ -133,6 +135,27 @@ def is_over(place: Path, point: Point) -> bool:
             raise RunFolderError(f"Expected the settings with which the run in {path} was begun, got others.")
         return folder.state in ("done", "diverged")
     return False
+
+
+def _expect_the_same_records(
+    done: Sequence[Point], missing: Sequence[Point], place: Path, dealer: Dealer
+) -> None:
+    """A sweep that goes on with other records than it began with would compare what cannot be compared."""
+
+    def dealt(point: Point) -> str:
+        config = point.config
+        return str((config.data, config.seed, config.topology.agents, build.method(config).pools))
+
+    before = {dealt(point): point for point in done}
+    for key, point in {dealt(point): point for point in missing}.items():
+        if key in before:
+            path = place / before[key].folder
+            (parts,) = dealer.assemblies([point.config])
+            if RunFolder.open(path).fact("data") != parts.shards.digest():
+                raise RunFolderError(
+                    f"Expected the records with which the run in {path} was made, got others: name another "
+                    "--out for a sweep on these."
+                )
 
 
 def found(place: Path, points: Sequence[Point]) -> list[Spread]:
