@@ -115,3 +115,4 @@ def test_what_is_reported_unless_asked():
     assert usual == {"cross-entropy": ["accuracy"], "bce": ["accuracy"], "huber": ["mae", "r2"]}
     assert Task.of(lambda outputs, targets: outputs[:, 0]).metrics == ()
     assert Task.of("mse", []).metrics == ()
+    assert [one.name for one in Task.of("mse", "r2").metrics] == ["r2"]

@@ -33,3 +33,11 @@ def test_all_accounts_share_one_bar(width):
         watch("training", 1, 150, None)
     last = console.file.getvalue().split("top: accounting")[-1]
     assert "step 4" in last and "step 3" not in last and "top: training" in last
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_metric_says_after_which_round_it_was_taken(terminal):
+    console = Console(file=io.StringIO(), width=200, force_terminal=terminal)
+    with run_progress(console, "top") as watch:
+        watch("training", 7, 10, {"round": 4, "r2": {"mean": 0.51234}, "loss": {"mean": 2.0}})
+    assert "r2 0.5123 after round 4" in console.file.getvalue()

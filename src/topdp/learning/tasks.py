@@ -21,6 +21,8 @@ from topdp.learning.metrics import CLASSES, METRICS, NUMBERS, USUAL, Function, M
 ABOUT = {"cross-entropy": CLASSES, "bce": CLASSES, "mse": NUMBERS, "huber": NUMBERS}
 RESERVED = ("round", "loss")
 
+Metrics = str | Metric | Function | Sequence[str | Metric | Function] | None
+
 
 @final
 @dataclass(frozen=True)
@@ -34,14 +36,16 @@ class Task:
     def of(
         cls,
         loss: str | Loss = "cross-entropy",
-        metrics: Sequence[str | Metric | Function] | None = None,
+        metrics: Metrics = None,
     ) -> Task:
-        """`metrics`: by name or as functions; None: those that are usual for the loss.
+        """`metrics`: one or several, by name or as functions; None: those that are usual for the loss.
 
         >>> [metric.name for metric in Task.of("mse").metrics]
         ['mae', 'r2']
         """
         made = named_loss(loss)
+        if isinstance(metrics, str) or callable(metrics):
+            metrics = [metrics]
         chosen = tuple(named_metric(one) for one in (USUAL[made.name] if metrics is None else metrics))
         names = [metric.name for metric in chosen]
         for name in names:
