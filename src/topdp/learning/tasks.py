@@ -136,6 +136,9 @@ _NEEDS: dict[str, Callable[[Tensor, str], Tensor]] = {
 }
 
 
+_LOST = "Every record keeps its place on the first axis, one alone too: squeeze(-1), not squeeze()."
+
+
 def _expect_a_score_for_each_class(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
     positions = tuple(targets.shape[1:])
     wanted = f"[batch, classes{''.join(f', {length}' for length in positions)}]"
@@ -145,7 +148,8 @@ def _expect_a_score_for_each_class(outputs: Tensor, targets: Tensor, classes: in
         raise InputError(
             f"Expected a model with an output for each class, {wanted}, {came}. "
             + ("Put the classes first: outputs.movedim(-1, 1)." if turned else "")
-            + ("For one logit use the loss bce." if outputs.dim() == targets.dim() else "")
+            + (_LOST if outputs.shape[:1] != targets.shape[:1] else "")
+            + ("For one logit use the loss bce." if outputs.shape == targets.shape else "")
         )
     if classes is not None and outputs.shape[1] < classes:
         advice = " For one logit use the loss bce." if outputs.shape[1] == 1 and classes == 2 else ""
