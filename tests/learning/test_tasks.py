@@ -68,6 +68,7 @@ MISFIT = [
     ("cross-entropy", (1, 2), ONE, 3, r"each of the 3 classes, got outputs of shape \(1, 2\)"),
     ("cross-entropy", (1, 1), ONE, 2, "each of the 2 classes.* For one logit use the loss bce"),
     ("cross-entropy", (1,), ONE, 2, r"\[batch, classes\], got .*For one logit use the loss bce"),
+    ("cross-entropy", (3,), ONE, 3, r"\[batch, classes\], got .*squeeze\(-1\), not squeeze"),
     ("cross-entropy", (1, 5, 3), ONE, 3, r"\[batch, classes\], got outputs of shape \(1, 5, 3\)"),
     ("cross-entropy", (1, 5, 3), torch.zeros(1, 5).long(), 3, r"classes, 5\].*movedim\(-1, 1\)"),
     ("bce", (1, 3), torch.zeros(1), None, r"shape \(1, 3\) for targets of shape \(1,\)"),
@@ -115,3 +116,4 @@ def test_what_is_reported_unless_asked():
     assert usual == {"cross-entropy": ["accuracy"], "bce": ["accuracy"], "huber": ["mae", "r2"]}
     assert Task.of(lambda outputs, targets: outputs[:, 0]).metrics == ()
     assert Task.of("mse", []).metrics == ()
+    assert [one.name for one in Task.of("mse", "r2").metrics] == ["r2"]

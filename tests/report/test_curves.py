@@ -64,3 +64,22 @@ def test_runs_and_comparisons_draw_under_that_title(topdp, tmp_path, monkeypatch
     assert titles == dict.fromkeys(
         ("accuracy.png", "compare.png"), "blobs, 3 agents, sync, ε = 1 (adaptive, δ = 1e-5)"
     )
+
+
+@pytest.mark.parametrize(
+    ("metric", "percent"), [("accuracy", True), ("r2", False), ("per-class-accuracy", True)]
+)
+def test_an_axis_is_named_and_in_percent_where_it_is_a_share(tmp_path, monkeypatch, metric, percent):
+    seen = []
+    monkeypatch.setattr(curves, "save", lambda figure, path: seen.append(figure.axes[0]) or path)
+    value = [0.25, None, 0.75] if metric == "per-class-accuracy" else 0.5
+    lines = [
+        {"round": 0, metric: {"mean": value, "min": value, "max": value}, "loss": {"mean": 9.0}},
+        {"round": 5, metric: {"mean": None, "min": None, "max": None}, "loss": {"mean": 9.0}},
+    ]
+    curves.curves({"top": lines}, tmp_path / "one.png", "a title")
+    axes = seen[0]
+    assert f"test {metric} (mean" in axes.get_ylabel()
+    assert (axes.yaxis.get_major_formatter()(0.5, 0) == "50%") == percent
+    first, second = axes.lines[0].get_ydata()
+    assert first == 0.5 and second != second  # a gap where it is undefined

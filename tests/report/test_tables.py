@@ -59,3 +59,23 @@ def test_facts_are_in_words():
     text = printed(tables.facts("agent1", found), 80)
     for words in ("no ", "ada 5, bob 4", "none", "0 2", "0.2197 "):
         assert words in text, words
+
+
+def test_metrics_that_are_no_shares_are_not_in_percent():
+    metrics = {name: {"mean": 1.23456, "min": 0.5, "max": 2.0} for name in ("mae", "r2", "loss")}
+    text = printed(tables.runs({"top": summary(1.0) | {"metrics": metrics}}), 100)
+    assert "mae" in text and "r2" in text and "loss" not in text and "%" not in text
+    assert "1.235" in text and "0.5 to 2" in text and "least to largest" in text
+
+
+def test_a_run_without_test_records_says_so():
+    text = printed(tables.runs({"top": summary(1.0) | {"metrics": None}}), 100)
+    assert "no test set" in text and "no test records: nothing is evaluated" in text
+
+
+def test_values_of_classes_and_undefined_ones_have_words():
+    several = {"mean": [0.5, None, 0.75], "min": [0, None, 0.5], "max": [1, None, 1]}
+    nothing = {"mean": None, "min": None, "max": None}
+    metrics = {"auroc": nothing, "per-class-accuracy": several}
+    text = printed(tables.runs({"top": summary(1.0) | {"metrics": metrics}}), 120)
+    assert "undefined" in text and "50.00% to 75.00%" in text

@@ -265,3 +265,32 @@ def test_sinks_get_a_number_for_each_class_and_none_that_is_undefined():
         "per-class-accuracy/mean/0": 0.5, "per-class-accuracy/min/0": 0.25, "per-class-accuracy/max/0": 1.0,
         "loss/mean": 2.0, "loss/min": 1.0, "loss/max": 3.0,
     }  # fmt: skip
+
+
+class PerPosition(nn.Module):
+    """Scores [b, classes, positions] for tokens [b, positions]: does a token stand above 2?"""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(6, 8)
+        self.linear = nn.Linear(8, 2)
+
+    def forward(self, tokens):
+        return self.linear(self.embedding(tokens)).movedim(-1, 1)
+
+
+def test_a_label_for_each_position():
+    tokens = torch.randint(6, (4, 60, 7), generator=torch.Generator().manual_seed(0))
+    labels = (tokens > 2).long()
+    pairs = list(zip(tokens[:3], labels[:3], strict=True))
+    given = topdp.Shards.from_arrays(pairs, test=(tokens[3], labels[3]), dtype=torch.int64)
+    assert given.classes is None
+    settings = {"sigma": 1e-3, "rounds": 40, "clip": 1.0, "learning_rate": 1.0}
+    result = topdp.train(
+        PerPosition(), given, topology.ring(3), metrics=["accuracy", "auroc"], method="plain", **settings
+    )
+    assert result.accuracy["min"] > 0.95 and result.scores["auroc"]["min"] > 0.95
+    classes_last = nn.Sequential(nn.Embedding(6, 8), nn.Linear(8, 2))
+    with pytest.raises(ConfigError, match=r"\[batch, classes, 7\].*outputs.movedim\(-1, 1\)"):
+        topdp.train(classes_last, given, topology.ring(3), **settings)

@@ -79,3 +79,22 @@ def test_functions_get_all_records_of_one_agent_and_may_return_anything_that_is_
     ):
         with pytest.raises(InputError, match=reason):
             evaluate(gradients, [Metric("wrong", wrong)], rows, inputs, targets)
+
+
+class Squeezing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.linear(x).squeeze()
+
+
+@pytest.mark.parametrize("records", [1, 2, 3])
+def test_a_model_that_squeezes_may_have_one_record_alone_in_a_chunk(monkeypatch, records):
+    monkeypatch.setattr(evaluation, "CHUNK", 2)
+    gradients = ClippedGradients(Squeezing(), 1.0, "mse")
+    rows, inputs, targets = torch.randn(3, 5), torch.randn(records, 4), torch.randn(records)
+    found = evaluate(gradients, [METRICS["mae"], METRICS["r2"]], rows, inputs, targets)
+    expected = (inputs @ rows[:, :4].T + rows[:, 4] - targets[:, None]).abs().mean(0)
+    np.testing.assert_allclose(found.metrics["mae"], expected, rtol=1e-5)

@@ -21,6 +21,8 @@ from topdp.learning.metrics import CLASSES, METRICS, NUMBERS, USUAL, Function, M
 ABOUT = {"cross-entropy": CLASSES, "bce": CLASSES, "mse": NUMBERS, "huber": NUMBERS}
 RESERVED = ("round", "loss")
 
+Metrics = str | Metric | Function | Sequence[str | Metric | Function] | None
+
 
 @final
 @dataclass(frozen=True)
@@ -34,14 +36,16 @@ class Task:
     def of(
         cls,
         loss: str | Loss = "cross-entropy",
-        metrics: Sequence[str | Metric | Function] | None = None,
+        metrics: Metrics = None,
     ) -> Task:
-        """`metrics`: by name or as functions; None: those that are usual for the loss.
+        """`metrics`: one or several, by name or as functions; None: those that are usual for the loss.
 
         >>> [metric.name for metric in Task.of("mse").metrics]
         ['mae', 'r2']
         """
         made = named_loss(loss)
+        if isinstance(metrics, str) or callable(metrics):
+            metrics = [metrics]
         chosen = tuple(named_metric(one) for one in (USUAL[made.name] if metrics is None else metrics))
         names = [metric.name for metric in chosen]
         for name in names:
@@ -132,6 +136,9 @@ _NEEDS: dict[str, Callable[[Tensor, str], Tensor]] = {
 }
 
 
+_LOST = "Every record keeps its place on the first axis, one alone too: squeeze(-1), not squeeze()."
+
+
 def _expect_a_score_for_each_class(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
     positions = tuple(targets.shape[1:])
     wanted = f"[batch, classes{''.join(f', {length}' for length in positions)}]"
@@ -141,7 +148,8 @@ def _expect_a_score_for_each_class(outputs: Tensor, targets: Tensor, classes: in
         raise InputError(
             f"Expected a model with an output for each class, {wanted}, {came}. "
             + ("Put the classes first: outputs.movedim(-1, 1)." if turned else "")
-            + ("For one logit use the loss bce." if outputs.dim() == targets.dim() else "")
+            + (_LOST if outputs.shape[:1] != targets.shape[:1] else "")
+            + ("For one logit use the loss bce." if outputs.shape == targets.shape else "")
         )
     if classes is not None and outputs.shape[1] < classes:
         advice = " For one logit use the loss bce." if outputs.shape[1] == 1 and classes == 2 else ""

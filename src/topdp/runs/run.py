@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,8 @@ from topdp.data.features.own import OwnFeatures
 from topdp.data.progress import Progress
 from topdp.files import gone_if_it_fails
 from topdp.learning.losses import OWN, Loss
-from topdp.learning.metrics import METRICS, Function, Metric
-from topdp.learning.tasks import Task
+from topdp.learning.metrics import METRICS
+from topdp.learning.tasks import Metrics, Task
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.report.curves import curves, heading
@@ -130,7 +130,7 @@ def train(
     topology: Topology | nx.Graph | str | Path,
     *,
     loss: str | Loss = "cross-entropy",
-    metrics: Sequence[str | Metric | Function] | None = None,
+    metrics: Metrics = None,
     rounds: int = 150,
     seed: int = 0,
     out: str | Path | None = None,

@@ -167,7 +167,8 @@ class ClippedGradients:
             path = self._folded if self._folded is not None and self._agrees[key] else self._plain
             elements = self._elements.get(key, 8 * math.prod(inputs.shape[1:]))
             size = max(1, min(1024, _budget(rows.device) // (elements * max(1, rows.shape[0]))))
-            return torch.cat([path.outputs(rows, part) for part in torch.split(inputs, size)], 1)
+            parts = torch.split(inputs, size)
+            return torch.cat([_with_records(path.outputs(rows, part), len(part)) for part in parts], 1)
 
     def _outputs_agree(self, rows: Tensor, inputs: Tensor) -> bool:
         if self._folded is None:
@@ -320,6 +321,12 @@ class ClippedGradients:
                 "for speed, use layers of torch.nn (docs/sharp-edges.md, Models).",
                 stacklevel=5,
             )
+
+
+def _with_records(outputs: Tensor, records: int) -> Tensor:
+    """[n, records, ...]: a model that squeezes loses the axis of a record that is alone in its batch."""
+    lost = records == 1 and (outputs.dim() < 2 or outputs.shape[1] != 1)
+    return outputs.unsqueeze(1) if lost else outputs
 
 
 def _repeated(values: Tensor, copies: int) -> Tensor:
