@@ -94,7 +94,6 @@ def test_all_accounts_share_one_bar(width):
     console = Console(file=io.StringIO(), width=width, force_terminal=True)
     with signs_of_life(console, "top") as signs:
         for step in range(5):
-<<<<<<< HEAD
             signs.watch(f"accounting: balancing noise, step {step}", 1, 4, None)
         signs.watch("training", 1, 150, {"round": 1, "accuracy": {"mean": 0.5}})
         assert isinstance(signs, Bars)
@@ -138,17 +137,11 @@ def test_nothing_is_written_to_stdout_and_nothing_after_the_end(capsys):
     import threading
 
     assert not [thread for thread in threading.enumerate() if thread.name == "signs of life"]
-=======
-            watch(f"accounting: balancing noise, step {step}", 1, 4, None)
-        watch("training", 1, 150, None)
-    last = console.file.getvalue().split("top: accounting")[-1]
-    assert "step 4" in last and "step 3" not in last and "top: training" in last
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_metric_says_after_which_round_it_was_taken(terminal):
     console = Console(file=io.StringIO(), width=200, force_terminal=terminal)
-    with run_progress(console, "top") as watch:
-        watch("training", 7, 10, {"round": 4, "r2": {"mean": 0.51234}, "loss": {"mean": 2.0}})
+    with signs_of_life(console, "top") as signs:
+        signs.watch("training", 7, 10, {"round": 4, "r2": {"mean": 0.51234}, "loss": {"mean": 2.0}})
     assert "r2 0.5123 after round 4" in console.file.getvalue()
->>>>>>> tasks
