@@ -56,7 +56,7 @@ class ClippedGradients:
     their cells, LayerNorm, RMSNorm, GroupNorm, InstanceNorm and BatchNorm in evaluation mode, with any
     functions that `vmap` can map over examples, take the fast path. So do parameters that a module reads
     itself, unless they are most of the model. Other models take the plain one, announced by one warning. On
-    one core that took 2 times as long for the paper's cnn and 15 to 37 times for its mlp; where vmap refuses
+    one core that took 2 times as long for the paper's cnn and 10 to 49 times for its mlp; where vmap refuses
     it, 8 to 107. `benchmarks/layers.py` measures other layers.
 
     **Guarantees.** Each example changes the sum of its own agent only, by a vector of l2 norm at most
