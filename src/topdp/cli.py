@@ -208,7 +208,7 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
     how = f"the same command and --out {place}"
     with signs_of_life(err, "compare") as signs, _going_on(how):
         signs.stage("loading torch")
-        from topdp.report import spreads
+        from topdp.report import spread_pictures, spreads
         from topdp.report.curves import heading
         from topdp.runs import grid, sweep
         from topdp.settings import build
@@ -222,7 +222,9 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
         signs.stage("drawing")
         found = sweep.found(place, points)
         title = heading(list(wanted.values()), build.graph(points[0].config).agents)
-        figure = spreads.curves({one.chosen["method"]: one for one in found}, place / "compare.png", title)
+        figure = spread_pictures.curves(
+            {one.chosen["method"]: one for one in found}, place / "compare.png", title
+        )
         spreads.write_csv(found, place)
     _show_spreads(found, place, figure, as_json)
 
@@ -270,7 +272,7 @@ def sweep(
     how = f"topdp sweep --resume {place}"
     with signs_of_life(err, "sweep") as signs, _going_on(how):
         signs.stage("loading torch")
-        from topdp.report import spreads
+        from topdp.report import spread_pictures, spreads
         from topdp.runs import grid
         from topdp.runs import sweep as sweeps
         from topdp.settings import build
@@ -286,8 +288,8 @@ def sweep(
         found = sweeps.found(place, points)
         spreads.write_csv(found, place)
         configs = [point.config for point in points]
-        title = spreads.heading_of(configs, [build.graph(one).agents for one in configs])
-        figure = spreads.picture(found, place / "sweep.png", title)
+        title = spread_pictures.heading_of(configs, [build.graph(one).agents for one in configs])
+        figure = spread_pictures.picture(found, place / "sweep.png", title)
     _show_spreads(found, place, figure, as_json)
 
 

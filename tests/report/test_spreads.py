@@ -5,7 +5,7 @@ import math
 import pytest
 
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
-from topdp.report import spreads
+from topdp.report import spread_pictures, spreads
 from topdp.report.spreads import Spread
 from topdp.settings import config
 
@@ -56,7 +56,7 @@ def test_what_does_not_compose_is_not_used():
 def test_a_title_says_what_all_runs_have_in_common():
     def titled(*changes):
         configs = [config.read(changes=change) for change in changes]
-        return spreads.heading_of(configs, [one.topology.agents for one in configs])
+        return spread_pictures.heading_of(configs, [one.topology.agents for one in configs])
 
     assert titled(["privacy.epsilon=1.0"], ["privacy.epsilon=2.0"]) == "MNIST, 30 agents, sync"
     same = titled(["method.name=no-noise"], ["method.name=top"])
@@ -86,15 +86,17 @@ def test_a_run_that_diverged_is_counted_out():
 )
 def test_every_sweep_has_a_picture(tmp_path, chosen):
     found = [Spread(one, [run(0, 0.8), run(1, 0.6)]) for one in chosen]
-    assert spreads.picture(found, tmp_path / "s.png", "title").stat().st_size > 5_000
-    assert spreads.curves({one.label: one for one in found[:2]}, tmp_path / "c.png", "title") is not None
+    assert spread_pictures.picture(found, tmp_path / "s.png", "title").stat().st_size > 5_000
+    assert (
+        spread_pictures.curves({one.label: one for one in found[:2]}, tmp_path / "c.png", "title") is not None
+    )
     spreads.write_csv(found, tmp_path)
     spreads.table(found)
 
 
 def test_without_a_metric_there_is_no_picture(tmp_path):
     broken = [Spread({"a": "1"}, [run(0, state="diverged")])]
-    assert spreads.picture(broken, tmp_path / "s.png", "title") is None
-    assert spreads.curves({"a": broken[0]}, tmp_path / "s.png", "title") is None
+    assert spread_pictures.picture(broken, tmp_path / "s.png", "title") is None
+    assert spread_pictures.curves({"a": broken[0]}, tmp_path / "s.png", "title") is None
     spreads.write_csv(broken, tmp_path)
     spreads.table(broken)

@@ -1,0 +1,154 @@
+"""Pictures of a sweep: a metric against a key, or along the rounds, with its spread over seeds.
+
+The numbers are `spreads.py`'s; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from topdp.report.curves import noise_words
+from topdp.report.metrics import is_share
+from topdp.report.spreads import Spread, as_number, label_of, metric_names, spread_of
+from topdp.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    data_title,
+    house_style,
+    look,
+    percent_axis,
+    save,
+)
+from topdp.settings import build
+from topdp.settings.config import RunConfig
+
+LINES = 8  # of a picture; more are drawn as points in a column
+TICKS = 10  # values of a key that are all written below their axis
+COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+
+
+def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
+    """The title of runs that differ in anything: what they have in common of data, agents, mode and noise."""
+    noisy = [config for config in configs if build.method(config).noisy]
+    parts = (
+        {data_title(config.data.name) for config in configs},
+        {f"{count} agents" for count in agents},
+        {config.method.mode for config in configs},
+        {noise_words(config) for config in noisy} or {"no noise"},
+    )
+    return ", ".join(part.pop() for part in parts if len(part) == 1) or "sweep"
+
+
+def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
+    """The first metric against the first key with numbers; one line for each choice of the others.
+
+    Without such a key, or with too many lines, all combinations in a column. None without a metric.
+    """
+    metric = next(iter(metric_names(spreads)), None)
+    if metric is None:
+        return None
+    along = _axis(spreads)
+    with house_style():
+        figure = Figure(figsize=(5.6, 3.8) if along else (5.6, 1.2 + 0.3 * len(spreads)))
+        axes = figure.subplots()
+        label = f"{metric} (mean ± deviation over seeds)"
+        if along is None:
+            _column(axes, spreads, metric)
+            axes.set(xlabel=label, title=title)
+            if is_share(metric):
+                axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        else:
+            _lines(axes, spreads, metric, along)
+            axes.set(xlabel=along, ylabel=label, title=title)
+            if is_share(metric):
+                percent_axis(axes)
+        return save(figure, path)
+
+
+def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
+    """The first metric along the rounds: one line a label, a band of ± one deviation over seeds."""
+    metric = next(iter(metric_names(list(runs.values()))), None)
+    if metric is None:
+        return None
+    with house_style():
+        figure = Figure()
+        axes = figure.subplots()
+        for label, one in runs.items():
+            by_round: dict[int, list[float]] = {}
+            for run in one.done:
+                for line in run["history"]:
+                    if line[metric]["mean"] is not None:
+                        by_round.setdefault(line["round"], []).append(line[metric]["mean"])
+            found = [spread_of(values) for values in by_round.values()]
+            rounds, mean = list(by_round), [_number(spread["mean"]) for spread in found]
+            half = [_number(spread["deviation"]) for spread in found]
+            low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
+            drawn = look(label)
+            axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
+            axes.plot(rounds, mean, label=label or "all", markevery=max(1, len(rounds) // 8), **drawn)
+        axes.set(xlabel="rounds", ylabel=f"{metric} (mean ± deviation over seeds)", title=title)
+        if is_share(metric):
+            percent_axis(axes)
+        axes.margins(x=0.02)
+        axes.legend(loc="best")
+        return save(figure, path)
+
+
+def _axis(spreads: Sequence[Spread]) -> str | None:
+    """The first key that has several values, all of them numbers, if the other keys make few lines of it."""
+    for key in spreads[0].chosen:
+        values = {one.chosen[key] for one in spreads}
+        if len(values) > 1 and all(as_number(value) is not None for value in values):
+            return key if len(spreads) <= LINES * len(values) else None
+    return None
+
+
+def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> None:
+    lines: dict[str, list[Spread]] = {}
+    for one in spreads:
+        others = {key: value for key, value in one.chosen.items() if key != along}
+        lines.setdefault(label_of(others), []).append(one)
+    for number, (label, line) in enumerate(lines.items()):
+        line = [one for one in line if one.values(metric)]
+        line.sort(key=lambda one: _number(as_number(one.chosen[along])))
+        found = [one.of(metric) for one in line]
+        axes.errorbar(
+            [as_number(one.chosen[along]) for one in line],
+            [spread["mean"] for spread in found],
+            [_number(spread["deviation"]) for spread in found],
+            label=label or None, color=COLOURS[number % len(COLOURS)], capsize=3,
+            marker=MARKERS[number % len(MARKERS)],
+        )  # fmt: skip
+    numbers = [_number(as_number(one.chosen[along])) for one in spreads]
+    if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
+        axes.set_xscale("log")
+    if len(values := dict(zip(numbers, (one.chosen[along] for one in spreads), strict=True))) <= TICKS:
+        axes.set_xticks(list(values), list(values.values()))
+        axes.minorticks_off()
+    if len(lines) > 1:
+        axes.legend(loc="best")
+
+
+def _column(axes: Any, spreads: Sequence[Spread], metric: str) -> None:
+    known = [one for one in spreads if one.values(metric)]
+    found = [one.of(metric) for one in known]
+    axes.errorbar(
+        [spread["mean"] for spread in found], range(len(known)),
+        xerr=[_number(spread["deviation"]) for spread in found], fmt="o", color=BLUE, capsize=3,
+    )  # fmt: skip
+    axes.set_yticks(range(len(known)), [one.label or "all" for one in known])
+    axes.invert_yaxis()
+
+
+def _number(value: float | int | None) -> float:
+    return 0.0 if value is None else float(value)
