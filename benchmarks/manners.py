@@ -1,7 +1,8 @@
 """How long commands are silent: the time to the first sign of life, and the longest silence, of each.
 
-Every command is run as a process whose stderr is a pipe, so what is measured is what a log would show; on a
-terminal a spinner turns besides. Not part of the tests: times depend on what else the machine does.
+Every command is run as a process whose output is a pipe, so what is measured is what a log would show; on a
+terminal a spinner turns besides. What comes after the last line, the end of Python, counts in the whole only.
+Not part of the tests: times depend on what else the machine does.
 
     python benchmarks/manners.py [--only run,audit] [--long]
 
@@ -70,15 +71,15 @@ def measured(arguments: list[str], folder: Path) -> tuple[float, float, float, i
     what = ["-m", "topdp", *arguments] if arguments else ["-c", "import topdp.cli"]
     begun = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, *what], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-u", *what], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert process.stderr is not None
+    assert process.stdout is not None
     said = [(begun, "the start")]
-    for line in process.stderr:
+    for line in process.stdout:
         said.append((time.monotonic(), line.strip()))
     code = process.wait()
     ended = time.monotonic()
-    times = [*(at for at, _ in said), ended]
+    times = [at for at, _ in said] if len(said) > 1 else [begun, ended]
     gaps = [after - before for before, after in itertools.pairwise(times)]
     longest = max(gaps)
     first = said[1][0] - begun if len(said) > 1 else ended - begun

@@ -118,6 +118,12 @@ def test_every_room_has_its_tests():
     assert rooms - found == set()
 
 
+def test_no_two_files_of_tests_share_a_name():
+    """They are no packages: of two with one name pytest imports the first, and refuses the second."""
+    names = [file.name for file in (ROOT / "tests").rglob("*.py") if file.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
+
+
 # The package's own front door hands out what is asked for by name, and may look anywhere.
 @pytest.mark.parametrize("module", sorted(FILES.keys() - {"topdp"}))
 def test_a_file_imports_only_files_above_it(module):

@@ -61,9 +61,9 @@ def test_what_is_counted_is_announced_one_by_one(topdp, few):
     methods = [line for line in done.err.splitlines() if "method" in line and "(" not in line]
     assert methods[0] == "recommend: calibrating plain, method 1 of 4" and len(methods) == 4
     assert stages(topdp("account", *few, "--coalition", 2)) == [
-        "topdp: planning",
-        "topdp: accounting",
-        "topdp: accounting coalitions of 2",
+        "account: planning",
+        "account: accounting",
+        "account: accounting coalitions of 2",
     ]
 
 

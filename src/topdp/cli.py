@@ -383,7 +383,7 @@ def account(
     if run is not None and (preset or changes):
         raise ConfigError("A run is accounted as it was: leave --preset and --set away.")
     asked = None if run is not None else config.read(target, preset, changes)
-    with signs_of_life(err, "topdp") as signs:
+    with signs_of_life(err, "account") as signs:
         signs.stage("planning")
         from topdp.privacy.observers.coalitions import expect_coalition
         from topdp.report import tables

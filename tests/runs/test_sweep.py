@@ -197,9 +197,10 @@ def test_runs_one_after_another_go_on_from_their_checkpoints(grid, tmp_path, mon
         titles.append(title)
 
         def watch(stage, done, total, metrics):
-            if stage == "training":
-                rounds.append((title, done))
-            if stage == "training" and (title, done) == ("run 2 of 2", 5) and len(titles) == 2:
+            if stage != "training":
+                return
+            rounds.append((title, done))
+            if (title, done) == ("run 2 of 2", 5) and len(titles) == 2:
                 raise KeyboardInterrupt
 
         yield watch

@@ -27,7 +27,7 @@ def expect_shards(value: Any) -> None:
     >>> expect_shards([1, 2])
     Traceback (most recent call last):
         ...
-    topdp.settings.config.ConfigError: Expected shards to be Shards, got a list of int: make them with \
+    topdp.settings.config.ConfigError: Expected shards to be a Shards, got a list of int: make them with \
 topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensors per agent.
     """
     if isinstance(value, Shards):
@@ -36,7 +36,7 @@ topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensor
     kind = "torch" if isinstance(first, DataLoader | TorchDataset) else "arrays"
     came = type(value).__name__ + ("" if first is value else f" of {type(first).__name__}")
     loader = " A loader's dataset is loader.dataset." if isinstance(first, DataLoader) else ""
-    raise ConfigError(f"Expected shards to be Shards, got a {came}: make them with {WAYS[kind]}.{loader}")
+    raise ConfigError(f"Expected shards to be a Shards, got a {came}: make them with {WAYS[kind]}.{loader}")
 
 
 def expect_place_and_watcher(out: Any, watch: Any) -> None:

@@ -207,7 +207,9 @@ ODD = {
 @pytest.mark.parametrize("case", ODD)
 def test_what_are_no_shards_is_named_with_the_way_to_make_them(case):
     make, came, way = ODD[case]
-    with pytest.raises(ConfigError, match=rf"Expected shards to be Shards, got {came}[.:].*Shards\.{way}\("):
+    with pytest.raises(
+        ConfigError, match=rf"Expected shards to be a Shards, got {came}[.:].*Shards\.{way}\("
+    ):
         package.train(linear_model(), make(), topology.ring(4))
 
 
