@@ -1,0 +1,20 @@
+"""Benign or malignant? Six hospitals with 76 records each, a logistic regression."""
+
+import torch
+
+import topdp
+
+data = topdp.data.load("breast-cancer")
+shards = topdp.Shards.from_dataset(data, topdp.data.partitions.iid(data.train_targets, agents=6, seed=0))
+model = torch.nn.Linear(30, 2)
+result = topdp.train(
+    model,
+    shards,
+    topdp.topology.ring(6),
+    method="correlated",
+    epsilon=2.0,
+    clip=1.0,
+    learning_rate=4.0,
+    rounds=60,
+)
+print(result.scores["accuracy"])
