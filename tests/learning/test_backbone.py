@@ -84,6 +84,16 @@ def test_a_run_with_a_backbone_ends_where_it_ends_without_the_split(monkeypatch)
     torch.testing.assert_close(cached.model(1)(x), plain.model(1)(x), rtol=1e-4, atol=1e-5)
 
 
+def test_files_name_the_parameters_of_the_whole_model(tmp_path):
+    from safetensors import safe_open
+
+    run(whole(), out=tmp_path / "run", evaluate_every=2)
+    for name in ("model", "best"):
+        with safe_open(tmp_path / "run" / f"{name}.safetensors", "pt") as file:
+            notes = str(file.metadata())
+        assert "1.0.weight" in notes and "2.bias" in notes
+
+
 def test_the_frozen_part_runs_once_for_each_record(monkeypatch):
     seen = []
     convolve = nn.Conv2d.forward

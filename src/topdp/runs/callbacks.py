@@ -87,7 +87,7 @@ class Running:
         """The round after which this run was stopped once, where it goes on now."""
         self.larger_is_better = dict(larger or {})
         """Of every metric whether more is better; None: neither."""
-        self._flat = flat
+        self.flat = flat  # of the whole model, frozen layers included
         self._history = history
         self._rows: Callable[[], Tensor] | None = None
         self._kept: Tensor | None = None
@@ -118,7 +118,7 @@ class Running:
 
     def model(self, agent: int) -> nn.Module:
         """The network of one agent as it is now."""
-        return self._flat.load(self.estimates[agent])
+        return self.flat.load(self.estimates[agent])
 
     def stop(self, reason: str) -> None:
         """The run ends after this round; it can be resumed, and goes on to its end then."""

@@ -76,8 +76,8 @@ def train_to_the_end(
     each = engine.plan.releases // (config.rounds + 1)  # one that carries gradients, and those that only mix
     state, metrics = _begin(engine, start, folder, each)
     larger = {metric.name: metric.larger_is_better for metric in engine.metrics}
-    best = BestSoFar(folder, bool(metrics), notes_of(engine.gradients.flat), larger)
     run = seen_as(metrics)
+    best = BestSoFar(folder, bool(metrics), notes_of(run.flat), larger)
     callbacks.start(run)
     stopped: Stopped | None = None
     with _leaving_it_loadable(folder, metrics, best, config) as keep, _stop_signals() as asked_to_stop:
