@@ -93,8 +93,8 @@ def test_no_statistics_of_training_records_are_handed_out():
     given = []
     train([lambda run: given.append({name for name in dir(run) if not name.startswith("_")})])
     assert given[0] == {
-        "advance", "config", "estimates", "evaluated", "flat", "folder", "history", "larger_is_better", "metrics",
-        "model", "plan", "privacy", "round", "rounds", "stop", "stopped", "stopped_at",
+        "advance", "config", "estimates", "evaluated", "flat", "folder", "history", "larger_is_better",
+        "metrics", "model", "plan", "privacy", "round", "rounds", "stop", "stopped", "stopped_at",
     }  # fmt: skip
     lines = []
     train([lambda run: lines.append(run.metrics)])
