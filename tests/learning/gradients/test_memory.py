@@ -158,3 +158,37 @@ def test_constants_are_no_state():
 def test_a_module_that_cannot_be_copied_is_refused_by_name():
     with pytest.raises(InputError, match=r"parametrizations\.weight_norm"):
         ClippedGradients(nn.utils.weight_norm(nn.Linear(3, 2)), 1.0)
+
+
+class OnTheLayer(nn.Module):
+    """What is kept hangs on a recurrent layer: one record turns the gradients of all that come after."""
+
+    def __init__(self, kind=nn.LSTM):
+        super().__init__()
+        self.recurrent, self.head = kind(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        sign = getattr(self.recurrent, "sign", 1.0)
+        if float(x.detach().max()) > 100:
+            self.recurrent.sign = -1.0
+        return sign * self.head(self.recurrent(x)[0][:, -1])
+
+
+class OwnKind(nn.GRU):
+    def forward(self, x):
+        self.last = float(x.detach().sum())
+        return super().forward(x)
+
+
+class Flips(OnTheLayer):
+    def forward(self, x):
+        self.recurrent.training = float(x.detach().max()) < 100
+        return self.head(self.recurrent(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("make", [OnTheLayer, lambda: OnTheLayer(nn.RNN), lambda: OnTheLayer(OwnKind), Flips])
+def test_state_on_recurrent_layers_is_refused(make):
+    gradients = ClippedGradients(make(), 1.0)
+    x, y = torch.rand(1, 5, 6, 3), torch.zeros(1, 5, dtype=torch.long)
+    with pytest.raises(InputError, match="recurrent"):
+        gradients.clipped_sum(gradients.flat.flatten()[None], x, y)
