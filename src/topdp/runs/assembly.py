@@ -125,7 +125,12 @@ class Assembly:
             return self.gradients, self.shards
         if math.prod(shape) * self.shards.inputs[:, :, 0].numel() > LARGEST_KEPT:
             return self.gradients, self.shards
-        shards = of_shards(self.shards, features, self.device)
+        try:
+            shards = of_shards(self.shards, features, self.device)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # of a record, which then counts as zero: no record may end a run
+            return self.gradients, self.shards
         privacy = self.config.privacy
         gradients = ClippedGradients(trained, privacy.clip, self.task.loss, privacy.clipping)
         return gradients, shards
