@@ -192,3 +192,26 @@ def test_state_on_recurrent_layers_is_refused(make):
     x, y = torch.rand(1, 5, 6, 3), torch.zeros(1, 5, dtype=torch.long)
     with pytest.raises(InputError, match="recurrent"):
         gradients.clipped_sum(gradients.flat.flatten()[None], x, y)
+
+
+class OnATensor(nn.Module):
+    """A tensor has attributes as any object has."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.layer, self.name = nn.Linear(3, 2), name
+        self.register_buffer("ones", torch.ones(2))
+
+    def forward(self, x):
+        tensor = self.ones if self.name == "ones" else self.layer.weight
+        last, tensor.last = getattr(tensor, "last", 0.0), float(x.detach().sum())
+        return self.layer(x) * self.ones * last
+
+
+@pytest.mark.filterwarnings("ignore:Examples of a batch", "ignore:Per-example gradients")
+@pytest.mark.parametrize("name", ["ones", "weight"])
+def test_attributes_of_tensors_are_state(name):
+    gradients = ClippedGradients(OnATensor(name), 1.0)
+    x, y = torch.rand(1, 5, 3), torch.zeros(1, 5, dtype=torch.long)
+    with pytest.raises(InputError, match=r"keep nothing between calls|leaves its parameters alone"):
+        gradients.clipped_sum(gradients.flat.flatten()[None], x, y)

@@ -107,6 +107,10 @@ def _walk(
         return
     if isinstance(value, Tensor):
         yield place, _tensor(value, contents)
+        if vars(value) and id(value) not in seen:  # Python lets code hang anything on a tensor
+            seen[id(value)] = value
+            for name, part in vars(value).items():
+                yield from _walk(part, f"{place}.{name}", seen, contents, depth + 1)
         return
     yield place, _state(value)
     if id(value) in seen or depth > DEEPEST:
