@@ -208,6 +208,34 @@ class OnATensor(nn.Module):
         return self.layer(x) * self.ones * last
 
 
+class Freezes(Model):
+    """One record makes the gradients of all that come after it vanish."""
+
+    def forward(self, x):
+        if float(x.detach().max()) > 10:
+            self.layer.bias.requires_grad_(False)
+        return self.layer(x)
+
+
+class LearnsInside(Model):
+    def forward(self, x):
+        before = self.layer.bias.grad
+        size = float(x.detach().sum())
+        if torch.is_grad_enabled():
+            (self.layer(x) * size).sum().backward(inputs=[self.layer.bias])
+        return self.layer(x) + (0 if before is None else before)
+
+
+@pytest.mark.filterwarnings("ignore:Per-example gradients")
+@pytest.mark.parametrize("kind", [Freezes, LearnsInside])
+def test_parameters_are_left_as_they_are(kind):
+    gradients = ClippedGradients(kind(), 1.0)
+    x, y = torch.rand(1, 5, 3), torch.zeros(1, 5, dtype=torch.long)
+    x[0, 0] = 20.0
+    with pytest.raises(InputError, match=r"leaves its parameters alone"):
+        gradients.clipped_sum(gradients.flat.flatten()[None], x, y)
+
+
 @pytest.mark.filterwarnings("ignore:Examples of a batch", "ignore:Per-example gradients")
 @pytest.mark.parametrize("name", ["ones", "weight"])
 def test_attributes_of_tensors_are_state(name):
