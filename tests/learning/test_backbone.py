@@ -206,3 +206,16 @@ def test_a_token_that_a_frozen_table_lacks_does_not_end_a_run():
     model = nn.Sequential(table, nn.Flatten(), nn.Linear(12, 2))
     result = topdp.train(model, shards, topdp.topology.ring(3), sigma=0.05, rounds=2, method="plain")
     assert torch.isfinite(result.estimates).all()
+
+
+def test_a_backbone_in_float64_is_not_rounded(monkeypatch):
+    def ends() -> torch.Tensor:
+        x, y = records()
+        agents = [(one.numpy().astype("float64"), two.numpy()) for one, two in zip(x, y, strict=True)]
+        shards = topdp.Shards.from_arrays(agents[:4], test=agents[4], dtype=torch.float64)
+        settings = {"sigma": 0.05, "rounds": 2, "method": "plain"}
+        return topdp.train(whole().double(), shards, topdp.topology.ring(4), **settings).estimates
+
+    cached = ends()
+    monkeypatch.setattr("topdp.runs.assembly.split", lambda module: None)
+    torch.testing.assert_close(cached, ends(), rtol=1e-12, atol=1e-12)

@@ -115,7 +115,7 @@ class Assembly:
         The rows are the same: parameters that are not trained have no place in them.
         """
         parts = split(self.flat.module)
-        if parts is None:
+        if parts is None or self.flat.dtype != torch.float32:  # the type in which features are kept
             return self.gradients, self.shards
         frozen, trained = parts
         features = OwnFeatures(frozen)
