@@ -174,3 +174,48 @@ def test_adapters_are_trained_and_sent_alone():
 def test_what_cannot_be_adapted_is_said(model, settings, words):
     with pytest.raises(InputError, match=words):
         lora(model, **settings)
+
+
+def test_a_chain_with_a_forward_of_its_own_is_not_taken_apart():
+    model = whole()
+    model.forward = lambda x: nn.Sequential.forward(model, -x)
+    assert split(model) is None
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38])
+def test_a_record_on_which_frozen_layers_overflow_does_not_end_a_run(value):
+    x, y = records()
+    x[1, 7] = value
+    layer = nn.Linear(25, 4).requires_grad_(False)
+    nn.init.constant_(layer.weight, 10.0)
+    model = nn.Sequential(nn.Flatten(), layer, nn.Linear(4, 2))
+    shards = topdp.Shards.from_arrays(list(zip(x[:4], y[:4], strict=True)), test=(x[4], y[4]))
+    result = topdp.train(
+        model, shards, topdp.topology.ring(4), sigma=0.05, rounds=2, clip=1.0, method="plain"
+    )
+    assert torch.isfinite(result.estimates).all()
+
+
+def test_a_token_that_a_frozen_table_lacks_does_not_end_a_run():
+    tokens, y = torch.randint(9, (4, 20, 3)), torch.arange(20).remainder(2).expand(4, 20)
+    tokens[1, 7, 0] = 9
+    shards = topdp.Shards.from_arrays(
+        list(zip(tokens[:3], y[:3], strict=True)), test=(tokens[3], y[3]), dtype=torch.int64
+    )
+    table = nn.Embedding(9, 4).requires_grad_(False)
+    model = nn.Sequential(table, nn.Flatten(), nn.Linear(12, 2))
+    result = topdp.train(model, shards, topdp.topology.ring(3), sigma=0.05, rounds=2, method="plain")
+    assert torch.isfinite(result.estimates).all()
+
+
+def test_a_backbone_in_float64_is_not_rounded(monkeypatch):
+    def ends() -> torch.Tensor:
+        x, y = records()
+        agents = [(one.numpy().astype("float64"), two.numpy()) for one, two in zip(x, y, strict=True)]
+        shards = topdp.Shards.from_arrays(agents[:4], test=agents[4], dtype=torch.float64)
+        settings = {"sigma": 0.05, "rounds": 2, "method": "plain"}
+        return topdp.train(whole().double(), shards, topdp.topology.ring(4), **settings).estimates
+
+    cached = ends()
+    monkeypatch.setattr("topdp.runs.assembly.split", lambda module: None)
+    torch.testing.assert_close(cached, ends(), rtol=1e-12, atol=1e-12)

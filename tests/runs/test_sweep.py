@@ -389,3 +389,16 @@ def test_points_of_a_reader_that_is_given():
     assert read.count == 3 and len(found) == 12 and found[0].folder == "01"
     with pytest.raises(ConfigError, match="rounds"):
         points(count, [Axis.of("rounds=1,0")], 1)
+
+
+def test_a_run_whose_recurrent_layer_drops_goes_alone():
+    """In a stack it would draw other masks than it draws alone."""
+    from torch import nn
+
+    def random(module):
+        return sweep._random(SimpleNamespace(flat=SimpleNamespace(module=module)))
+
+    assert random(nn.LSTM(3, 4, num_layers=2, dropout=0.5)) and random(
+        nn.MultiheadAttention(4, 2, dropout=0.1)
+    )
+    assert random(nn.Dropout()) and not random(nn.LSTM(3, 4))

@@ -47,6 +47,8 @@ class Dataset:
     deviation: tuple[float, ...] = ()
     tokens: bool = False
     """Whether inputs are token ids."""
+    class_names: tuple[str, ...] | None = None
+    """Where labels number names: those of a schema, or of folders."""
 
     def scale(self, inputs: Array) -> Array:
         """`inputs` for a model, as float32: bytes divided by 255, then (x - mean) / deviation per channel.
@@ -171,7 +173,16 @@ def _own_records(text: str, schema: Schema | None, test: str | os.PathLike[str] 
         test_inputs, test_targets = check_records(held_out.inputs, held_out.targets, what)
         check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
     tokens = schema is not None and schema.text is not None
-    return Dataset(text, inputs, targets, test_inputs, test_targets, train.classes, tokens=tokens)
+    return Dataset(
+        text,
+        inputs,
+        targets,
+        test_inputs,
+        test_targets,
+        train.classes,
+        tokens=tokens,
+        class_names=train.class_names,
+    )
 
 
 def available() -> list[Available]:

@@ -33,7 +33,10 @@ def split(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
 
 def _chain(model: nn.Module) -> list[nn.Module]:
     """The layers that a chain runs one after the other; hooks make of a chain something else."""
-    if type(model) is not nn.Sequential or model._forward_hooks or model._forward_pre_hooks:
+    hooks = (
+        model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, model._backward_pre_hooks
+    )  # fmt: skip
+    if type(model) is not nn.Sequential or any(hooks) or "forward" in vars(model):
         return [model]
     return [layer for part in model for layer in _chain(part)]
 

@@ -86,10 +86,12 @@ def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
     """
     if optimiser.plain:
         return plan
-    if optimiser.weight_decay * float(np.max(rate)) >= 1:
+    # Nesterov's gradients are taken ahead, where steps are longer (`_with_momentum`)
+    largest = float(np.max(rate)) * (1 + optimiser.momentum if optimiser.kind == "nesterov" else 1)
+    if optimiser.weight_decay * largest >= 1:
         raise InputError(
             f"Expected weight_decay times the step size below 1, got {optimiser.weight_decay:g} and steps up "
-            f"to {np.max(rate):g}: parameters would change their sign. Use a smaller one."
+            f"to {largest:g}: parameters would change their sign. Use a smaller one."
         )
     if optimiser.kind == "adam":
         plan = _with_adam(plan, optimiser, rate)

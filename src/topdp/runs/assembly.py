@@ -115,7 +115,7 @@ class Assembly:
         The rows are the same: parameters that are not trained have no place in them.
         """
         parts = split(self.flat.module)
-        if parts is None:
+        if parts is None or self.flat.dtype != torch.float32:  # the type in which features are kept
             return self.gradients, self.shards
         frozen, trained = parts
         features = OwnFeatures(frozen)
@@ -125,7 +125,12 @@ class Assembly:
             return self.gradients, self.shards
         if math.prod(shape) * self.shards.inputs[:, :, 0].numel() > LARGEST_KEPT:
             return self.gradients, self.shards
-        shards = of_shards(self.shards, features, self.device)
+        try:
+            shards = of_shards(self.shards, features, self.device)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # of a record, which then counts as zero: no record may end a run
+            return self.gradients, self.shards
         privacy = self.config.privacy
         gradients = ClippedGradients(trained, privacy.clip, self.task.loss, privacy.clipping)
         return gradients, shards

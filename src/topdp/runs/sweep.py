@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.dropout import _DropoutNd
 
 from topdp.data.progress import Progress
 from topdp.errors import InputError, Interrupted
 from topdp.files import new_folder, write_whole
 from topdp.learning.gradients import DivergedError
+from topdp.learning.gradients.check import drops
 from topdp.report.spreads import Spread
 from topdp.runs import best
 from topdp.runs.assembly import Assembly, choose_device
@@ -208,7 +208,7 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
 
 def _random(parts: Assembly) -> bool:
     """Layers that draw do so for the whole stack: a run would not draw what it draws alone."""
-    return any(isinstance(module, _DropoutNd) for module in parts.flat.module.modules())
+    return any(map(drops, parts.flat.module.modules()))
 
 
 def _run_stack(

@@ -10,6 +10,8 @@ from history import IDENTITIES, faults, federation, live, on_virtual_time, shari
 
 from builders import PROTOCOLS, SETTINGS
 from topdp import topology
+from topdp.agents.life.draws import SeededDraws
+from topdp.agents.life.rows import kept, make
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -126,3 +128,15 @@ def test_six_agents_that_share_draws_end_over_grpc_with_the_simulators_estimates
     made.identities = identities
     assert codes(made) == [0] * 6
     close(made)
+
+
+def test_who_takes_up_a_run_where_adam_steps_goes_on_from_its_estimate(tmp_path):
+    """After a leap over rounds (`Rounds._catch_up`) the books hold what the round after them would need."""
+    changes = *MEMORIES["adam"], "train.optimiser=adam"
+    part = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6).equipment(0).part
+    before, after = np.flatnonzero(part.plan.adjusts)[:2].tolist()
+    own = {row: torch.full((3,), 0.5) for row in part.made(before)}
+    left = kept(part, before, own)
+    assert set(part.made(after)) - set(left)  # where the round began
+    rows = make(part, after, left, {}, None, SeededDraws(0, part.plan))
+    assert rows.keys() == set(part.made(after)) and all(torch.isfinite(row).all() for row in rows.values())

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from builders import blobs_file
 from topdp.agents.books.entries import Cost
@@ -331,3 +332,13 @@ def test_status_says_what_is_spent_by_which_guarantee(site, tmp_path):
     ledger.close()
     found = json.loads(site.topdp(*ask).out)
     assert (found["epsilon"], found["charged_by"]) == (0.5, "worst-case")
+
+
+def test_folders_of_images_do_not_number_the_classes_of_a_federation(site):
+    """Of cat and dog a dog is 1, of ant and dog too, but of ant, bee and dog it would be 2."""
+    for name in ("cat", "dog"):
+        (site.folder / "pictures" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (8, 8), number).save(site.folder / "pictures" / name / f"{number}.png")
+    done = site.start("--data", site.folder / "pictures")
+    assert done.code == 5 and "classes of images in the manifest" in one_line(done)

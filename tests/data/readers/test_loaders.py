@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from topdp.data.readers.loaders import read_items
 from topdp.errors import DataError
@@ -69,3 +76,21 @@ def test_shuffling_and_dropping_are_said(caplog: pytest.LogCaptureFixture) -> No
 def test_what_is_no_source_of_pairs_is_refused(source: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_items(source, "agent 0")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "workers"),
+    [
+        (RandomSampler(range(5), replacement=True, num_samples=2), 0),  # may give none twice, this time
+        (RandomSampler(range(5), num_samples=9), 0),
+        (WeightedRandomSampler([1.0, 0.0, 0.0, 0.0, 0.0], 5), 0),
+        ([0, 1, 1], 0),
+        (None, 2),
+    ],
+)
+def test_a_loader_that_gives_a_record_twice_is_refused(sampler, workers):
+    loader = DataLoader(Stream() if workers else PAIRS, batch_size=2, sampler=sampler, num_workers=workers)
+    with pytest.raises(
+        DataError, match=r"agent 3: expected (a DataLoader that gives every record once|num_w)"
+    ):
+        read_items(loader, "agent 3")

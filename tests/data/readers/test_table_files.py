@@ -307,3 +307,31 @@ def test_an_owner_sees_what_its_columns_hold(csv: Any) -> None:
     seen = {sight.column: sight for sight in look(csv(HEADER + ROWS + "dan,?,,no\n"))}
     assert seen["age"][1:5] == ("number", 1, 0.0, 100.0)
     assert seen["job"][1:] == ("text", 1, None, None, ("clerk", "nurse", "pilot"))
+
+
+def test_a_site_s_file_and_another_s_frame_encode_a_record_alike(tmp_path: Path) -> None:
+    """Where a value is missing, pandas writes whole numbers as 1.0: they are no other categories for that."""
+    schema = Schema.of(
+        {
+            "target": "ill",
+            "classes": [0, 1],
+            "categories": {"ward": ["1", "2"], "new": [True, False]},
+            "missing": {"ward": "other"},
+        }
+    )
+    frame = {"ward": [1.0, 2.0, None, 3.0], "new": [True, False, True, True], "ill": [0.0, 1.0, 0.0, 1.0]}
+    place = tmp_path / "site.csv"
+    place.write_text("ward,new,ill\n1.0,True,0.0\n2.0,False,1.0\n,True,0\n3.0,true,1\n", encoding="utf-8")
+    from_file, from_frame = read_records(place, schema), of_frame(frame, schema, "site")
+    assert from_file.inputs.tolist() == from_frame.inputs.tolist()
+    assert (
+        from_file.inputs.sum(1).tolist() == [2, 2, 2, 2] and from_file.inputs[3].tolist()[-1] == 1
+    )  # ward 3
+    assert from_file.targets.tolist() == from_frame.targets.tolist() == [0, 1, 0, 1]
+
+
+def test_a_site_named_by_a_link_is_the_same_site(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x", encoding="utf-8")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "a.csv")
+    with pytest.raises(DataError, match="twice: a record is at one agent only"):
+        sites([tmp_path / "a.csv", tmp_path / "link.csv"])

@@ -158,3 +158,88 @@ def test_constants_are_no_state():
 def test_a_module_that_cannot_be_copied_is_refused_by_name():
     with pytest.raises(InputError, match=r"parametrizations\.weight_norm"):
         ClippedGradients(nn.utils.weight_norm(nn.Linear(3, 2)), 1.0)
+
+
+class OnTheLayer(nn.Module):
+    """What is kept hangs on a recurrent layer: one record turns the gradients of all that come after."""
+
+    def __init__(self, kind=nn.LSTM):
+        super().__init__()
+        self.recurrent, self.head = kind(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        sign = getattr(self.recurrent, "sign", 1.0)
+        if float(x.detach().max()) > 100:
+            self.recurrent.sign = -1.0
+        return sign * self.head(self.recurrent(x)[0][:, -1])
+
+
+class OwnKind(nn.GRU):
+    def forward(self, x):
+        self.last = float(x.detach().sum())
+        return super().forward(x)
+
+
+class Flips(OnTheLayer):
+    def forward(self, x):
+        self.recurrent.training = float(x.detach().max()) < 100
+        return self.head(self.recurrent(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("make", [OnTheLayer, lambda: OnTheLayer(nn.RNN), lambda: OnTheLayer(OwnKind), Flips])
+def test_state_on_recurrent_layers_is_refused(make):
+    gradients = ClippedGradients(make(), 1.0)
+    x, y = torch.rand(1, 5, 6, 3), torch.zeros(1, 5, dtype=torch.long)
+    with pytest.raises(InputError, match="recurrent"):
+        gradients.clipped_sum(gradients.flat.flatten()[None], x, y)
+
+
+class OnATensor(nn.Module):
+    """A tensor has attributes as any object has."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.layer, self.name = nn.Linear(3, 2), name
+        self.register_buffer("ones", torch.ones(2))
+
+    def forward(self, x):
+        tensor = self.ones if self.name == "ones" else self.layer.weight
+        last, tensor.last = getattr(tensor, "last", 0.0), float(x.detach().sum())
+        return self.layer(x) * self.ones * last
+
+
+class Freezes(Model):
+    """One record makes the gradients of all that come after it vanish."""
+
+    def forward(self, x):
+        if float(x.detach().max()) > 10:
+            self.layer.bias.requires_grad_(False)
+        return self.layer(x)
+
+
+class LearnsInside(Model):
+    def forward(self, x):
+        before = self.layer.bias.grad
+        size = float(x.detach().sum())
+        if torch.is_grad_enabled():
+            (self.layer(x) * size).sum().backward(inputs=[self.layer.bias])
+        return self.layer(x) + (0 if before is None else before)
+
+
+@pytest.mark.filterwarnings("ignore:Per-example gradients")
+@pytest.mark.parametrize("kind", [Freezes, LearnsInside])
+def test_parameters_are_left_as_they_are(kind):
+    gradients = ClippedGradients(kind(), 1.0)
+    x, y = torch.rand(1, 5, 3), torch.zeros(1, 5, dtype=torch.long)
+    x[0, 0] = 20.0
+    with pytest.raises(InputError, match=r"leaves its parameters alone"):
+        gradients.clipped_sum(gradients.flat.flatten()[None], x, y)
+
+
+@pytest.mark.filterwarnings("ignore:Examples of a batch", "ignore:Per-example gradients")
+@pytest.mark.parametrize("name", ["ones", "weight"])
+def test_attributes_of_tensors_are_state(name):
+    gradients = ClippedGradients(OnATensor(name), 1.0)
+    x, y = torch.rand(1, 5, 3), torch.zeros(1, 5, dtype=torch.long)
+    with pytest.raises(InputError, match=r"keep nothing between calls|leaves its parameters alone"):
+        gradients.clipped_sum(gradients.flat.flatten()[None], x, y)

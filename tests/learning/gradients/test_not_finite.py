@@ -215,3 +215,26 @@ def test_the_models_own_error_comes_out_when_no_record_can_be_at_fault():
     gradients = ClippedGradients(FlatModel(Broken()), 1.0)
     with pytest.raises(KeyError, match="mine"):
         gradients.clipped_sum(gradients.flat.flatten()[None], torch.ones(1, 2, 6), torch.zeros(1, 2).long())
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per-layer", "normalised"])
+@pytest.mark.parametrize("tokens", [[-1, 4, -1, 4], [4, 4, 4, -1], [-5, 0, 0, 0], [4, 4, 5, 4]])
+def test_no_row_of_a_table_goes_by_two_names(tokens, clipping):
+    """Python counts -1 from the end; norms that tell rows apart by their index were too small by half."""
+    table = nn.Embedding(5, 3)
+    gradients = ClippedGradients(nn.Sequential(table, nn.Flatten(), nn.Linear(12, 2)), 1.0, clipping=clipping)
+    nn.init.ones_(gradients.flat.module[2].weight)
+    with torch.no_grad():
+        gradients.flat.module[2].weight[1] *= -1  # every position pulls its row the same way
+    good = torch.tensor([[[0, 1, 2, 3]]])
+    rows, y = gradients.flat.flatten()[None] * 100, torch.zeros(1, 2, dtype=torch.long)
+    bad = torch.cat([good, torch.tensor([[tokens]])], 1)
+    result, statistics = gradients.clipped_sum_and_statistics(rows, bad, y)
+    assert gradients.fast and statistics.ignored.tolist() == [1]
+    assert torch.allclose(result, gradients.clipped_sum(rows, good, y[:, :1]))
+
+
+def test_a_token_that_is_none_is_said_where_records_are_evaluated():
+    gradients = ClippedGradients(nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2)), 1.0)
+    with pytest.raises(Exception, match=r"from 0 to 4|out of range"):
+        gradients.outputs(gradients.flat.flatten()[None], torch.tensor([[0, 1, 2, -1]] * 5))

@@ -279,8 +279,12 @@ def make(
 
 
 def _adjusted(part: Part, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The rows of a round in which Adam steps: made of the agent's own, and sent to nobody."""
+    """The rows of a round in which Adam steps: made of the agent's own, and sent to nobody.
+
+    Who takes up a run in the middle of a round has not kept where that began: it counts as begun there.
+    """
     four = part.plan.source[round][part.agent, :4].tolist()
+    own = {four[1]: own[part.agent], **own}
     made = zip(four, adam_step(part.plan, round, [own[row] for row in four]), strict=True)
     return {row: own[row] for row in part.made(round)} | dict(made)
 

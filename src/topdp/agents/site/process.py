@@ -56,7 +56,7 @@ def run(options: Options) -> Outcome:
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
     if options.live_pairing and options.canaries is not None:
         raise ConfigError("--canaries: an audit follows a plan; leave --live-pairing away.")
-    dataset = data.load(options.data, schema=build.schema(terms.config))
+    dataset = _records(options.data, terms)
     inputs, targets = dataset.train()
     if len(targets) != setup.counts[number]:
         raise DataError(
@@ -90,6 +90,19 @@ def run(options: Options) -> Outcome:
     # One gradient before the first greeting: what is wrong with model or data is said here.
     mine.gradients.mean(0, mine.start)
     return asyncio.run(_live(options, mine, me))
+
+
+def _records(path: str, terms: manifest.Manifest) -> data.Dataset:
+    """The records of this site. What their labels mean is agreed on, and not found in one site's folders."""
+    schema = build.schema(terms.config)
+    dataset = data.load(path, schema=schema)
+    if dataset.class_names is not None and (schema is None or schema.classes is None):
+        raise DataError(
+            f"{path}: expected the classes of images in the manifest, got none: a site without a folder of "
+            "some class would number the others differently. State them where the manifest is made: "
+            f"data.schema = {{ classes = {list(dataset.class_names)} }}."
+        )
+    return dataset
 
 
 def _told(message: str, done: int = 0, total: int | None = None) -> None:

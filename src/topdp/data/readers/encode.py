@@ -8,6 +8,8 @@ to this machine's log only; it is a fact about private records and is released n
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
+from contextlib import suppress
 
 import numpy as np
 
@@ -99,7 +101,7 @@ def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | 
     place = {name: at for at, name in enumerate(listed)}
     made = np.zeros((len(values), len(listed) + 1))
     at = [
-        place.get(str(fill) if gap else as_text(value), len(listed))
+        place.get(str(fill) if gap else _listed_as(value, place), len(listed))
         for value, gap in zip(values, gaps, strict=True)
     ]
     made[np.arange(len(values)), at] = 1.0
@@ -161,7 +163,7 @@ def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
     values = table.columns[column]
     _expect_targets(table, column, is_missing(values, classes))
     place = {name: at for at, name in enumerate(classes)}
-    numbers = np.array([place.get(as_text(value), -1) for value in values], np.int64)
+    numbers = np.array([place.get(_listed_as(value, place), -1) for value in values], np.int64)
     if (numbers < 0).any():
         row = int((numbers < 0).argmax())
         raise DataError(
@@ -190,6 +192,20 @@ def as_text(value: object) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value).strip()
+
+
+def _listed_as(value: object, listed: Container[str]) -> str:
+    """As `as_text`; of text that is not listed, as the number or truth value that it spells.
+
+    Files write 1 as 1.0 where another record of the column has no value: the same record must become the same
+    whatever others are beside it, and from a file what it becomes from a frame.
+    """
+    text = as_text(value)
+    if text in listed or not isinstance(value, str):
+        return text
+    with suppress(ValueError):
+        return as_text(float(text))
+    return {"true": "1", "false": "0"}.get(text.lower(), text)
 
 
 def _text_of(value: object, table: Table, row: int) -> str:

@@ -1,13 +1,18 @@
-"""torch data sets and loaders to arrays: every item is read once, now. Trains nothing."""
+"""torch data sets and loaders to arrays: every item is read once, now. Trains nothing.
+
+**Guarantees.** A loader that gives an item twice is refused: accounts count an item as one record, and one
+that is there k times moves sums by k clips.
+"""
 
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from topdp.errors import DataError
 
@@ -38,6 +43,7 @@ def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
 def _batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
     if loader.batch_size is None and loader.batch_sampler is None:
         raise DataError(f"{what}: expected a DataLoader that makes batches, got batch_size=None.")
+    _expect_each_once(loader, what)
     if isinstance(loader.sampler, RandomSampler):
         logger.warning(
             "%s: the DataLoader shuffles: records are taken in the order of this one pass. A run can be "
@@ -56,6 +62,24 @@ def _batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
             )
         pairs.append((value, target))
     return _joined(pairs, what, "batch")
+
+
+def _expect_each_once(loader: DataLoader[Any], what: str) -> None:
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.num_workers > 0:
+            raise DataError(
+                f"{what}: expected num_workers=0 for a data set that is iterated over, got "
+                f"{loader.num_workers}: each worker would give all records, unless the data set divides them."
+            )
+        return
+    indices = list(loader.sampler if loader.batch_sampler is None else chain(*loader.batch_sampler))
+    # A custom sampler's indices may be of any kind; those that cannot be counted are compared as texts.
+    if len(set(map(str, indices))) < len(indices) or getattr(loader.sampler, "replacement", False):
+        raise DataError(
+            f"{what}: expected a DataLoader that gives every record once, got one whose sampler gives some "
+            "twice: one record would count as several, and noise hides one. Leave the sampler away; topdp "
+            "draws its own batches."
+        )
 
 
 def _pair(item: Any, what: str, where: str) -> tuple[Tensor, Tensor]:

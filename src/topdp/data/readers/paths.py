@@ -117,7 +117,8 @@ def sites(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
         found += map(Path, names)
     if not found:
         raise DataError("Expected at least one file, one for each site, got none.")
-    twice = [path for path in found if found.count(path) > 1]
+    places = [path.resolve() for path in found]  # links and .. too
+    twice = [path for path, place in zip(found, places, strict=True) if places.count(place) > 1]
     if twice:
         raise DataError(f"Expected every site once, got {twice[0]} twice: a record is at one agent only.")
     return found

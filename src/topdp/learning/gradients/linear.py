@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from topdp.errors import InputError
 from topdp.learning.gradients import ghost
 from topdp.learning.gradients.sharing import SharedOuter, linear_of_all
 from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use
@@ -87,7 +89,17 @@ class EmbeddingTwin(Twin):
         n = unfolded.shape[0]
         tokens = unfolded.reshape(n, -1)
         agent = torch.arange(n, device=x.device).unsqueeze(1)
-        output = self.tape.weights(self._slot)[agent, tokens].view(-1, *x.shape[1:], self.embedding_dim)
+        # Indices below 0 would name rows a second time, and norms tell rows apart by their index.
+        known = tokens.clamp(0, self.num_embeddings - 1)
+        found = self.tape.weights(self._slot)[agent, known]
+        none = tokens != known
+        if not self.tape.recording and bool(none.any()):
+            raise InputError(
+                f"Expected token ids from 0 to {self.num_embeddings - 1} for {self.path}, got "
+                f"{int(tokens[none][0])} in a record to evaluate."
+            )
+        found = found.masked_fill(none.unsqueeze(2), math.nan)  # spoils its example, as an error would
+        tokens, output = known, found.view(-1, *x.shape[1:], self.embedding_dim)
         return self.tape.record(output, [Use(self._slot, self._kind, tokens, self._join)])
 
     def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:

@@ -36,6 +36,7 @@ CONTAINERS = (list, tuple, set, frozenset, deque)
 TRUSTED = {"torch", "topdp", "numpy", *sys.stdlib_module_names}
 OF_EVERY_MODULE = {name for name, value in vars(nn.Module()).items() if not isinstance(value, bool)}
 DEEPEST = 30
+MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # of nn.RNNBase
 
 
 @final
@@ -106,6 +107,10 @@ def _walk(
         return
     if isinstance(value, Tensor):
         yield place, _tensor(value, contents)
+        if vars(value) and id(value) not in seen:  # Python lets code hang anything on a tensor
+            seen[id(value)] = value
+            for name, part in vars(value).items():
+                yield from _walk(part, f"{place}.{name}", seen, contents, depth + 1)
         return
     yield place, _state(value)
     if id(value) in seen or depth > DEEPEST:
@@ -183,8 +188,8 @@ def _of_module(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for kind in OF_EVERY_MODULE:
         if own.get(kind):
             yield from ((f".{key}", part) for key, part in own[kind].items())
-    if isinstance(module, nn.RNNBase):
-        return  # it mirrors its parameters in lists of its own, and keeps nothing else
+    if isinstance(module, nn.RNNBase):  # it mirrors its parameters in lists of its own, made anew at will
+        own = {name: part for name, part in own.items() if name not in MIRRORS}
     if not type(module).__module__.startswith("topdp."):
         yield from ((f".{name}", part) for name, part in own.items() if name not in OF_EVERY_MODULE)
         yield "", type(module)

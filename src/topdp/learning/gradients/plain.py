@@ -78,7 +78,14 @@ class PlainGradients:
                     raise
                 except Exception:  # the record's fault: the model ran on others (`check`)
                     gradients[i, j] = math.nan
-            if not torch.equal(own.view(torch.uint8), row.contiguous().view(torch.uint8)):
+            # Attributes of tensors too, gradients of the model's own making, and whether there are any.
+            written = any(vars(leaf) or leaf.grad is not None for leaf in leaves.values())
+            frozen = not all(leaf.requires_grad for leaf in leaves.values())
+            if (
+                written
+                or frozen
+                or not torch.equal(own.view(torch.uint8), row.contiguous().view(torch.uint8))
+            ):
                 raise InputError(
                     "Expected a model that leaves its parameters alone, got one that writes them."
                 )
