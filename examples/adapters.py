@@ -25,9 +25,9 @@ result = topdp.train(
     method="correlated",
     epsilon=2.0,
     clip=0.5,
-    learning_rate=16.0,
+    learning_rate=8.0,
     average=0.8,
-    rounds=60,
-    evaluate_every=60,
+    rounds=120,
+    evaluate_every=120,
 )
 print(result.scores["accuracy"])

@@ -20,8 +20,20 @@ def test_step_sizes_begin_at_the_first_twice_and_never_grow(initial, rounds, fad
         "linear": 1 / rounds,
         "cosine": np.sin(np.pi / (2 * rounds)) ** 2,
         "sqrt-epoch": (1 + (rounds - 1) // per_epoch) ** -0.5,
+        "step": 0.5 ** ((rounds - 1) // max(1, rounds // 3)),
     }
     assert rates[-1] == pytest.approx(initial * last[fading])
+
+
+def test_steps_that_would_be_nothing_and_warm_ups_that_never_end_are_refused():
+    with pytest.raises(ValueError, match="longer fading_period"):
+        schedules.learning_rates(1.0, 3000, "step", factor=0.1, period=1)
+    rates = schedules.learning_rates(1.0, 5, "none")
+    np.testing.assert_allclose(schedules.warmed_up(rates, 0), rates)
+    np.testing.assert_allclose(schedules.warmed_up(rates, 2), [1 / 3, 1 / 3, 2 / 3, 1, 1, 1])
+    for warmup in (-1, 6):
+        with pytest.raises(ValueError, match="warm-up of 0 to 5"):
+            schedules.warmed_up(rates, warmup)
 
 
 @given(st.floats(0.05, 1.0), st.integers(1, 20), T)
