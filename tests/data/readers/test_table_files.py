@@ -335,3 +335,14 @@ def test_a_site_named_by_a_link_is_the_same_site(tmp_path: Path) -> None:
     (tmp_path / "link.csv").symlink_to(tmp_path / "a.csv")
     with pytest.raises(DataError, match="twice: a record is at one agent only"):
         sites([tmp_path / "a.csv", tmp_path / "link.csv"])
+
+
+def test_records_of_an_agent_are_no_test_records(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("age,ill\n30,no\n60,yes\n")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "b.csv")
+    schema = {"target": "ill", "classes": ["no", "yes"], "ranges": {"age": [0, 100]}}
+    agents = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for test in (agents[1], tmp_path / "link.csv", f"{tmp_path}/../{tmp_path.name}/a.csv"):
+        with pytest.raises(DataError, match="no agent's own"):
+            files_of_sites(agents, test, Schema.of(schema))

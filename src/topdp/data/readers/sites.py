@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,11 @@ def files_of_sites(
     if isinstance(agents, str | os.PathLike):
         agents = [agents]
     paths = sites(agents)
+    if test is not None and Path(test).expanduser().resolve() in [path.resolve() for path in paths]:
+        raise DataError(
+            f"Expected test records that are no agent's own, got {test}: what is reported of them, and which "
+            "round is best, would tell of private records without noise. Give other records, or none."
+        )
     names = [str(path) for path in paths]
     read = [read_records(path, schema) for path in paths]
     return _together(read, names, None if test is None else read_records(test, schema), schema)
