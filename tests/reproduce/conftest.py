@@ -13,12 +13,18 @@ def quiet(text):
     pass
 
 
-@pytest.fixture(scope="package", autouse=True)
-def _coarse_pictures():
-    """Drawing is most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(style._RC, "savefig.dpi", 100)
-        yield
+FINE = style._RC["savefig.dpi"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Drawing is most of the time: pictures are coarse in tests of this folder, and only there."""
+    style._RC["savefig.dpi"] = 100
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    style._RC["savefig.dpi"] = FINE
 
 
 @pytest.fixture(scope="package", autouse=True)

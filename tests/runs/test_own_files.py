@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,8 @@ def test_an_agent_reads_its_own_file_by_the_schema_of_the_manifest(
 def test_frames_text_and_a_networkx_graph_train(place: Path) -> None:
     frames = [pandas.read_csv(path) for path in sorted(place.glob("sites/*.csv"))]
     shards = topdp.Shards.from_frames(frames, test=frames[0], schema="schema.toml")
-    files = topdp.Shards.from_files(["sites/*.csv"], "sites/a.csv", "schema.toml")
+    shutil.copy("sites/a.csv", "again.csv")
+    files = topdp.Shards.from_files(["sites/*.csv"], "again.csv", "schema.toml")
     assert shards.digest() == files.digest() and shards.test_targets is not None
     found = topdp.train(torch.nn.Linear(1, 2), shards, nx.cycle_graph(3), sigma=0.0, rounds=2)
     assert found.plan.agents == 3

@@ -164,10 +164,16 @@ PLACES = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a sweep that is run once, by who comes first, and left alone."""
+    return tmp_path_factory.mktemp("whole")
+
+
 @pytest.mark.parametrize("where", list(PLACES))
-def test_a_sweep_that_was_killed_anywhere_goes_on(grid, tmp_path, monkeypatch, where):
+def test_a_sweep_that_was_killed_anywhere_goes_on(grid, tmp_path, monkeypatch, where, whole):
     wanted = grid(RATES, seeds=2)
-    run_all(wanted, tmp_path / "whole")
+    run_all(wanted, whole)
     with monkeypatch.context() as patched, pytest.raises(Killed):
         kills_at(patched, *PLACES[where])
         run_all(wanted, tmp_path / "killed")
@@ -180,7 +186,7 @@ def test_a_sweep_that_was_killed_anywhere_goes_on(grid, tmp_path, monkeypatch, w
     assert {
         folder: RunFolder.open(tmp_path / "killed" / folder).fact("seconds") for folder in before
     } == before
-    for ours, theirs in zip(ends(tmp_path / "killed", wanted), ends(tmp_path / "whole", wanted), strict=True):
+    for ours, theirs in zip(ends(tmp_path / "killed", wanted), ends(whole, wanted), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
     monkeypatch.setattr(sweep, "_run_stack", lambda *_: pytest.fail("ran again"))
     run_all(wanted, tmp_path / "killed")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from builders import in_turn
 from gradient_models import CLASSES, MODELS, problem, slow_model
 from topdp.learning.gradients import ClippedGradients, DivergedError, ghost
 from topdp.learning.models import FlatModel, mlp
@@ -40,8 +41,7 @@ def sums(gradients: ClippedGradients, rows: Tensor, x: Tensor, y: Tensor, weight
 
 
 @devices
-@pytest.mark.parametrize("value", HUGE)
-@pytest.mark.parametrize("name", WITH_REAL_INPUTS)
+@pytest.mark.parametrize(("name", "value"), in_turn(WITH_REAL_INPUTS, HUGE, times=2))
 def test_a_record_whose_gradient_is_not_finite_counts_as_zero(name, value, device):
     flat, *rest = problem(name, torch.float32)
     rows, x, y, weights = (tensor.to(device) for tensor in rest)

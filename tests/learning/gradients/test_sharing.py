@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from builders import in_turn
 from gradient_models import MODELS, problem
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
@@ -25,8 +26,7 @@ def repeated(values, copies=COPIES):
 
 
 @pytest.mark.filterwarnings("ignore:.*slow path")
-@pytest.mark.parametrize("microbatch", [None, 7, 1])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "microbatch"), in_turn(MODELS, [None, 7, 1], times=1))
 def test_common_records_are_as_good_as_copies(name, microbatch):
     flat, rows, x, y, weights = problem(name, torch.float64)
     gradients = ClippedGradients(flat, clip=0.5)
