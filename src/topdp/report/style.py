@@ -147,8 +147,8 @@ def house_style() -> Iterator[None]:
 
 
 def percent_axis(axes: Axes) -> None:
-    """Shares along the vertical axis as percentages, none of them rounded to another."""
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+    """Shares along the vertical axis as percentages, none of them rounded to another; none is above 100%."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%" if value < 1 + 1e-9 else "")
 
 
 def save(figure: Figure, path: str | Path) -> Path:

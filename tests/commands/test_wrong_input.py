@@ -141,14 +141,14 @@ def test_an_unfinished_run_in_the_way_can_be_continued_and_a_finished_one_not(to
 
 def test_a_folder_that_nobody_named_is_a_new_one(topdp, here, monkeypatch):
     """Also when two runs begin in the same second."""
-    from topdp import cli
+    from topdp.commands import options
 
     class Noon:
         @staticmethod
         def now():
             return datetime(2026, 1, 1, 12)
 
-    monkeypatch.setattr(cli, "datetime", Noon)
+    monkeypatch.setattr(options, "datetime", Noon)
     assert topdp(*RUN).code == topdp(*RUN).code == 0
     name = "blobs.npz-top-dp-sync-20260101-120000"
     assert sorted(os.listdir(here / "runs")) == [name, f"{name}-2"]

@@ -1,0 +1,247 @@
+"""What trains: one run, several methods, grids of settings; and what was trained, as a file."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topdp.commands.options import (
+    Changes,
+    ConfigFile,
+    Device,
+    Out,
+    Preset,
+    Seeds,
+    going_on,
+    new_place,
+)
+from topdp.report.progress import signs_of_life
+from topdp.report.terminal import Json, err, print_json, show
+from topdp.settings import config
+from topdp.settings.config import ConfigError, RunConfig
+
+if TYPE_CHECKING:
+    from topdp.report.spreads import Spread
+    from topdp.runs.result import Result
+
+
+def run(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    folder: Out = None,
+    device: Device = "auto",
+    as_json: Json = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Continue an unfinished run.")
+    ] = None,
+    sinks: Annotated[
+        list[str] | None,
+        typer.Option("--sink", metavar="NAME", help="Metrics go there too: tensorboard, mlflow, wandb."),
+    ] = None,
+) -> None:
+    """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP."""
+    if resume is not None and (file or preset or changes or folder or sinks):
+        raise ConfigError("--resume takes its configuration from the run folder: leave the others away.")
+    sent = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
+    wanted = None if resume is not None else config.read(file, preset, [*(changes or []), *sent])
+    title = str(resume) if wanted is None else wanted.method.name
+    with signs_of_life(err, title) as signs:
+        signs.stage("loading torch")
+        from topdp.report import tables
+        from topdp.report.reached import hint
+        from topdp.runs import run as runs
+
+        if wanted is None:
+            assert resume is not None
+            result = runs.resume(resume, device, signs.watch, signs.fetching)
+        else:
+            place = folder or new_place("runs", wanted)
+            result = runs.run(wanted, place, device, signs.watch, signs.fetching)
+    if as_json:
+        print_json(result.summary())
+    else:
+        show(*tables.runs({result.config.method.name: result.summary()}))
+        if result.stopped is not None:
+            show(result.stopped.statement)
+        show(f"Everything is in {result.folder}")
+        if (line := hint(result.config, result.summary())) is not None:
+            show(line)
+
+
+def compare(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    methods: Annotated[
+        str, typer.Option("--methods", help="Comma-separated method names.")
+    ] = "no-noise,plain,top",
+    folder: Out = None,
+    device: Device = "auto",
+    as_json: Json = False,
+    seeds: Seeds = 1,
+) -> None:
+    """Several methods on the same graph, data and seed: one table, one figure.
+
+    Broken off, the same command with the --out of before reads what is done and continues.
+    """
+    wanted = {
+        name: config.read(file, preset, [*(changes or []), f"method.name={name}"])
+        for name in dict.fromkeys(part.strip() for part in methods.split(","))
+    }
+    place = folder or Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
+    if seeds > 1:
+        _compare_seeds(wanted, seeds, place, device, as_json)
+        return
+    results: dict[str, Result] = {}
+    with signs_of_life(err, "compare") as signs, going_on(f"the same command and --out {place}"):
+        signs.stage("loading torch")
+        from topdp.report import tables
+        from topdp.report.curves import curves, heading
+        from topdp.runs import run as runs
+        from topdp.settings import build
+
+        for one in wanted.values():
+            build.method(one)  # a fault in the last method is found before the first is run
+        for name, one in wanted.items():
+            signs.title = name
+            results[name] = runs.run_or_continue(one, place / name, device, signs.watch, signs.fetching)
+        signs.title = "compare"
+        signs.stage("drawing")
+        title = heading(list(wanted.values()), next(iter(results.values())).plan.agents)
+        evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
+        picture = curves(evaluated, place / "compare.png", title) if evaluated else None
+    if as_json:
+        print_json({"out": str(place), "methods": {name: r.summary() for name, r in results.items()}})
+    else:
+        show(*tables.runs({name: r.summary() for name, r in results.items()}))
+        for names in _of_one_plan(results):
+            show(f"{', '.join(names)}: one plan, so one run. {build.why_alike([wanted[n] for n in names])}")
+        if picture is not None:
+            show(f"The figure is {picture}")
+
+
+def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, result in results.items():
+        groups.setdefault(result.plan.digest(), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool) -> None:
+    how = f"the same command and --out {place}"
+    with signs_of_life(err, "compare") as signs, going_on(how):
+        signs.stage("loading torch")
+        from topdp.report import spread_pictures, spreads
+        from topdp.report.curves import heading
+        from topdp.runs import grid, sweep
+        from topdp.settings import build
+
+        points = grid.checked([
+            grid.Point(f"{name}/seed-{seed}", {"method": name}, seed, one.model_copy(update={"seed": seed}))
+            for name, one in wanted.items()
+            for seed in range(one.seed, one.seed + seeds)
+        ])  # fmt: skip
+        sweep.run_all(points, place, device, signs.titled, signs.fetching, how)
+        signs.stage("drawing")
+        found = sweep.found(place, points)
+        title = heading(list(wanted.values()), build.graph(points[0].config).agents)
+        figure = spread_pictures.curves(
+            {one.chosen["method"]: one for one in found}, place / "compare.png", title
+        )
+        spreads.write_csv(found, place)
+    _show_spreads(found, place, figure, as_json)
+
+
+def _show_spreads(found: list[Spread], place: Path, figure: Path | None, as_json: bool) -> None:
+    from topdp.report import spreads
+
+    if as_json:
+        print_json({"out": str(place), "points": spreads.summaries(found)})
+        return
+    show(spreads.table(found), spreads.cost_together(found))
+    show(f"{f'The figure is {figure}; e' if figure else 'E'}very run is in {place}, numbers in sweep.csv")
+
+
+def sweep(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over", metavar="KEY=V,V,...", help="Try these values of a key; several keys: all combinations."
+        ),
+    ] = None,
+    seeds: Seeds = 1,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where all runs go.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a sweep that was broken off.")
+    ] = None,
+) -> None:
+    """Runs over any keys and several seeds: one table with spreads, CSV files and a picture.
+
+    For example: topdp sweep --over privacy.epsilon=0.5,1,2 --over method.name=plain,top --seeds 3.
+    Every point is checked before the first is run, and what is done is not done again.
+    """
+    if resume is not None and (file or preset or changes or over or folder or seeds > 1):
+        raise ConfigError("--resume takes everything from the folder of the sweep: leave the others away.")
+    if resume is None and not over and seeds == 1:
+        raise ConfigError("Expected --over key=value,value or --seeds, got neither: use topdp run.")
+    base = None if resume is not None else config.read(file, preset, changes).to_toml()
+    place = resume or folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
+    how = f"topdp sweep --resume {place}"
+    with signs_of_life(err, "sweep") as signs, going_on(how):
+        signs.stage("loading torch")
+        from topdp.report import spread_pictures, spreads
+        from topdp.runs import grid
+        from topdp.runs import sweep as sweeps
+        from topdp.settings import build
+
+        if base is None:
+            request = sweeps.Request.read(place)
+        else:
+            request = sweeps.Request(base, tuple(map(grid.Axis.of, over or [])), seeds)
+        points = grid.checked(request.points())
+        request.keep(place)
+        sweeps.run_all(points, place, device, signs.titled, signs.fetching, how)
+        signs.stage("drawing")
+        found = sweeps.found(place, points)
+        spreads.write_csv(found, place)
+        configs = [point.config for point in points]
+        title = spread_pictures.heading_of(configs, [build.graph(one).agents for one in configs])
+        figure = spread_pictures.picture(found, place / "sweep.png", title)
+    _show_spreads(found, place, figure, as_json)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    file: Annotated[Path, typer.Option("--out", metavar="FILE", help="Ends in .safetensors, .pt or .onnx.")],
+    agent: Annotated[str, typer.Option("--agent", help="Whose network: a number, or mean of all.")] = "0",
+    format: Annotated[
+        str | None, typer.Option("--format", help="safetensors, state-dict or onnx: by default the ending's.")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="At the best evaluation, instead of at the end.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """A trained network as a file that others can read. Reads no data."""
+    with signs_of_life(err, "export") as signs:
+        signs.stage("loading torch")
+        from topdp.runs.export import export_run, format_of
+
+        written = export_run(run, file, format, agent, best)
+    if as_json:
+        told = {"file": str(written), "format": format_of(file, format), "agent": agent, "best": best}
+        print_json({"run": str(run), **told})
+    else:
+        show(
+            f"The network of {'all agents, averaged,' if agent == 'mean' else f'agent {agent}'} is {written}"
+        )
