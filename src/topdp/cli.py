@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 # Spinning OpenMP threads make everything slower on a busy machine; has to be said before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -20,9 +20,6 @@ from topdp.agents.site.commands import agent_app, federation_app
 from topdp.commands import data, figures, privacy, training
 from topdp.errors import ExitCode, TopdpError, enough_memory
 from topdp.report.terminal import err, show
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     name="topdp",

@@ -1,0 +1,29 @@
+"""`topdp agent ...` and `topdp federation ...`: arguments in, tables and exit codes out.
+
+Nothing heavy is imported before a command is called, so that `topdp --help` needs neither torch nor gRPC.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from topdp.agents.site.commands import agent, federation, ledger
+
+
+def _group(help: str) -> typer.Typer:
+    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
+
+
+agent_app = _group("One agent on its own machine: init, start, status, ledger.")
+ledger_app = _group("What an agent has spent.")
+federation_app = _group("Several agents: the manifest, and a demonstration on this machine.")
+agent_app.add_typer(ledger_app, name="ledger")
+
+agent_app.command("init")(agent.init)
+agent_app.command("start")(agent.start)
+agent_app.command("status")(agent.status)
+ledger_app.command("show")(ledger.show_charges)
+ledger_app.command("verify")(ledger.verify_books)
+federation_app.command("create")(federation.create)
+federation_app.command("canaries")(federation.canaries)
+federation_app.command("demo")(federation.demo)

@@ -1,0 +1,126 @@
+"""`topdp agent init`, `start`, `status`: one agent on its own machine."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from topdp.agents.site.commands.options import IdentityFolder, State, epsilon_in_words, need_parts
+from topdp.report.progress import signs_of_life
+from topdp.report.terminal import Json, err, print_json, print_text, remark, show
+
+
+def init(
+    name: Annotated[str, typer.Option("--name", help="How the others call this agent.")],
+    folder: IdentityFolder = Path("identity"),
+    address: Annotated[
+        str, typer.Option("--address", help="host:port that others can dial; none if no port can be opened.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Makes a key that never leaves this machine, and prints the card for the others."""
+    need_parts()
+    from topdp.agents.terms import identity
+
+    card = identity.init(folder, name, address).card
+    if as_json:
+        print_json({"name": card.name, "fingerprint": card.fingerprint, "card": str(folder / identity.CARD)})
+    else:
+        print_text(card.to_toml())
+        remark(f"This card is in {folder / identity.CARD}: send it to whoever makes the manifest.")
+
+
+def start(
+    manifest: Annotated[Path, typer.Option("--manifest", help="What all agents have agreed to.")],
+    data: Annotated[str, typer.Option("--data", help="This agent's own records, as for `topdp run`.")],
+    state: State,
+    folder: IdentityFolder = Path("identity"),
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="A budget of one's own, below the manifest's.")
+    ] = None,
+    seeded: Annotated[
+        bool, typer.Option("--seeded", help="Noise from the manifest's seed: for tests, not private.")
+    ] = False,
+    listen: Annotated[
+        str | None, typer.Option("--listen", help="host:port to bind, where it is not the card's.")
+    ] = None,
+    metrics: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics", metavar="PORT", min=1, max=65535, help="For Prometheus, on 127.0.0.1:PORT."
+        ),
+    ] = None,
+    live_pairing: Annotated[
+        bool, typer.Option("--live-pairing", help="Async: find partners on the way; all agents or none.")
+    ] = False,
+    json_log: Annotated[bool, typer.Option("--json-log", help="The log as JSON lines.")] = False,
+    canaries: Annotated[
+        Path | None,
+        typer.Option(
+            "--canaries", metavar="FILE", help="A rehearsal for an audit: records what it sees; not private."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Takes part until the last round. Killed or stopped, the same command continues where it was."""
+    need_parts()
+    with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
+        if signs is not None:
+            signs.stage("loading torch")
+        from topdp.agents.site import log, process
+
+    log.to_stderr(json_log)
+    outcome = process.run(
+        process.Options(
+            manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing, canaries
+        )
+    )
+    if as_json:
+        print_json({**outcome.result, "code": outcome.code})
+    else:
+        result, spent = outcome.result, outcome.result["spent"]
+        share = f"epsilon {epsilon_in_words(spent['epsilon'])} of {result['budget']:.4g}"
+        show(
+            f"{result['agent']}: {result['releases']} releases, {share} spent ({spent['charged_by']}), {state}",
+        )
+        if result["stopped_at"] is not None:
+            show(
+                f"Its budget ended before the plan: its data entered no round from {result['stopped_at']} on."
+            )
+        if not outcome.finished:
+            show("Asked to stop before the end: the same command continues.")
+    raise typer.Exit(outcome.code)
+
+
+def status(state: State, as_json: Json = False) -> None:
+    """Where an agent stands, from its books; also while it runs."""
+    from topdp.agents.books.ledger import Ledger
+
+    ledger = Ledger(state, writable=False)
+    peers = ledger.known_peers()
+    facts: dict[str, Any] = {
+        "agent": ledger.meta.get("agent"),
+        "federation": ledger.meta.get("federation"),
+        "round": ledger.round,
+        "epsilon": ledger.spent,
+        "charged_by": ledger.charged_by,
+        "worst_case": ledger.last.worst_case if ledger.last else 0.0,
+        "stopped": ledger.stopped_at,
+        "departed": ledger.departed,
+        "gone": ledger.counted_out(),
+        "seen": {peer: ledger.seen(peer) for peer in peers},
+        "quarantined": {
+            peer: {"code": why.code.name, "words": why.words}
+            for peer in peers
+            if (why := ledger.quarantined(peer)) is not None
+        },
+    }
+    if as_json:
+        print_json(facts)
+        return
+    from topdp.report import tables
+
+    show(tables.facts(str(facts["agent"]), facts))
