@@ -82,9 +82,9 @@ def start(
         print_json({**outcome.result, "code": outcome.code})
     else:
         result, spent = outcome.result, outcome.result["spent"]
-        share = f"epsilon {epsilon_in_words(spent['epsilon'])} of {result['budget']:.4g}"
+        share = f"epsilon {epsilon_in_words(spent['epsilon'])} of {result['budget']:.4g} spent"
         show(
-            f"{result['agent']}: {result['releases']} releases, {share} spent ({spent['charged_by']}), {state}",
+            f"{result['agent']}: {result['releases']} releases, {share} ({spent['charged_by']}), {state}",
         )
         if result["stopped_at"] is not None:
             show(
