@@ -12,6 +12,7 @@ found by `audit.verify`; a tail cut off is found by neighbours, who remember the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,13 +50,16 @@ class Ledger:
         partners: Partners = "planned",
         guarantee: str = "worst-case",
         whoever_is_missing: bool = False,
+        reserve: int = 0,
     ) -> None:
         """A ledger of another federation or agent is refused; one that is only read may be anybody's.
 
         `partners`: what was charged while partners were found on the way is not what a plan would cost, so
         one ledger is for one of the two. `guarantee`: what is charged by as long as the plan is followed; or
-        always, where it holds `whoever_is_missing`.
+        always, where it holds `whoever_is_missing`. `reserve`: so many neighbours may be gone before that
+        the guarantee still holds, because it counts them as colluders.
         """
+        self.reserve = reserve
         mine = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
         mine["whoever_is_missing"] = str(whoever_is_missing)
         identity = mine if writable else {}
@@ -265,14 +269,28 @@ class Ledger:
         """The round from which this agent's data enter no more; None while they do."""
         return None if (round := self.meta.get("stopped")) is None else _whole(round)
 
-    def depart(self, words: str) -> None:
-        """The plan is no longer followed as written, as far as this agent has seen; the first time counts."""
-        if self.departed is None:
+    def depart(self, words: str, peer: str | None = None) -> None:
+        """The plan is no longer followed as written, as far as this agent has seen; the first time counts.
+
+        Because of `peer`, if that is why: the reserve covers it then, as long as there is some left.
+        """
+        known = self.departures()
+        if self.departed is not None or peer in known:
+            return
+        if peer is not None and len(known) < self.reserve:
+            self.database.remember("departures", json.dumps({**known, peer: words}))
+        else:
             self.database.remember("departed", words)
+
+    def departures(self) -> dict[str, str]:
+        """{neighbour: what happened} of those who are gone, or refuse this agent, within the reserve."""
+        return {
+            str(peer): str(words) for peer, words in json.loads(self.meta.get("departures", "{}")).items()
+        }
 
     @property
     def departed(self) -> str | None:
-        """Why the plan is no longer followed; None while it is."""
+        """Why the plan is no longer followed, beyond what the reserve covers; None while it is."""
         return self.meta.get("departed")
 
     def counted_out(self) -> dict[str, int]:

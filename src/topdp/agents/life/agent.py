@@ -80,6 +80,7 @@ class Agent:
             partners=partners,
             guarantee=guarantee,
             whoever_is_missing=gauge.in_the_open,
+            reserve=equipment.setup.reserve if by_plan else 0,
         )
         failpoints = failpoints or Failpoints()
         self.sharing: Sharing | None = None
@@ -141,6 +142,7 @@ class Agent:
             "budget": self.equipment.epsilon,
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,
+            "departures": self.ledger.departures(),
             **({"gone": self.ledger.counted_out()} if self.sharing else {}),
             "spent": self._spent(),
             "milliseconds_per_round": self.life.timing.per_round(),

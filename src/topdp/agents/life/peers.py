@@ -297,6 +297,8 @@ class Peers:
             self._fail(TrustError(words))
         else:
             self.told.tell(peer, "refused", f"the greeting: {quoted(reply.reason)}")
+            if reply.code is ReplyCode.QUARANTINED:
+                self._refused_for_good(peer, "the greeting")
         return False
 
     def _next(self, peer: str) -> Message | None:
@@ -327,8 +329,13 @@ class Peers:
         elif reply.code is not ReplyCode.LATER:
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
             self.told.tell(peer, "refused", words)
-            self.refused_by.add(peer)
-            if message.kind is MessageKind.ROW:
-                self.ledger.depart(f"round {message.round}: {peer} refused the row")
+            self._refused_for_good(peer, "the row" if message.kind is MessageKind.ROW else "")
         self.changed.set()
         return reply.ok
+
+    def _refused_for_good(self, peer: str, what: str) -> None:
+        """`peer` takes nothing more of this agent; nothing of it is waited for: nobody can stop another."""
+        self.refused_by.add(peer)
+        if what:
+            self.ledger.depart(f"round {self.ledger.round}: {peer} refused {what}", peer)
+        self.changed.set()

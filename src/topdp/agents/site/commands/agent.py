@@ -110,6 +110,7 @@ def status(state: State, as_json: Json = False) -> None:
         "worst_case": ledger.last.worst_case if ledger.last else 0.0,
         "stopped": ledger.stopped_at,
         "departed": ledger.departed,
+        "departures": ledger.departures(),
         "gone": ledger.counted_out(),
         "seen": {peer: ledger.seen(peer) for peer in peers},
         "quarantined": {
