@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import CLOCK_BOOTTIME, clock_gettime, perf_counter, process_time
+from time import CLOCK_BOOTTIME, clock_gettime, perf_counter, process_time, thread_time
 
 PARTS = ("compute", "ledger", "network")
 
 
 class Timing:
-    """Seconds by part, over the rounds that this process did."""
+    """Seconds by part, over the rounds that this process did.
+
+    What waits for a core counts for the part that wants it. So there are processor seconds too: of computing,
+    and of everything else that the process does meanwhile.
+    """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.rounds = 0
+        self._computing, self._begun = 0.0, process_time()
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
@@ -24,6 +29,21 @@ class Timing:
             yield
         finally:
             self.seconds[part] += perf_counter() - begun
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around the computing itself, in the thread that does it."""
+        begun = thread_time()
+        try:
+            yield
+        finally:
+            self._computing += thread_time() - begun
+
+    def processor_per_round(self) -> dict[str, float]:
+        """Milliseconds of a processor, a round."""
+        rest = process_time() - self._begun - self._computing
+        parts = {"compute": self._computing, "rest": rest}
+        return {part: 1e3 * value / max(1, self.rounds) for part, value in parts.items()}
 
     def per_round(self) -> dict[str, float]:
         """Milliseconds a round."""
