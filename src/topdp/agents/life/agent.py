@@ -146,6 +146,7 @@ class Agent:
             **({"gone": self.ledger.counted_out()} if self.sharing else {}),
             "spent": self._spent(),
             "milliseconds_per_round": self.life.timing.per_round(),
+            "processor_milliseconds_per_round": self.life.timing.processor_per_round(),
             "releases_timed": self.life.timing.rounds,
         }
         if seeded:

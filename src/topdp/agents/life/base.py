@@ -175,8 +175,12 @@ class Life(ABC):
         return torch.from_numpy(payload.decode(body, len(start), dtype))
 
     async def _compute(self, job: Callable[[], T]) -> T:
+        def timed() -> T:
+            with self.timing.computing():
+                return job()
+
         with self.timing.measure("compute"):
-            return await asyncio.to_thread(job) if self.equipment.in_thread else job()
+            return await asyncio.to_thread(timed) if self.equipment.in_thread else timed()
 
     async def _drain(self) -> bool:
         """Stays while somebody needs this agent. False: asked to stop before."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 
 from topdp.agents.life.agent import ESTIMATE, RESULT
 from topdp.agents.life.timing import PARTS
+from topdp.agents.site import nursery
 from topdp.agents.site.rehearsals import plant
 from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest, Rules
@@ -43,6 +44,7 @@ from topdp.settings.config import ConfigError, RunConfig
 from topdp.simulator.engine import State
 
 Say = Callable[[str], Any]
+GRACE = 20.0  # seconds that an agent has to end once it is asked to
 ENDED_WELL = (ExitCode.DONE, ExitCode.BUDGET)
 
 
@@ -138,31 +140,27 @@ def processes(
     One that is killed by its failpoint is started once more, or gone `for_good`.
     """
 
-    def started(i: int, failpoint: str | None) -> subprocess.Popen[bytes]:
+    def started(i: int, failpoint: str | None) -> BaseProcess:
         place = folder / names[i]
-        command = [sys.executable, "-m", "topdp", "agent", "start", "--json", "--json-log"]
+        command = ["agent", "start", "--json", "--json-log"]
         command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(place / "identity")]
         command += ["--data", str(place / "records.npz"), "--state", str(place / "state")]
         if (folder / CANARIES).exists():
             command += ["--canaries", str(folder / CANARIES)]
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **nursery.ALONE}
         environment.pop("TOPDP_FAILPOINT", None)
         if failpoint is not None:
             environment["TOPDP_FAILPOINT"] = failpoint
-        with (place / "log.jsonl").open("ab") as log:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=environment
-            )
+        return nursery.start(command, environment, place / "log.jsonl")
 
     running = {i: started(i, failpoints.get(i)) for i in range(len(names))}
     codes: dict[int, int] = {}
     try:
         while running:
+            wait(process.sentinel for process in running.values())
             for i, process in list(running.items()):
-                try:
-                    code = process.wait(timeout=0.2)
-                except subprocess.TimeoutExpired:
+                if (code := process.exitcode) is None:
                     continue
                 del running[i]
                 if code == -9 and i in failpoints and i not in for_good:
@@ -176,8 +174,18 @@ def processes(
         for process in running.values():
             process.terminate()
         for i, process in running.items():
-            codes[i] = process.wait()
+            codes[i] = _ended(process)
     return [codes[i] for i in range(len(names))]
+
+
+def _ended(process: BaseProcess) -> int:
+    """The exit code of an agent that was asked to end; one that does not is killed."""
+    process.join(GRACE)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 def _gathered(

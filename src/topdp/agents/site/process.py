@@ -16,11 +16,10 @@ from topdp.agents.life.agent import Agent, Outcome
 from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
-from topdp.agents.site import metrics
+from topdp.agents.life.timing import Stages
 from topdp.agents.terms import identity, manifest
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
-from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.audit.recording import NOTES, Planted
 from topdp.errors import DataError
 from topdp.settings import build
@@ -47,11 +46,14 @@ class Options:
 
 def run(options: Options) -> Outcome:
     """The whole life of the process."""
+    stages = Stages()
+    stages.over("imports")
     torch.set_num_threads(1)
     terms = manifest.read(options.manifest)
     me = identity.load(options.identity)
     number = terms.number(me.card.name)
     setup = Setup.of(terms)
+    stages.over("plan")
     if options.live_pairing and terms.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
     if options.live_pairing and options.canaries is not None:
@@ -73,6 +75,7 @@ def run(options: Options) -> Outcome:
             options.state / NOTES,
         )
     records = (torch.from_numpy(inputs), torch.from_numpy(targets))
+    stages.over("data")
     mine = equip(
         setup,
         number,
@@ -87,9 +90,11 @@ def run(options: Options) -> Outcome:
     )
     if options.seeded:
         logger.warning("%s: SEEDED: noise can be repeated by whoever knows the seed; for tests", me.card.name)
+    stages.over("features and account")
     # One gradient before the first greeting: what is wrong with model or data is said here.
     mine.gradients.mean(0, mine.start)
-    return asyncio.run(_live(options, mine, me))
+    stages.over("first gradient")
+    return asyncio.run(_live(options, mine, me, stages))
 
 
 def _records(path: str, terms: manifest.Manifest) -> data.Dataset:
@@ -111,15 +116,24 @@ def _told(message: str, done: int = 0, total: int | None = None) -> None:
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6)
 
 
-async def _live(options: Options, mine: Equipment, me: Identity) -> Outcome:
+async def _live(options: Options, mine: Equipment, me: Identity, stages: Stages) -> Outcome:
+    # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
+    from topdp.agents.wire.grpc_transport import GrpcTransport
+
     transport = GrpcTransport(me, mine.manifest, listen=options.listen)
     private = PrivateFiles(me, options.identity)
     places = Failpoints.from_environment()
     agent = Agent(mine, options.state, transport, places, options.live_pairing, private)
+    stages.over("links and books")
+    logger.info(
+        "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
     async with AsyncExitStack() as stack:
         if options.metrics_port is not None:
+            from topdp.agents.site import metrics
+
             await stack.enter_async_context(metrics.served(agent, options.metrics_port))
         return await agent.run()

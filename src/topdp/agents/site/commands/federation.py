@@ -132,6 +132,9 @@ def demo(
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
     with signs_of_life(err, "federation") as signs:
         signs.stage("loading torch")
+        from topdp.agents.site import nursery
+
+        nursery.warm_up()  # on another core than this one
         from topdp.agents.site import demo as demos
 
         smaller = demos.parse_budgets(budgets or [], agents)
