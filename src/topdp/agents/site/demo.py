@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 
 from topdp.agents.life.agent import ESTIMATE, RESULT
 from topdp.agents.life.timing import PARTS
+from topdp.agents.site import shutdown
 from topdp.agents.site.rehearsals import plant
 from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest, Rules
@@ -173,11 +174,28 @@ def processes(
             if any(code not in ENDED_WELL for i, code in codes.items() if i not in for_good):
                 break  # the others would wait for it
     finally:
-        for process in running.values():
-            process.terminate()
-        for i, process in running.items():
-            codes[i] = process.wait()
+        codes |= ended(running, names, say)
     return [codes[i] for i in range(len(names))]
+
+
+def ended(
+    running: Mapping[int, subprocess.Popen[bytes]],
+    names: Sequence[str],
+    say: Say,
+    patience: float = 2 * shutdown.LIMIT,
+) -> dict[int, int]:
+    """Asks processes to end, and kills those that have not after `patience` seconds: their exit codes."""
+    for process in running.values():
+        process.terminate()
+    codes, until = {}, time.monotonic() + patience
+    for i, process in running.items():
+        try:
+            codes[i] = process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            say(f"{names[i]} did not end in {patience:g} s after it was asked to, and is killed")
+            process.kill()
+            codes[i] = process.wait()
+    return codes
 
 
 def _gathered(
