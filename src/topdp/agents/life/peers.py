@@ -22,7 +22,7 @@ from topdp.agents.life.gossip import Gossip
 from topdp.agents.life.greeting import Greeting, NotAGreeting, Terms
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.refusals import Told, quoted
-from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable
+from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable, end_all
 from topdp.errors import TrustError
 
 TICKS = 8  # of silence make an idle timeout
@@ -80,9 +80,7 @@ class Peers:
             task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await end_all(self.tasks, "neighbours")
         await self.transport.close()
 
     def ask(self, peer: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.life.timing import Stages
+from topdp.agents.site.shutdown import Shutdown
 from topdp.agents.terms import identity, manifest
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
@@ -128,10 +128,9 @@ async def _live(options: Options, mine: Equipment, me: Identity, stages: Stages)
     logger.info(
         "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop)
+    Shutdown(agent.stop, agent.ledger.close).listen()
     async with AsyncExitStack() as stack:
+        stack.callback(agent.ledger.close)
         if options.metrics_port is not None:
             from topdp.agents.site import metrics
 

@@ -70,7 +70,7 @@ def start(
     with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
         if signs is not None:
             signs.stage("loading torch")
-        from topdp.agents.site import log, process
+        from topdp.agents.site import log, process, shutdown
 
     log.to_stderr(json_log)
     outcome = process.run(
@@ -92,6 +92,7 @@ def start(
             )
         if not outcome.finished:
             show("Asked to stop before the end: the same command continues.")
+    shutdown.leave_quickly(outcome.code)
     raise typer.Exit(outcome.code)
 
 
