@@ -41,6 +41,7 @@ class Setup:
     def of(cls, manifest: Manifest) -> Setup:
         """From a manifest whose configuration is complete."""
         config, graph = manifest.config, manifest.topology
+        expect_no_attack(config)
         counts = _counts(config)
         sigma = build.sigma(config, graph.agents)
         if sigma is None or len(counts) != graph.agents:
@@ -64,6 +65,15 @@ class Setup:
         return build.model(self.manifest.config, input_shape, outputs)
 
 
+def expect_no_attack(config: RunConfig) -> None:
+    """Refuses an attack: that is for simulated runs."""
+    if config.attack.name != "none":
+        raise ConfigError(
+            f'attack.name: expected "none" for real agents, got "{config.attack.name}": `topdp run` '
+            "simulates attacks."
+        )
+
+
 def _counts(config: RunConfig) -> tuple[int, ...]:
     return tuple(int(size) for size in config.data.sizes or ())
 
@@ -81,6 +91,7 @@ def completed(
     then, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
     """
     build.expect_named(config)
+    expect_no_attack(config)
     config = settled(config, graph, counts)
     plan, account = plan_and_account(config, graph, counts, progress)
     guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, build.analysis(config, counts)
