@@ -16,6 +16,7 @@ from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.site import process
 from topdp.agents.terms import federation, identity
+from topdp.agents.wire import grpc_transport
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Reply
 from topdp.files import write_whole
@@ -276,7 +277,7 @@ class Answers:
     [(ReplyCode.OTHER_TERMS, "another manifest, plan or model"), (ReplyCode.ROLLED_BACK, "an old copy")],
 )
 def test_neighbours_who_know_better_are_4(site, monkeypatch, code, words):
-    monkeypatch.setattr(process, "GrpcTransport", lambda *_, **__: Answers(code))
+    monkeypatch.setattr(grpc_transport, "GrpcTransport", lambda *_, **__: Answers(code))
     done = site.start()
     assert done.code == 4 and words in one_line(done)
 
