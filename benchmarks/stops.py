@@ -80,7 +80,8 @@ def main() -> int:
         for name in processes:
             verify(Ledger(folder / f"state-{name}", writable=False))
     print(
-        f"{len(seconds)} stops: median {np.median(seconds):.2f} s, longest {max(seconds):.2f} s, codes {sorted(set(codes))}"
+        f"{len(seconds)} stops: median {np.median(seconds):.2f} s, longest {max(seconds):.2f} s, "
+        f"codes {sorted(set(codes))}"
     )
     return int(max(seconds) > LIMIT + BLOCKED)
 
