@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from topdp.agents.site import metrics
 from topdp.agents.wire.codes import ReplyCode
-from topdp.errors import InputError
+from topdp.errors import UnavailableError
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -87,7 +87,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()
-            with pytest.raises(InputError, match="--metrics: could not listen"):
+            with pytest.raises(UnavailableError, match="--metrics: could not listen"):
                 async with metrics.served(agent, other.getsockname()[1]):
                     pass
 

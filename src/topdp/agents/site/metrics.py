@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from topdp.agents.books.database import LedgerError
 from topdp.agents.life.agent import Agent
-from topdp.errors import InputError
+from topdp.errors import UnavailableError
 
 LOOPBACK = "127.0.0.1"  # whoever wants the numbers elsewhere puts a proxy before it
 PATIENCE = 5.0  # seconds until a request is given up
@@ -69,7 +69,7 @@ async def served(agent: Agent, port: int) -> AsyncIterator[int]:
     try:
         server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
     except OSError as error:
-        raise InputError(
+        raise UnavailableError(
             f"--metrics: could not listen on {LOOPBACK}:{port}: {error.strerror}. Name another port."
         ) from error
     try:
