@@ -14,8 +14,8 @@ from PIL import Image
 from builders import blobs_file
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
-from topdp.agents.site import process
 from topdp.agents.terms import federation, identity
+from topdp.agents.wire import grpc_transport
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Reply
 from topdp.files import write_whole
@@ -71,6 +71,8 @@ MISTAKES = {
     "no ledger to look at": (["agent", "status", "--state", "nowhere"], "there is none"),
     "no ledger to verify": (["agent", "ledger", "verify", "--state", "nowhere"], "there is none"),
     "no card": (["federation", "create", "no.toml", "no.toml", "--records", "9"], "Expected a file no.toml"),
+    "no card and no records": (["federation", "create", "missing.toml"], "Nor is there a file missing.toml"),
+    "no records": (["federation", "create", "missing.toml"], "--records: expected how many"),
     "a budget for nobody": (["federation", "demo", "--agents", "3", "--budget", "9=1"], "--budget"),
     "a budget of nothing": (["federation", "demo", "--agents", "3", "--budget", "one"], "--budget"),
 }
@@ -276,7 +278,7 @@ class Answers:
     [(ReplyCode.OTHER_TERMS, "another manifest, plan or model"), (ReplyCode.ROLLED_BACK, "an old copy")],
 )
 def test_neighbours_who_know_better_are_4(site, monkeypatch, code, words):
-    monkeypatch.setattr(process, "GrpcTransport", lambda *_, **__: Answers(code))
+    monkeypatch.setattr(grpc_transport, "GrpcTransport", lambda *_, **__: Answers(code))
     done = site.start()
     assert done.code == 4 and words in one_line(done)
 

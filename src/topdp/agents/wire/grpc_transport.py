@@ -13,7 +13,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -110,6 +110,10 @@ class GrpcTransport(Transport):
 
     def reaches(self, peer: str) -> bool:
         return peer in self._peers and self._peers[peer].link is not None
+
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]:
+        return self._told.counts
 
     async def close(self) -> None:
         self._closed = True
