@@ -15,7 +15,6 @@ from PIL import Image
 from builders import blobs_file
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
-from topdp.agents.site import process
 from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.wire import grpc_transport
@@ -74,6 +73,8 @@ MISTAKES = {
     "no ledger to look at": (["agent", "status", "--state", "nowhere"], "there is none"),
     "no ledger to verify": (["agent", "ledger", "verify", "--state", "nowhere"], "there is none"),
     "no card": (["federation", "create", "no.toml", "no.toml", "--records", "9"], "Expected a file no.toml"),
+    "no card and no records": (["federation", "create", "missing.toml"], "Nor is there a file missing.toml"),
+    "no records": (["federation", "create", "missing.toml"], "--records: expected how many"),
     "a budget for nobody": (["federation", "demo", "--agents", "3", "--budget", "9=1"], "--budget"),
     "a budget of nothing": (["federation", "demo", "--agents", "3", "--budget", "one"], "--budget"),
 }

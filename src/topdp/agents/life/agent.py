@@ -27,6 +27,7 @@ from topdp.agents.life.rows import shares_draws
 from topdp.agents.life.sharing import PrivateFiles, Sharing
 from topdp.agents.wire import payload
 from topdp.agents.wire.refusals import Told
+from topdp.agents.wire.traffic import Counted
 from topdp.agents.wire.transport import Transport, end_all
 from topdp.errors import ExitCode, InputError
 from topdp.files import write_whole
@@ -99,13 +100,14 @@ class Agent:
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         start = equipment.start.numpy()
         plan = "live pairing" if live_pairing else part.plan.digest()
+        self.traffic = Counted(transport)
         self.peers = Peers(
             self.name,
             neighbours,
             Terms(manifest.hash, plan, digest_of(start.tobytes())),
             self.ledger,
             Inbox(self.ledger, sent, gaps=manifest.rules.goes_on),
-            transport,
+            self.traffic,
             lambda body: payload.decode(body, len(start), start.dtype.name, manifest.rules.largest_norm),
             failpoints,
             Told(self.name),

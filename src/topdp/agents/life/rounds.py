@@ -59,6 +59,8 @@ class Rounds(Life):
             gathered = await self._gather(self.ledger.round)
             if gathered is None or not await self._settled(self.ledger.round + 1):
                 return False
+        if self.paused():
+            return True  # before anything is made: what was gathered is on the books
         await self._round(self.ledger.round + 1, *gathered)
         return True
 
@@ -93,6 +95,7 @@ class Rounds(Life):
         waited = 0
         while not sharing.agreed() or not all(peer in self.peers.met or self._lost(peer) for peer in peers):
             self.peers.wake()  # what was just agreed on is to be told
+            self.waits.now({*sharing.missing(), *(peer for peer in peers if peer not in self.peers.met)})
             self._raise_faults()
             if self.stopping.is_set():
                 return False
@@ -117,6 +120,7 @@ class Rounds(Life):
             self._raise_faults()
             if not self.absences.holds(round):
                 return True
+            self.waits.now(self.sharing.departures.unsettled() if self.sharing else ())
             if self.stopping.is_set():
                 return False
             for peer in self.peers.neighbours:
@@ -141,6 +145,7 @@ class Rounds(Life):
             waiting = [
                 peer for peer in expected if peer not in missing and self.ledger.received(peer, round) is None
             ]
+            self.waits.now(waiting)
             if not waiting:
                 break
             await ticks.wait(self.peers)
@@ -201,9 +206,9 @@ class Rounds(Life):
         self.peers.finishing = True
         self.peers.wake()
 
-    def _is_needed(self) -> bool:
+    def _stays_with(self) -> list[str]:
         """Until every neighbour has what it needs, and knows that this agent has."""
-        return any(self._stays_for(peer) for peer in self.peers.neighbours)
+        return [peer for peer in self.peers.neighbours if self._stays_for(peer)]
 
     async def _settle(self) -> None:
         """Nothing: what is owed is sent by `peers`."""

@@ -15,7 +15,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,10 @@ class GrpcTransport(Transport):
 
     def reaches(self, peer: str) -> bool:
         return peer in self._peers and self._peers[peer].link is not None
+
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]:
+        return self._told.counts
 
     async def close(self) -> None:
         self._closed = True
