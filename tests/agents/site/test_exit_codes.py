@@ -14,7 +14,6 @@ from PIL import Image
 from builders import blobs_file
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
-from topdp.agents.site import process
 from topdp.agents.terms import federation, identity
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Reply
@@ -276,7 +275,8 @@ class Answers:
     [(ReplyCode.OTHER_TERMS, "another manifest, plan or model"), (ReplyCode.ROLLED_BACK, "an old copy")],
 )
 def test_neighbours_who_know_better_are_4(site, monkeypatch, code, words):
-    monkeypatch.setattr(process, "GrpcTransport", lambda *_, **__: Answers(code))
+    answers = "topdp.agents.wire.grpc_transport.GrpcTransport"  # imported when an agent begins
+    monkeypatch.setattr(answers, lambda *_, **__: Answers(code))
     done = site.start()
     assert done.code == 4 and words in one_line(done)
 

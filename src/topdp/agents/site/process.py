@@ -12,14 +12,18 @@ from pathlib import Path
 import torch
 
 from topdp import data
+from topdp.agents.books.database import FILE
+from topdp.agents.books.ledger import Ledger
+from topdp.agents.life import cards
 from topdp.agents.life.agent import Agent, Outcome
 from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.life.timing import Stages
-from topdp.agents.terms import identity, manifest
+from topdp.agents.terms import manifest, succession
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
+from topdp.agents.terms.succession import Directory
 from topdp.audit.recording import NOTES, Planted
 from topdp.errors import DataError
 from topdp.settings import build
@@ -50,8 +54,13 @@ def run(options: Options) -> Outcome:
     stages.over("imports")
     torch.set_num_threads(1)
     terms = manifest.read(options.manifest)
-    me = identity.load(options.identity)
-    number = terms.number(me.card.name)
+    held = succession.generations(options.identity)
+    first = held[0]  # its key is the root of what must be the same after a renewal
+    number = terms.number(first.card.name)
+    books = _books(options.state)
+    me = cards.chosen(terms, held, books)
+    own = cards.since(succession.successors(options.identity), succession.digest(terms.card(me.card.name)))
+    directory = cards.restored(terms, books, own)
     setup = Setup.of(terms)
     stages.over("plan")
     if options.live_pairing and terms.config.method.mode != "async":
@@ -84,7 +93,7 @@ def run(options: Options) -> Outcome:
         options.seeded,
         options.epsilon,
         in_thread=True,
-        key=me.secret("order of records"),
+        key=first.secret("order of records"),
         rehearsal=rehearsal,
         progress=_told,
     )
@@ -94,7 +103,16 @@ def run(options: Options) -> Outcome:
     # One gradient before the first greeting: what is wrong with model or data is said here.
     mine.gradients.mean(0, mine.start)
     stages.over("first gradient")
-    return asyncio.run(_live(options, mine, me, stages))
+    return asyncio.run(_live(options, mine, me, directory, stages))
+
+
+def _books(state: Path) -> dict[str, str]:
+    """What a state folder remembers, before it is opened by the agent; nothing where there is none."""
+    if not (state / FILE).exists():
+        return {}
+    ledger = Ledger(state, writable=False)
+    ledger.close()
+    return ledger.meta
 
 
 def _records(path: str, terms: manifest.Manifest) -> data.Dataset:
@@ -116,14 +134,16 @@ def _told(message: str, done: int = 0, total: int | None = None) -> None:
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6)
 
 
-async def _live(options: Options, mine: Equipment, me: Identity, stages: Stages) -> Outcome:
+async def _live(
+    options: Options, mine: Equipment, me: Identity, directory: Directory, stages: Stages
+) -> Outcome:
     # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
-    transport = GrpcTransport(me, mine.manifest, listen=options.listen)
+    transport = GrpcTransport(me, mine.manifest, listen=options.listen, directory=directory)
     private = PrivateFiles(me, options.identity)
     places = Failpoints.from_environment()
-    agent = Agent(mine, options.state, transport, places, options.live_pairing, private)
+    agent = Agent(mine, options.state, transport, places, options.live_pairing, private, directory)
     stages.over("links and books")
     logger.info(
         "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import typer
 
-from topdp.agents.site.commands import agent, federation, ledger
+from topdp.agents.site.commands import agent, federation, ledger, members
 
 
 def _group(help: str) -> typer.Typer:
     return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
 
 
-agent_app = _group("One agent on its own machine: init, start, status, ledger.")
+agent_app = _group("One agent on its own machine: init, start, status, renew, ledger.")
 ledger_app = _group("What an agent has spent.")
 federation_app = _group("Several agents: the manifest, and a demonstration on this machine.")
 agent_app.add_typer(ledger_app, name="ledger")
@@ -22,6 +22,7 @@ agent_app.add_typer(ledger_app, name="ledger")
 agent_app.command("init")(agent.init)
 agent_app.command("start")(agent.start)
 agent_app.command("status")(agent.status)
+agent_app.command("renew")(members.renew)
 ledger_app.command("show")(ledger.show_charges)
 ledger_app.command("verify")(ledger.verify_books)
 federation_app.command("create")(federation.create)
