@@ -251,6 +251,32 @@ async def test_a_caller_who_gives_up_harms_nobody(ground):
 
 
 @contract
+async def test_a_caller_who_is_cancelled_while_the_link_ends_is_cancelled(ground):
+    """Else whoever asks on and on, and is to stop, never does: what it was told is lost as "unreachable"."""
+    here = asyncio.Event()
+
+    async def stuck(peer, message):
+        here.set()
+        await asyncio.Event().wait()
+
+    for steps in range(12):  # of the loop between the end of the link and the caller's
+        ant, bee = await ground.start(stuck, stuck)
+        caller = asyncio.create_task(ant.request("bee", ROW))
+        await here.wait()
+        closing = asyncio.create_task(ant.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if caller.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await caller
+        else:
+            assert isinstance(caller.exception(), Unreachable)
+        await closing
+        await bee.close()
+        here.clear()
+
+
+@contract
 async def test_either_side_may_be_restarted(ground):
     ends = dict(zip(("ant", "bee"), await ground.start(), strict=True))
     for name, other in (("bee", "ant"), ("ant", "bee")):

@@ -5,6 +5,7 @@ What it leaves in its state folder at the end: `result.json` and `estimate.safet
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,14 @@ from topdp.agents.life.sharing import PrivateFiles, Sharing
 from topdp.agents.terms.succession import Directory
 from topdp.agents.wire import payload
 from topdp.agents.wire.refusals import Told
-from topdp.agents.wire.transport import Transport
+from topdp.agents.wire.transport import Transport, end_all
 from topdp.errors import ExitCode, InputError
 from topdp.files import write_whole
 from topdp.settings import build
 
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
+GRACE = 3.0
+"""Seconds that an agent has, once it is asked to stop, for what it is in the middle of."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Agent:
             partners=partners,
             guarantee=guarantee,
             whoever_is_missing=gauge.in_the_open,
+            reserve=equipment.setup.reserve if by_plan else 0,
         )
         failpoints = failpoints or Failpoints()
         self.sharing: Sharing | None = None
@@ -126,11 +130,25 @@ class Agent:
     async def run(self) -> Outcome:
         try:
             await self.peers.start()
-            finished = await self.life.run()
-            return self._outcome(finished)
+            return self._outcome(await self._lived())
         finally:
             await self.peers.close()
             self.ledger.close()
+
+    async def _lived(self) -> bool:
+        """The agent's life. One that is asked to stop in the middle of something has `GRACE` to end it.
+
+        What is then left off was not booked, so nobody has seen it: it is done anew after a restart.
+        """
+        life = asyncio.create_task(self.life.run())
+        asked = asyncio.create_task(self.life.stopping.wait())
+        try:
+            await asyncio.wait([life, asked], return_when=asyncio.FIRST_COMPLETED)
+            if not life.done():
+                await asyncio.wait([life], timeout=GRACE)
+            return life.done() and life.result()
+        finally:
+            await end_all([life, asked], self.name)
 
     def abandon(self) -> None:
         """For tests: what is left of an agent that was killed."""
@@ -149,6 +167,7 @@ class Agent:
             "budget": self.equipment.epsilon,
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,
+            "departures": self.ledger.departures(),
             **({"gone": self.ledger.counted_out()} if self.sharing else {}),
             "spent": self._spent(),
             "milliseconds_per_round": self.life.timing.per_round(),

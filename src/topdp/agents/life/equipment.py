@@ -114,7 +114,7 @@ def equip(
             privacy.delta,
             privacy.guarantee,
             not rules.goes_on,
-            privacy.colluders,
+            setup.coalition,
             privacy.patient,
         ),
         epsilon=granted if epsilon is None else min(epsilon, granted),

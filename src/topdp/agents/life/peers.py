@@ -23,7 +23,7 @@ from topdp.agents.life.gossip import Gossip
 from topdp.agents.life.greeting import Greeting, NotAGreeting, Terms
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.refusals import Told, quoted
-from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable
+from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable, end_all
 from topdp.errors import TrustError
 
 TICKS = 8  # of silence make an idle timeout
@@ -84,9 +84,7 @@ class Peers:
             task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await end_all(self.tasks, "neighbours")
         await self.transport.close()
 
     def ask(self, peer: str) -> None:
@@ -314,6 +312,8 @@ class Peers:
             self._fail(TrustError(words))
         else:
             self.told.tell(peer, "refused", f"the greeting: {quoted(reply.reason)}")
+            if reply.code is ReplyCode.QUARANTINED:
+                self._refused_for_good(peer, "the greeting")
         return False
 
     def _next(self, peer: str) -> Message | None:
@@ -350,8 +350,13 @@ class Peers:
         elif reply.code is not ReplyCode.LATER:
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
             self.told.tell(peer, "refused", words)
-            self.refused_by.add(peer)
-            if message.kind is MessageKind.ROW:
-                self.ledger.depart(f"round {message.round}: {peer} refused the row")
+            self._refused_for_good(peer, "the row" if message.kind is MessageKind.ROW else "")
         self.changed.set()
         return reply.ok
+
+    def _refused_for_good(self, peer: str, what: str) -> None:
+        """`peer` takes nothing more of this agent; nothing of it is waited for: nobody can stop another."""
+        self.refused_by.add(peer)
+        if what:
+            self.ledger.depart(f"round {self.ledger.round}: {peer} refused {what}", peer)
+        self.changed.set()

@@ -1,11 +1,11 @@
 """Planned rounds of one agent: gather, compute, charge, send; synchronous, or in pairs as the plan drew them.
 
 Round r closes when every live neighbour that sends to this agent in round r-1 has been heard. One that is
-quarantined is not waited for. One that answers nothing for the idle timeout is waited for or not, as the
-manifest's rule says (an agent that hears nobody at all waits in any case); what it would have sent is
-replaced by this agent's own estimate, the log says so, and what it sends later is acknowledged and not used.
-An agent that others went on without takes up the round where they are. Where draws are shared nobody comes
-back: who is missing is given up for good (`absences`).
+quarantined, or has quarantined this agent, is not waited for. One that answers nothing for the idle timeout
+is waited for or not, as the manifest's rule says (an agent that hears nobody at all waits in any case); what
+it would have sent is replaced by this agent's own estimate, the log says so, and what it sends later is
+acknowledged and not used. An agent that others went on without takes up the round where they are. Where draws
+are shared nobody comes back: who is missing is given up for good (`absences`).
 
 **Guarantees.** As for every `Life`; and every round of the plan is made as written, except that the agent's
 data enter no round from the one on whose charge would pass the budget, and that draws shared with somebody
@@ -162,7 +162,7 @@ class Rounds(Life):
             return False
         if self.absences is not None:
             return self.absences.lost(peer)
-        if self.ledger.quarantined(peer) is not None:
+        if self.peers.ends_with(peer):
             return True
         if not self.equipment.manifest.rules.goes_on:
             return False
@@ -173,7 +173,7 @@ class Rounds(Life):
         self.peers.told.tell(
             peer, "missing", f"no row for round {round}: this agent's own estimate stands in for it"
         )
-        self.ledger.depart(f"round {round}: nothing from {peer}")
+        self.ledger.depart(f"round {round}: nothing from {peer}", peer)
 
     def _catch_up(self) -> None:
         """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too."""

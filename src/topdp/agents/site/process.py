@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 
 from topdp import data
-from topdp.agents.books.database import FILE
+from topdp.agents.books.database import LedgerError, TamperedError
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life import cards
 from topdp.agents.life.agent import Agent, Outcome
@@ -20,6 +19,7 @@ from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.life.timing import Stages
+from topdp.agents.site.shutdown import Shutdown
 from topdp.agents.terms import manifest, succession
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
@@ -107,10 +107,11 @@ def run(options: Options) -> Outcome:
 
 
 def _books(state: Path) -> dict[str, str]:
-    """What a state folder remembers, before it is opened by the agent; nothing where there is none."""
-    if not (state / FILE).exists():
+    """What a state folder remembers; nothing where it cannot be read: the agent says why when it opens it."""
+    try:
+        ledger = Ledger(state, writable=False)
+    except (LedgerError, TamperedError):
         return {}
-    ledger = Ledger(state, writable=False)
     ledger.close()
     return ledger.meta
 
@@ -148,10 +149,9 @@ async def _live(
     logger.info(
         "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop)
+    Shutdown(agent.stop, agent.ledger.close).listen()
     async with AsyncExitStack() as stack:
+        stack.callback(agent.ledger.close)
         if options.metrics_port is not None:
             from topdp.agents.site import metrics
 

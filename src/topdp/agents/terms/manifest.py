@@ -43,6 +43,13 @@ class Rules(Section):
     Where agents share noise, to go on is final: nothing more is taken of that neighbour.
     """
 
+    departures: Annotated[int, Field(ge=0)] = 0
+    """Agents that may drop out, or be refused by others, while the charges of all hold: the reserve.
+
+    Under `adaptive`, where rows are hidden from some: who is gone counts as one more colluder, so noise is
+    calibrated, and charged, for `privacy.colluders` and so many more.
+    """
+
     idle_timeout: Annotated[float, Field(ge=0.05, le=3600, allow_inf_nan=False)] = 30.0
     """Seconds without progress on a link, or in an exchange, until it is given up.
 

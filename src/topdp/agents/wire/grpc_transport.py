@@ -29,7 +29,7 @@ from topdp.agents.wire.handshake import Party, Stream
 from topdp.agents.wire.links import Link
 from topdp.agents.wire.patience import Backoff, Clock, PendingRequests
 from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told, logger
-from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable
+from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
 from topdp.errors import InputError, TrustError
 
 SERVICE, METHOD = "topdp.agents.v1.Link", "Open"
@@ -125,9 +125,9 @@ class GrpcTransport(Transport):
                 peer.link.cut("lost", "this agent closes")
                 peer.link = None
             peer.linked.set()  # whoever waits for a link is told
-        await asyncio.gather(*self._dialing, return_exceptions=True)
+        await end_all(self._dialing, "dialing")
         if self._server is not None:
-            await self._server.stop(grace=0)
+            await ends([asyncio.create_task(self._server.stop(grace=0))], "gRPC")
         for peer in self._peers.values():
             await peer.pending.cancel()
 

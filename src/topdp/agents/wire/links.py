@@ -26,7 +26,7 @@ from topdp.agents.wire.codes import MessageKind, ReplyCode, known
 from topdp.agents.wire.handshake import Stream
 from topdp.agents.wire.patience import CHECKS, Clock, Patience, PendingRequests
 from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told
-from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable
+from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable, end_all
 from topdp.agents.wire.writer import Key, Writer
 from topdp.errors import InputError
 
@@ -85,9 +85,7 @@ class Link:
             return await asyncio.shield(self._end)  # cancelling us must not cancel what others look at
         finally:
             self.cut("lost", "the link was closed")
-            for task in tuple(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end_all(self._tasks, f"the link with {self.peer}")
             for asked in self._asked.values():
                 self._fail(asked)
             self._asked.clear()
@@ -106,7 +104,8 @@ class Link:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled():  # by the end of the link, and not the caller
+            caller = asyncio.current_task()
+            if task.cancelled() and not (caller and caller.cancelling()):  # by the end of the link alone
                 raise self._unreachable() from None
             raise
 

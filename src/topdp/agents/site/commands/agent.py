@@ -70,7 +70,7 @@ def start(
     with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
         if signs is not None:
             signs.stage("loading torch")
-        from topdp.agents.site import log, process
+        from topdp.agents.site import log, process, shutdown
 
     log.to_stderr(json_log)
     outcome = process.run(
@@ -92,6 +92,7 @@ def start(
             )
         if not outcome.finished:
             show("Asked to stop before the end: the same command continues.")
+    shutdown.leave_quickly(outcome.code)
     raise typer.Exit(outcome.code)
 
 
@@ -110,6 +111,7 @@ def status(state: State, as_json: Json = False) -> None:
         "worst_case": ledger.last.worst_case if ledger.last else 0.0,
         "stopped": ledger.stopped_at,
         "departed": ledger.departed,
+        "departures": ledger.departures(),
         "gone": ledger.counted_out(),
         "seen": {peer: ledger.seen(peer) for peer in peers},
         "quarantined": {

@@ -28,6 +28,14 @@ def create(
         str, typer.Option("--dead-neighbour", help="wait, or go-on without it after the idle timeout.")
     ] = "wait",
     idle_timeout: Annotated[float, typer.Option("--idle-timeout", help="Seconds.")] = 30.0,
+    departures: Annotated[
+        int | None,
+        typer.Option(
+            "--departures",
+            min=0,
+            help="How many agents may drop out without ending anybody's budget (adaptive, wait); else 1.",
+        ),
+    ] = None,
     place: Annotated[Path, typer.Option("--out", help="The manifest.")] = Path("manifest.toml"),
     as_json: Json = False,
 ) -> None:
@@ -39,7 +47,7 @@ def create(
 
         federation.expect_cards(cards)
         wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
-        rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout}
+        rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout, "departures": departures}
         if place.exists():
             raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
         signs.stage("calibrating")
