@@ -17,7 +17,6 @@ from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest
-from topdp.agents.wire import grpc_transport
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Reply
 from topdp.files import write_whole
@@ -291,7 +290,8 @@ class Answers:
     [(ReplyCode.OTHER_TERMS, "another manifest, plan or model"), (ReplyCode.ROLLED_BACK, "an old copy")],
 )
 def test_neighbours_who_know_better_are_4(site, monkeypatch, code, words):
-    monkeypatch.setattr(grpc_transport, "GrpcTransport", lambda *_, **__: Answers(code))
+    answers = "topdp.agents.wire.grpc_transport.GrpcTransport"  # imported when an agent begins
+    monkeypatch.setattr(answers, lambda *_, **__: Answers(code))
     done = site.start()
     assert done.code == 4 and words in one_line(done)
 

@@ -17,6 +17,7 @@ from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger, Partners
 from topdp.agents.life.base import Life
+from topdp.agents.life.cards import Cards
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.greeting import Terms
@@ -25,6 +26,7 @@ from topdp.agents.life.peers import Peers
 from topdp.agents.life.rounds import Rounds
 from topdp.agents.life.rows import shares_draws
 from topdp.agents.life.sharing import PrivateFiles, Sharing
+from topdp.agents.terms.succession import Directory
 from topdp.agents.wire import payload
 from topdp.agents.wire.refusals import Told
 from topdp.agents.wire.traffic import Counted
@@ -58,10 +60,12 @@ class Agent:
         failpoints: Failpoints | None = None,
         live_pairing: bool = False,
         private: PrivateFiles | None = None,
+        directory: Directory | None = None,
     ) -> None:
         """`live_pairing`: partners are found on the way, not taken from the plan; all agents or none.
 
         `private`: who signs, and where keys of runs are kept; needed where the plan shares draws.
+        `directory`: the cards that the transport reads, where it reads any.
         """
         self.equipment, self.folder, self.name = equipment, folder, equipment.name
         if live_pairing and shares_draws(equipment.part.plan):
@@ -89,10 +93,13 @@ class Agent:
         failpoints = failpoints or Failpoints()
         self.sharing: Sharing | None = None
         try:
+            folder_of_identity = private.folder if private else None
+            self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
             if equipment.order is not None:
                 self.ledger.expect_order(equipment.order)
             if shares_draws(part.plan):
                 self.sharing = Sharing(equipment, self.ledger, private, failpoints)
+                self.sharing.gossip.directory = self.cards.directory
         except BaseException:
             self.ledger.close()
             raise
@@ -112,6 +119,7 @@ class Agent:
             failpoints,
             Told(self.name),
             self.sharing.gossip if self.sharing else None,
+            self.cards,
         )
         way = Meetings if live_pairing else Rounds
         self.life: Life = way(equipment, self.ledger, self.peers, failpoints, self._leave, self.sharing)

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from topdp import data
+from topdp.agents.books.database import LedgerError, TamperedError
+from topdp.agents.books.ledger import Ledger
+from topdp.agents.life import cards
 from topdp.agents.life.agent import Agent, Outcome
 from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
@@ -24,9 +27,10 @@ from topdp.agents.site.log import Speaker
 from topdp.agents.site.monitor import Monitor
 from topdp.agents.site.orders import Orders
 from topdp.agents.site.shutdown import Shutdown
-from topdp.agents.terms import identity, manifest
+from topdp.agents.terms import manifest, succession
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
+from topdp.agents.terms.succession import Directory
 from topdp.agents.wire.transport import end_all
 from topdp.audit.recording import NOTES, Planted
 from topdp.errors import DataError, ExitCode, TopdpError
@@ -64,8 +68,13 @@ def run(options: Options, speaker: Speaker | None = None) -> Outcome:
     stages.over("imports")
     torch.set_num_threads(1)
     terms = manifest.read(options.manifest)
-    me = identity.load(options.identity)
-    number = terms.number(me.card.name)
+    held = succession.generations(options.identity)
+    first = held[0]  # its key is the root of what must be the same after a renewal
+    number = terms.number(first.card.name)
+    books = _books(options.state)
+    me = cards.chosen(terms, held, books)
+    own = cards.since(succession.successors(options.identity), succession.digest(terms.card(me.card.name)))
+    directory = cards.restored(terms, books, own)
     speaker.agent = me.card.name
     setup = Setup.of(terms)
     stages.over("plan")
@@ -100,7 +109,7 @@ def run(options: Options, speaker: Speaker | None = None) -> Outcome:
         options.seeded,
         options.epsilon,
         in_thread=True,
-        key=me.secret("order of records"),
+        key=first.secret("order of records"),
         rehearsal=rehearsal,
         progress=_told,
     )
@@ -121,7 +130,7 @@ def run(options: Options, speaker: Speaker | None = None) -> Outcome:
         models.note(options.state, mine, dataset.classes)
         return Monitor(agent, Orders(options.state), stop, options.report, scores)
 
-    return asyncio.run(_live(options, mine, me, stages, beside))
+    return asyncio.run(_live(options, mine, me, directory, stages, beside))
 
 
 def _scores(every: int | None, setup: Setup, dataset: data.Dataset, name: str) -> Scores | None:
@@ -140,6 +149,16 @@ def _scores(every: int | None, setup: Setup, dataset: data.Dataset, name: str) -
         extra={"event": "evaluate"},
     )
     return scores
+
+
+def _books(state: Path) -> dict[str, str]:
+    """What a state folder remembers; nothing where it cannot be read: the agent says why when it opens it."""
+    try:
+        ledger = Ledger(state, writable=False)
+    except (LedgerError, TamperedError):
+        return {}
+    ledger.close()
+    return ledger.meta
 
 
 def _records(path: str, terms: manifest.Manifest) -> data.Dataset:
@@ -165,16 +184,17 @@ async def _live(
     options: Options,
     mine: Equipment,
     me: Identity,
+    directory: Directory,
     stages: Stages,
     beside: Callable[[Agent, Callable[[], None]], Monitor],
 ) -> Outcome:
     # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
-    transport = GrpcTransport(me, mine.manifest, listen=options.listen)
+    transport = GrpcTransport(me, mine.manifest, listen=options.listen, directory=directory)
     private = PrivateFiles(me, options.identity)
     places = Failpoints.from_environment()
-    agent = Agent(mine, options.state, transport, places, options.live_pairing, private)
+    agent = Agent(mine, options.state, transport, places, options.live_pairing, private, directory)
     stages.over("links and books")
     logger.info(
         "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}

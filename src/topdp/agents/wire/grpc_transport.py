@@ -24,6 +24,7 @@ from grpc import aio
 
 from topdp.agents.terms.identity import TLS_NAME, Card, Identity, check_address, is_loopback
 from topdp.agents.terms.manifest import Manifest
+from topdp.agents.terms.succession import Directory
 from topdp.agents.wire import handshake
 from topdp.agents.wire.chunks import LARGEST_MESSAGE
 from topdp.agents.wire.front import Front
@@ -49,6 +50,7 @@ class _Peer:
         self.link: Link | None = None
         self.linked = asyncio.Event()
         self.greetings = 0
+        self.dialled = 0
         self.trouble = "it has not been there yet"
 
 
@@ -64,20 +66,23 @@ class GrpcTransport(Transport):
         chance: random.Random | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Clock = time.monotonic,
+        directory: Directory | None = None,
     ) -> None:
+        """`directory`: cards that agents have had since the manifest was made; read at every handshake."""
         self.name = identity.card.name
-        if manifest.card(self.name).fingerprint != identity.card.fingerprint:
+        self.directory = directory or Directory(manifest)
+        if identity.card.fingerprint not in [card.fingerprint for card in self.directory.cards(self.name)]:
             raise TrustError(
                 f"Expected the certificate that the manifest lists for {self.name}, got "
                 f"{identity.card.fingerprint}: use the identity whose card is in the manifest."
             )
         self.identity, self.manifest, self.insecure = identity, manifest, insecure
         self.rules = manifest.rules
-        self.listen = check_address(listen or manifest.card(self.name).address)
+        self.listen = check_address(listen or identity.card.address)
         self.neighbours = {name: manifest.card(name) for name in manifest.neighbours(self.name)}
         self.dials = [name for name in self.neighbours if manifest.dialer(self.name, name) == self.name]
         self.dialers = {name: card for name, card in self.neighbours.items() if name not in self.dials}
-        self._by_fingerprint = {card.fingerprint: card for card in self.dialers.values()}
+        self._pinned = ""  # the certificates that TLS takes from those who dial us
         self._party = Party(identity, manifest.hash)
         self._told = Told(self.name)
         self._chance, self._pause, self._clock = chance or random.SystemRandom(), pause, clock
@@ -175,9 +180,21 @@ class GrpcTransport(Transport):
         return self._folder
 
     def _server_credentials(self) -> Any:
-        pins = "".join(card.certificate for card in self.dialers.values())
+        """Asked again for every connection: neighbours may have new certificates."""
         own = (self.identity.key_pem(), self.identity.card.certificate.encode("ascii"))
-        return grpc.ssl_server_credentials([own], pins.encode("ascii"), require_client_auth=True)
+
+        def pins() -> Any:
+            found = "".join(card.certificate for card in self._dialing_cards())
+            if found == self._pinned:
+                return None
+            self._pinned = found
+            return grpc.ssl_server_certificate_configuration([own], found.encode("ascii"))
+
+        return grpc.dynamic_ssl_server_credentials(pins(), pins, require_client_authentication=True)
+
+    def _dialing_cards(self) -> list[Card]:
+        """The cards that those who dial us may show."""
+        return [card for name in self.dialers for card in self.directory.acceptable(name)]
 
     def _channel(self, card: Card) -> Any:
         options = [*self._options(), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
@@ -218,9 +235,12 @@ class GrpcTransport(Transport):
             seen = None if self.insecure else self._seen(context)
             name = seen.name if seen else name
             stream = Accepted(context)
-            name = (await self._greet(stream, seen)).name
+            shown = await self._greet(stream, seen)
+            name = shown.name
             if self._front is not None:
                 self._front.knows(context.peer(), name)
+            if seen is not None:
+                self.directory.show(shown)
             ended = await self._serve(self._peers[name], stream)
         except LinkEnded as refused:
             ended = refused
@@ -255,7 +275,7 @@ class GrpcTransport(Transport):
         found = context.auth_context().get("x509_pem_cert") or []
         if len(found) != 1:
             raise LinkEnded("stranger", "it showed no certificate")
-        return handshake.card_of_leaf(found[0], self._by_fingerprint)
+        return handshake.card_of_leaf(found[0], {card.fingerprint: card for card in self._dialing_cards()})
 
     async def _dial(self, peer: _Peer) -> None:
         """Keeps a link to one neighbour, for as long as we run."""
@@ -272,16 +292,21 @@ class GrpcTransport(Transport):
             await self._pause(backoff.next())
 
     async def _dial_once(self, peer: _Peer, backoff: Backoff) -> None:
-        channel = self._channel(peer.card)
+        acceptable = self.directory.acceptable(peer.card.name)
+        card = acceptable[peer.dialled % len(acceptable)]  # in turn, where it may not show its newest yet
+        peer.dialled += 1
+        channel = self._channel(card)
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         try:
             stream = Dialled(call)
             try:
                 async with asyncio.timeout(self.rules.idle_timeout):
-                    await handshake.dial(stream, self._party, peer.card)
+                    await handshake.dial(stream, self._party, card)
             except TimeoutError:
                 raise LinkEnded("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
             backoff.reset()
+            peer.dialled = 0
+            self.directory.show(card)
             raise await self._serve(peer, stream)
         finally:
             call.cancel()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from topdp.agents.site.commands import agent, federation, ledger, operating
+from topdp.agents.site.commands import agent, federation, ledger, members, operating
 
 
 def _group(help: str) -> typer.Typer:
@@ -32,6 +32,7 @@ agent_app.command("stop")(operating.stop)
 model_app.command("export")(operating.export_model)
 quarantine_app.command("list")(operating.list_quarantined)
 quarantine_app.command("lift")(operating.lift_quarantine)
+agent_app.command("renew")(members.renew)
 ledger_app.command("show")(ledger.show_charges)
 ledger_app.command("verify")(ledger.verify_books)
 federation_app.command("create")(federation.create)
