@@ -6,12 +6,13 @@ What it leaves in its state folder at the end: `result.json` and `estimate.safet
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
+from topdp.agents.books import choices
 from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger, Partners
@@ -59,7 +60,7 @@ class Agent:
 
         `private`: who signs, and where keys of runs are kept; needed where the plan shares draws.
         """
-        self.equipment, self.folder, self.name = equipment, folder, equipment.name
+        self.folder, self.name = folder, equipment.name
         if live_pairing and shares_draws(equipment.part.plan):
             raise InputError(
                 "Expected a plan whose agents share no draws for live pairing, got one that does."
@@ -85,6 +86,10 @@ class Agent:
         failpoints = failpoints or Failpoints()
         self.sharing: Sharing | None = None
         try:
+            rehearses = equipment.gradients.rehearsal is not None
+            seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
+            least = choices.settle(self.ledger, seeded, rehearses, equipment.asked, granted)
+            self.equipment = equipment = replace(equipment, epsilon=least)
             if equipment.order is not None:
                 self.ledger.expect_order(equipment.order)
             if shares_draws(part.plan):
@@ -132,13 +137,14 @@ class Agent:
         self.ledger.close()
 
     def _outcome(self, finished: bool) -> Outcome:
-        seeded = self.equipment.draws.seeded
+        seeded, rehearsal = (choices.was(self.ledger, key) for key in choices.OPTIONS)
         result = {
             "agent": self.name,
             "federation": self.equipment.manifest.hash,
             "releases": self.ledger.round + 1,
             "finished": finished,
             "seeded": seeded,
+            "rehearsal": rehearsal,
             "budget": self.equipment.epsilon,
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,

@@ -97,6 +97,7 @@ def start(
 
 def status(state: State, as_json: Json = False) -> None:
     """Where an agent stands, from its books; also while it runs."""
+    from topdp.agents.books import choices
     from topdp.agents.books.ledger import Ledger
 
     ledger = Ledger(state, writable=False)
@@ -108,6 +109,9 @@ def status(state: State, as_json: Json = False) -> None:
         "epsilon": ledger.spent,
         "charged_by": ledger.charged_by,
         "worst_case": ledger.last.worst_case if ledger.last else 0.0,
+        "budget": choices.budget(ledger),
+        "seeded": choices.was(ledger, choices.SEEDED),
+        "rehearsal": choices.was(ledger, choices.REHEARSAL),
         "stopped": ledger.stopped_at,
         "departed": ledger.departed,
         "departures": ledger.departures(),
