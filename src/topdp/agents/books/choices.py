@@ -49,8 +49,8 @@ def _expect_from_the_start(ledger: Ledger, key: str) -> None:
     unknown = "migrated_from" in ledger.meta and BUDGET not in ledger.meta
     if ledger.last is not None and not unknown:
         raise LedgerError(
-            f"{OPTIONS[key]}: expected no such option, since releases on the books in {ledger.folder} were made "
-            "without it. Start again without it, or with another state folder."
+            f"{OPTIONS[key]}: expected no such option, since releases on the books in {ledger.folder} were "
+            "made without it. Start again without it, or with another state folder."
         )
 
 
