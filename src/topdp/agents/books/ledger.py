@@ -195,8 +195,9 @@ class Ledger:
         for receiver in sorted({receiver for receiver, _ in given}):
             (waiting,) = db.execute(first, (receiver,)).fetchone()
             last = min(round - KEPT, round if waiting is None else waiting - 1)
-            gone = "SELECT max(round) FROM outbox WHERE receiver = ? AND round <= ?"
-            (newest,) = db.execute(gone, (receiver, last)).fetchone()
+            gone = "SELECT max(round) FROM outbox WHERE receiver = ?1 AND round <= ?2 AND round < "
+            own = "(SELECT max(round) FROM outbox WHERE receiver = ?1)"  # the newest stays: greetings name it
+            (newest,) = db.execute(gone + own, (receiver, last)).fetchone()
             if newest is not None:
                 db.execute("INSERT OR REPLACE INTO delivered VALUES (?, ?)", (receiver, newest))
                 db.execute("DELETE FROM outbox WHERE receiver = ? AND round <= ?", (receiver, newest))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
+from topdp.agents.books import choices
 from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger, Partners
@@ -67,7 +68,7 @@ class Agent:
         `private`: who signs, and where keys of runs are kept; needed where the plan shares draws.
         `directory`: the cards that the transport reads, where it reads any.
         """
-        self.equipment, self.folder, self.name = equipment, folder, equipment.name
+        self.folder, self.name = folder, equipment.name
         if live_pairing and shares_draws(equipment.part.plan):
             raise InputError(
                 "Expected a plan whose agents share no draws for live pairing, got one that does."
@@ -93,6 +94,10 @@ class Agent:
         failpoints = failpoints or Failpoints()
         self.sharing: Sharing | None = None
         try:
+            rehearses = equipment.gradients.rehearsal is not None
+            seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
+            least = choices.settle(self.ledger, seeded, rehearses, equipment.asked, granted)
+            self.equipment = equipment = replace(equipment, epsilon=least)
             folder_of_identity = private.folder if private else None
             self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
             if equipment.order is not None:
@@ -159,13 +164,14 @@ class Agent:
         self.ledger.close()
 
     def _outcome(self, finished: bool) -> Outcome:
-        seeded = self.equipment.draws.seeded
+        seeded, rehearsal = (choices.was(self.ledger, key) for key in choices.OPTIONS)
         result = {
             "agent": self.name,
             "federation": self.equipment.manifest.hash,
             "releases": self.ledger.round + 1,
             "finished": finished,
             "seeded": seeded,
+            "rehearsal": rehearsal,
             "budget": self.equipment.epsilon,
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from topdp.agents.books import choices
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.site.orders import PAUSE, Orders
 from topdp.agents.site.standing import Standing
@@ -29,6 +30,9 @@ def facts_of(state: Path) -> dict[str, Any]:
             "epsilon": ledger.spent,
             "charged_by": ledger.charged_by,
             "worst_case": ledger.last.worst_case if ledger.last else 0.0,
+            "seeded": choices.was(ledger, choices.SEEDED),
+            "rehearsal": choices.was(ledger, choices.REHEARSAL),
+            "budget": choices.budget(ledger),
             "stopped": ledger.stopped_at,
             "departed": ledger.departed,
             "departures": ledger.departures(),
@@ -46,7 +50,7 @@ def facts_of(state: Path) -> dict[str, Any]:
 
 
 def _of_process(found: Standing | None) -> dict[str, Any]:
-    """`rounds` and `budget` are what the last start was told; null before any."""
+    """`rounds`: what the last start was told; null before any."""
     process = "not running" if found is None else found.liveness
     there = found if found is not None and process != "not running" else None
     return {
@@ -55,7 +59,6 @@ def _of_process(found: Standing | None) -> dict[str, Any]:
         "doing": there.state if there else None,
         "written": found.written if found else None,
         "rounds": found.rounds if found else None,
-        "budget": found.budget if found else None,
         "waits_for": dict(there.waits_for) if there else {},
         "heard": dict(there.heard) if there else {},
         "scores": found.scores if found else None,
