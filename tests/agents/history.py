@@ -230,6 +230,7 @@ def federation(
     idle_timeout=4.0,
     cards=None,
     guarantee="worst-case",
+    **more_rules,
 ) -> Federation:
     """`guarantee` None: that of a configuration that says nothing about it."""
     graph = graph or topology.ring(agents)
@@ -246,7 +247,7 @@ def federation(
     ]
     config = configurations.read(changes=[*basis, *changes])
     complete, _ = setups.completed(config, graph, shards.counts, goes_on=goes_on)
-    rules = Rules(dead_neighbour="go-on" if goes_on else "wait", idle_timeout=idle_timeout)
+    rules = Rules(dead_neighbour="go-on" if goes_on else "wait", idle_timeout=idle_timeout, **more_rules)
     cards = cards or CARDS[:n]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     manifest = create(cards, links, complete, rules)
