@@ -231,6 +231,7 @@ def federation(
     cards=None,
     guarantee="worst-case",
     departures=0,
+    **more_rules,
 ) -> Federation:
     """`guarantee` None: that of a configuration that says nothing about it."""
     graph = graph or topology.ring(agents)
@@ -248,7 +249,7 @@ def federation(
     config = configurations.read(changes=[*basis, *changes])
     complete, _ = setups.completed(config, graph, shards.counts, goes_on=goes_on, departures=departures)
     rule = "go-on" if goes_on else "wait"
-    rules = Rules(dead_neighbour=rule, idle_timeout=idle_timeout, departures=departures)
+    rules = Rules(dead_neighbour=rule, idle_timeout=idle_timeout, departures=departures, **more_rules)
     cards = cards or CARDS[:n]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     manifest = create(cards, links, complete, rules)

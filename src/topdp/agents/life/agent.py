@@ -77,6 +77,10 @@ class Agent:
             raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
         if live_pairing and not build.optimiser(equipment.manifest.config).plain:
             raise InputError("Expected train.optimiser = 'sgd' alone for live pairing: it keeps no memories.")
+        if live_pairing and equipment.part.plan.robust is not None:
+            raise InputError(
+                "Expected robust.rule = 'mean' for live pairing: partners' rows come one by one."
+            )
         manifest, part = equipment.manifest, equipment.part
         partners: Partners = "found" if live_pairing else "planned"
         gauge = equipment.meter

@@ -28,6 +28,7 @@ from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.peers import TICKS, Peers
 from topdp.agents.life.rows import AS_PLANNED, drawn, kept, make
 from topdp.agents.life.sharing import Sharing
+from topdp.agents.life.watch import Watch
 from topdp.agents.wire import payload
 
 
@@ -45,6 +46,7 @@ class Rounds(Life):
         sharing: Sharing | None = None,
     ) -> None:
         super().__init__(equipment, ledger, peers, failpoints, finished, sharing)
+        self.watch = Watch(peers.told, equipment.manifest.rules.largest_drift)
         self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
 
     def _has_rounds(self) -> bool:
@@ -67,6 +69,7 @@ class Rounds(Life):
     async def _round(
         self, round: int, received: dict[int, Tensor], senders: list[str], missing: list[str]
     ) -> None:
+        self._leave_out(round, received, senders)
         for peer in missing:
             self._depart(round, peer)
         information = float(self.meter.planned[round])
@@ -82,6 +85,15 @@ class Rounds(Life):
         bodies = {names[to]: payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
         applied = [(sender, round - 1) for sender in senders]
         self._release(round, kind, cost, bodies, kept(part, round, rows), applied, notes=notes)
+
+    def _leave_out(self, round: int, received: dict[int, Tensor], senders: list[str]) -> None:
+        """Looks at what came in; rows beyond the manifest's limit are taken out of `received`."""
+        number = self.equipment.manifest.number
+        row_of = {peer: self.equipment.part.read(round - 1)[number(peer)] for peer in senders}
+        rows = {peer: received[row] for peer, row in row_of.items()}
+        for peer in self.watch.far(round - 1, self.estimate(), rows):
+            del received[row_of[peer]]
+            self.ledger.depart(f"round {round}: the row of {peer} was too far away")
 
     # Shared draws
 
