@@ -1,4 +1,4 @@
-"""A loop in virtual time that knows whose step it runs: agents are killed, stopped, and have clocks that jump.
+"""A loop in virtual time that knows whose step it runs: agents are killed or stopped, and clocks jump.
 
 Every agent lives in a `Process`: whatever it does, in tasks, callbacks and timers, carries the process in its
 context. One that is killed makes no further step, not even a `finally`; one that is stopped makes its steps
