@@ -15,17 +15,18 @@ from topdp.agents.books.database import LedgerError, TamperedError
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life import cards
 from topdp.agents.life.agent import Agent, Outcome
+from topdp.agents.life.ending import end_with, last_round
 from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.life.timing import Stages
 from topdp.agents.site.shutdown import Shutdown
-from topdp.agents.terms import manifest, succession
+from topdp.agents.terms import amendments, manifest, succession
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
 from topdp.agents.terms.succession import Directory
 from topdp.audit.recording import NOTES, Planted
-from topdp.errors import DataError
+from topdp.errors import DataError, InputError
 from topdp.settings import build
 from topdp.settings.config import ConfigError
 
@@ -46,6 +47,8 @@ class Options:
     metrics_port: int | None = None
     live_pairing: bool = False
     canaries: Path | None = None
+    amended_by: Path | None = None  # the manifest that takes the place of this one
+    after: Path | None = None  # under an amendment, the state folder of the run before
 
 
 def run(options: Options) -> Outcome:
@@ -61,6 +64,7 @@ def run(options: Options) -> Outcome:
     me = cards.chosen(terms, held, books)
     own = cards.since(succession.successors(options.identity), succession.digest(terms.card(me.card.name)))
     directory = cards.restored(terms, books, own)
+    epsilon = _left(options, terms, first.card.name)
     setup = Setup.of(terms)
     stages.over("plan")
     if options.live_pairing and terms.config.method.mode != "async":
@@ -91,7 +95,7 @@ def run(options: Options) -> Outcome:
         records,
         dataset.classes,
         options.seeded,
-        options.epsilon,
+        epsilon,
         in_thread=True,
         key=first.secret("order of records"),
         rehearsal=rehearsal,
@@ -104,6 +108,24 @@ def run(options: Options) -> Outcome:
     mine.gradients.mean(0, mine.start)
     stages.over("first gradient")
     return asyncio.run(_live(options, mine, me, directory, stages))
+
+
+def _left(options: Options, terms: manifest.Manifest, name: str) -> float | None:
+    """The budget that this agent holds itself to: the option's, or what an earlier run has left of it."""
+    amendments.expect_agreed(terms)
+    found = amendments.amendment_of(terms)
+    if found is None or name not in found.granted:
+        return options.epsilon
+    if options.after is None:
+        raise InputError(
+            f"Expected the state folder of the run before, {found.manifest[:16]}, since this manifest amends "
+            "it and budgets go on from there: name it with --after."
+        )
+    before = Ledger(options.after, writable=False)
+    before.close()
+    ended = last_round(before) is not None and before.round >= found.round
+    left = amendments.remaining(terms, name, before.meta["federation"], ended, before.spent)
+    return left if options.epsilon is None else min(left, options.epsilon)
 
 
 def _books(state: Path) -> dict[str, str]:
@@ -145,6 +167,10 @@ async def _live(
     private = PrivateFiles(me, options.identity)
     places = Failpoints.from_environment()
     agent = Agent(mine, options.state, transport, places, options.live_pairing, private, directory)
+    if options.amended_by is not None:
+        ends = amendments.end_of(mine.manifest, manifest.read(options.amended_by))
+        end_with(agent.ledger, ends)
+        logger.info("%s: this run ends with round %d: it was amended", agent.name, ends)
     stages.over("links and books")
     logger.info(
         "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}

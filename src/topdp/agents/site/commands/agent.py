@@ -63,6 +63,18 @@ def start(
             "--canaries", metavar="FILE", help="A rehearsal for an audit: records what it sees; not private."
         ),
     ] = None,
+    amended_by: Annotated[
+        Path | None,
+        typer.Option(
+            "--amended-by", metavar="MANIFEST", help="End where this amendment, signed by all, says."
+        ),
+    ] = None,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            "--after", metavar="DIR", help="Under an amendment: the state folder of the run before."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
@@ -75,7 +87,18 @@ def start(
     log.to_stderr(json_log)
     outcome = process.run(
         process.Options(
-            manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing, canaries
+            manifest,
+            folder,
+            data,
+            state,
+            epsilon,
+            seeded,
+            listen,
+            metrics,
+            live_pairing,
+            canaries,
+            amended_by,
+            after,
         )
     )
     if as_json:
