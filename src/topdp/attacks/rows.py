@@ -11,6 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+LONGEST = 1e6
+"""What real agents refuse by the manifest's `largest_norm`, unless it says otherwise."""
+
 Attacker = Callable[[Tensor, float, torch.Generator], Tensor]
 """(honest estimates [h, d], strength, random numbers) -> [d], what every hostile agent sends."""
 
@@ -21,9 +24,9 @@ def sign_flip(now: Tensor, strength: float, random: torch.Generator) -> Tensor:
 
 
 def large_norm(now: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    """A random direction, so many times as long as the longest honest row."""
+    """A random direction, so many times as long as the longest honest row, and no longer than LONGEST."""
     longest = float(torch.linalg.vector_norm(now, dim=1).max())
-    return strength * longest * _direction(now, random)
+    return min(strength * longest, LONGEST) * _direction(now, random)
 
 
 def drift(now: Tensor, strength: float, random: torch.Generator) -> Tensor:

@@ -22,7 +22,7 @@ from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.patience import CHECKS, Backoff, Patience
 from topdp.agents.wire.refusals import LinkEnded, Told
 from topdp.agents.wire.transport import Memory, Message, Reply, Unreachable
-from topdp.errors import InputError, TrustError
+from topdp.errors import InputError, TrustError, UnavailableError
 
 ROOT = Path(__file__).parents[3]
 MEGABYTES = random.Random(0).randbytes(3_000_000)
@@ -505,7 +505,7 @@ def test_a_port_that_is_taken_is_named():
         federation = Federation()
         async with federation.started("bee"):
             other = federation.transport("bee")
-            with pytest.raises(InputError, match=federation.identities["bee"].card.address):
+            with pytest.raises(UnavailableError, match=federation.identities["bee"].card.address):
                 await other.start(Echo("bee"))
             await other.close()
 

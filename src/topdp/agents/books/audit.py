@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Mapping
 
 from topdp.agents.books import journal
+from topdp.agents.books.choices import budget
 from topdp.agents.books.database import FILE, TamperedError, unusable
 from topdp.agents.books.entries import LedgerEntry, digest_of, genesis, link
 from topdp.agents.books.ledger import Ledger
@@ -127,11 +128,13 @@ def _facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
             raise TamperedError(
                 f"Facts of the {what} are not what was written down: {', '.join(changed)[:200]}."
             )
+    budget(ledger)
     meta, round = ledger.meta, entries[-1].round if entries else -1
     faults: Mapping[str, bool] = {
         "partners": meta.get("partners") not in ("planned", "found"),
         "whoever_is_missing": meta.get("whoever_is_missing") not in ("True", "False"),
         "guarantee": meta.get("guarantee") not in ("worst-case", "adaptive", "view", "claimed"),
+        "seeded or rehearsal": not {meta.get("seeded"), meta.get("rehearsal")} <= {None, "True"},
         "stopped": ledger.stopped_at is not None and not 0 <= ledger.stopped_at <= round + 1,
         "stopped, and data entered later": ledger.stopped_at is not None
         and any(e.kind == "release" and e.round >= ledger.stopped_at for e in entries),

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 
 from topdp.agents.books.chain import digest_of, link
 
+NEWEST = ("row of ",)
+"""So begin keys of `meta` that change with every row, and have no lines: others signed what they hold."""
+
 PEERS = ("quarantined", "quarantined_for", "finished", "told")
 
 # The number of each line, and what of it is bound; what came after line `?`.
@@ -89,16 +92,17 @@ def told(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple[str, str
     facts: dict[str, object] = {}
     peers: dict[tuple[str, str], object] = {}
     for place, key, value in db.execute("SELECT place, key, value FROM notes ORDER BY number"):
-        if place == "meta":
+        if place == "meta" and not str(key).startswith(NEWEST):
             facts[key] = value
-        else:
+        elif place != "meta":
             peers[key, str(place).removeprefix("peers ")] = value
     return facts, {matter: value for matter, value in peers.items() if value is not None}
 
 
 def held(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple[str, str], object]]:
     """The same as the tables have it."""
-    facts: dict[str, object] = dict(db.execute("SELECT key, value FROM meta").fetchall())
+    rows = db.execute("SELECT key, value FROM meta").fetchall()
+    facts: dict[str, object] = {key: value for key, value in rows if not str(key).startswith(NEWEST)}
     rows = db.execute(f"SELECT name, {', '.join(PEERS)} FROM peers").fetchall()
     found = {(name, c): value for name, *values in rows for c, value in zip(PEERS, values, strict=True)}
     return facts, {matter: value for matter, value in found.items() if value is not None}

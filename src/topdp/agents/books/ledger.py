@@ -195,8 +195,9 @@ class Ledger:
         for receiver in sorted({receiver for receiver, _ in given}):
             (waiting,) = db.execute(first, (receiver,)).fetchone()
             last = min(round - KEPT, round if waiting is None else waiting - 1)
-            gone = "SELECT max(round) FROM outbox WHERE receiver = ? AND round <= ?"
-            (newest,) = db.execute(gone, (receiver, last)).fetchone()
+            gone = "SELECT max(round) FROM outbox WHERE receiver = ?1 AND round <= ?2 AND round < "
+            own = "(SELECT max(round) FROM outbox WHERE receiver = ?1)"  # the newest stays: greetings name it
+            (newest,) = db.execute(gone + own, (receiver, last)).fetchone()
             if newest is not None:
                 db.execute("INSERT OR REPLACE INTO delivered VALUES (?, ?)", (receiver, newest))
                 db.execute("DELETE FROM outbox WHERE receiver = ? AND round <= ?", (receiver, newest))
@@ -301,6 +302,10 @@ class Ledger:
         if str(code) not in ReplyCode.__members__:
             raise TamperedError(f"Expected a reason for the quarantine of {peer}, got {code!r:.80}.")
         return Quarantine(ReplyCode[str(code)], str(words))
+
+    def lift(self, peer: str) -> None:
+        """A person has looked: `peer` is believed again."""
+        self._note(peer, quarantined=None, quarantined_for=None)
 
     def expect_order(self, order: str) -> None:
         """`order` stands for the records as cyclic batches take them, and must not change between releases.

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
+from topdp.agents.books import choices
 from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger, Partners
@@ -29,6 +30,7 @@ from topdp.agents.life.sharing import PrivateFiles, Sharing
 from topdp.agents.terms.succession import Directory
 from topdp.agents.wire import payload
 from topdp.agents.wire.refusals import Told
+from topdp.agents.wire.traffic import Counted
 from topdp.agents.wire.transport import Transport, end_all
 from topdp.errors import ExitCode, InputError
 from topdp.files import write_whole
@@ -66,7 +68,7 @@ class Agent:
         `private`: who signs, and where keys of runs are kept; needed where the plan shares draws.
         `directory`: the cards that the transport reads, where it reads any.
         """
-        self.equipment, self.folder, self.name = equipment, folder, equipment.name
+        self.folder, self.name = folder, equipment.name
         if live_pairing and shares_draws(equipment.part.plan):
             raise InputError(
                 "Expected a plan whose agents share no draws for live pairing, got one that does."
@@ -75,6 +77,10 @@ class Agent:
             raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
         if live_pairing and not build.optimiser(equipment.manifest.config).plain:
             raise InputError("Expected train.optimiser = 'sgd' alone for live pairing: it keeps no memories.")
+        if live_pairing and equipment.part.plan.robust is not None:
+            raise InputError(
+                "Expected robust.rule = 'mean' for live pairing: partners' rows come one by one."
+            )
         manifest, part = equipment.manifest, equipment.part
         partners: Partners = "found" if live_pairing else "planned"
         gauge = equipment.meter
@@ -92,6 +98,10 @@ class Agent:
         failpoints = failpoints or Failpoints()
         self.sharing: Sharing | None = None
         try:
+            rehearses = equipment.gradients.rehearsal is not None
+            seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
+            least = choices.settle(self.ledger, seeded, rehearses, equipment.asked, granted)
+            self.equipment = equipment = replace(equipment, epsilon=least)
             folder_of_identity = private.folder if private else None
             self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
             if equipment.order is not None:
@@ -106,13 +116,14 @@ class Agent:
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         start = equipment.start.numpy()
         plan = "live pairing" if live_pairing else part.plan.digest()
+        self.traffic = Counted(transport)
         self.peers = Peers(
             self.name,
             neighbours,
             Terms(manifest.hash, plan, digest_of(start.tobytes())),
             self.ledger,
             Inbox(self.ledger, sent, gaps=manifest.rules.goes_on),
-            transport,
+            self.traffic,
             lambda body: payload.decode(body, len(start), start.dtype.name, manifest.rules.largest_norm),
             failpoints,
             Told(self.name),
@@ -157,13 +168,14 @@ class Agent:
         self.ledger.close()
 
     def _outcome(self, finished: bool) -> Outcome:
-        seeded = self.equipment.draws.seeded
+        seeded, rehearsal = (choices.was(self.ledger, key) for key in choices.OPTIONS)
         result = {
             "agent": self.name,
             "federation": self.equipment.manifest.hash,
             "releases": self.ledger.round + 1,
             "finished": finished,
             "seeded": seeded,
+            "rehearsal": rehearsal,
             "budget": self.equipment.epsilon,
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from time import time
 
 from topdp.agents.books.database import LedgerError, TamperedError
 from topdp.agents.books.entries import digest_of
@@ -57,6 +58,7 @@ class Peers:
         self.check, self.cards = check, cards
         self.changed = asyncio.Event()  # something came in, or somebody's standing changed
         self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
+        self.heard_at = dict.fromkeys(neighbours, time())  # for people: nothing is decided by it
         self.rounds = dict.fromkeys(neighbours, -1)  # the last round each is known to have done
         self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
         self.given_up: Callable[[str], bool] = lambda peer: False  # whom this agent counts as gone
@@ -238,6 +240,7 @@ class Peers:
 
     def _heard(self, peer: str) -> None:
         self.silent[peer] = 0
+        self.heard_at[peer] = time()
 
     def _differ(self, peer: str) -> None:
         self._fail(

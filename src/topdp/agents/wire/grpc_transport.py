@@ -12,8 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import shutil
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +27,7 @@ from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.succession import Directory
 from topdp.agents.wire import handshake
 from topdp.agents.wire.chunks import LARGEST_MESSAGE
+from topdp.agents.wire.front import Front
 from topdp.agents.wire.grpc_streams import Accepted, Dialled
 from topdp.agents.wire.handshake import Party, Stream
 from topdp.agents.wire.links import Link
@@ -84,6 +88,8 @@ class GrpcTransport(Transport):
         self._chance, self._pause, self._clock = chance or random.SystemRandom(), pause, clock
         self._peers: dict[str, _Peer] = {}
         self._server: Any = None
+        self._front: Front | None = None
+        self._folder: Path | None = None
         self._dialing: list[asyncio.Task[None]] = []
         self._closed = False
         if insecure:
@@ -116,6 +122,10 @@ class GrpcTransport(Transport):
     def reaches(self, peer: str) -> bool:
         return peer in self._peers and self._peers[peer].link is not None
 
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]:
+        return self._told.counts
+
     async def close(self) -> None:
         self._closed = True
         for task in self._dialing:
@@ -128,8 +138,12 @@ class GrpcTransport(Transport):
         await end_all(self._dialing, "dialing")
         if self._server is not None:
             await ends([asyncio.create_task(self._server.stop(grace=0))], "gRPC")
+        if self._front is not None:
+            await self._front.close()
         for peer in self._peers.values():
             await peer.pending.cancel()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _bind(self) -> None:
         options = [
@@ -139,24 +153,31 @@ class GrpcTransport(Transport):
             ("grpc.server_handshake_timeout_ms", self._milliseconds()),
             ("grpc.max_connection_idle_ms", 2 * self._milliseconds()),
             ("grpc.http2.min_ping_interval_without_data_ms", self._milliseconds() // 2),
+            ("grpc.http2.max_ping_strikes", 2),
         ]
         self._server = aio.server(options=options)
         handler = grpc.stream_stream_rpc_method_handler(self._accept)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
         )
-        try:
-            if self.insecure:
-                self._server.add_insecure_port(self.listen)
-            else:
-                self._server.add_secure_port(self.listen, self._server_credentials())
+        if self.insecure:
+            self._server.add_insecure_port(self.listen)
             await self._server.start()
-        except RuntimeError:
+            return
+        self._front = Front(self._own_folder(), self.rules.idle_timeout, len(self.dialers), self._told)
+        try:
+            await self._front.listen(self.listen)
+        except BaseException:
             self._server = None
-            raise InputError(
-                f"Could not listen on {self.listen}: the port is taken, or the address is not of this "
-                f"machine; name another one to listen on."
-            ) from None
+            raise
+        self._server.add_secure_port(f"unix:{self._front.socket}", self._server_credentials())
+        await self._server.start()
+
+    def _own_folder(self) -> Path:
+        """For sockets that only this process uses: nobody else may look into it."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="topdp-"))
+        return self._folder
 
     def _server_credentials(self) -> Any:
         """Asked again for every connection: neighbours may have new certificates."""
@@ -216,6 +237,8 @@ class GrpcTransport(Transport):
             stream = Accepted(context)
             shown = await self._greet(stream, seen)
             name = shown.name
+            if self._front is not None:
+                self._front.knows(context.peer(), name)
             if seen is not None:
                 self.directory.show(shown)
             ended = await self._serve(self._peers[name], stream)

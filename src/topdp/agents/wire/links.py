@@ -31,6 +31,8 @@ from topdp.agents.wire.writer import Key, Writer
 from topdp.errors import InputError
 
 MOST_WORDS = 1000
+MOST_PINGS = 64
+"""In a quarter of the idle timeout, in which an honest peer sends one; more may have waited in a buffer."""
 
 
 class _Asked:
@@ -68,6 +70,7 @@ class Link:
         self._last_id = 0
         self._asked: dict[int, _Asked] = {}
         self._their_last_id = 0
+        self._pings = 0
         self._answering: set[int] = set()
         self._incoming: dict[Key, tuple[Incoming, Any]] = {}
 
@@ -168,7 +171,11 @@ class Link:
             self._take_piece(frame.chunk.answer, frame.chunk.id, frame.chunk.data)
         elif kind == "received":
             self._writer.take_receipt(frame.received)
-        elif kind != "ping":
+        elif kind == "ping":
+            self._pings += 1
+            if self._pings > MOST_PINGS:
+                raise LinkEnded("flood", f"expected at most {MOST_PINGS} pings at a time")
+        else:
             raise LinkEnded("protocol", f"expected a request, response, chunk, receipt or ping, got {kind}")
 
     def _take_request(self, head: wire.Request) -> None:
@@ -234,6 +241,7 @@ class Link:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.rules.idle_timeout / CHECKS)
+            self._pings = 0
             if (what := self._patience.lost()) is not None:
                 words = f"nothing moved for {self.rules.idle_timeout:g} s"
                 kind = "silent" if what == "link" else "stalled"

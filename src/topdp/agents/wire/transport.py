@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,11 @@ class Transport(ABC):
     @abstractmethod
     def reaches(self, peer: str) -> bool:
         """Whether there is a link to `peer` at this moment."""
+
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]:
+        """How often something was refused or told of a link, by (peer, kind); for people."""
+        return {}
 
     @abstractmethod
     async def close(self) -> None:
