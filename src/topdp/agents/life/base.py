@@ -25,6 +25,7 @@ from torch import Tensor
 from topdp.agents.books.entries import Cost, Kind
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.budget import allows
+from topdp.agents.life.ending import all_done
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.peers import TICKS, Peers
@@ -74,7 +75,7 @@ class Life(ABC):
     @property
     def all_done(self) -> bool:
         """Whether every round is on the books."""
-        return self.ledger.round + 1 >= self.equipment.part.plan.releases
+        return all_done(self.ledger, self.equipment.part.plan)
 
     def estimate(self) -> Tensor:
         return self._own()[self.equipment.part.agent]

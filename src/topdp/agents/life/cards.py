@@ -109,7 +109,13 @@ class Cards:
             return False
         self.ledger.database.remember(key, successor.text())
         self._to_tell.append(successor)
-        logger.info("%s: card %d of %s is taken", self.name, successor.number, name)
+        logger.info(
+            "%s: card %d of %s is taken",
+            self.name,
+            successor.number,
+            name,
+            extra={"agent": self.name, "peer": name, "event": "card"},
+        )
         return True
 
 

@@ -18,6 +18,7 @@ from topdp.agents.books.database import LedgerError, TamperedError
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life import cards
 from topdp.agents.life.agent import Agent, Outcome
+from topdp.agents.life.ending import end_with, last_round
 from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
@@ -27,13 +28,13 @@ from topdp.agents.site.log import Speaker
 from topdp.agents.site.monitor import Monitor
 from topdp.agents.site.orders import Orders
 from topdp.agents.site.shutdown import Shutdown
-from topdp.agents.terms import manifest, succession
+from topdp.agents.terms import amendments, manifest, succession
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
 from topdp.agents.terms.succession import Directory
 from topdp.agents.wire.transport import end_all
 from topdp.audit.recording import NOTES, Planted
-from topdp.errors import DataError, ExitCode, TopdpError
+from topdp.errors import DataError, ExitCode, InputError, TopdpError
 from topdp.settings import build
 from topdp.settings.config import ConfigError
 
@@ -59,6 +60,8 @@ class Options:
     canaries: Path | None = None
     evaluate: int | None = None
     report: float = 30.0
+    amended_by: Path | None = None  # the manifest that takes the place of this one
+    after: Path | None = None  # under an amendment, the state folder of the run before
 
 
 def run(options: Options, speaker: Speaker | None = None) -> Outcome:
@@ -76,6 +79,7 @@ def run(options: Options, speaker: Speaker | None = None) -> Outcome:
     own = cards.since(succession.successors(options.identity), succession.digest(terms.card(me.card.name)))
     directory = cards.restored(terms, books, own)
     speaker.agent = me.card.name
+    epsilon = _left(options, terms, first.card.name)
     setup = Setup.of(terms)
     stages.over("plan")
     if options.live_pairing and terms.config.method.mode != "async":
@@ -107,7 +111,7 @@ def run(options: Options, speaker: Speaker | None = None) -> Outcome:
         records,
         dataset.classes,
         options.seeded,
-        options.epsilon,
+        epsilon,
         in_thread=True,
         key=first.secret("order of records"),
         rehearsal=rehearsal,
@@ -151,6 +155,24 @@ def _scores(every: int | None, setup: Setup, dataset: data.Dataset, name: str) -
     return scores
 
 
+def _left(options: Options, terms: manifest.Manifest, name: str) -> float | None:
+    """The budget that this agent holds itself to: the option's, or what an earlier run has left of it."""
+    amendments.expect_agreed(terms)
+    found = amendments.amendment_of(terms)
+    if found is None or name not in found.granted:
+        return options.epsilon
+    if options.after is None:
+        raise InputError(
+            f"Expected the state folder of the run before, {found.manifest[:16]}, since this manifest amends "
+            "it and budgets go on from there: name it with --after."
+        )
+    before = Ledger(options.after, writable=False)
+    before.close()
+    ended = last_round(before) is not None and before.round >= found.round
+    left = amendments.remaining(terms, name, before.meta["federation"], ended, before.spent)
+    return left if options.epsilon is None else min(left, options.epsilon)
+
+
 def _books(state: Path) -> dict[str, str]:
     """What a state folder remembers; nothing where it cannot be read: the agent says why when it opens it."""
     try:
@@ -191,10 +213,18 @@ async def _live(
     # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
+    ends = None
+    if options.amended_by is not None:
+        ends = amendments.end_of(mine.manifest, manifest.read(options.amended_by))
     transport = GrpcTransport(me, mine.manifest, listen=options.listen, directory=directory)
     private = PrivateFiles(me, options.identity)
     places = Failpoints.from_environment()
     agent = Agent(mine, options.state, transport, places, options.live_pairing, private, directory)
+    if ends is not None:
+        end_with(agent.ledger, ends)
+        logger.info(
+            "%s: this run ends with round %d: it was amended", agent.name, ends, extra={"event": "amended"}
+        )
     stages.over("links and books")
     logger.info(
         "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}

@@ -144,12 +144,17 @@ def counts_of(records: str, agents: int) -> tuple[int, ...]:
 
 
 def _graph(links: str, names: tuple[str, ...]) -> Topology:
+    edges = [(names.index(a), names.index(b)) for a, b in named_links(links, names)]
+    return from_edges(edges, len(names), name="federation", labels=names)
+
+
+def named_links(links: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
     """`ada-bob,bob-cleo`; names may hold dashes as long as one reading fits."""
-    edges = []
+    pairs = []
     for link in links.split(","):
         cuts = [(link[:k], link[k + 1 :]) for k, letter in enumerate(link) if letter == "-"]
         fits = [(a.strip(), b.strip()) for a, b in cuts if a.strip() in names and b.strip() in names]
         if len(fits) != 1:
             raise ConfigError(f"--links: expected two names of cards with a dash between, got {link!r}.")
-        edges.append((names.index(fits[0][0]), names.index(fits[0][1])))
-    return from_edges(edges, len(names), name="federation", labels=names)
+        pairs.append(fits[0])
+    return pairs

@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +28,8 @@ from topdp.topology import Topology, TopologyError, from_edges
 
 FORMAT = 1
 KEYS = ("format", "hash", "rules", "agents", "links", "run")
+OPTIONAL = ("amends",)  # where it takes the place of another one: `amendments.py`
+SIGNATURES = "signatures"  # beside the document: its hash is what is signed
 
 
 class ManifestError(InputError):
@@ -87,6 +89,7 @@ class Manifest:
     config: RunConfig
     rules: Rules
     tree: dict[str, Any]  # the document without its hash: later versions of topdp must hash what is written
+    signatures: dict[str, str] = field(default_factory=dict)  # of an amendment, by name
 
     def __post_init__(self) -> None:
         if len(set(self.links)) != len(self.links):
@@ -138,7 +141,11 @@ class Manifest:
 
     def to_toml(self) -> str:
         head = {"format": self.tree["format"], "hash": self.hash}
-        return tomli_w.dumps({**head, **self.tree}, multiline_strings=True)
+        signed = {SIGNATURES: self.signatures} if self.signatures else {}
+        return tomli_w.dumps({**head, **self.tree, **signed}, multiline_strings=True)
+
+    def signed_by(self, name: str, signature: str) -> Manifest:
+        return replace(self, signatures={**self.signatures, name: signature})
 
     def write(self, path: Path) -> None:
         """Whole or not at all; an existing file is replaced."""
@@ -181,7 +188,10 @@ def parse(text: str, origin: str = "manifest") -> Manifest:
         tree = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"Expected a manifest (TOML) in {origin}: {error}") from None
-    stated = tree.pop("hash", None)
+    stated, signatures = tree.pop("hash", None), tree.pop(SIGNATURES, {})
+    texts = isinstance(signatures, dict) and all(isinstance(text, str) for text in signatures.values())
+    if not texts:
+        raise ManifestError(f"{origin}: {SIGNATURES}: expected names and what they have signed.")
     try:
         found = _hash(tree)
     except (TypeError, ValueError):
@@ -191,14 +201,19 @@ def parse(text: str, origin: str = "manifest") -> Manifest:
             f"{origin}: expected the hash {found}, the file states {stated!r:.80}: it is damaged or was "
             f"changed; get it again, or make a new one with `topdp federation create`."
         )
-    return _from_tree(tree, origin)
+    return replace(_from_tree(tree, origin), signatures=signatures)
+
+
+def amending(manifest: Manifest, amends: dict[str, Any]) -> Manifest:
+    """The same manifest as one that takes the place of another."""
+    return _from_tree({**manifest.tree, "amends": amends}, "amendment")
 
 
 def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
     try:
         if tree.get("format") != FORMAT:
             raise ManifestError(f"expected format = {FORMAT}, got {tree.get('format')!r:.80}.")
-        unknown = sorted(set(tree) - set(KEYS))
+        unknown = sorted(set(tree) - {*KEYS, *OPTIONAL})
         if unknown:
             raise ManifestError(f"{unknown[0]}: no such key.{did_you_mean(unknown[0], [*KEYS])}")
         missing = sorted(set(KEYS) - set(tree) - {"hash"})

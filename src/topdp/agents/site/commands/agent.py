@@ -77,6 +77,18 @@ def start(
             "--canaries", metavar="FILE", help="A rehearsal for an audit: records what it sees; not private."
         ),
     ] = None,
+    amended_by: Annotated[
+        Path | None,
+        typer.Option(
+            "--amended-by", metavar="MANIFEST", help="End where this amendment, signed by all, says."
+        ),
+    ] = None,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            "--after", metavar="DIR", help="Under an amendment: the state folder of the run before."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
@@ -101,6 +113,8 @@ def start(
             canaries,
             evaluate,
             report,
+            amended_by,
+            after,
         ),
         speaker,
     )
