@@ -364,9 +364,9 @@ for k in 1 2; do
   ip -n {n}site$k link set lo up; ip -n {n}site$k route add default via 192.168.1.1
   ip netns exec {n}nat$k sh -c 'echo 1 > /proc/sys/net/ipv4/ip_forward'
   ip netns exec {n}nat$k nft -f - <<END
-table ip nat {{ chain post {{ type nat hook postrouting priority 100; oifname "wan" masquerade; }} }}
+table ip nat {{ chain post {{ type nat hook postrouting priority 100; oifname "wan" masquerade; }}; }}
 table ip guard {{ chain in {{ type filter hook forward priority 0; policy drop;
-  iifname "lan" accept; ct state established,related accept; }} }}
+  iifname "lan" accept; ct state established,related accept; }}; }}
 END
 done
 """
