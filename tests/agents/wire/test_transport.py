@@ -21,6 +21,7 @@ from topdp.agents.wire.codes import WORDS, MessageKind, ReplyCode
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.patience import CHECKS, Backoff, Patience
 from topdp.agents.wire.refusals import LinkEnded, Told
+from topdp.agents.wire.relay import Relay
 from topdp.agents.wire.transport import Memory, Message, Reply, Unreachable
 from topdp.errors import InputError, TrustError, UnavailableError
 
@@ -33,13 +34,16 @@ class Ground:
     """Where two agents, ant and bee, are linked in one of the ways that a transport has."""
 
     def __init__(self, kind, **rules):
-        self.made = []
+        self.made, self.relay = [], None
         if kind == "memory":
             wire = Memory()
             self._make = wire.transport
         else:
             closed = ["bee"] if "bee dials" in kind else []
+            if "relay" in kind:
+                closed, rules["relay"], self.relay = ["ant", "bee"], free_address(), Relay()
             federation = Federation(closed=closed, **rules)
+            self._rules = federation.manifest.rules
             self._make = lambda name: federation.transport(name, insecure="insecure" in kind)
 
     def transport(self, name):
@@ -53,13 +57,24 @@ class Ground:
         return ends
 
     async def __aenter__(self):
+        if self.relay:
+            await self.relay.listen(self._rules.relay)
         return self
 
     async def __aexit__(self, *_):
         await asyncio.gather(*(transport.close() for transport in self.made))
+        if self.relay:
+            await self.relay.close()
 
 
-KINDS = ["memory", "insecure, ant dials", "insecure, bee dials", "mTLS, ant dials", "mTLS, bee dials"]
+KINDS = [
+    "memory",
+    "insecure, ant dials",
+    "insecure, bee dials",
+    "mTLS, ant dials",
+    "mTLS, bee dials",
+    "relay",
+]
 
 
 @pytest.fixture(params=KINDS)

@@ -11,7 +11,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -60,14 +61,19 @@ def run(
     failpoints: dict[int, str] | None = None,
     rules: Rules | None = None,
     rehearse: bool = False,
+    relay: bool = False,
 ) -> dict[str, Any]:
     """Executes `config` on processes; the JSON object of `topdp federation demo --json`.
 
     `failpoints`: where an agent is to be killed once; it is then started again. `rehearse`: with canaries in
-    the records of the agent that loses most, and notes of everything, for an audit.
+    the records of the agent that loses most, and notes of everything, for an audit. `relay`: no agent opens
+    a port.
     """
     begun = time.perf_counter()
-    parts, manifest, account = prepared(config, out / "agents", rules or Rules(idle_timeout=60.0))
+    rules = rules or Rules(idle_timeout=60.0)
+    if relay:
+        rules = rules.model_copy(update={"relay": _free_addresses(1)[0]})
+    parts, manifest, account = prepared(config, out / "agents", rules)
     folder, names, shards = out / "agents", manifest.names, parts.shards
     if rehearse:
         outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
@@ -75,7 +81,8 @@ def run(
         planted.save(folder / CANARIES)
         say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
     say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
-    codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
+    with _relaying(rules.relay, folder / "relay.log"):
+        codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
     results = []
     for name, code in zip(names, codes, strict=True):
         path = folder / name / "state" / RESULT
@@ -94,7 +101,7 @@ def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, M
     parts = Assembly.of(config)
     graph, shards = parts.graph, parts.shards
     names = [f"agent{i}" for i in range(graph.agents)]
-    addresses = _free_addresses(len(names))
+    addresses = [""] * len(names) if rules.relay else _free_addresses(len(names))
     cards = [
         identity.init(folder / name / "identity", name, address).card
         for name, address in zip(names, addresses, strict=True)
@@ -193,6 +200,19 @@ def ended(
         assert process.exitcode is not None
         codes[i] = process.exitcode
     return codes
+
+
+@contextmanager
+def _relaying(address: str, log: Path) -> Iterator[None]:
+    """A relay while inside, where there is to be one."""
+    if not address:
+        yield
+        return
+    process = nursery.start(["relay", "--listen", address], {**os.environ, **nursery.ALONE}, log)
+    try:
+        yield
+    finally:
+        ended({0: process}, ["the relay"], lambda _: None)
 
 
 def _gathered(

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
-from topdp.agents.terms.identity import Card, card_from_tree
+from topdp.agents.terms.identity import Card, card_from_tree, check_address
 from topdp.errors import InputError, TrustError
 from topdp.files import write_whole
 from topdp.settings import config as configurations
@@ -74,6 +74,9 @@ class Rules(Section):
     From 3 on honest rows hardly ever are. It takes three neighbours to tell who is far away.
     """
 
+    relay: Annotated[str, AfterValidator(check_address)] = ""
+    """Where neighbours meet of whom neither has an address: `host:port` of a `topdp relay`, or nothing."""
+
     @property
     def goes_on(self) -> bool:
         """Whether agents go on without a silent neighbour."""
@@ -96,10 +99,10 @@ class Manifest:
             twice_linked = next(link for link, count in Counter(self.links).items() if count > 1)
             raise ManifestError(f"Expected every link once, got {self._words(twice_linked)} twice.")
         for link in self.links:
-            if not any(self.cards[end].address for end in link):
+            if not any(self.cards[end].address for end in link) and not self.rules.relay:
                 raise ManifestError(
                     f"Expected an address at one end of the link {self._words(link)}, got none: neither can "
-                    f"dial the other; open a port at one of them."
+                    f"dial the other; open a port at one of them, or name a relay (--relay)."
                 )
         _ = self.topology
 
@@ -138,6 +141,10 @@ class Manifest:
         """Which end of a link dials: the one with the lower number, unless only one can be dialled."""
         low, high = sorted((first, second), key=self.number)
         return low if self.card(high).address else high
+
+    def relayed(self, first: str, second: str) -> bool:
+        """Whether two neighbours meet at the relay: neither can be dialled."""
+        return not (self.card(first).address or self.card(second).address)
 
     def to_toml(self) -> str:
         head = {"format": self.tree["format"], "hash": self.hash}

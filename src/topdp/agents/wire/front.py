@@ -13,7 +13,6 @@ let in who would take one of the last `RESERVE` descriptors: those are for books
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import logging
 import resource
@@ -22,9 +21,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from topdp.agents.wire.pipes import BUFFER, End, host_and_port, join, lively
+from topdp.agents.wire.pipes import BUFFER, End, join, listening, lively
 from topdp.agents.wire.refusals import LinkEnded, Told
-from topdp.errors import UnavailableError
 
 STRANGERS, PER_ADDRESS, LINKS = 64, 8, 2
 RESERVE = 64
@@ -63,14 +61,7 @@ class Front:
 
     async def listen(self, address: str) -> None:
         """Opens the port; raises UnavailableError if that cannot be."""
-        try:
-            for found in await _bound(address):
-                self._servers.append(await asyncio.start_server(self._come, sock=found, limit=BUFFER))
-        except OSError as error:
-            raise UnavailableError(
-                f"Could not listen on {address}: {error.strerror or error}. Another process has the port, or "
-                "the address is not of this machine: end that process, or name another one with --listen."
-            ) from None
+        self._servers = await listening(address, self._come)
 
     async def close(self) -> None:
         for server in self._servers:
@@ -220,28 +211,3 @@ def _versions(body: bytes) -> list[bytes]:
             listed = body[begin + 1 : at]
             return [listed[k : k + 2] for k in range(0, len(listed), 2)]
     return []
-
-
-async def _bound(address: str) -> list[socket.socket]:
-    """Sockets on all addresses that a name has here; at least one."""
-    host, port = host_and_port(address)
-    loop, found, trouble = asyncio.get_running_loop(), [], None
-    listed = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    for family, kind, number, _, place in dict.fromkeys(listed):
-        one = socket.socket(family, kind, number)
-        try:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != "::"))
-            one.bind(place)
-            found.append(one)
-        except OSError as error:
-            one.close()
-            trouble = error
-            if error.errno == errno.EADDRINUSE:
-                break
-    if trouble is not None and (not found or trouble.errno == errno.EADDRINUSE):
-        for one in found:
-            one.close()
-        raise trouble
-    return found

@@ -1,8 +1,9 @@
 """Links over gRPC with mutual TLS: who dials whom, certificates, reconnects. `links.py` has what a link does.
 
 One bidirectional stream per link. Either end may dial; the manifest's rule says which one does, so that
-there is one link and not two. A site that nobody dials opens no port. There is no plaintext fallback, and no
-command asks for plaintext: `insecure=True` is for tests, on loopback only, and says so.
+there is one link and not two. A site that nobody dials opens no port; two that have none meet at a relay
+(`tunnels.py`). There is no plaintext fallback, and no command asks for plaintext: `insecure=True` is for
+tests, on loopback only, and says so.
 
 Never fork once this module is imported: gRPC has threads. Start processes with the spawn method.
 """
@@ -33,7 +34,9 @@ from topdp.agents.wire.handshake import Party, Stream
 from topdp.agents.wire.links import Link
 from topdp.agents.wire.patience import Backoff, Clock, PendingRequests
 from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told, logger
+from topdp.agents.wire.relay import meeting_place
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
+from topdp.agents.wire.tunnels import Tunnel, Waiting
 from topdp.errors import InputError, TrustError
 
 SERVICE, METHOD = "topdp.agents.v1.Link", "Open"
@@ -83,12 +86,14 @@ class GrpcTransport(Transport):
         self.dials = [name for name in self.neighbours if manifest.dialer(self.name, name) == self.name]
         self.dialers = {name: card for name, card in self.neighbours.items() if name not in self.dials}
         self._pinned = ""  # the certificates that TLS takes from those who dial us
+        self.relayed = {name for name in self.neighbours if manifest.relayed(self.name, name)}
         self._party = Party(identity, manifest.hash)
         self._told = Told(self.name)
         self._chance, self._pause, self._clock = chance or random.SystemRandom(), pause, clock
         self._peers: dict[str, _Peer] = {}
         self._server: Any = None
         self._front: Front | None = None
+        self._relays: list[Waiting | Tunnel] = []
         self._folder: Path | None = None
         self._dialing: list[asyncio.Task[None]] = []
         self._closed = False
@@ -102,6 +107,8 @@ class GrpcTransport(Transport):
         self._peers = {name: _Peer(card, self.rules.in_flight) for name, card in self.neighbours.items()}
         if self.dialers:
             await self._bind()
+        for name in self.relayed & set(self.dials):
+            await self._dig(name)
         self._dialing = [asyncio.create_task(self._dial(self._peers[name])) for name in self.dials]
 
     async def request(self, peer: str, message: Message) -> Reply:
@@ -138,6 +145,8 @@ class GrpcTransport(Transport):
         await end_all(self._dialing, "dialing")
         if self._server is not None:
             await ends([asyncio.create_task(self._server.stop(grace=0))], "gRPC")
+        for relayed in self._relays:
+            await relayed.close()
         if self._front is not None:
             await self._front.close()
         for peer in self._peers.values():
@@ -166,12 +175,31 @@ class GrpcTransport(Transport):
             return
         self._front = Front(self._own_folder(), self.rules.idle_timeout, len(self.dialers), self._told)
         try:
-            await self._front.listen(self.listen)
+            if set(self.dialers) - self.relayed:
+                await self._front.listen(self.listen)
         except BaseException:
             self._server = None
             raise
         self._server.add_secure_port(f"unix:{self._front.socket}", self._server_credentials())
         await self._server.start()
+        for name in self.relayed & set(self.dialers):
+            place = meeting_place(self.manifest.hash, self.name, name)
+            waiting = Waiting(
+                self.rules.relay, place, name, self._front.admit, self._told, self._chance, self._pause
+            )
+            waiting.start()
+            self._relays.append(waiting)
+
+    async def _dig(self, name: str) -> None:
+        place = meeting_place(self.manifest.hash, name, self.name)
+        tunnel = Tunnel(
+            self._tunnel(name), self.rules.relay, place, name, self._told, self.rules.idle_timeout
+        )
+        await tunnel.open()
+        self._relays.append(tunnel)
+
+    def _tunnel(self, name: str) -> Path:
+        return self._own_folder() / f"to-{self.manifest.number(name)}"
 
     def _own_folder(self) -> Path:
         """For sockets that only this process uses: nobody else may look into it."""
@@ -203,7 +231,8 @@ class GrpcTransport(Transport):
         own = self.identity.key_pem(), self.identity.card.certificate.encode("ascii")
         credentials = grpc.ssl_channel_credentials(self._pins(card), *own)
         name = ("grpc.ssl_target_name_override", TLS_NAME)
-        return aio.secure_channel(card.address, credentials, options=[*options, name])
+        target = f"unix:{self._tunnel(card.name)}" if card.name in self.relayed else card.address
+        return aio.secure_channel(target, credentials, options=[*options, name])
 
     def _pins(self, card: Card) -> bytes:
         """What TLS may trust when we dial: this one certificate."""

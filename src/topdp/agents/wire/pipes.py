@@ -6,9 +6,13 @@ For the front of an agent, its tunnels through a relay, and the relay itself.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+
+from topdp.errors import InputError, UnavailableError
 
 BUFFER = 64 * 1024
 """Bytes that a pipe holds in each direction before it stops reading: whoever sends has to wait then."""
@@ -19,6 +23,9 @@ KEEPALIVE = {
     "TCP_KEEPINTVL": 30,
     "TCP_KEEPCNT": 4,
 }  # seconds; so that routers forget nobody
+
+
+Come = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,14 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def checked_address(address: str) -> str:
+    """`host:port`, or a refusal in words."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise InputError(f"Expected host:port with a port from 1 to 65535, got {address!r:.80}.")
+    return address
+
+
 async def dialled(address: str) -> End:
     """A connection to `host:port`."""
     return lively(End(*await asyncio.open_connection(*host_and_port(address), limit=BUFFER)))
@@ -87,3 +102,39 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, move
             moved.set()
             writer.write(data)
             await writer.drain()
+
+
+async def listening(address: str, come: Come) -> list[asyncio.Server]:
+    """Servers on all addresses of a name; raises UnavailableError if there are none."""
+    try:
+        return [await asyncio.start_server(come, sock=one, limit=BUFFER) for one in await _bound(address)]
+    except OSError as error:
+        raise UnavailableError(
+            f"Could not listen on {address}: {error.strerror or error}. Another process has the port, or "
+            "the address is not of this machine: end that process, or name another one with --listen."
+        ) from None
+
+
+async def _bound(address: str) -> list[socket.socket]:
+    """Sockets on all addresses that a name has here; at least one."""
+    host, port = host_and_port(address)
+    loop, found, trouble = asyncio.get_running_loop(), [], None
+    listed = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, number, _, place in dict.fromkeys(listed):
+        one = socket.socket(family, kind, number)
+        try:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != "::"))
+            one.bind(place)
+            found.append(one)
+        except OSError as error:
+            one.close()
+            trouble = error
+            if error.errno == errno.EADDRINUSE:
+                break
+    if trouble is not None and (not found or trouble.errno == errno.EADDRINUSE):
+        for one in found:
+            one.close()
+        raise trouble
+    return found

@@ -45,7 +45,10 @@ def start(
         bool, typer.Option("--seeded", help="Noise from the manifest's seed: for tests, not private.")
     ] = False,
     listen: Annotated[
-        str | None, typer.Option("--listen", help="host:port to bind, where it is not the card's.")
+        str | None,
+        typer.Option(
+            "--listen", help="host:port to bind, where the card's is a router's; 0.0.0.0:7400: all."
+        ),
     ] = None,
     metrics: Annotated[
         int | None,

@@ -38,6 +38,9 @@ def create(
             help="How many agents may drop out without ending anybody's budget (adaptive, wait); else 1.",
         ),
     ] = None,
+    relay: Annotated[
+        str, typer.Option("--relay", metavar="HOST:PORT", help="Where two meet who have no address.")
+    ] = "",
     place: Annotated[Path, typer.Option("--out", help="The manifest.")] = Path("manifest.toml"),
     as_json: Json = False,
 ) -> None:
@@ -56,6 +59,7 @@ def create(
         federation.expect_cards(cards)
         wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
         rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout, "departures": departures}
+        rules["relay"] = relay
         if place.exists():
             raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
         signs.stage("calibrating")
@@ -132,6 +136,9 @@ def demo(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="With canaries, recorded, for `topdp audit` of its folder.")
     ] = False,
+    relay: Annotated[
+        bool, typer.Option("--relay", help="No agent opens a port: all meet at a relay of this machine.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """All agents on this machine, each a process, over gRPC and mutual TLS; leaves a run folder."""
@@ -147,7 +154,7 @@ def demo(
 
         smaller = demos.parse_budgets(budgets or [], agents)
         signs.stage("planning")
-        found = demos.run(wanted, place, seeded, smaller, signs.say, rehearse=rehearse)
+        found = demos.run(wanted, place, seeded, smaller, signs.say, rehearse=rehearse, relay=relay)
     if as_json:
         print_json(found)
         return
