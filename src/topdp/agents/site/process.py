@@ -17,11 +17,13 @@ from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.life.timing import Stages
+from topdp.agents.site import budgets
 from topdp.agents.terms import identity, manifest
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
 from topdp.audit.recording import NOTES, Planted
 from topdp.errors import DataError
+from topdp.plan.arrays import AnyArray
 from topdp.settings import build
 from topdp.settings.config import ConfigError
 
@@ -42,6 +44,7 @@ class Options:
     metrics_port: int | None = None
     live_pairing: bool = False
     canaries: Path | None = None
+    site: Path | None = None
 
 
 def run(options: Options) -> Outcome:
@@ -94,7 +97,7 @@ def run(options: Options) -> Outcome:
     # One gradient before the first greeting: what is wrong with model or data is said here.
     mine.gradients.mean(0, mine.start)
     stages.over("first gradient")
-    return asyncio.run(_live(options, mine, me, stages))
+    return asyncio.run(_live(options, mine, me, stages, (inputs, targets)))
 
 
 def _records(path: str, terms: manifest.Manifest) -> data.Dataset:
@@ -116,7 +119,9 @@ def _told(message: str, done: int = 0, total: int | None = None) -> None:
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6)
 
 
-async def _live(options: Options, mine: Equipment, me: Identity, stages: Stages) -> Outcome:
+async def _live(
+    options: Options, mine: Equipment, me: Identity, stages: Stages, records: tuple[AnyArray, AnyArray]
+) -> Outcome:
     # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
@@ -124,6 +129,11 @@ async def _live(options: Options, mine: Equipment, me: Identity, stages: Stages)
     private = PrivateFiles(me, options.identity)
     places = Failpoints.from_environment()
     agent = Agent(mine, options.state, transport, places, options.live_pairing, private)
+    try:
+        entry = budgets.entered(agent, options.site, options.identity, records, options.data)
+    except BaseException:
+        agent.ledger.close()
+        raise
     stages.over("links and books")
     logger.info(
         "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}
@@ -136,4 +146,7 @@ async def _live(options: Options, mine: Equipment, me: Identity, stages: Stages)
             from topdp.agents.site import metrics
 
             await stack.enter_async_context(metrics.served(agent, options.metrics_port))
-        return await agent.run()
+        outcome = await agent.run()
+    if entry is not None:
+        entry.end()
+    return outcome

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from topdp.agents.site.commands import agent, federation, ledger
+from topdp.agents.site.commands import agent, books, federation, ledger
 
 
 def _group(help: str) -> typer.Typer:
@@ -17,13 +17,18 @@ def _group(help: str) -> typer.Typer:
 agent_app = _group("One agent on its own machine: init, start, status, ledger.")
 ledger_app = _group("What an agent has spent.")
 federation_app = _group("Several agents: the manifest, and a demonstration on this machine.")
+budget_app = _group("What all runs on the same records have cost together, over all federations.")
 agent_app.add_typer(ledger_app, name="ledger")
+agent_app.add_typer(budget_app, name="budget")
 
 agent_app.command("init")(agent.init)
 agent_app.command("start")(agent.start)
 agent_app.command("status")(agent.status)
 ledger_app.command("show")(ledger.show_charges)
 ledger_app.command("verify")(ledger.verify_books)
+budget_app.command("show")(books.show_site)
+budget_app.command("set")(books.set_limit)
+budget_app.command("close")(books.close_run)
 federation_app.command("create")(federation.create)
 federation_app.command("canaries")(federation.canaries)
 federation_app.command("demo")(federation.demo)

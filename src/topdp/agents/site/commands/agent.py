@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from topdp.agents.site.commands.books import Site
 from topdp.agents.site.commands.options import IdentityFolder, State, epsilon_in_words, need_parts
 from topdp.report.progress import signs_of_life
 from topdp.report.terminal import Json, err, print_json, print_text, remark, show
@@ -63,6 +64,7 @@ def start(
             "--canaries", metavar="FILE", help="A rehearsal for an audit: records what it sees; not private."
         ),
     ] = None,
+    site: Site = None,
     as_json: Json = False,
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
@@ -75,7 +77,7 @@ def start(
     log.to_stderr(json_log)
     outcome = process.run(
         process.Options(
-            manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing, canaries
+            manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing, canaries, site=site
         )
     )
     if as_json:
