@@ -2,10 +2,10 @@
 
     python benchmarks/shares.py [--agents 6] [--rounds 20] [--set KEY=VALUE ...] [--json]
 
-The demonstration: one process per agent over gRPC and mutual TLS, ledgers with fsync. Then the simulator, on one
-thread, with the same plan and data. Agents compute with one thread each, and with more agents than cores they
-wait for one: that counts as the part that waits, mostly `compute` and `network`. Hence processor time as well:
-what computing takes, and everything else that the process does.
+The demonstration: one process per agent over gRPC and mutual TLS, ledgers with fsync. Then the simulator, on
+one thread, with the same plan and data. Agents compute with one thread each, and with more agents than cores
+they wait for one: that counts as the part that waits, mostly `compute` and `network`. Hence processor time as
+well: what computing takes, and everything else that the process does.
 """
 
 from __future__ import annotations

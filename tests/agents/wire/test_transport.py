@@ -22,7 +22,7 @@ from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.patience import CHECKS, Backoff, Patience
 from topdp.agents.wire.refusals import LinkEnded, Told
 from topdp.agents.wire.transport import Memory, Message, Reply, Unreachable
-from topdp.errors import InputError, TrustError
+from topdp.errors import InputError, TrustError, UnavailableError
 
 ROOT = Path(__file__).parents[3]
 MEGABYTES = random.Random(0).randbytes(3_000_000)
@@ -248,6 +248,32 @@ async def test_a_caller_who_gives_up_harms_nobody(ground):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await ant.request("bee", ROW)).ok
+
+
+@contract
+async def test_a_caller_who_is_cancelled_while_the_link_ends_is_cancelled(ground):
+    """Else whoever asks on and on, and is to stop, never does: what it was told is lost as "unreachable"."""
+    here = asyncio.Event()
+
+    async def stuck(peer, message):
+        here.set()
+        await asyncio.Event().wait()
+
+    for steps in range(12):  # of the loop between the end of the link and the caller's
+        ant, bee = await ground.start(stuck, stuck)
+        caller = asyncio.create_task(ant.request("bee", ROW))
+        await here.wait()
+        closing = asyncio.create_task(ant.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if caller.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await caller
+        else:
+            assert isinstance(caller.exception(), Unreachable)
+        await closing
+        await bee.close()
+        here.clear()
 
 
 @contract
@@ -479,7 +505,7 @@ def test_a_port_that_is_taken_is_named():
         federation = Federation()
         async with federation.started("bee"):
             other = federation.transport("bee")
-            with pytest.raises(InputError, match=federation.identities["bee"].card.address):
+            with pytest.raises(UnavailableError, match=federation.identities["bee"].card.address):
                 await other.start(Echo("bee"))
             await other.close()
 

@@ -307,6 +307,10 @@ class Ledger:
             raise TamperedError(f"Expected a reason for the quarantine of {peer}, got {code!r:.80}.")
         return Quarantine(ReplyCode[str(code)], str(words))
 
+    def lift(self, peer: str) -> None:
+        """A person has looked: `peer` is believed again."""
+        self._note(peer, quarantined=None, quarantined_for=None)
+
     def expect_order(self, order: str) -> None:
         """`order` stands for the records as cyclic batches take them, and must not change between releases.
 

@@ -74,6 +74,8 @@ class Meetings(Life):
             with self.timing.measure("network"):
                 await self._settle()
                 await self._seek()
+        if self.paused():
+            return True  # before anything is made: what was gathered is on the books
         await self._round(self.ledger.round + 1, self.pairing.ready())
         return True
 
@@ -246,9 +248,9 @@ class Meetings(Life):
     def _begin_end(self) -> None:
         self.pairing.closed = True
 
-    def _is_needed(self) -> bool:
-        """While somebody is in doubt about a meeting with this agent, and is not silent for too long."""
-        return any(self.peers.silent[peer] < TICKS for peer in self._in_doubt())
+    def _stays_with(self) -> list[str]:
+        """Whoever is in doubt about a meeting with this agent, and is not silent for too long."""
+        return [peer for peer in self._in_doubt() if self.peers.silent[peer] < TICKS]
 
     def _in_doubt(self) -> list[str]:
         """Partners with whom a meeting is decided on one side only."""

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from time import time
 
 from topdp.agents.books.database import LedgerError, TamperedError
 from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger
+from topdp.agents.life.cards import Cards
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.gossip import Gossip
 from topdp.agents.life.greeting import Greeting, NotAGreeting, Terms
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.refusals import Told, quoted
-from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable
+from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable, end_all
 from topdp.errors import TrustError
 
 TICKS = 8  # of silence make an idle timeout
@@ -47,14 +49,16 @@ class Peers:
         failpoints: Failpoints,
         told: Told,
         gossip: Gossip | None = None,
+        cards: Cards | None = None,
     ) -> None:
-        """`gossip`: where agents share draws."""
+        """`gossip`: where agents share draws. `cards`: where agents may renew theirs."""
         self.name, self.neighbours, self.terms = name, neighbours, terms
         self.ledger, self.inbox, self.transport = ledger, inbox, transport
         self.failpoints, self.told, self.gossip = failpoints, told, gossip
-        self.check = check
+        self.check, self.cards = check, cards
         self.changed = asyncio.Event()  # something came in, or somebody's standing changed
         self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
+        self.heard_at = dict.fromkeys(neighbours, time())  # for people: nothing is decided by it
         self.rounds = dict.fromkeys(neighbours, -1)  # the last round each is known to have done
         self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
         self.given_up: Callable[[str], bool] = lambda peer: False  # whom this agent counts as gone
@@ -69,6 +73,8 @@ class Peers:
         }
         if gossip is not None:
             self.answers[MessageKind.NEWS] = self._news
+        if cards is not None:
+            self.answers[MessageKind.CARD] = self._card
         self._to_send = {peer: asyncio.Event() for peer in neighbours}
         self._asked: set[str] = set()
         self.tasks: list[asyncio.Task[None]] = []
@@ -80,9 +86,7 @@ class Peers:
             task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await end_all(self.tasks, "neighbours")
         await self.transport.close()
 
     def ask(self, peer: str) -> None:
@@ -196,6 +200,19 @@ class Peers:
         self.wake()
         return Reply(code, words)
 
+    async def _card(self, peer: str, message: Message) -> Reply:
+        assert self.cards is not None
+        if self.ledger.quarantined(peer) is not None:
+            return self._refused(peer, ReplyCode.QUARANTINED, message)
+        code, words, culprit = self.cards.take(message.body)
+        if code is ReplyCode.NOT_A_STATEMENT:
+            self.distrust(peer, code, words)
+        elif culprit is not None and culprit in self.silent:
+            self.distrust(culprit, code, words)
+        elif code is ReplyCode.OK:
+            self.wake()
+        return Reply(code, words)
+
     def _learn(self, peer: str, greeting: Greeting) -> None:
         if self.gossip is not None and self.gossip.run and greeting.run not in ("", self.gossip.run):
             self._fail(
@@ -223,6 +240,7 @@ class Peers:
 
     def _heard(self, peer: str) -> None:
         self.silent[peer] = 0
+        self.heard_at[peer] = time()
 
     def _differ(self, peer: str) -> None:
         self._fail(
@@ -302,6 +320,9 @@ class Peers:
         return False
 
     def _next(self, peer: str) -> Message | None:
+        card = self.cards.untold(peer) if self.cards else None
+        if card is not None:
+            return Message.of(MessageKind.CARD, *card)
         news = self.gossip.untold(peer) if self.gossip else None
         if news is not None:
             return Message.of(MessageKind.NEWS, *news)
@@ -319,6 +340,9 @@ class Peers:
         self._heard(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self.ledger.acknowledge(peer, message.round)
+        elif message.kind is MessageKind.CARD:
+            assert self.cards is not None
+            self.cards.told(peer, message.round, reply)
         elif reply.ok and message.kind is MessageKind.NEWS:
             assert self.gossip is not None
             self.gossip.acknowledged(peer, message.round)

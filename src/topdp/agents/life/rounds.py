@@ -28,6 +28,7 @@ from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.peers import TICKS, Peers
 from topdp.agents.life.rows import AS_PLANNED, drawn, kept, make
 from topdp.agents.life.sharing import Sharing
+from topdp.agents.life.watch import Watch
 from topdp.agents.wire import payload
 
 
@@ -45,6 +46,7 @@ class Rounds(Life):
         sharing: Sharing | None = None,
     ) -> None:
         super().__init__(equipment, ledger, peers, failpoints, finished, sharing)
+        self.watch = Watch(peers.told, equipment.manifest.rules.largest_drift)
         self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
 
     def _has_rounds(self) -> bool:
@@ -59,12 +61,15 @@ class Rounds(Life):
             gathered = await self._gather(self.ledger.round)
             if gathered is None or not await self._settled(self.ledger.round + 1):
                 return False
+        if self.paused():
+            return True  # before anything is made: what was gathered is on the books
         await self._round(self.ledger.round + 1, *gathered)
         return True
 
     async def _round(
         self, round: int, received: dict[int, Tensor], senders: list[str], missing: list[str]
     ) -> None:
+        self._leave_out(round, received, senders)
         for peer in missing:
             self._depart(round, peer)
         information = float(self.meter.planned[round])
@@ -81,6 +86,15 @@ class Rounds(Life):
         applied = [(sender, round - 1) for sender in senders]
         self._release(round, kind, cost, bodies, kept(part, round, rows), applied, notes=notes)
 
+    def _leave_out(self, round: int, received: dict[int, Tensor], senders: list[str]) -> None:
+        """Looks at what came in; rows beyond the manifest's limit are taken out of `received`."""
+        number = self.equipment.manifest.number
+        row_of = {peer: self.equipment.part.read(round - 1)[number(peer)] for peer in senders}
+        rows = {peer: received[row] for peer, row in row_of.items()}
+        for peer in self.watch.far(round - 1, self.estimate(), rows):
+            del received[row_of[peer]]
+            self.ledger.depart(f"round {round}: the row of {peer} was too far away")
+
     # Shared draws
 
     async def _agreed(self, sharing: Sharing) -> bool:
@@ -93,6 +107,7 @@ class Rounds(Life):
         waited = 0
         while not sharing.agreed() or not all(peer in self.peers.met or self._lost(peer) for peer in peers):
             self.peers.wake()  # what was just agreed on is to be told
+            self.waits.now({*sharing.missing(), *(peer for peer in peers if peer not in self.peers.met)})
             self._raise_faults()
             if self.stopping.is_set():
                 return False
@@ -117,6 +132,7 @@ class Rounds(Life):
             self._raise_faults()
             if not self.absences.holds(round):
                 return True
+            self.waits.now(self.sharing.departures.unsettled() if self.sharing else ())
             if self.stopping.is_set():
                 return False
             for peer in self.peers.neighbours:
@@ -141,6 +157,7 @@ class Rounds(Life):
             waiting = [
                 peer for peer in expected if peer not in missing and self.ledger.received(peer, round) is None
             ]
+            self.waits.now(waiting)
             if not waiting:
                 break
             await ticks.wait(self.peers)
@@ -201,9 +218,9 @@ class Rounds(Life):
         self.peers.finishing = True
         self.peers.wake()
 
-    def _is_needed(self) -> bool:
+    def _stays_with(self) -> list[str]:
         """Until every neighbour has what it needs, and knows that this agent has."""
-        return any(self._stays_for(peer) for peer in self.peers.neighbours)
+        return [peer for peer in self.peers.neighbours if self._stays_for(peer)]
 
     async def _settle(self) -> None:
         """Nothing: what is owed is sent by `peers`."""

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from topdp.agents.life.agent import ESTIMATE, RESULT
 from topdp.agents.life.timing import PARTS
-from topdp.agents.site import nursery
+from topdp.agents.site import nursery, shutdown
 from topdp.agents.site.rehearsals import plant
 from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest, Rules
@@ -44,7 +44,6 @@ from topdp.settings.config import ConfigError, RunConfig
 from topdp.simulator.engine import State
 
 Say = Callable[[str], Any]
-GRACE = 20.0  # seconds that an agent has to end once it is asked to
 ENDED_WELL = (ExitCode.DONE, ExitCode.BUDGET)
 
 
@@ -171,21 +170,29 @@ def processes(
             if any(code not in ENDED_WELL for i, code in codes.items() if i not in for_good):
                 break  # the others would wait for it
     finally:
-        for process in running.values():
-            process.terminate()
-        for i, process in running.items():
-            codes[i] = _ended(process)
+        codes |= ended(running, names, say)
     return [codes[i] for i in range(len(names))]
 
 
-def _ended(process: BaseProcess) -> int:
-    """The exit code of an agent that was asked to end; one that does not is killed."""
-    process.join(GRACE)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    assert process.exitcode is not None
-    return process.exitcode
+def ended(
+    running: Mapping[int, BaseProcess],
+    names: Sequence[str],
+    say: Say,
+    patience: float = 2 * shutdown.LIMIT,
+) -> dict[int, int]:
+    """Asks processes to end, and kills those that have not after `patience` seconds: their exit codes."""
+    for process in running.values():
+        process.terminate()
+    codes, until = {}, time.monotonic() + patience
+    for i, process in running.items():
+        process.join(max(0.0, until - time.monotonic()))
+        if process.exitcode is None:
+            say(f"{names[i]} did not end in {patience:g} s after it was asked to, and is killed")
+            process.kill()
+            process.join()
+        assert process.exitcode is not None
+        codes[i] = process.exitcode
+    return codes
 
 
 def _gathered(

@@ -66,6 +66,12 @@ class Rules(Section):
     largest_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e6
     """Rows above this norm are refused."""
 
+    largest_drift: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Rows so many times as far from one's own as the median neighbour's are left out; 0: no limit.
+
+    From 3 on honest rows hardly ever are. It takes three neighbours to tell who is far away.
+    """
+
     @property
     def goes_on(self) -> bool:
         """Whether agents go on without a silent neighbour."""

@@ -42,6 +42,7 @@ class Setup:
     def of(cls, manifest: Manifest) -> Setup:
         """From a manifest whose configuration is complete."""
         config, graph = manifest.config, manifest.topology
+        expect_no_attack(config)
         counts = _counts(config)
         sigma = build.sigma(config, graph.agents)
         if sigma is None or len(counts) != graph.agents:
@@ -94,6 +95,15 @@ def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
     return config.model_copy(update={"privacy": privacy})
 
 
+def expect_no_attack(config: RunConfig) -> None:
+    """Refuses an attack: that is for simulated runs."""
+    if config.attack.name != "none":
+        raise ConfigError(
+            f'attack.name: expected "none" for real agents, got "{config.attack.name}": `topdp run` '
+            "simulates attacks."
+        )
+
+
 def _counts(config: RunConfig) -> tuple[int, ...]:
     return tuple(int(size) for size in config.data.sizes or ())
 
@@ -113,6 +123,7 @@ def completed(
     `departures`: so many agents may drop out and the noise is still enough (`Rules.departures`).
     """
     build.expect_named(config)
+    expect_no_attack(config)
     config = settled(config, graph, counts)
     reserved = with_colluders(config, graph.agents, departures)
     plan, account = plan_and_account(reserved, graph, counts, progress)

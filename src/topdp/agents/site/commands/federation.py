@@ -17,7 +17,9 @@ from topdp.settings import config
 
 def create(
     cards: Annotated[list[Path], typer.Argument(metavar="CARD...", help="The agents' cards, in order.")],
-    records: Annotated[str, typer.Option("--records", help="How many records each holds: 1200,800,950.")],
+    records: Annotated[
+        str | None, typer.Option("--records", help="How many records each holds: 1200,800,950. Needed.")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--config", help="A TOML file, as for `topdp run`.")] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="A shipped configuration.")] = None,
     changes: Changes = None,
@@ -45,6 +47,12 @@ def create(
         signs.stage("reading cards")
         from topdp.agents.terms import federation
 
+        if records is None:
+            missing = [str(card) for card in cards if not card.exists()]
+            raise config.ConfigError(
+                "--records: expected how many records each agent holds, such as 1200,800,950; got none."
+                + (f" Nor is there a file {', '.join(missing)}." if missing else "")
+            )
         federation.expect_cards(cards)
         wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
         rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout, "departures": departures}
