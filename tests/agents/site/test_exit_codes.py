@@ -357,3 +357,40 @@ def test_folders_of_images_do_not_number_the_classes_of_a_federation(site):
             Image.new("L", (8, 8), number).save(site.folder / "pictures" / name / f"{number}.png")
     done = site.start("--data", site.folder / "pictures")
     assert done.code == 5 and "classes of images in the manifest" in one_line(done)
+
+
+def test_a_run_that_passes_the_limit_of_the_site_is_3_before_anything_is_sent(site, monkeypatch):
+    """Records are the site's, not the run's: another federation, a new state folder, a copy all count."""
+    place = ("--site", "book")
+    show = ("agent", "budget", "show", *place, "--json")
+    assert site.topdp("agent", "budget", "set", *place, "--epsilon", "1.5").code == 0
+    monkeypatch.setattr(
+        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
+    )
+    for _ in range(2):  # ended after it was let in, and started again: one reservation
+        assert site.start(*place).code == 4
+        (run,) = json.loads(site.topdp(*show).out)["runs"]
+        assert (run["epsilon"], run["final"], run["records"], run["agent"]) == (1.0, False, 240, "ada")
+    shutil.copytree("state", "copy")
+    shutil.rmtree("state")
+    for folder in ("state", "copy"):  # what was reserved in a folder that is gone stays reserved
+        done = site.start(*place, "--state", folder)
+        assert done.code == 3 and "within the site's 1.5, got 2: 1 earlier runs" in one_line(done)
+    assert site.start(*place, "--state", "other", "--epsilon", "0.5").code == 4
+    closed = site.topdp("agent", "budget", "close", *place, "--state", "other", "--json")
+    assert json.loads(closed.out) == {"epsilon": 0.0}
+    found = json.loads(site.topdp(*show).out)
+    assert found["limit"] == {"epsilon": 1.5, "delta": None} and found["epsilon"] == {"add-remove": 1.0}
+    assert "reserved" in site.topdp(*show[:-1]).out
+    done = site.topdp("agent", "budget", "set", *place)
+    assert done.code == 2 and "or --none" in one_line(done)
+    assert site.topdp("agent", "budget", "set", *place, "--none").code == 0 and site.start(*place).code == 4
+
+
+def test_seeded_runs_have_no_finite_sum_in_the_book_of_the_site(site, monkeypatch):
+    monkeypatch.setattr(
+        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
+    )
+    assert site.start("--seeded").code == 4
+    shown = site.topdp("agent", "budget", "show", "--identity", site.folder / "ada", "--json")
+    assert json.loads(shown.out)["epsilon"] == {"add-remove": None}

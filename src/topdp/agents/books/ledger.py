@@ -15,6 +15,7 @@ found by `audit.verify`; a tail cut off is found by neighbours, who remember the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +73,7 @@ class Ledger:
         self.database = Database(folder, identity, writable)
         self.folder = folder
         self.before_commit: Callable[[], None] = lambda: None  # the failpoint inside a release
+        self.before_charge: Callable[[float], None] = lambda epsilon: None  # with what will be spent then
         self._acknowledged: dict[tuple[str, int], None] = {}
         self._logs = journal.UNREAD  # bound by the last charge
         self._charged: int | None = None
@@ -213,6 +215,8 @@ class Ledger:
         self, db: Connection, round: int, kind: Kind, cost: Cost, digests: dict[str, str], state: str
     ) -> tuple[LedgerEntry, str, journal.Logs]:
         """Writes a charge that binds all else on the books; what is known of them once it is committed."""
+        worst = 0.0 if self._by_guarantee else cost.worst_case
+        self.before_charge(math.inf if worst is None else max(self.total + cost.charge, worst))
         logs = journal.read(db, self._logs)
         books = journal.bound(db, {name: log.head for name, log in logs.items()})
         entry = self._entry(round, kind, cost, digests, state)

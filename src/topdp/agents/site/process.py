@@ -23,7 +23,7 @@ from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.life.timing import Stages
-from topdp.agents.site import models
+from topdp.agents.site import budgets, models
 from topdp.agents.site.log import Speaker
 from topdp.agents.site.monitor import Monitor
 from topdp.agents.site.orders import Orders
@@ -35,6 +35,7 @@ from topdp.agents.terms.succession import Directory
 from topdp.agents.wire.transport import end_all
 from topdp.audit.recording import NOTES, Planted
 from topdp.errors import DataError, ExitCode, InputError, TopdpError
+from topdp.plan.arrays import AnyArray
 from topdp.settings import build
 from topdp.settings.config import ConfigError
 
@@ -62,6 +63,7 @@ class Options:
     report: float = 30.0
     amended_by: Path | None = None  # the manifest that takes the place of this one
     after: Path | None = None  # under an amendment, the state folder of the run before
+    site: Path | None = None
 
 
 def run(options: Options, speaker: Speaker | None = None) -> Outcome:
@@ -134,7 +136,7 @@ def run(options: Options, speaker: Speaker | None = None) -> Outcome:
         models.note(options.state, mine, dataset.classes)
         return Monitor(agent, Orders(options.state), stop, options.report, scores)
 
-    return asyncio.run(_live(options, mine, me, directory, stages, beside))
+    return asyncio.run(_live(options, mine, me, directory, stages, beside, (inputs, targets)))
 
 
 def _scores(every: int | None, setup: Setup, dataset: data.Dataset, name: str) -> Scores | None:
@@ -209,6 +211,7 @@ async def _live(
     directory: Directory,
     stages: Stages,
     beside: Callable[[Agent, Callable[[], None]], Monitor],
+    records: tuple[AnyArray, AnyArray],
 ) -> Outcome:
     # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
     from topdp.agents.wire.grpc_transport import GrpcTransport
@@ -233,12 +236,16 @@ async def _live(
     shutdown.listen()
     async with AsyncExitStack() as stack:
         stack.callback(agent.ledger.close)
+        entry = budgets.entered(agent, options.site, options.identity, records, options.data)
         monitor = beside(agent, lambda: shutdown.ask(signal.SIGTERM))
         if options.metrics_port is not None:
             from topdp.agents.site import metrics
 
             await stack.enter_async_context(metrics.served(agent, options.metrics_port))
-        return await _watched(agent, monitor)
+        outcome = await _watched(agent, monitor)
+        if entry is not None:
+            entry.end()
+        return outcome
 
 
 async def _watched(agent: Agent, monitor: Monitor) -> Outcome:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from topdp.agents.site.commands.books import Site
 from topdp.agents.site.commands.options import IdentityFolder, State, epsilon_in_words, need_parts
 from topdp.report.progress import signs_of_life
 from topdp.report.terminal import Json, err, print_json, print_text, remark, show
@@ -92,6 +93,7 @@ def start(
             "--after", metavar="DIR", help="Under an amendment: the state folder of the run before."
         ),
     ] = None,
+    site: Site = None,
     as_json: Json = False,
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
@@ -118,6 +120,7 @@ def start(
             report,
             amended_by,
             after,
+            site,
         ),
         speaker,
     )
