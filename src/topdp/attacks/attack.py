@@ -78,7 +78,8 @@ class Attack:
         now = rows[: self.agents][torch.from_numpy(~theirs[: self.agents]).to(rows.device)]
         name = 0 if steady else round + 1
         random = torch.Generator().manual_seed(int(stream(self.seed, "attack", name).integers(2**63)))
-        sent = attacker(now, usual if self.strength is None else self.strength, random)
+        strength = usual if self.strength is None else self.strength
+        sent = attacker(now, len(self.hostile), strength, random)
         rows[torch.from_numpy(theirs).to(rows.device)] = sent
 
     def records(self, shards: Shards) -> Shards:

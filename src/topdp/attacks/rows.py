@@ -14,22 +14,22 @@ from torch import Tensor
 LONGEST = 1e6
 """What real agents refuse by the manifest's `largest_norm`, unless it says otherwise."""
 
-Attacker = Callable[[Tensor, float, torch.Generator], Tensor]
-"""(honest estimates [h, d], strength, random numbers) -> [d], what every hostile agent sends."""
+Attacker = Callable[[Tensor, int, float, torch.Generator], Tensor]
+"""(honest estimates [h, d], how many are hostile, strength, random numbers) -> [d]: what those send."""
 
 
-def sign_flip(now: Tensor, strength: float, random: torch.Generator) -> Tensor:
+def sign_flip(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
     """The honest average with the other sign."""
     return -strength * now.mean(dim=0)
 
 
-def large_norm(now: Tensor, strength: float, random: torch.Generator) -> Tensor:
+def large_norm(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
     """A random direction, so many times as long as the longest honest row, and no longer than LONGEST."""
     longest = float(torch.linalg.vector_norm(now, dim=1).max())
     return min(strength * longest, LONGEST) * _direction(now, random)
 
 
-def drift(now: Tensor, strength: float, random: torch.Generator) -> Tensor:
+def drift(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
     """The honest average, moved in one direction for the whole run, by so many times the honest spread.
 
     At strength 1 it is no further from the average than honest rows are: distance alone does not betray it.
@@ -39,17 +39,23 @@ def drift(now: Tensor, strength: float, random: torch.Generator) -> Tensor:
     return mean + strength * spread * _direction(now, random)
 
 
-def a_little(now: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    """A little is enough (Baruch, Baruch and Goldberg 2019): so many deviations off in every coordinate.
+def a_little(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
+    """A little is enough (Baruch, Baruch and Goldberg 2019): off by z deviations in every coordinate.
 
+    z times the strength: z is the most with which, of normal numbers, so many honest ones are further off
+    that the hostile ones are in the majority with them.
     Towards the other sign of what was learned: moved alike in all coordinates, as there, a linear classifier
     does not change what it says.
     """
-    mean = now.mean(dim=0)
-    return mean - strength * now.std(dim=0, correction=0) * torch.sign(mean)
+    # Algorithm 3 there: s = ⌊n/2 + 1⌋ - m and z = Φ⁻¹((n - m - s)/(n - m))
+    honest, mean = len(now), now.mean(dim=0)
+    supporters = (honest + hostile) // 2 + 1 - hostile
+    within = min(max((honest - supporters) / honest, 0.5), 1 - 0.5 / honest)
+    z = float(torch.special.ndtri(torch.tensor(within, dtype=torch.float64)))
+    return mean - strength * z * now.std(dim=0, correction=0) * torch.sign(mean)
 
 
-def noise(now: Tensor, strength: float, random: torch.Generator) -> Tensor:
+def noise(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
     """Normal numbers, so many times as large as those of honest rows."""
     drawn = torch.randn(now.shape[1], generator=random, dtype=torch.float64)
     return strength * now.square().mean().sqrt() * drawn.to(now)
