@@ -25,7 +25,7 @@ def wrong(injector) -> list[str]:
     """Everything that is wrong, when all agents have ended."""
     job = injector.job
     made = job.made
-    run = SimpleNamespace(federation=made, wire=injector.network, lost=injector.lost)
+    run = SimpleNamespace(federation=made, wire=injector.network, lost=injector.lost, starts=injector.starts)
     found = history.faults(run)
     found += [f"{name} fell over {what}" for name, what in injector.network.unanswered]
     for number, name in enumerate(job.names):

@@ -15,6 +15,7 @@ import random
 import shutil
 import sqlite3
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -66,7 +67,8 @@ class Injector:
         self.copies: dict[str, Path] = {}
         self.full: dict[str, str] = {}
         self.had_full: set[str] = set()
-        self.kills = self.starts = 0
+        self.kills = 0
+        self.starts = Counter()  # by number of the agent
         self.last_call = False
 
     @property
@@ -149,7 +151,7 @@ class Injector:
             process.disk_full = self.full.get(name, "")
             self.processes.append(process)
             self.running[name] = (process, None)
-            self.starts += 1
+            self.starts[number] += 1
             self.say(f"{name} starts")
             task = process.spawn(self._life(number, process, kill))
             timer = self.loop.call_later(kill.after, process.kill) if kill and kill.after else None
@@ -165,7 +167,7 @@ class Injector:
                     agent.ledger.close()
                 await asyncio.sleep(kill.back_after if kill else 1.0)
                 if kill and kill.old_copy:
-                    self._put_back(number, name)
+                    self._put_back(number, name, kill.whole_disk)
             elif self._ended(name, task):
                 return
             else:
@@ -275,13 +277,20 @@ class Injector:
         state = self.federation.state(self.job.names.index(name))
         if (state / database.FILE).exists():
             self.copies[name] = state.with_name(f"{name}.copy")
+            private = self._private(name)
+            shutil.rmtree(private.with_name(f"{name}.copy"), ignore_errors=True)
+            if private.exists():
+                shutil.copytree(private, private.with_name(f"{name}.copy"))
             with (
                 contextlib.closing(sqlite3.connect(state / database.FILE)) as source,
                 contextlib.closing(sqlite3.connect(self.copies[name])) as target,
             ):
                 source.backup(target)
 
-    def _put_back(self, number, name):
+    def _private(self, name):
+        return self.federation.private(self.job.names.index(name)).folder
+
+    def _put_back(self, number, name, whole_disk):
         state = self.federation.state(number)
         if name not in self.copies or not (state / database.FILE).exists():
             return
@@ -292,6 +301,11 @@ class Injector:
         shutil.rmtree(state)
         state.mkdir(mode=0o700)
         shutil.copy(self.copies[name], state / database.FILE)
+        private = self._private(name)
+        if whole_disk:
+            shutil.rmtree(private, ignore_errors=True)
+            if private.with_name(f"{name}.copy").exists():
+                shutil.copytree(private.with_name(f"{name}.copy"), private)
 
 
 @contextlib.contextmanager
@@ -335,12 +349,12 @@ def run(name, seed, schedule=None) -> Verdict:
             loop.run_until_complete(injector.run())
             verdict.seconds = loop.now
             verdict.faults = injector.faults + checks.wrong(injector)
-            verdict.starts, verdict.kills = injector.starts, injector.kills
+            verdict.starts, verdict.kills = injector.starts.total(), injector.kills
             verdict.codes = {
                 n: int(injector.outcomes[n].code) if n in injector.outcomes else None for n in job.names
             }
-            loop.run_until_complete(end_all(injector.processes))
         finally:
+            loop.run_until_complete(end_all(injector.processes))
             asyncio.set_event_loop(None)
             loop.close()
     return verdict

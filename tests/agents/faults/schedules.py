@@ -23,6 +23,7 @@ class Kill:
     after: float = 0.0  # seconds from its start
     back_after: float = 1.0
     old_copy: bool = False  # it is started again on an old copy of its state folder
+    whole_disk: bool = False  # and of the folder of its identity, where marks and keys of runs are kept
 
 
 @dataclass
@@ -112,7 +113,8 @@ def drawn(job, names, links, idle_timeout, seed) -> Schedule:
     if chance.random() < 0.12:
         name = chance.choice(names)
         found.copies = sorted((when(), name) for _ in range(3))
-        found.kills[name] = [Kill(after=when() + 0.5, back_after=span(), old_copy=True)]
+        whole = chance.random() < 0.5
+        found.kills[name] = [Kill(after=when() + 0.5, back_after=span(), old_copy=True, whole_disk=whole)]
     return found
 
 
