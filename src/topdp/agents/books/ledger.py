@@ -12,6 +12,8 @@ found by `audit.verify`; a tail cut off is found by neighbours, who remember the
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ from topdp.agents.wire.codes import ReplyCode
 from topdp.errors import DataError
 
 ANYBODY = "*"  # receiver of a body whose partner is not known when it is made
+
+ROW_OF = "row of "  # begins the key under which a neighbour's newest signature is kept
 
 WITHOUT = "without "  # begins the subject of the statement that somebody is counted out
 
@@ -213,9 +217,10 @@ class Ledger:
         row = self.database.one("SELECT digest FROM inbox WHERE sender = ? AND round = ?", sender, round)
         return str(row[0]) if row else None
 
-    def store(self, sender: str, round: int, digest: str, body: bytes | None) -> None:
+    def store(self, sender: str, round: int, digest: str, body: bytes | None, signature: bytes = b"") -> None:
         """Keeps what a neighbour sent; without a body only that it came. `inbox` decides."""
         with self.database.transaction() as db:
+            keep_signature(db, sender, round, digest, signature)
             db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (sender, round, digest, body))
 
     def received(self, sender: str, round: int) -> bytes | None:
@@ -322,6 +327,13 @@ class Ledger:
             db.execute("INSERT OR IGNORE INTO peers (name) VALUES (?)", (peer,))
             for column, value in columns.items():
                 db.execute(f"UPDATE peers SET {column} = ? WHERE name = ?", (value, peer))
+
+
+def keep_signature(db: sqlite3.Connection, sender: str, round: int, digest: str, signature: bytes) -> None:
+    """Of the newest row of `sender`, inside the transaction that stores it; `witness` reads it."""
+    if signature:
+        text = json.dumps([round, digest, signature.hex()])
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (ROW_OF + sender, text))
 
 
 def _whole(value: object) -> int:
