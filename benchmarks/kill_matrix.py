@@ -155,7 +155,14 @@ class Federation:
     """Identities, manifest and records in a folder; `live` is the life of its processes."""
 
     def __init__(
-        self, folder: Path, config: Any, seeded: bool, live_pairing: bool, idle: float, fresh: bool
+        self,
+        folder: Path,
+        config: Any,
+        seeded: bool,
+        live_pairing: bool,
+        idle: float,
+        fresh: bool,
+        goes_on: bool = False,
     ) -> None:
         from topdp.agents.site import demo
         from topdp.agents.terms import federation, identity
@@ -170,7 +177,7 @@ class Federation:
             identity.init(folder / name / "identity", name, address).card
             for name, address in zip(self.names, free_addresses(len(self.names)), strict=True)
         ]
-        rules = Rules(idle_timeout=idle)
+        rules = Rules(dead_neighbour="go-on" if goes_on else "wait", idle_timeout=idle)
         self.manifest, _, _ = federation.of(cards, self.graph, shards.counts, config, rules)
         self.manifest.write(folder / "manifest.toml")
         for i, name in enumerate(self.names):

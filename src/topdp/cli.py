@@ -17,6 +17,7 @@ import typer
 
 from topdp import __version__
 from topdp.agents.site.commands import agent_app, federation_app
+from topdp.agents.site.commands.relay import relay
 from topdp.commands import data, figures, privacy, training
 from topdp.errors import ExitCode, TopdpError, enough_memory
 from topdp.report.terminal import err, show
@@ -51,6 +52,7 @@ for command in (
     privacy.audit,
     privacy.calibrate,
     figures.reproduce,
+    relay,
 ):
     app.command()(command)
 data_app.command("fetch")(data.data_fetch)

@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     BUDGET = 3
     TRUST = 4
     DATA = 5
+    UNAVAILABLE = 6
     INTERRUPTED = 130
 
 
@@ -64,6 +65,12 @@ class DataError(TopdpError):
     """Data that is missing, damaged or not fit for a run."""
 
     code = ExitCode.DATA
+
+
+class UnavailableError(TopdpError):
+    """Something that this machine does not give now, and may give later, such as a port that is taken."""
+
+    code = ExitCode.UNAVAILABLE
 
 
 class Interrupted(TopdpError):  # noqa: N818 - a state, not a fault

@@ -230,6 +230,8 @@ def federation(
     idle_timeout=4.0,
     cards=None,
     guarantee="worst-case",
+    departures=0,
+    **more_rules,
 ) -> Federation:
     """`guarantee` None: that of a configuration that says nothing about it."""
     graph = graph or topology.ring(agents)
@@ -245,8 +247,9 @@ def federation(
         "method.offline=0.2",
     ]
     config = configurations.read(changes=[*basis, *changes])
-    complete, _ = setups.completed(config, graph, shards.counts, goes_on=goes_on)
-    rules = Rules(dead_neighbour="go-on" if goes_on else "wait", idle_timeout=idle_timeout)
+    complete, _ = setups.completed(config, graph, shards.counts, goes_on=goes_on, departures=departures)
+    rule = "go-on" if goes_on else "wait"
+    rules = Rules(dead_neighbour=rule, idle_timeout=idle_timeout, departures=departures, **more_rules)
     cards = cards or CARDS[:n]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     manifest = create(cards, links, complete, rules)
@@ -340,8 +343,12 @@ async def live(
 
 
 def faults(run: Run) -> list[str]:
-    """Everything that is wrong with a history; empty when nothing is."""
+    """Everything that is wrong with a history; empty when nothing is.
+
+    `run.lost`, where it has one: what was on the books of agents before these were put back to an old copy.
+    """
     found: list[str] = []
+    lost = getattr(run, "lost", {})
     names = run.federation.setup.manifest.names
     graph = run.federation.setup.manifest.topology
     books = {}
@@ -372,7 +379,7 @@ def faults(run: Run) -> list[str]:
             continue
         charged = {
             digest
-            for entry in books[sender][0]
+            for entry in [*books[sender][0], *lost.get(sender, [])]
             if entry.round == round and entry.kind != "skip"
             for to, digest in entry.digests.items()
             if to in (receiver, ANYBODY)
@@ -398,7 +405,30 @@ def faults(run: Run) -> list[str]:
         for entry in entries:
             if not (np.isfinite(entry.charge) and entry.charge >= 0):
                 found.append(f"{name} booked {entry.charge}")
-    found += asymmetric({name: book[2] for name, book in books.items()})
+    for sender, before in lost.items():
+        found += drawn_twice(sender, before, books[sender][0], seen)
+    found += asymmetric({name: book[2] for name, book in books.items() if name not in lost})
+    return found
+
+
+def drawn_twice(sender, before, after, seen) -> list[str]:
+    """Rounds of which neighbours saw two draws: of books that were lost, and of those put in their place."""
+    found = []
+    entries = {entry.text(): entry for entry in [*before, *after] if entry.digests}.values()
+    for round in sorted({entry.round for entry in entries}):
+        shown = [
+            entry
+            for entry in entries
+            if entry.round == round
+            and any(
+                digest in digests
+                for to, digest in entry.digests.items()
+                for (one, receiver, of), digests in seen.items()
+                if (one, of) == (sender, round) and to in (receiver, ANYBODY)
+            )
+        ]
+        if len(shown) > 1:
+            found.append(f"{sender} showed {len(shown)} draws of round {round}, and its books know of one")
     return found
 
 

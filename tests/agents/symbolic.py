@@ -122,15 +122,17 @@ class Symbolic(Federation):
         return np.array(rows + (list(self.estimates_made.values()) if estimates else []))
 
     def mu(self, owner, observer, sensitivity, estimates=False):
-        """What a record of `owner` reaches against `observer`, who knows its own draws and gradients.
+        """What a record of `owner` reaches against `observer`, who knows its own draws and gradients; or
+        against several, who pool what they see.
 
         The gradients of all others count as fixed. μ² = uᵀMu with M = Aᵀ(BBᵀ)⁺A, u of signs, improved one by
         one: what some record reaches, so never more than the truth.
         """
         names, plan = self.coordinates, self.setup.plan
-        rows = self.seen_by(observer, estimates)
+        observers = (observer,) if isinstance(observer, int) else observer
+        rows = np.concatenate([self.seen_by(one, estimates) for one in observers])
         A = rows[:, [names.gradient(owner, r) for r in range(names.releases)]]
-        unknown = [k for k in range(names.draws) if observer not in plan.known_by[k]]
+        unknown = [k for k in range(names.draws) if not np.isin(observers, plan.known_by[k]).any()]
         B = rows[:, [names.draw(r, k) for r in range(names.releases) for k in unknown]]
         M = A.T @ np.linalg.pinv(B @ B.T, rcond=1e-12) @ A
         u = np.ones(names.releases)

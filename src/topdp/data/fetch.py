@@ -17,7 +17,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
-import pooch
 
 from topdp.data import decode
 from topdp.data.catalogue import CATALOGUE, Entry
@@ -46,6 +45,8 @@ def cache_folder() -> Path:
     ...     cache_folder().as_posix()
     '/data/topdp'
     """
+    import pooch  # slow to import, and needed by nobody who brings data of their own
+
     return Path(os.environ.get("TOPDP_CACHE") or pooch.os_cache("topdp")).expanduser().absolute()
 
 

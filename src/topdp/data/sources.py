@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pooch
-import requests
-
 from topdp.data.catalogue import Entry, Package
 from topdp.data.disk import disk_error
 from topdp.data.progress import Progress
@@ -63,6 +60,8 @@ def _unreachable(addresses: tuple[str, ...]) -> dict[str, str]:
     """For each address the reason why its host does not answer, or "". All are asked at once."""
     reasons = dict.fromkeys(addresses, f"no answer from the host within {CONNECT_SECONDS:g} s")
 
+    import requests  # slow to import, and needed by nobody who has the data
+
     def ask(address: str) -> None:
         try:
             # Any answer will do: the host is there. Goes through the user's proxy if there is one.
@@ -100,6 +99,9 @@ class _Bar:
 
 
 def _download(url: str, md5: str, folder: Path, progress: Progress) -> None:
+    import pooch
+    import requests
+
     file = url.rsplit("/", 1)[1]
     bar = _Bar(f"downloading {file}", progress)
     progress(bar.message)

@@ -10,6 +10,7 @@ from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
 from topdp.plan.description import describe
 from topdp.plan.optimisers import Optimiser, optimised
 from topdp.plan.plan import NOBODY, PerRound, Plan, PlanError, Round, prune
+from topdp.plan.robust import Robust
 from topdp.plan.schedules import (
     Schedule,
     for_curvature,
@@ -31,6 +32,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Poisson",
+    "Robust",
     "Round",
     "Schedule",
     "describe",

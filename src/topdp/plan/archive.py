@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from topdp.errors import InputError
 from topdp.files import DAMAGE
 from topdp.plan.plan import PerRound, Plan, PlanError, arrays_of
+from topdp.plan.robust import Robust
 
 FORMAT = 1
+
+ROBUST_FORMAT = 2
+"""Of plans with a robust rule: who does not know the rule must not take them for linear ones."""
 
 
 def save(plan: Plan, path: Path) -> None:
@@ -29,7 +34,10 @@ def save(plan: Plan, path: Path) -> None:
     ...     load(Path(folder) / "plan.npz").digest() == plan.digest()
     True
     """
-    meta = {"format": FORMAT, "agents": plan.agents, "protocol": plan.protocol, "pruned": plan.pruned}
+    meta: dict[str, Any] = {"format": FORMAT, "agents": plan.agents, "protocol": plan.protocol}
+    meta["pruned"] = plan.pruned
+    if plan.robust is not None:
+        meta |= {"format": ROBUST_FORMAT, "robust": asdict(plan.robust)}
     with path.open("wb") as file:
         np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays_of(plan))  # type: ignore[arg-type]
 
@@ -55,16 +63,18 @@ def load(path: Path) -> Plan:
         }
     except DAMAGE as error:
         raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
-    if version != FORMAT:
-        raise PlanError(f"Expected plan format {FORMAT} in {path}, got {version}.")
+    if version not in (FORMAT, ROBUST_FORMAT) or (version == ROBUST_FORMAT) != ("robust" in meta):
+        raise PlanError(f"Expected plan format {FORMAT} or {ROBUST_FORMAT} in {path}, got {version}.")
     try:
+        if "robust" in meta:
+            values["robust"] = Robust(**meta["robust"])
         for field in fields(Plan):
             if field.name in arrays:
                 values[field.name] = arrays[field.name]
             elif f"{field.name}.values" in arrays:
                 values[field.name] = PerRound(arrays[f"{field.name}.values"], arrays[f"{field.name}.which"])
         return Plan(**values)
-    except PlanError:
+    except InputError:
         raise
     except DAMAGE as error:
         raise PlanError(f"Expected a complete plan in {path}: {error}") from error

@@ -28,6 +28,8 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
     """
     names = _row_names(plan)
     lines = [f"{plan.protocol}: {plan.agents} agents, {plan.rows} rows, {plan.releases} releases"]
+    if plan.robust is not None:
+        lines.append(f"rows of others enter by {plan.robust}")
     for r in rounds if rounds is not None else range(plan.releases):
         this = plan[r]
         lines.append(f"round {r}")

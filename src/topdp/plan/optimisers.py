@@ -170,6 +170,7 @@ def _with_adam(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
         if r + 1 in before:
             everything = np.concatenate([own[None], first]).T  # [n, 4]
             source[:, :4], weight[:, :4] = np.tile(everything, (4, 1)), 1.0
+            source[:, 4:], weight[:, 4:] = NOBODY, 0.0  # nothing of the mix before, whatever the degree
             sheets.add(source, weight)
     return replace(
         sheets.bound(plan, before),

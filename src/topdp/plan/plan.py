@@ -10,7 +10,8 @@ messages. Before round 0 every row is the public start x_0. In round r = 0 .. T 
     row = Σ_w weight·(source row of round r-1)  -  rate_r·carries·(owner's gradient)  +  scale_r·Σ_v std·draw
 
 where draws are standard normal, fresh in every round, and the gradient of agent i is taken at its estimate
-of round r-1. Round 0 is the release before the loop of the paper's algorithms: T rounds make T+1 releases.
+of round r-1. With `robust`, the rows that came from others enter by that rule instead. Round 0 is the release
+before the loop of the paper's algorithms: T rounds make T+1 releases.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from topdp.errors import InputError
 from topdp.plan.arrays import Bools, Floats, Indices
+from topdp.plan.robust import Robust
 
 NOBODY = -1  # pads the lists of sources, draws and readers
 
@@ -137,6 +139,7 @@ class Plan:
     reported: Indices | None = None  # [n] the rows that users are shown; None: the estimates
     adjusts: Floats | None = None  # [releases] Adam's step size where a release is one; None: nowhere
     adam: Floats | None = None  # its two shares of the past, the floor of its root, and its weight decay
+    robust: Robust | None = None  # how rows of others enter a mix; None: by their weights
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -193,6 +196,12 @@ class Plan:
                 return np.asarray(kept)
             kept = fewer
 
+    def received(self, round: int) -> Bools:
+        """[m, w]: which sources of `round` are rows of somebody else."""
+        source = self.source[round]
+        used = (source >= 0) & (self.weight[round] != 0)
+        return np.asarray(used & (self.owner[source] != self.owner[:, None]))
+
     def noise_scaled(self, factor: float) -> Plan:
         """The same plan with every standard deviation times `factor`: every μ is divided by it."""
         if not (np.isfinite(factor) and factor >= 0):
@@ -202,6 +211,8 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 over everything in the plan: two plans with one digest are the same plan."""
         sha = hashlib.sha256(f"{self.agents} {self.protocol} {self.pruned}".encode())
+        if self.robust is not None:
+            sha.update(repr(self.robust).encode())
         for name, array in sorted(arrays_of(self).items()):
             canonical = np.ascontiguousarray(array)
             sha.update(f"{name} {canonical.dtype.str} {canonical.shape}".encode())
@@ -288,6 +299,7 @@ def _validate(plan: Plan) -> None:
     if plan.reported is not None and not np.array_equal(plan.owner[plan.reported], np.arange(n)):
         raise PlanError(f"Expected a reported row of each of the agents 0..{n - 1}, in their order.")
     _validate_adam(plan)
+    _validate_robust(plan)
     if len(plan.scale) != R:
         raise PlanError(f"Expected scale for {R} releases, got {len(plan.scale)}.")
 
@@ -307,3 +319,30 @@ def _validate_adam(plan: Plan) -> None:
         or (plan.source.values[plan.source.which[r], : plan.agents, :4] < 0).any()
     ):
         raise PlanError("Expected estimates that Adam makes of four rows each, got others.")
+
+
+def _validate_robust(plan: Plan) -> None:
+    if plan.robust is None or plan.pruned:
+        return
+    most = 0
+    kinds = np.unique(np.stack([plan.source.which, plan.weight.which]), axis=1, return_index=True)[1]
+    for r in kinds.tolist():
+        others = plan.received(r)
+        weight = np.where(others, plan.weight[r], 0.0)
+        if (weight < 0).any() or (weight.sum(axis=1) > 1 + 1e-9).any():
+            raise PlanError(
+                f"Expected received rows with weights >= 0 that add up to at most 1 for the robust rule "
+                f"{plan.robust.rule}, got others: it keeps rows near each other, and accelerated averaging "
+                "goes beyond what it mixes. Use chebyshev = false."
+            )
+        most = max(most, int(others.sum(axis=1).max(initial=0)))
+    if most == 0:
+        raise PlanError(
+            f"Expected rows that are mixed of others' for a robust rule, got none in {plan.protocol}."
+        )
+    if plan.robust.compares and most == 1:
+        raise PlanError(
+            f"Expected several received rows in a mix for the robust rule {plan.robust.rule}, and "
+            f"{plan.protocol} mixes one at a time, which nothing can be compared with. Use dsgd, muffliato "
+            "or correlated; or rule = 'clipped' with a radius of your own."
+        )

@@ -39,6 +39,8 @@ def leftover(plan: Plan) -> Leftover:
     """
     if plan.adjusts is not None:
         raise InputError("Expected a plan of linear rows, got one with Adam: its noise has no formula.")
+    if plan.robust is not None:
+        raise InputError("Expected a plan of linear rows, got robust mixing: its noise has no formula.")
     n, m = plan.agents, plan.rows
     C, average, between = np.zeros((m, m)), np.zeros(plan.releases), np.zeros(plan.releases)
     own, rows = np.arange(n), np.arange(m)[:, None]

@@ -10,10 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import Literal, get_args
 
-import networkx as nx
 import numpy as np
-from networkx.algorithms.connectivity import build_auxiliary_node_connectivity, local_node_connectivity
-from networkx.algorithms.flow import build_residual_network
 
 from topdp.errors import InputError
 from topdp.plan.arrays import Ints
@@ -101,11 +98,16 @@ def hangs_together(pairs: Ints, agents: int, colluders: int) -> bool:
     weights[pairs[:, 0], pairs[:, 1]] = weights[pairs[:, 1], pairs[:, 0]] = 1.0
     second = np.linalg.eigvalsh(np.diag(weights.sum(axis=1)) - weights)[1]
     # As many agents as the second eigenvalue of the Laplacian says are needed to cut a graph (Fiedler 1973).
-    return bool(second > colluders + 1e-6) or _uncut(nx.Graph(pairs.tolist()), colluders)
+    return bool(second > colluders + 1e-6) or _uncut(pairs, colluders)
 
 
-def _uncut(graph: nx.Graph, colluders: int) -> bool:
+def _uncut(pairs: Ints, colluders: int) -> bool:
     """By flows from an agent with the fewest partners, and between its partners (Esfahanian, Hakimi 1984)."""
+    import networkx as nx  # slow to import, and rarely needed: the eigenvalue nearly always says it
+    from networkx.algorithms.connectivity import build_auxiliary_node_connectivity, local_node_connectivity
+    from networkx.algorithms.flow import build_residual_network
+
+    graph = nx.Graph(pairs.tolist())
     if colluders < 2:
         return bool(nx.is_biconnected(graph) if colluders else nx.is_connected(graph))
     weakest = min(graph, key=graph.degree)

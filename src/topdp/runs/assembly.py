@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from topdp.attacks import Attack
 from topdp.data import Shards
 from topdp.data.checks import count_classes, expect_two_classes
 from topdp.data.featured import of_shards
@@ -104,6 +105,11 @@ class Assembly:
         return build.batches(self.config, self.shards.counts)
 
     @property
+    def attack(self) -> Attack | None:
+        """What hostile agents do, where there are some."""
+        return build.attack(self.config, self.graph.agents)
+
+    @property
     def start(self) -> Tensor:
         """[d]: the public start of all agents."""
         return self.flat.flatten()
@@ -137,14 +143,17 @@ class Assembly:
 
     def engine(self, plan: Plan) -> Engine:
         gradients, shards = self._after_backbone
+        attack = self.attack
         return Engine(
             plan,
             gradients,
-            shards,
+            shards if attack is None else attack.records(shards),
             self.batches,
             self.config.seed,
             self.device,
             metrics=self.task.metrics,
+            tamper=attack,
+            hostile=() if attack is None else attack.hostile,
         )
 
 

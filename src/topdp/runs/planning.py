@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,12 @@ def accounted(
 def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
     """The plan of the configuration for any noise; the random choices are the same every time."""
     protocol, schedule = build.protocol(config), build.schedule(config, min(counts))
-    optimiser = build.optimiser(config)
+    optimiser, robust = build.optimiser(config), build.robust(config)
     inner = optimiser.inner(schedule)
 
     def write(deviation: np.ndarray) -> Plan:
-        return optimised(protocol.plan(graph, inner, deviation, config.seed), optimiser, schedule.rate)
+        plan = optimised(protocol.plan(graph, inner, deviation, config.seed), optimiser, schedule.rate)
+        return plan if robust is None else replace(plan, robust=robust)
 
     return write
 

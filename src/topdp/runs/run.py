@@ -161,7 +161,8 @@ def train(
     `sinks=["tensorboard"]` (or mlflow, wandb) sends metrics there as well.
 
     `settings` are the keys of the configuration's sections method, privacy, data (batch, feature_groups),
-    train and report by their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`, `batch={"cycle": 20}`.
+    train, robust and report by their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`,
+    `batch={"cycle": 20}`, `robust="trimmed"`; those of attack as `attack="drift"`, `attack_share=0.2`.
 
     >>> import torch, topdp
     >>> inputs = torch.rand(4, 50, 3)  # four agents with 50 records each
@@ -357,9 +358,13 @@ def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, A
         "data": {"name": GIVEN},
         "model": {"name": GIVEN},
         "train": {},
+        "robust": {},
+        "attack": {},
         "report": {},
     }
-    places = {"method": ("method", "name")}
+    places = {"method": ("method", "name"), "robust": ("robust", "rule"), "attack": ("attack", "name")}
+    places |= {key: ("robust", key) for key in ("hostile", "radius")}
+    places |= {f"attack_{key}": ("attack", key) for key in ("share", "strength", "agents")}
     places.update({key: ("data", key) for key in ("batch", "features", "feature_groups")})
     sections: dict[str, type[Section]] = {
         "method": MethodConfig, "privacy": PrivacyConfig, "train": TrainConfig, "report": ReportConfig

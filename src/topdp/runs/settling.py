@@ -51,6 +51,7 @@ def settled(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunC
     if build.method(config).pools:  # nobody else takes part
         return _with(config, privacy={"colluders": 0})
     expect_colluders(config.privacy.colluders, graph.agents)
+    config = _not_accelerated(config)
     if config.method.name == "correlated":
         config = _correlated(config, graph, counts)
     elif config.method.name == "muffliato" and config.method.gossip == "auto":
@@ -60,6 +61,11 @@ def settled(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunC
         config = _with(config, method={"gossip": best})
     _expect_all_batches(config, counts)
     return config
+
+
+def _not_accelerated(config: RunConfig) -> RunConfig:
+    """Robust rules hold rows near each other; acceleration goes beyond what it mixes, and is left out."""
+    return config if config.robust.rule == "mean" else _with(config, method={"chebyshev": False})
 
 
 def shares(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Floats | None:
@@ -257,7 +263,7 @@ def agrees(given: RunConfig, begun: RunConfig) -> bool:
         for key in ("secrets_degree", "pair_noise", "gossip")
         if getattr(given.method, key) == "auto"
     }
-    given = _with(given, method=chosen)
+    given = _not_accelerated(_with(given, method=chosen))
     if build.method(given).pools:
         given = _with(given, privacy={"colluders": 0})
     # Where metrics are sent does not decide what a run finds.

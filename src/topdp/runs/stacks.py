@@ -149,8 +149,9 @@ def _in_common(config: RunConfig) -> str:
 
 
 def _fits(config: RunConfig) -> bool:
-    """Adam's steps are not in the rows of a plan, and sinks are told of one run."""
-    return config.train.optimiser != "adam" and not config.report.sinks
+    """Steps of Adam and robust mixing are no sums of rows, attacks and sinks are of one run."""
+    linear = config.train.optimiser != "adam" and config.robust.rule == "mean"
+    return linear and config.attack.name == "none" and not config.report.sinks
 
 
 def _in_turn(group: list[RunConfig]) -> list[list[list[RunConfig]]]:

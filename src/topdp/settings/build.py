@@ -18,7 +18,7 @@ import numpy as np
 
 from topdp import topology
 from topdp.errors import InputError, TopdpError
-from topdp.plan import Optimiser, schedules
+from topdp.plan import Optimiser, Robust, schedules
 from topdp.plan.arrays import Floats, Ints
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.plan.schedules import Schedule
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from topdp.attacks import Attack
     from topdp.data import Dataset, Shards
     from topdp.data.features.maps import FeatureMap
     from topdp.data.progress import Progress
@@ -116,6 +117,23 @@ def optimiser(config: RunConfig) -> Optimiser:
         train.weight_decay,
         train.average,
     )
+
+
+def robust(config: RunConfig) -> Robust | None:
+    """By which rule rows of others enter a mix; None: by their weights."""
+    c = config.robust
+    if c.rule == "mean":
+        return None
+    if method(config).pools:
+        raise ConfigError(f"robust.rule: {config.method.name} mixes no rows of others, got {c.rule!r}.")
+    return Robust(c.rule, c.hostile, None if c.radius == "auto" else c.radius)
+
+
+def attack(config: RunConfig, agents: int) -> Attack | None:
+    """What hostile agents of a simulated run do; None: there are none."""
+    from topdp.attacks import chosen
+
+    return chosen(config.attack, agents, config.seed)
 
 
 def noise_along(config: RunConfig) -> str:

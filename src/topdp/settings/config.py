@@ -223,6 +223,25 @@ class TrainConfig(Section):
     checkpoint_every: Count = 100
 
 
+class RobustConfig(Section):
+    rule: Literal["mean", "clipped", "trimmed", "nearest"] = "mean"  # how rows of others enter a mix
+    hostile: Count = 1  # of the rows that an agent mixes, at most so many are hostile
+    radius: Positive | Auto = "auto"  # of "clipped"; auto: by the distances of the rows that came
+
+    @model_validator(mode="after")
+    def _a_radius_clips(self) -> RobustConfig:
+        if self.radius != "auto" and self.rule != "clipped":
+            raise ValueError(f'radius is of rule = "clipped" alone, got one with rule = "{self.rule}"')
+        return self
+
+
+class AttackConfig(Section):
+    name: Literal["none", "sign-flip", "large-norm", "drift", "label-flip", "a-little", "random"] = "none"
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.2  # of the agents that are hostile
+    strength: NotNegative | None = None  # None: as usual for the attack
+    agents: list[Annotated[int, Field(ge=0)]] | None = None  # None: chosen by the seed
+
+
 class ReportConfig(Section):
     sinks: list[Literal["tensorboard", "mlflow", "wandb"]] = []  # where metrics go as well
 
@@ -238,6 +257,8 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
+    robust: RobustConfig = RobustConfig()
+    attack: AttackConfig = AttackConfig()
     report: ReportConfig = ReportConfig()
 
     def to_toml(self) -> str:
@@ -340,6 +361,7 @@ UNIONS = {
     "method.secrets_degree": 'a whole number >= 1, or "auto"',
     "method.pair_noise": 'a number from 0 to 1e30, or "auto"',
     "method.gossip": 'a whole number >= 0, or "auto"',
+    "robust.radius": 'a number > 0 and at most 1e30, or "auto"',
     "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
     "method.noise_along.curvature": "a number > 0 and at most 1e30, or a list of them",
     "train.learning_rate": "a number > 0 and at most 1e30, or a list of them, one a round",

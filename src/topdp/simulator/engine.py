@@ -25,12 +25,14 @@ from topdp.learning.gradients.check import drops
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
 from topdp.plan import Plan, prune
+from topdp.plan.arrays import Ints
 from topdp.plan.batches import Batches, Full
 from topdp.plan.streams import stream
 from topdp.simulator.adam import adam_step
 from topdp.simulator.draws import Draws, Noise
 from topdp.simulator.evaluation import Evaluation, evaluate
 from topdp.simulator.mixing import RowByRow, Work, slots
+from topdp.simulator.robust_mixing import RobustRows, own_part
 
 LARGEST_STD = 1e30
 
@@ -39,6 +41,9 @@ Select = Callable[[int, torch.device], selection.Selection]
 
 Plant = Callable[[int, selection.Selection, Tensor], None]
 """(round, its records, sums of clipped gradients [agents, d]): may add to the sums, as records would."""
+
+Tamper = Callable[[int, Tensor, Ints], None]
+"""(round, rows that were made [rows, d], their owners): may change rows before anybody reads them."""
 
 
 class State(NamedTuple):
@@ -56,7 +61,8 @@ class Engine:
     the same bits; `noise` and `select`, where given, are whose draws and records they are instead of the
     seed's. `plant` adds records that are no data: the canaries of an audit. With `copies` of the shards'
     agents in the plan, one after the other, all copies of an agent have its records; all of them, each round.
-    `metrics` are what `evaluate` reports beside the loss; None: those that are usual for it.
+    `metrics` are what `evaluate` reports beside the loss; None: those that are usual for it. `tamper` is what
+    the `hostile` agents do to their rows; those agents are not evaluated.
 
     Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
     `every_row` makes those too that are only read, for an audit of their readers.
@@ -76,6 +82,8 @@ class Engine:
         every_row: bool = False,
         copies: int = 1,
         metrics: Sequence[Metric] | None = None,
+        tamper: Tamper | None = None,
+        hostile: Sequence[int] = (),
     ) -> None:
         if shards.agents * copies != plan.agents:
             raise InputError(f"Expected shards for {plan.agents} agents, got {shards.agents * copies}.")
@@ -98,7 +106,7 @@ class Engine:
         self.metrics = Task.of(gradients.loss).metrics if metrics is None else tuple(metrics)
         self._copies = copies
         self._select = select or partial(selection.select, tuple(batches), seed)
-        self._plant = plant
+        self._plant, self._tamper, self._hostile = plant, tamper, list(hostile)
         self._random_layers = any(map(drops, gradients.flat.module.modules()))
         self._capacity = int(self.plan.exists.sum(axis=1).max())
         self._buffers: list[Tensor] = []
@@ -141,7 +149,7 @@ class Engine:
         made = int(self.plan.exists[r].sum())
         out = self._buffer(r)[:made]
         self._mix(Work(r, state.rows, gradient, out))
-        return State(r + 1, out)
+        return self._sent(State(r + 1, out))
 
     def _adjusted(self, state: State) -> State:
         """Where Adam makes new estimates of rows that are there: no data, no noise, nothing to mix."""
@@ -155,14 +163,24 @@ class Engine:
         for rows, value in zip(four.T, adam_step(self.plan, r, before), strict=True):
             if self.plan.exists[r][rows].all():  # a pruned plan lacks what is not needed again
                 out[torch.from_numpy(position[rows])] = value
-        return State(r + 1, out)
+        return self._sent(State(r + 1, out))
+
+    def _sent(self, state: State) -> State:
+        """What is there to be read: with the rows that hostile agents show instead of theirs."""
+        if self._tamper is not None:
+            round = state.releases - 1
+            self._tamper(round, state.rows, self.plan.owner[self.plan.exists[round]].astype(np.int64))
+        return state
 
     def evaluate(self, state: State) -> Evaluation:
-        """Loss and metrics of each agent on the common test set."""
+        """Loss and metrics of each agent on the common test set; NaN of hostile ones."""
         inputs, targets = self.shards.test_inputs, self.shards.test_targets
         if inputs is None or targets is None:
             raise InputError("Expected shards with a test set, got none: pass test=(inputs, targets).")
-        return evaluate(self.gradients, self.metrics, self.reported(state), inputs, targets)
+        found = evaluate(self.gradients, self.metrics, self.reported(state), inputs, targets)
+        for values in (found.loss, *found.metrics.values()) if self._hostile else ():
+            values[self._hostile] = np.nan
+        return found
 
     def _mean_gradients(self, state: State) -> Tensor:
         """Sum of clipped gradients of the records of this round, over the divisor that fixes sensitivity."""
@@ -200,6 +218,8 @@ class Engine:
 
 def _mixer(plan: Plan, noise: Draws, device: torch.device) -> Callable[[Work], None]:
     """The function that makes the rows of a round on `device`."""
+    if plan.robust is not None:
+        return RobustRows(plan, _mixer(own_part(plan), noise, device))
     if device.type == "cuda" and find_spec("triton") is not None:
         from topdp.simulator.mixing_cuda import Fused
 

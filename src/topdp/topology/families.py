@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import networkx as nx
 import numpy as np
 
 from topdp.plan.streams import stream
@@ -151,6 +150,8 @@ def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0
         raise TopologyError(f"Expected an even degree, half on each side, got {degree}; use {degree + 1}.")
     if not 0 <= rewire <= 1:
         raise TopologyError(f"Expected 0 <= rewire <= 1, got {rewire}; it is the share of links moved.")
+    import networkx as nx  # slow to import, and agents need none of it
+
     return _draw_until_connected(
         "small-world", lambda s: nx.watts_strogatz_graph(n, degree, rewire, seed=s), seed, "raise the degree"
     )
@@ -171,12 +172,16 @@ def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
         )
     if degree == 1 and n > 2:
         raise TopologyError(f"Expected degree >= 2, got 1: {n} agents in pairs are not connected.")
+    import networkx as nx
+
     return _draw_until_connected(
         "regular", lambda s: nx.random_regular_graph(degree, n, seed=s), seed, "raise the degree"
     )
 
 
 def _draw_until_connected(kind: str, draw: Callable[[int], Any], seed: int, advice: str) -> Topology:
+    import networkx as nx
+
     for attempt in range(TRIES):
         graph = draw(int(stream(seed, f"topology.{kind}", attempt).integers(2**32)))
         if nx.is_connected(graph):

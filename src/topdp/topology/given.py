@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Hashable, Sequence
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from topdp.topology import families
 from topdp.topology.edge_lists import read_edge_list
 from topdp.topology.graph import Topology, TopologyError, from_edges
 from topdp.topology.weights import Weights, expect_no_weights
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
@@ -23,7 +25,7 @@ def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
     """
     if isinstance(graph, Topology):
         return graph
-    if isinstance(graph, nx.Graph):
+    if (networkx := sys.modules.get("networkx")) and isinstance(graph, networkx.Graph):
         return from_networkx(graph, weights=weights)
     named = isinstance(graph, str) and callable(getattr(families, graph.replace("-", "_"), None))
     if named and not os.path.exists(graph):
@@ -65,6 +67,8 @@ def from_networkx(
         raise TopologyError(
             "Expected at most one link between two agents, got a multigraph: use networkx.Graph(graph)."
         )
+    import networkx as nx  # its maker has
+
     loops = list(nx.nodes_with_selfloops(graph))
     if loops:
         raise TopologyError(

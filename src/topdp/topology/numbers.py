@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 
 from topdp.topology.given import as_topology
 from topdp.topology.graph import Topology
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 def describe(graph: Topology | nx.Graph | str | Path, alpha: float = 0.5) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from topdp.agents.site import metrics
 from topdp.agents.wire.codes import ReplyCode
-from topdp.errors import InputError
+from topdp.errors import UnavailableError
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -46,7 +46,17 @@ def test_every_number_has_its_name_and_labels(tmp_path):
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+    assert found.pop(("topdp_ledger_bytes", ("ada",))) > 1000
+    for peer in ("bob", "cleo"):
+        assert 0 <= found.pop(("topdp_silent_seconds", ("ada", peer))) < 60
+    for name in ("process_open_fds", "process_resident_memory_bytes"):
+        assert found[name, ()] > 0
+    found = {key: value for key, value in found.items() if not key[0].startswith("process_")}
+    by_peer = ("waits_seconds", "waited_seconds_total", "sent_bytes_total", "received_bytes_total")
     assert found == {
+        ("topdp_rounds_planned", ("ada",)): 3,
+        ("topdp_paused", ("ada",)): 0,
+        **{(f"topdp_{name}", ("ada", peer)): 0 for name in by_peer for peer in ("bob", "cleo")},
         ("topdp_rounds", ("ada",)): 0,
         ("topdp_epsilon_spent", ("ada",)): 0,
         ("topdp_epsilon_budget", ("ada",)): epsilon,
@@ -57,7 +67,7 @@ def test_every_number_has_its_name_and_labels(tmp_path):
         ("topdp_quarantined", ("ada", "bob")): 1,
         ("topdp_quarantined", ("ada", "cleo")): 0,
     }
-    assert text.count("# TYPE") == 7 and 'topdp_owed{agent="ada",peer="bob"} 0.0' in text
+    assert 'topdp_owed{agent="ada",peer="bob"} 0.0' in text
 
 
 def test_only_loopback_is_listened_on_and_nothing_afterwards(tmp_path):
@@ -79,7 +89,25 @@ def test_books_that_are_closed_have_no_numbers(tmp_path):
             agent.ledger.close()
             return await asyncio.to_thread(read, port)
 
-    assert served(tmp_path, scene) == ""
+    assert "topdp_" not in served(tmp_path, scene)
+
+
+def test_what_was_refused_paused_and_waited_for_is_counted(tmp_path):
+    async def scene(agent):
+        agent.life.paused = lambda: True
+        agent.life.waits.now(["bob"])
+        for kind in ("stranger", "stranger", "linked"):
+            agent.peers.told.tell("bob", kind, "words")
+        async with metrics.served(agent, 0) as port:
+            return await asyncio.to_thread(read, port)
+
+    text = served(tmp_path, scene)
+    assert 'topdp_refused_total{agent="ada",peer="bob",reason="stranger"} 2.0' in text
+    assert "linked" not in text and 'topdp_paused{agent="ada"} 1.0' in text
+    waits = next(
+        line for line in text.splitlines() if line.startswith('topdp_waits_seconds{agent="ada",peer="bob"')
+    )
+    assert float(waits.split()[-1]) > 0
 
 
 def test_a_port_that_is_taken_is_named(tmp_path):
@@ -87,7 +115,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()
-            with pytest.raises(InputError, match="--metrics: could not listen"):
+            with pytest.raises(UnavailableError, match="--metrics: could not listen"):
                 async with metrics.served(agent, other.getsockname()[1]):
                     pass
 

@@ -54,6 +54,17 @@ def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path
         assert stat.S_IMODE(os.stat(state / "ledger.sqlite").st_mode) == 0o600
 
 
+def test_agents_without_a_port_meet_at_a_relay_and_end_as_the_simulator(data, tmp_path):
+    wanted = small(data, "topology.agents=2", "topology.kind=complete", "rounds=4")
+    found = demo.run(wanted, tmp_path / "demo", seeded=True, relay=True)
+    simulated = run.run(wanted, tmp_path / "simulator", "cpu")
+    estimates = RunFolder.open(tmp_path / "demo").estimates
+    np.testing.assert_allclose(estimates, simulated.estimates.numpy(), rtol=1e-5, atol=1e-6)
+    assert [each["code"] for each in found["agents"]] == [0, 0]
+    manifest = (tmp_path / "demo" / "agents" / "manifest.toml").read_text()
+    assert manifest.count('address = ""') == 2 and 'relay = "127.0.0.1:' in manifest
+
+
 def test_processes_compute_the_features_of_their_records_as_the_simulator_does(tmp_path, topdp, monkeypatch):
     monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
     generator = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import shutil
+import socket
 import sqlite3
 import sys
 from datetime import UTC, datetime, timedelta
@@ -14,8 +15,8 @@ from PIL import Image
 from builders import blobs_file
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
-from topdp.agents.site import process
 from topdp.agents.terms import federation, identity
+from topdp.agents.terms.manifest import Manifest
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Reply
 from topdp.files import write_whole
@@ -71,6 +72,8 @@ MISTAKES = {
     "no ledger to look at": (["agent", "status", "--state", "nowhere"], "there is none"),
     "no ledger to verify": (["agent", "ledger", "verify", "--state", "nowhere"], "there is none"),
     "no card": (["federation", "create", "no.toml", "no.toml", "--records", "9"], "Expected a file no.toml"),
+    "no card and no records": (["federation", "create", "missing.toml"], "Nor is there a file missing.toml"),
+    "no records": (["federation", "create", "missing.toml"], "--records: expected how many"),
     "a budget for nobody": (["federation", "demo", "--agents", "3", "--budget", "9=1"], "--budget"),
     "a budget of nothing": (["federation", "demo", "--agents", "3", "--budget", "one"], "--budget"),
 }
@@ -113,6 +116,17 @@ def test_a_manifest_that_cannot_be_made_is_2(site, more, words):
 def test_options_that_do_not_fit_are_2(site, more, words):
     done = site.start(*more)
     assert done.code == 2 and words in done.err
+
+
+def test_a_port_that_is_taken_is_6(site, monkeypatch):
+    """The agent's own, or that of its numbers: one line, and a code after which it may be tried again."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = site.start("--metrics", port)
+        assert done.code == 6 and f"--metrics: could not listen on 127.0.0.1:{port}" in one_line(done)
+        monkeypatch.setattr(Manifest, "dialer", lambda self, first, second: "bob")
+        done = site.start("--listen", f"127.0.0.1:{port}")
+        assert done.code == 6 and f"Could not listen on 127.0.0.1:{port}" in one_line(done)
 
 
 def test_an_identity_that_exists_is_2(site):
@@ -276,7 +290,8 @@ class Answers:
     [(ReplyCode.OTHER_TERMS, "another manifest, plan or model"), (ReplyCode.ROLLED_BACK, "an old copy")],
 )
 def test_neighbours_who_know_better_are_4(site, monkeypatch, code, words):
-    monkeypatch.setattr(process, "GrpcTransport", lambda *_, **__: Answers(code))
+    answers = "topdp.agents.wire.grpc_transport.GrpcTransport"  # imported when an agent begins
+    monkeypatch.setattr(answers, lambda *_, **__: Answers(code))
     done = site.start()
     assert done.code == 4 and words in one_line(done)
 
@@ -342,3 +357,40 @@ def test_folders_of_images_do_not_number_the_classes_of_a_federation(site):
             Image.new("L", (8, 8), number).save(site.folder / "pictures" / name / f"{number}.png")
     done = site.start("--data", site.folder / "pictures")
     assert done.code == 5 and "classes of images in the manifest" in one_line(done)
+
+
+def test_a_run_that_passes_the_limit_of_the_site_is_3_before_anything_is_sent(site, monkeypatch):
+    """Records are the site's, not the run's: another federation, a new state folder, a copy all count."""
+    place = ("--site", "book")
+    show = ("agent", "budget", "show", *place, "--json")
+    assert site.topdp("agent", "budget", "set", *place, "--epsilon", "1.5").code == 0
+    monkeypatch.setattr(
+        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
+    )
+    for _ in range(2):  # ended after it was let in, and started again: one reservation
+        assert site.start(*place).code == 4
+        (run,) = json.loads(site.topdp(*show).out)["runs"]
+        assert (run["epsilon"], run["final"], run["records"], run["agent"]) == (1.0, False, 240, "ada")
+    shutil.copytree("state", "copy")
+    shutil.rmtree("state")
+    for folder in ("state", "copy"):  # what was reserved in a folder that is gone stays reserved
+        done = site.start(*place, "--state", folder)
+        assert done.code == 3 and "within the site's 1.5, got 2: 1 earlier runs" in one_line(done)
+    assert site.start(*place, "--state", "other", "--epsilon", "0.5").code == 4
+    closed = site.topdp("agent", "budget", "close", *place, "--state", "other", "--json")
+    assert json.loads(closed.out) == {"epsilon": 0.0}
+    found = json.loads(site.topdp(*show).out)
+    assert found["limit"] == {"epsilon": 1.5, "delta": None} and found["epsilon"] == {"add-remove": 1.0}
+    assert "reserved" in site.topdp(*show[:-1]).out
+    done = site.topdp("agent", "budget", "set", *place)
+    assert done.code == 2 and "or --none" in one_line(done)
+    assert site.topdp("agent", "budget", "set", *place, "--none").code == 0 and site.start(*place).code == 4
+
+
+def test_seeded_runs_have_no_finite_sum_in_the_book_of_the_site(site, monkeypatch):
+    monkeypatch.setattr(
+        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
+    )
+    assert site.start("--seeded").code == 4
+    shown = site.topdp("agent", "budget", "show", "--identity", site.folder / "ada", "--json")
+    assert json.loads(shown.out)["epsilon"] == {"add-remove": None}

@@ -21,8 +21,9 @@ from topdp.agents.wire.codes import WORDS, MessageKind, ReplyCode
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.patience import CHECKS, Backoff, Patience
 from topdp.agents.wire.refusals import LinkEnded, Told
+from topdp.agents.wire.relay import Relay
 from topdp.agents.wire.transport import Memory, Message, Reply, Unreachable
-from topdp.errors import InputError, TrustError
+from topdp.errors import InputError, TrustError, UnavailableError
 
 ROOT = Path(__file__).parents[3]
 MEGABYTES = random.Random(0).randbytes(3_000_000)
@@ -33,13 +34,16 @@ class Ground:
     """Where two agents, ant and bee, are linked in one of the ways that a transport has."""
 
     def __init__(self, kind, **rules):
-        self.made = []
+        self.made, self.relay = [], None
         if kind == "memory":
             wire = Memory()
             self._make = wire.transport
         else:
             closed = ["bee"] if "bee dials" in kind else []
+            if "relay" in kind:
+                closed, rules["relay"], self.relay = ["ant", "bee"], free_address(), Relay()
             federation = Federation(closed=closed, **rules)
+            self._rules = federation.manifest.rules
             self._make = lambda name: federation.transport(name, insecure="insecure" in kind)
 
     def transport(self, name):
@@ -53,13 +57,24 @@ class Ground:
         return ends
 
     async def __aenter__(self):
+        if self.relay:
+            await self.relay.listen(self._rules.relay)
         return self
 
     async def __aexit__(self, *_):
         await asyncio.gather(*(transport.close() for transport in self.made))
+        if self.relay:
+            await self.relay.close()
 
 
-KINDS = ["memory", "insecure, ant dials", "insecure, bee dials", "mTLS, ant dials", "mTLS, bee dials"]
+KINDS = [
+    "memory",
+    "insecure, ant dials",
+    "insecure, bee dials",
+    "mTLS, ant dials",
+    "mTLS, bee dials",
+    "relay",
+]
 
 
 @pytest.fixture(params=KINDS)
@@ -248,6 +263,32 @@ async def test_a_caller_who_gives_up_harms_nobody(ground):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await ant.request("bee", ROW)).ok
+
+
+@contract
+async def test_a_caller_who_is_cancelled_while_the_link_ends_is_cancelled(ground):
+    """Else whoever asks on and on, and is to stop, never does: what it was told is lost as "unreachable"."""
+    here = asyncio.Event()
+
+    async def stuck(peer, message):
+        here.set()
+        await asyncio.Event().wait()
+
+    for steps in range(12):  # of the loop between the end of the link and the caller's
+        ant, bee = await ground.start(stuck, stuck)
+        caller = asyncio.create_task(ant.request("bee", ROW))
+        await here.wait()
+        closing = asyncio.create_task(ant.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if caller.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await caller
+        else:
+            assert isinstance(caller.exception(), Unreachable)
+        await closing
+        await bee.close()
+        here.clear()
 
 
 @contract
@@ -479,7 +520,7 @@ def test_a_port_that_is_taken_is_named():
         federation = Federation()
         async with federation.started("bee"):
             other = federation.transport("bee")
-            with pytest.raises(InputError, match=federation.identities["bee"].card.address):
+            with pytest.raises(UnavailableError, match=federation.identities["bee"].card.address):
                 await other.start(Echo("bee"))
             await other.close()
 

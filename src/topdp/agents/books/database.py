@@ -1,6 +1,10 @@
 """The SQLite file of an agent: how it is opened, locked and written, and what is said when it cannot be.
 
-Tables and transactions only; what they mean is in `ledger` and `pairing`.
+Files and transactions only; tables are in `schema`, what they mean in `ledger` and `pairing`. A file of an
+older format is brought to the present one when it is opened for writing, after a copy was laid aside.
+
+**Guarantees.** What is committed survives a power cut. Who only reads sees one moment, from opening to
+closing, whatever the agent writes meanwhile; and changes nothing, old files included.
 """
 
 from __future__ import annotations
@@ -13,32 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from topdp.agents.books import journal, schema
+from topdp.agents.books.chain import first_broken, genesis
+from topdp.agents.books.schema import FORMAT, OLDEST
 from topdp.errors import InputError, TopdpError, TrustError
+from topdp.files import written_whole
 
 FILE = "ledger.sqlite"
-FORMAT = 4
 SYNCHRONOUS = "FULL"  # tests that only pretend to crash may turn it off
-
-SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE charges (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, hash TEXT NOT NULL);
-CREATE TABLE outbox (
-    receiver TEXT, round INTEGER, digest TEXT NOT NULL, body BLOB,
-    PRIMARY KEY (receiver, round));
-CREATE TABLE inbox (
-    sender TEXT, round INTEGER, digest TEXT NOT NULL, body BLOB, applied INTEGER,
-    PRIMARY KEY (sender, round));
-CREATE TABLE peers (
-    name TEXT PRIMARY KEY, quarantined TEXT, quarantined_for TEXT, finished INTEGER, told INTEGER)
-WITHOUT ROWID;
-CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER NOT NULL, body BLOB NOT NULL);
-CREATE TABLE pairs (
-    id TEXT PRIMARY KEY, partner TEXT NOT NULL, role TEXT NOT NULL, status TEXT NOT NULL,
-    own_round INTEGER NOT NULL, partner_round INTEGER, told INTEGER NOT NULL DEFAULT 0, applied INTEGER);
-CREATE TABLE statements (
-    number INTEGER PRIMARY KEY, author TEXT NOT NULL, run TEXT NOT NULL, about TEXT NOT NULL,
-    text TEXT NOT NULL, signature TEXT NOT NULL, UNIQUE (author, run, about));
-"""
 
 
 class LedgerError(InputError):
@@ -65,13 +51,7 @@ class Database:
                 raise LedgerError(
                     f"Expected a ledger in {folder}, there is none: `topdp agent start` makes it."
                 )
-            self._db = _connect(folder / FILE, writable)
-            if writable and not self.rows("SELECT 1 FROM sqlite_master"):
-                with self.transaction() as db:
-                    for statement in SCHEMA.split(";\n"):
-                        db.execute(statement)
-                    facts = {"format": str(FORMAT), **identity}
-                    db.executemany("INSERT INTO meta VALUES (?, ?)", list(facts.items()))
+            self._db = self._written(identity) if writable else self._read()
             found = self.rows("SELECT key, value FROM meta")
             self.meta = {str(key): str(value) for key, value in found}
             self._expect(identity)
@@ -82,12 +62,59 @@ class Database:
             self.close()
             raise
 
-    def _expect(self, identity: Mapping[str, str]) -> None:
-        if self.meta.get("format") != str(FORMAT):
-            raise LedgerError(
-                f"Expected a ledger of format {FORMAT} in {self.folder}, got {self.meta.get('format')}: "
-                "another version of topdp has written it, and can read it. Its charges were spent: keep it."
+    def _written(self, identity: Mapping[str, str]) -> sqlite3.Connection:
+        """The file, made or brought to the present format where that is needed."""
+        db = self._db = _connect(self.folder / FILE, writable=True)
+        if not self.rows("SELECT 1 FROM sqlite_master"):
+            with self.transaction():
+                schema.create(db, dict(identity))
+        elif (format := self._format()) < FORMAT:
+            with written_whole(self.folder / f"{FILE}.format-{format}", 0o600) as beside:
+                copy = sqlite3.connect(beside)
+                db.backup(copy)
+                copy.close()
+            self._expect_whole_chain()
+            with self.transaction():
+                schema.migrate(db, format)
+        return db
+
+    def _expect_whole_chain(self) -> None:
+        """What was tampered with does not become a newer ledger."""
+        meta = {str(key): str(value) for key, value in self.rows("SELECT key, value FROM meta")}
+        rows = self.rows("SELECT entry, hash FROM charges ORDER BY number")
+        place = first_broken(genesis(meta), ((str(text), str(hash)) for text, hash in rows))
+        if place is not None:
+            raise TamperedError(
+                f"Charge {place} in {self.folder / FILE}, a ledger of an older format, does not follow from "
+                "the one before: it or an earlier one was changed. Do not delete it: its charges were spent."
             )
+
+    def _read(self) -> sqlite3.Connection:
+        """One moment of the file; of an older format, a copy in memory, brought to the present one."""
+        db = self._db = _connect(self.folder / FILE, writable=False)
+        db.execute("BEGIN")
+        if not self.rows("SELECT 1 FROM sqlite_master"):
+            raise LedgerError(f"Expected a ledger in {self.folder}, it is being made: ask again in a moment.")
+        if (format := self._format()) < FORMAT:
+            copy = sqlite3.connect(":memory:", isolation_level=None)
+            db.backup(copy)
+            db.close()
+            schema.migrate(copy, format)
+            return copy
+        return db
+
+    def _format(self) -> int:
+        """The format of the file, if it can be read here."""
+        found = self.one("SELECT value FROM meta WHERE key = 'format'")
+        text = str(found[0]) if found else "none"
+        if not (text.isdecimal() and OLDEST <= int(text) <= FORMAT):
+            raise LedgerError(
+                f"Expected a ledger of format {OLDEST} to {FORMAT} in {self.folder}, got {text}: another "
+                "version of topdp has written it, and can read it. Its charges were spent: keep it."
+            )
+        return int(text)
+
+    def _expect(self, identity: Mapping[str, str]) -> None:
         for key, value in identity.items():
             if self.meta.get(key) != value:
                 raise LedgerError(
@@ -111,8 +138,9 @@ class Database:
         return next(iter(self.rows(query, *values)), None)
 
     def remember(self, key: str, value: str) -> None:
+        """A fact of the run, in the place of what was known of it before."""
         with self.transaction() as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+            journal.remember(db, key, value)
         self.meta[key] = value
 
     @contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from topdp.agents.books.chain import digest_of as digest_of
+from topdp.agents.books.chain import genesis as genesis
+from topdp.agents.books.chain import link as link
 from topdp.agents.books.database import LedgerError, TamperedError
 
 Kind = Literal["release", "noise", "skip", "late"]
@@ -31,6 +32,8 @@ class LedgerEntry:
     information: float | None  # 1/z² of this release at the agent's sensitivity; None: infinite
     digests: dict[str, str]  # receiver -> SHA-256 of the body
     state: str  # SHA-256 of the state that the release leads to
+    counts: dict[str, int] = field(default_factory=dict)  # log -> lines in it by then, this round's included
+    books: str = ""  # digest of those logs (`journal.bound`); none in entries of format 4
 
     @property
     def contradiction(self) -> str:
@@ -68,23 +71,9 @@ class Cost:
     information: float | None = 0.0
 
 
-def digest_of(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
-
-
 def check(cost: Cost) -> None:
     for name, value in asdict(cost).items():
         if value is None and name != "charge":
             continue  # an infinite worst case is a fact to write down; an infinite charge cannot be paid
         if not (isinstance(value, float | int) and math.isfinite(value) and value >= 0):
             raise LedgerError(f"Expected {name}={value} to be finite and >= 0: such a charge is not booked.")
-
-
-def genesis(meta: Mapping[str, str]) -> str:
-    """What the first charge is chained to."""
-    return digest_of(json.dumps([meta.get("federation"), meta.get("agent")]).encode())
-
-
-def link(previous: str, text: str) -> str:
-    """The hash of an entry: over its text and the hash before it."""
-    return digest_of(f"{previous}\n{text}".encode())

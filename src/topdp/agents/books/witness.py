@@ -38,13 +38,6 @@ def newest_for(ledger: Ledger, receiver: str) -> KnownRow:
     return KnownRow(int(str(row[0])), str(row[1])) if row else KnownRow()
 
 
-def digest_for(ledger: Ledger, receiver: str, round: int) -> str | None:
-    """Of the row of `round` on the books that may have gone to `receiver`."""
-    query = "SELECT digest FROM outbox WHERE receiver = ? AND round = ?"
-    row = ledger.database.one(query, receiver, round)
-    return str(row[0]) if row else None
-
-
 def holds(ledger: Ledger, head: str) -> bool:
     """Whether an entry with this hash is on the books."""
     return ledger.database.one("SELECT 1 FROM charges WHERE hash = ?", head) is not None

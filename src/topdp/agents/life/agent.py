@@ -5,20 +5,23 @@ What it leaves in its state folder at the end: `result.json` and `estimate.safet
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
+from topdp.agents.books import choices
 from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger, Partners
 from topdp.agents.books.witness import holds, newest_head
 from topdp.agents.life.base import Life
+from topdp.agents.life.cards import Cards
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.greeting import Terms
@@ -29,15 +32,19 @@ from topdp.agents.life.rows import shares_draws
 from topdp.agents.life.sharing import PrivateFiles, Sharing
 from topdp.agents.terms.mark import BooksMark
 from topdp.agents.terms.proofs import Proofs
+from topdp.agents.terms.succession import Directory
 from topdp.agents.wire import payload
 from topdp.agents.wire.refusals import Told
-from topdp.agents.wire.transport import Transport
+from topdp.agents.wire.traffic import Counted
+from topdp.agents.wire.transport import Transport, end_all
 from topdp.errors import ExitCode, InputError
 from topdp.files import write_whole
 from topdp.settings import build
 
 BOOKS = "books"  # the key of the books' own name
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
+GRACE = 3.0
+"""Seconds that an agent has, once it is asked to stop, for what it is in the middle of."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,14 @@ class Agent:
         failpoints: Failpoints | None = None,
         live_pairing: bool = False,
         private: PrivateFiles | None = None,
+        directory: Directory | None = None,
     ) -> None:
         """`live_pairing`: partners are found on the way, not taken from the plan; all agents or none.
 
         `private`: who signs, and where keys of runs are kept; needed where the plan shares draws.
+        `directory`: the cards that the transport reads, where it reads any.
         """
-        self.equipment, self.folder, self.name = equipment, folder, equipment.name
+        self.folder, self.name = folder, equipment.name
         if live_pairing and shares_draws(equipment.part.plan):
             raise InputError(
                 "Expected a plan whose agents share no draws for live pairing, got one that does."
@@ -74,6 +83,10 @@ class Agent:
             raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
         if live_pairing and not build.optimiser(equipment.manifest.config).plain:
             raise InputError("Expected train.optimiser = 'sgd' alone for live pairing: it keeps no memories.")
+        if live_pairing and equipment.part.plan.robust is not None:
+            raise InputError(
+                "Expected robust.rule = 'mean' for live pairing: partners' rows come one by one."
+            )
         manifest, part = equipment.manifest, equipment.part
         partners: Partners = "found" if live_pairing else "planned"
         gauge = equipment.meter
@@ -86,14 +99,22 @@ class Agent:
             partners=partners,
             guarantee=guarantee,
             whoever_is_missing=gauge.in_the_open,
+            reserve=equipment.setup.reserve if by_plan else 0,
         )
         failpoints = failpoints or Failpoints()
         self.sharing: Sharing | None = None
         try:
+            rehearses = equipment.gradients.rehearsal is not None
+            seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
+            least = choices.settle(self.ledger, seeded, rehearses, equipment.asked, granted)
+            self.equipment = equipment = replace(equipment, epsilon=least)
+            folder_of_identity = private.folder if private else None
+            self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
             if equipment.order is not None:
                 self.ledger.expect_order(equipment.order)
             if shares_draws(part.plan):
                 self.sharing = Sharing(equipment, self.ledger, private, failpoints)
+                self.sharing.gossip.directory = self.cards.directory
         except BaseException:
             self.ledger.close()
             raise
@@ -103,19 +124,26 @@ class Agent:
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         start = equipment.start.numpy()
         plan = "live pairing" if live_pairing else part.plan.digest()
+        self.traffic = Counted(transport)
         self.peers = Peers(
             self.name,
             neighbours,
             Terms(manifest.hash, plan, digest_of(start.tobytes())),
             self.ledger,
             Inbox(self.ledger, sent, gaps=manifest.rules.goes_on),
-            transport,
+            self.traffic,
             lambda body: payload.decode(body, len(start), start.dtype.name, manifest.rules.largest_norm),
             failpoints,
             Told(self.name),
-            Proofs(self.name, manifest, private.identity if private else None),
+            Proofs(
+                self.name,
+                manifest,
+                private.identity if private else None,
+                self.cards.directory if self.cards else None,
+            ),
             part.plan.releases - 1,
             self.sharing.gossip if self.sharing else None,
+            self.cards,
             doubtful,
         )
         way = Meetings if live_pairing else Rounds
@@ -149,11 +177,25 @@ class Agent:
     async def run(self) -> Outcome:
         try:
             await self.peers.start()
-            finished = await self.life.run()
-            return self._outcome(finished)
+            return self._outcome(await self._lived())
         finally:
             await self.peers.close()
             self.ledger.close()
+
+    async def _lived(self) -> bool:
+        """The agent's life. One that is asked to stop in the middle of something has `GRACE` to end it.
+
+        What is then left off was not booked, so nobody has seen it: it is done anew after a restart.
+        """
+        life = asyncio.create_task(self.life.run())
+        asked = asyncio.create_task(self.life.stopping.wait())
+        try:
+            await asyncio.wait([life, asked], return_when=asyncio.FIRST_COMPLETED)
+            if not life.done():
+                await asyncio.wait([life], timeout=GRACE)
+            return life.done() and life.result()
+        finally:
+            await end_all([life, asked], self.name)
 
     def abandon(self) -> None:
         """For tests: what is left of an agent that was killed."""
@@ -162,7 +204,7 @@ class Agent:
         self.ledger.close()
 
     def _outcome(self, finished: bool) -> Outcome:
-        seeded = self.equipment.draws.seeded
+        seeded, rehearsal = (choices.was(self.ledger, key) for key in choices.OPTIONS)
         result = {
             "agent": self.name,
             "federation": self.equipment.manifest.hash,
@@ -170,12 +212,15 @@ class Agent:
             **self._counts(),
             "finished": finished,
             "seeded": seeded,
+            "rehearsal": rehearsal,
             "budget": self.equipment.epsilon,
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,
+            "departures": self.ledger.departures(),
             **({"gone": self.ledger.counted_out()} if self.sharing else {}),
             "spent": self._spent(),
             "milliseconds_per_round": self.life.timing.per_round(),
+            "processor_milliseconds_per_round": self.life.timing.processor_per_round(),
             "releases_timed": self.life.timing.rounds,
         }
         if seeded:

@@ -18,7 +18,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from safetensors.torch import load, save
@@ -27,15 +27,19 @@ from torch import Tensor
 from topdp.agents.books.entries import Cost, Kind
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.budget import allows
+from topdp.agents.life.ending import all_done
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.peers import TICKS, Peers
 from topdp.agents.life.sharing import Sharing
 from topdp.agents.life.timing import Timing
+from topdp.agents.life.waits import Waits
 from topdp.agents.wire import payload
 
 logger = logging.getLogger("topdp.agents")
 T = TypeVar("T")
+Doing = Literal["waits", "computes", "ends"]
+"""What an agent is at, for people: between two releases, making one, or past the last."""
 
 
 class Life(ABC):
@@ -64,7 +68,9 @@ class Life(ABC):
         self.finished = finished
         self.name = equipment.name
         self.stopping = asyncio.Event()
-        self.timing = Timing()
+        self.timing, self.waits = Timing(), Waits()
+        self.paused: Callable[[], bool] = lambda: False  # whether a person wants no further release for now
+        self.doing: Doing = "waits"
         self.history = [(e.round, e.information or 0.0) for e in ledger.entries() if e.kind == "release"]
 
     @property
@@ -75,7 +81,7 @@ class Life(ABC):
     @property
     def all_done(self) -> bool:
         """Whether every round is on the books."""
-        return self.ledger.round + 1 >= self.equipment.part.plan.releases
+        return all_done(self.ledger, self.equipment.part.plan)
 
     def estimate(self) -> Tensor:
         return self._own()[self.equipment.part.agent]
@@ -89,7 +95,7 @@ class Life(ABC):
         """All rounds that are left, then what is still owed. False: asked to stop before the end."""
         while self._has_rounds():
             self._raise_faults()
-            if self.stopping.is_set() or not await self._next_round():
+            if not await self._may_release() or not await self._next_round():
                 return False
         self.finished()
         return await self._drain()
@@ -109,14 +115,28 @@ class Life(ABC):
         """All rounds are over: says so to whom it concerns."""
 
     @abstractmethod
+    def _stays_with(self) -> list[str]:
+        """The neighbours that may still need this agent."""
+
     def _is_needed(self) -> bool:
-        """Whether some neighbour may still need this agent."""
+        return bool(self._stays_with())
 
     @abstractmethod
     async def _settle(self) -> None:
         """What this agent can do by itself for those who need it."""
 
     # What they share
+
+    async def _may_release(self) -> bool:
+        """Waits while a person has paused this agent; False when asked to stop.
+
+        Who is paused makes no new release, and goes on answering, receiving and sending what is on the books.
+        """
+        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        while self.paused() and not self.stopping.is_set():
+            self._raise_faults()
+            await ticks.wait(self.peers)
+        return not self.stopping.is_set()
 
     def _decide(self, round: int, information: float, planned: bool) -> tuple[Kind, Cost]:
         """Whether the agent's data enter `round`, and what that costs.
@@ -191,6 +211,7 @@ class Life(ABC):
             self.ledger.before_commit = lambda: self.failpoints.reached("in_ledger")
             self.ledger.release(round, cost, bodies, state, applied, pair, kind, notes)
         self.timing.rounds += 1
+        self.doing = "waits"
         self.failpoints.reached("after_ledger")
         self.mark(round)
         if self.sharing is not None:
@@ -215,12 +236,19 @@ class Life(ABC):
         return torch.from_numpy(payload.decode(body, len(start), dtype))
 
     async def _compute(self, job: Callable[[], T]) -> T:
+        self.doing = "computes"
+
+        def timed() -> T:
+            with self.timing.computing():
+                return job()
+
         with self.timing.measure("compute"):
-            return await asyncio.to_thread(job) if self.equipment.in_thread else job()
+            return await asyncio.to_thread(timed) if self.equipment.in_thread else timed()
 
     async def _drain(self) -> bool:
         """Stays while somebody needs this agent. False: asked to stop before."""
         self._begin_end()
+        self.doing = "ends"
         for peer in self.peers.silent:
             self.peers.silent[peer] = 0
         ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
@@ -230,7 +258,9 @@ class Life(ABC):
                 return False
             await self._settle()
             if self._is_needed():
+                self.waits.now(self._stays_with())
                 self.drained += await ticks.wait(self.peers)
+        self.waits.now(())
         return True
 
     def _raise_faults(self) -> None:

@@ -1,8 +1,8 @@
 """What one agent believes of its neighbours: whether somebody's books are an old copy, and who was heard.
 
 Greetings say what each side has of the other. Where that contradicts the books here, somebody has made a
-round twice, or lies. An agent ends for it when its own signature under a row that its books do not have is shown
-(`terms/proofs.py`); who only claims such a row is quarantined. A neighbour that contradicts itself is too.
+round twice, or lies. An agent ends for it when its own signature is shown under a row that its books do not
+have (`terms/proofs.py`); who only claims such a row is quarantined, and so is who contradicts itself.
 
 After a start, an agent whose books are not empty does not know that they are the newest, until everybody who
 may have rows of it has said which. Not asked: who is quarantined, given up or finished on these very books;
@@ -83,7 +83,7 @@ class Beliefs:
     def judge(self, peer: str, greeting: Greeting, known: int | None) -> Judgement:
         """`known`: the highest round of `peer` that was here before it was asked; None: it was not asked."""
         receiver = witness.receiver_of(self.ledger, peer)
-        mine = witness.digest_for(self.ledger, receiver, greeting.seen) if greeting.seen >= 0 else None
+        mine = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
         if greeting.seen >= 0 and mine != greeting.seen_digest:
             signature = bytes.fromhex(greeting.seen_signature)
             if self.proofs.is_mine(receiver, greeting.seen, greeting.seen_digest, signature):

@@ -44,6 +44,7 @@ class Equipment:
     meter: Meter
     epsilon: float  # the agent's budget
     order: str | None  # the records in the order of cyclic batches; the same after every restart
+    asked: float | None = None  # the budget that this start asked for; None: that of earlier starts, if any
     in_thread: bool = False  # compute beside the event loop, so that links stay alive
 
     @property
@@ -78,6 +79,11 @@ def equip(
     granted = setup.budget(agent)
     if epsilon is not None and not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"--epsilon: expected a finite number > 0, got {epsilon}.")
+    if epsilon is not None and epsilon > granted:
+        raise ConfigError(
+            f"--epsilon: expected at most {granted:.6g}, the budget that the manifest grants "
+            f"{setup.manifest.names[agent]}, got {epsilon:.6g}: one's own budget can only be smaller."
+        )
     inputs, targets = records
     inputs = of_records(inputs, build.features(config), setup.manifest.names[agent], progress)
     task = build.task(config)
@@ -114,10 +120,11 @@ def equip(
             privacy.delta,
             privacy.guarantee,
             not rules.goes_on,
-            privacy.colluders,
+            setup.coalition,
             privacy.patient,
         ),
-        epsilon=granted if epsilon is None else min(epsilon, granted),
+        epsilon=granted if epsilon is None else epsilon,
+        asked=epsilon,
         order=gradients.order(key),
         in_thread=in_thread,
     )

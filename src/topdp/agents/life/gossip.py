@@ -18,6 +18,7 @@ from topdp.agents.life.agreement import AGREED, RUN_KEY, RunKey
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.statements import NotAStatement, Statement, decode, encode
+from topdp.agents.terms.succession import Directory
 from topdp.agents.wire.codes import ReplyCode
 from topdp.errors import TrustError
 
@@ -34,6 +35,7 @@ class Gossip:
         self.begun = news.ledger.round >= 0
         # By the first word or words of the subject.
         self.kinds: dict[str, Check] = {RUN_KEY: self._check_key, AGREED: self._check_agreed}
+        self.directory: Directory | None = None  # cards that agents have had since the manifest was made
         self._told: dict[str, int] = {}
         # Of one author: a key, an agreement, and of every other agent that it is silent and is counted out.
         self._most = 2 * len(manifest.names)
@@ -88,7 +90,7 @@ class Gossip:
         check = self.kinds.get(next((kind for kind in self.kinds if statement.about.startswith(kind)), ""))
         if check is None or statement.run not in ("", self.run):
             return "no subject, or no run, that is known here"
-        if not statement.holds(self.manifest):
+        if not statement.holds(self.manifest, self.directory):
             return "it bears no signature of that agent"
         try:
             check(statement)

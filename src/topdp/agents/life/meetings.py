@@ -1,9 +1,9 @@
 """Asynchronous rounds of one agent with partners it finds by itself, instead of those a plan drew.
 
 In every round the agent asks its neighbours, in random order but for the last partner, until one says yes;
-the two swap estimates (Algorithm 2). Who finds nobody works alone with full noise. How a meeting ended that is
-in doubt is asked on the side: meanwhile the agent works on and meets others. Rounds are each agent's own count;
-nobody waits for anybody, but once, all at the same time, for those who are not there yet.
+the two swap estimates (Algorithm 2). Who finds nobody works alone with full noise. How a meeting ended that
+is in doubt is asked on the side: meanwhile the agent works on and meets others. Rounds are each agent's own
+count; nobody waits for anybody, but once, all at the same time, for those who are not there yet.
 
 **Guarantees.** As for every `Life`. Which meetings happen is not known beforehand, so charges are by worst
 case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that count as
@@ -16,6 +16,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -33,7 +34,6 @@ from topdp.agents.life.rows import mixed
 from topdp.agents.life.sharing import Sharing
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind, ReplyCode
-from topdp.agents.wire.payload import PayloadError
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.protocols import TopAsynchronous
 from topdp.protocols.base import reduced
@@ -84,6 +84,8 @@ class Meetings(Life):
                 await self._await_all()
                 await self._settle()
                 await self._seek()
+        if self.paused():
+            return True  # before anything is made: what was gathered is on the books
         await self._round(self.ledger.round + 1, self.pairing.ready())
         return True
 
@@ -191,10 +193,9 @@ class Meetings(Life):
         try:
             row = Handover.unpack(packed, self.peers.last)
             self.peers.check(row.body)
-            signature = bytes.fromhex(row.signature)
-            signed = (peer, ANYBODY, row.round, digest_of(row.body), signature)
-            if signature and not self.peers.proofs.holds(*signed):
-                raise PayloadError("Expected a signature of its sender under the row, got another one.")
+            signed = (peer, ANYBODY, row.round, digest_of(row.body), bytes.fromhex(row.signature))
+            if not self.peers.proofs.holds(*signed):
+                row = replace(row, signature="")
         except ValueError as error:
             self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
             return None
@@ -289,19 +290,21 @@ class Meetings(Life):
         self.peers.finishing = True
         self.peers.wake()
 
-    def _is_needed(self) -> bool:
-        """While somebody is in doubt about a meeting, or does not know that this agent ends.
+    def _stays_with(self) -> list[str]:
+        """Whoever is in doubt about a meeting, or does not know that this agent ends.
 
         Not for those who are silent for too long; nor for anybody for ever, whatever it answers.
         """
         if self.drained >= 2 * TICKS:
-            return False
+            return []
         open_with = self.pairing.open_with()
-        return any(
-            self.peers.silent[peer] < TICKS and self.ledger.quarantined(peer) is None
+        return [
+            peer
             for peer in self.peers.neighbours
-            if peer in open_with or (self.peers.transport.reaches(peer) and not self._knows(peer))
-        )
+            if (peer in open_with or (self.peers.transport.reaches(peer) and not self._knows(peer)))
+            and self.peers.silent[peer] < TICKS
+            and self.ledger.quarantined(peer) is None
+        ]
 
     def _knows(self, peer: str) -> bool:
         return self.ledger.told(peer) or self.peers.ends_with(peer)

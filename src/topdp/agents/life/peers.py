@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from time import time
 from typing import Any
 
 from topdp.agents.books.database import LedgerError, TamperedError
@@ -23,13 +24,14 @@ from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.books.witness import receiver_of
 from topdp.agents.life.beliefs import Beliefs
+from topdp.agents.life.cards import Cards
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.gossip import Gossip
 from topdp.agents.life.greeting import Greeting, NotAGreeting, Terms
 from topdp.agents.terms.proofs import Proofs
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.refusals import Told, quoted
-from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable
+from topdp.agents.wire.transport import Message, Reply, Transport, Unreachable, end_all
 from topdp.errors import TopdpError, TrustError
 
 TICKS = 8  # of silence make an idle timeout
@@ -58,17 +60,22 @@ class Peers:
         proofs: Proofs,
         last: int,
         gossip: Gossip | None = None,
+        cards: Cards | None = None,
         doubtful: bool = False,
     ) -> None:
-        """`last`: the last round of the plan. `gossip`: where draws are shared. `doubtful`: see `beliefs`."""
+        """`last`: the last round of the plan. `gossip`: where draws are shared.
+
+        `cards`: where agents may renew theirs. `doubtful`: see `beliefs`.
+        """
         self.name, self.neighbours, self.terms = name, neighbours, terms
         self.ledger, self.inbox, self.transport = ledger, inbox, transport
         self.failpoints, self.told, self.gossip = failpoints, told, gossip
-        self.check, self.proofs, self.last = check, proofs, last
+        self.check, self.cards, self.proofs, self.last = check, cards, proofs, last
         self.given_up: Callable[[str], bool] = lambda peer: False  # whom this agent counts as gone
         self.beliefs = Beliefs(neighbours, ledger, proofs, lambda peer: self.given_up(peer), doubtful)
         self.changed = asyncio.Event()  # something came in, or somebody's standing changed
         self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
+        self.heard_at = dict.fromkeys(neighbours, time())  # for people: nothing is decided by it
         self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
         self.differing: set[str] = set()  # neighbours that hold other terms
         self._differed = 0  # ticks since the first of them, while nobody holds the same
@@ -82,6 +89,8 @@ class Peers:
         }
         if gossip is not None:
             self.answers[MessageKind.NEWS] = self._news
+        if cards is not None:
+            self.answers[MessageKind.CARD] = self._card
         self._to_send = {peer: asyncio.Event() for peer in neighbours}
         self._asked: set[str] = set()
         self.tasks: list[asyncio.Task[None]] = []
@@ -92,10 +101,7 @@ class Peers:
             self.spawn(self._serve(peer))
 
     async def close(self) -> None:
-        tasks = list(self.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(list(self.tasks), "neighbours")
         await self.transport.close()
 
     def ask(self, peer: str) -> None:
@@ -159,8 +165,9 @@ class Peers:
             return Reply(ReplyCode.FAILED)
 
     def _in_range(self, message: Message) -> bool:
-        """News are counted; everything else has a round of the plan."""
-        most = LARGEST_NUMBER if message.kind is MessageKind.NEWS else self.last
+        """News and cards are counted; everything else has a round of the plan."""
+        counted = message.kind in (MessageKind.NEWS, MessageKind.CARD)
+        most = LARGEST_NUMBER if counted else self.last
         return -1 <= message.round <= most
 
     def _refused(self, peer: str, code: ReplyCode, message: Message) -> Reply:
@@ -191,24 +198,24 @@ class Peers:
         verdict = self.inbox.judge(peer, message.round, message.digest)
         if verdict in (ReplyCode.OK, ReplyCode.LATER):
             try:
-                self._check_row(peer, message)
+                self.check(message.body)
             except ValueError as error:
                 self.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
                 return Reply(ReplyCode.NOT_A_ROW, str(error))
             self.beliefs.shown[peer] = max(self.beliefs.shown[peer], message.round)
-        self.inbox.settle(verdict, peer, message.round, message.digest, message.body, message.signature)
+        signature = self._signature(peer, message) if verdict is ReplyCode.OK else b""
+        self.inbox.settle(verdict, peer, message.round, message.digest, message.body, signature)
         if not verdict.accepted and verdict is not ReplyCode.LATER:
             self._refused(peer, verdict, message)
         self.failpoints.reached("after_receive")
         self.changed.set()
         return Reply(verdict)
 
-    def _check_row(self, peer: str, message: Message) -> None:
-        self.check(message.body)
+    def _signature(self, peer: str, message: Message) -> bytes:
+        """The one under the row, where it holds; it is its sender whom it serves."""
         receiver = receiver_of(self.ledger, self.name)
-        signed = (peer, receiver, message.round, message.digest, message.signature)
-        if message.signature and not self.proofs.holds(*signed):
-            raise ValueError("its signature is not one of its sender's under this row")
+        facts = (peer, receiver, message.round, message.digest, message.signature)
+        return message.signature if self.proofs.holds(*facts) else b""
 
     def distrust(self, peer: str, code: ReplyCode, words: str) -> None:
         """Nothing more is believed of `peer`, and the log says why."""
@@ -234,6 +241,19 @@ class Peers:
             self.distrust(peer, code, words)
         self.changed.set()
         self.wake()
+        return Reply(code, words)
+
+    async def _card(self, peer: str, message: Message) -> Reply:
+        assert self.cards is not None
+        if self.ledger.quarantined(peer) is not None:
+            return self._refused(peer, ReplyCode.QUARANTINED, message)
+        code, words, culprit = self.cards.take(message.body)
+        if code is ReplyCode.NOT_A_STATEMENT:
+            self.distrust(peer, code, words)
+        elif culprit is not None and culprit in self.silent:
+            self.distrust(culprit, code, words)
+        elif code is ReplyCode.OK:
+            self.wake()
         return Reply(code, words)
 
     def _learn(self, peer: str, greeting: Greeting, known: int | None) -> None:
@@ -270,6 +290,7 @@ class Peers:
 
     def _heard(self, peer: str) -> None:
         self.silent[peer] = 0
+        self.heard_at[peer] = time()
 
     def _differ(self, peer: str) -> None:
         """`peer` is not believed. Where all are like it, or nobody else is heard, the mistake is here."""
@@ -359,10 +380,14 @@ class Peers:
             self._learn(peer, greeting, known)
         if not reply.ok and reply.code is not ReplyCode.FAILED:
             self.told.tell(peer, "refused", f"the greeting: {quoted(reply.reason)}")
-            self.ledger.depart(f"round {self.ledger.round}: {peer} refuses this agent")
+            if reply.code in (ReplyCode.QUARANTINED, ReplyCode.ROLLED_BACK):
+                self._refused_for_good(peer, "the greeting")
         return reply.ok
 
     def _next(self, peer: str) -> Message | None:
+        card = self.cards.untold(peer) if self.cards else None
+        if card is not None:
+            return Message.of(MessageKind.CARD, *card)
         news = self.gossip.untold(peer) if self.gossip else None
         if news is not None:
             return Message.of(MessageKind.NEWS, *news)
@@ -384,6 +409,9 @@ class Peers:
             for round in self.ledger.waiting(peer):
                 if round <= message.round:
                     self.ledger.acknowledge(peer, round)
+        elif message.kind is MessageKind.CARD:
+            assert self.cards is not None
+            self.cards.told(peer, message.round, reply)
         elif reply.ok and message.kind is MessageKind.NEWS:
             assert self.gossip is not None
             self.gossip.acknowledged(peer, message.round)
@@ -394,8 +422,13 @@ class Peers:
         elif reply.code not in (ReplyCode.LATER, ReplyCode.FAILED):
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
             self.told.tell(peer, "refused", words)
-            self.refused_by.add(peer)
-            if message.kind is MessageKind.ROW:
-                self.ledger.depart(f"round {message.round}: {peer} refused the row")
+            self._refused_for_good(peer, "the row" if message.kind is MessageKind.ROW else "")
         self.changed.set()
         return reply.ok
+
+    def _refused_for_good(self, peer: str, what: str) -> None:
+        """`peer` takes nothing more of this agent; nothing of it is waited for: nobody can stop another."""
+        self.refused_by.add(peer)
+        if what:
+            self.ledger.depart(f"round {self.ledger.round}: {peer} refused {what}", peer)
+        self.changed.set()

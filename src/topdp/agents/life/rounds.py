@@ -1,12 +1,12 @@
 """Planned rounds of one agent: gather, compute, charge, send; synchronous, or in pairs as the plan drew them.
 
 Round r closes when every live neighbour that sends to this agent in round r-1 has been heard. One that is
-quarantined is not waited for. One that answers nothing for the idle timeout is waited for or not, as the
-manifest's rule says (an agent that hears nobody at all waits in any case); what it would have sent is
-replaced by this agent's own estimate, the log says so, and what it sends later is acknowledged and not used.
-An agent that others went on without takes up the round where all of them that it hears have shown rows of,
-whatever they say. Where draws are shared nobody comes
-back: who is missing is given up for good (`absences`).
+quarantined, or has quarantined this agent, is not waited for. One that answers nothing for the idle timeout
+is waited for or not, as the manifest's rule says (an agent that hears nobody at all waits in any case); what
+it would have sent is replaced by this agent's own estimate, the log says so, and what it sends later is
+acknowledged and not used. An agent that others went on without takes up the round of which all whom it hears
+have shown rows, whatever they say. Where draws are shared nobody comes back: who is missing is given up for
+good (`absences`).
 
 **Guarantees.** As for every `Life`; and every round of the plan is made as written, except that the agent's
 data enter no round from the one on whose charge would pass the budget, and that draws shared with somebody
@@ -29,6 +29,7 @@ from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.peers import TICKS, Peers
 from topdp.agents.life.rows import AS_PLANNED, drawn, kept, make
 from topdp.agents.life.sharing import Sharing
+from topdp.agents.life.watch import Watch
 from topdp.agents.wire import payload
 
 
@@ -47,6 +48,7 @@ class Rounds(Life):
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
         super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
+        self.watch = Watch(peers.told, equipment.manifest.rules.largest_drift)
         self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
 
     def _has_rounds(self) -> bool:
@@ -63,12 +65,15 @@ class Rounds(Life):
                 return False
         if self.absences is None and self._catch_up():
             return True
+        if self.paused():
+            return True  # before anything is made: what was gathered is on the books
         await self._round(self.ledger.round + 1, *gathered)
         return True
 
     async def _round(
         self, round: int, received: dict[int, Tensor], senders: list[str], missing: list[str]
     ) -> None:
+        self._leave_out(round, received, senders)
         for peer in missing:
             self._depart(round, peer)
         information = float(self.meter.planned[round])
@@ -85,6 +90,15 @@ class Rounds(Life):
         applied = [(sender, round - 1) for sender in senders]
         self._release(round, kind, cost, bodies, kept(part, round, rows), applied, notes=notes)
 
+    def _leave_out(self, round: int, received: dict[int, Tensor], senders: list[str]) -> None:
+        """Looks at what came in; rows beyond the manifest's limit are taken out of `received`."""
+        number = self.equipment.manifest.number
+        row_of = {peer: self.equipment.part.read(round - 1)[number(peer)] for peer in senders}
+        rows = {peer: received[row] for peer, row in row_of.items()}
+        for peer in self.watch.far(round - 1, self.estimate(), rows):
+            del received[row_of[peer]]
+            self.ledger.depart(f"round {round}: the row of {peer} was too far away")
+
     # Shared draws
 
     async def _agreed(self, sharing: Sharing) -> bool:
@@ -97,6 +111,9 @@ class Rounds(Life):
         waited = 0
         while not sharing.agreed() or not self._all_met(peers):
             self.peers.wake()  # what was just agreed on is to be told
+            self.waits.now(
+                {*sharing.missing(), *(peer for peer in peers if peer not in self.peers.beliefs.met)}
+            )
             self._raise_faults()
             if self.stopping.is_set():
                 return False
@@ -124,6 +141,7 @@ class Rounds(Life):
             self._raise_faults()
             if not self.absences.holds(round):
                 return True
+            self.waits.now(self.sharing.departures.unsettled() if self.sharing else ())
             if self.stopping.is_set():
                 return False
             for peer in self.peers.neighbours:
@@ -148,6 +166,7 @@ class Rounds(Life):
             waiting = [
                 peer for peer in expected if peer not in missing and self.ledger.received(peer, round) is None
             ]
+            self.waits.now(waiting)
             if not waiting:
                 break
             await ticks.wait(self.peers)
@@ -169,7 +188,7 @@ class Rounds(Life):
             return False
         if self.absences is not None:
             return self.absences.lost(peer)
-        if self.ledger.quarantined(peer) is not None:
+        if self.peers.ends_with(peer):
             return True
         if not self.equipment.manifest.rules.goes_on:
             return False
@@ -181,7 +200,7 @@ class Rounds(Life):
         self.peers.told.tell(
             peer, "missing", f"no row for round {round}: this agent's own estimate stands in for it"
         )
-        self.ledger.depart(f"round {round}: nothing from {peer}")
+        self.ledger.depart(f"round {round}: nothing from {peer}", peer)
 
     def _catch_up(self) -> bool:
         """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too.
@@ -219,9 +238,9 @@ class Rounds(Life):
         self.peers.finishing = True
         self.peers.wake()
 
-    def _is_needed(self) -> bool:
+    def _stays_with(self) -> list[str]:
         """Until every neighbour has what it needs, and knows that this agent has."""
-        return any(self._stays_for(peer) for peer in self.peers.neighbours)
+        return [peer for peer in self.peers.neighbours if self._stays_for(peer)]
 
     async def _settle(self) -> None:
         """Nothing: what is owed is sent by `peers`."""

@@ -27,6 +27,7 @@ from topdp.plan import Plan, PlanError
 from topdp.plan.batches import Batches, Cycle
 from topdp.plan.plan import NOBODY
 from topdp.simulator.adam import adam_step
+from topdp.simulator.robust_mixing import entering
 
 logger = logging.getLogger("topdp.agents")
 
@@ -264,7 +265,7 @@ def make(
     gradient: Tensor | None = None
     rows: dict[int, Tensor] = {}
     for row in part.made(round):
-        target = mixed(part.sources(round, row), before, estimate)
+        target = _mix(part, round, row, before, estimate)
         if this.step[row] and gradients is not None:
             if gradient is None:
                 gradient = gradients.mean(round, estimate)
@@ -276,6 +277,23 @@ def make(
     for row, before_that, draw, std in changed.taken_back:
         draws.add(rows[row], -std, before_that, draw)
     return rows
+
+
+def _mix(part: Part, round: int, row: int, before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
+    """What the agent's row is made of before its gradient and noise; others' rows by the rule of the plan."""
+    sources, robust = part.sources(round, row), part.plan.robust
+    if robust is None:
+        return mixed(sources, before, instead)
+    owner = part.plan.owner
+    target = mixed([one for one in sources if owner[one[0]] == part.agent], before, instead)
+    others = [
+        (before.get(source, instead), weight) for source, weight in sources if owner[source] != part.agent
+    ]
+    if others:
+        rows, weights = zip(*others, strict=True)
+        received = torch.stack(rows)[None]
+        target += entering(robust, instead[None], received, received.new_tensor(weights)[None])[0]
+    return target
 
 
 def _adjusted(part: Part, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:

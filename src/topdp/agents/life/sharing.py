@@ -19,6 +19,7 @@ from topdp.agents.books.ledger import Ledger
 from topdp.agents.books.news import News
 from topdp.agents.life.agreement import AGREED, RUN_KEY, RunKey, agree
 from topdp.agents.life.departures import Departures
+from topdp.agents.life.ending import all_done
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.gossip import Gossip
@@ -59,7 +60,7 @@ class Sharing:
             failpoints.reached("after_key")
             self.gossip.state(RUN_KEY, RunKey.fresh(self.plan, public).text())
             self._private = self.secret.resume(public, ledger.round)
-        elif ledger.round + 1 < equipment.part.plan.releases:
+        elif not all_done(ledger, equipment.part.plan):
             self._private = self.secret.resume(RunKey.read(stated).public, ledger.round)
         self.agreed()
 

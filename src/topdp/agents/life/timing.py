@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from time import CLOCK_BOOTTIME, clock_gettime, perf_counter, process_time, thread_time
 
 PARTS = ("compute", "ledger", "network")
 
 
 class Timing:
-    """Seconds by part, over the rounds that this process did."""
+    """Seconds by part, over the rounds that this process did.
+
+    What waits for a core counts for the part that wants it. So there are processor seconds too: of computing,
+    and of everything else that the process does meanwhile.
+    """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.rounds = 0
+        self._computing, self._begun = 0.0, process_time()
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
@@ -24,6 +30,50 @@ class Timing:
         finally:
             self.seconds[part] += perf_counter() - begun
 
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around the computing itself, in the thread that does it."""
+        begun = thread_time()
+        try:
+            yield
+        finally:
+            self._computing += thread_time() - begun
+
+    def processor_per_round(self) -> dict[str, float]:
+        """Milliseconds of a processor, a round."""
+        rest = process_time() - self._begun - self._computing
+        parts = {"compute": self._computing, "rest": rest}
+        return {part: 1e3 * value / max(1, self.rounds) for part, value in parts.items()}
+
     def per_round(self) -> dict[str, float]:
         """Milliseconds a round."""
         return {part: 1e3 * value / max(1, self.rounds) for part, value in self.seconds.items()}
+
+
+class Stages:
+    """Seconds of an agent's start, stage by stage, from the birth of its process."""
+
+    def __init__(self) -> None:
+        self.wall: dict[str, float] = {}
+        self.processor: dict[str, float] = {}
+        self._last = perf_counter() - _age(), 0.0
+
+    def over(self, stage: str) -> None:
+        """`stage` ends now, and the next begins."""
+        now = perf_counter(), process_time()
+        self.wall[stage], self.processor[stage] = now[0] - self._last[0], now[1] - self._last[1]
+        self._last = now
+
+    def words(self) -> str:
+        parts = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.wall.items())
+        return f"{sum(self.wall.values()):.2f} s ({parts})"
+
+
+def _age() -> float:
+    """Seconds since this process was born; 0 where the system does not say."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            born = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, clock_gettime(CLOCK_BOOTTIME) - born)
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +25,7 @@ from safetensors.torch import load_file
 
 from topdp.agents.life.agent import ESTIMATE, RESULT
 from topdp.agents.life.timing import PARTS
+from topdp.agents.site import nursery, shutdown
 from topdp.agents.site.rehearsals import plant
 from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest, Rules
@@ -59,14 +61,19 @@ def run(
     failpoints: dict[int, str] | None = None,
     rules: Rules | None = None,
     rehearse: bool = False,
+    relay: bool = False,
 ) -> dict[str, Any]:
     """Executes `config` on processes; the JSON object of `topdp federation demo --json`.
 
     `failpoints`: where an agent is to be killed once; it is then started again. `rehearse`: with canaries in
-    the records of the agent that loses most, and notes of everything, for an audit.
+    the records of the agent that loses most, and notes of everything, for an audit. `relay`: no agent opens
+    a port.
     """
     begun = time.perf_counter()
-    parts, manifest, account = prepared(config, out / "agents", rules or Rules(idle_timeout=60.0))
+    rules = rules or Rules(idle_timeout=60.0)
+    if relay:
+        rules = rules.model_copy(update={"relay": _free_addresses(1)[0]})
+    parts, manifest, account = prepared(config, out / "agents", rules)
     folder, names, shards = out / "agents", manifest.names, parts.shards
     if rehearse:
         outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
@@ -74,7 +81,8 @@ def run(
         planted.save(folder / CANARIES)
         say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
     say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
-    codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
+    with _relaying(rules.relay, folder / "relay.log"):
+        codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
     results = []
     for name, code in zip(names, codes, strict=True):
         path = folder / name / "state" / RESULT
@@ -93,7 +101,7 @@ def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, M
     parts = Assembly.of(config)
     graph, shards = parts.graph, parts.shards
     names = [f"agent{i}" for i in range(graph.agents)]
-    addresses = _free_addresses(len(names))
+    addresses = [""] * len(names) if rules.relay else _free_addresses(len(names))
     cards = [
         identity.init(folder / name / "identity", name, address).card
         for name, address in zip(names, addresses, strict=True)
@@ -138,31 +146,27 @@ def processes(
     One that is killed by its failpoint is started once more, or gone `for_good`.
     """
 
-    def started(i: int, failpoint: str | None) -> subprocess.Popen[bytes]:
+    def started(i: int, failpoint: str | None) -> BaseProcess:
         place = folder / names[i]
-        command = [sys.executable, "-m", "topdp", "agent", "start", "--json", "--json-log"]
+        command = ["agent", "start", "--json", "--json-log"]
         command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(place / "identity")]
         command += ["--data", str(place / "records.npz"), "--state", str(place / "state")]
         if (folder / CANARIES).exists():
             command += ["--canaries", str(folder / CANARIES)]
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **nursery.ALONE}
         environment.pop("TOPDP_FAILPOINT", None)
         if failpoint is not None:
             environment["TOPDP_FAILPOINT"] = failpoint
-        with (place / "log.jsonl").open("ab") as log:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=environment
-            )
+        return nursery.start(command, environment, place / "log.jsonl")
 
     running = {i: started(i, failpoints.get(i)) for i in range(len(names))}
     codes: dict[int, int] = {}
     try:
         while running:
+            wait(process.sentinel for process in running.values())
             for i, process in list(running.items()):
-                try:
-                    code = process.wait(timeout=0.2)
-                except subprocess.TimeoutExpired:
+                if (code := process.exitcode) is None:
                     continue
                 del running[i]
                 if code == -9 and i in failpoints and i not in for_good:
@@ -173,11 +177,42 @@ def processes(
             if any(code not in ENDED_WELL for i, code in codes.items() if i not in for_good):
                 break  # the others would wait for it
     finally:
-        for process in running.values():
-            process.terminate()
-        for i, process in running.items():
-            codes[i] = process.wait()
+        codes |= ended(running, names, say)
     return [codes[i] for i in range(len(names))]
+
+
+def ended(
+    running: Mapping[int, BaseProcess],
+    names: Sequence[str],
+    say: Say,
+    patience: float = 2 * shutdown.LIMIT,
+) -> dict[int, int]:
+    """Asks processes to end, and kills those that have not after `patience` seconds: their exit codes."""
+    for process in running.values():
+        process.terminate()
+    codes, until = {}, time.monotonic() + patience
+    for i, process in running.items():
+        process.join(max(0.0, until - time.monotonic()))
+        if process.exitcode is None:
+            say(f"{names[i]} did not end in {patience:g} s after it was asked to, and is killed")
+            process.kill()
+            process.join()
+        assert process.exitcode is not None
+        codes[i] = process.exitcode
+    return codes
+
+
+@contextmanager
+def _relaying(address: str, log: Path) -> Iterator[None]:
+    """A relay while inside, where there is to be one."""
+    if not address:
+        yield
+        return
+    process = nursery.start(["relay", "--listen", address], {**os.environ, **nursery.ALONE}, log)
+    try:
+        yield
+    finally:
+        ended({0: process}, ["the relay"], lambda _: None)
 
 
 def _gathered(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 
 FIELDS = ("agent", "peer", "event", "round")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, message, and who, whom, what and when where they are known."""
+    """One JSON object a line: time, level, message, agent, event, round; peer and facts where there are."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -19,17 +20,37 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+        line |= getattr(record, "facts", {})
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
-def to_stderr(as_json: bool, level: int = logging.INFO) -> None:
+class Speaker(logging.Filter):
+    """Fills in who speaks, and its round, where a line does not say it; takes nothing out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.agent: str | None = None
+        self.round: Callable[[], int | None] = lambda: None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        known = {"agent": self.agent, "round": self.round(), "event": "note"}
+        for name, value in known.items():
+            if not hasattr(record, name):
+                setattr(record, name, value)
+        return True
+
+
+def to_stderr(as_json: bool, level: int = logging.INFO) -> Speaker:
     """Sends the log of agents to stderr; called once by a command, never by the library."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     )
+    speaker = Speaker()
+    handler.addFilter(speaker)
     logger = logging.getLogger("topdp.agents")
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(level)
+    return speaker

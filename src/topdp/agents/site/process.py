@@ -5,26 +5,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from topdp import data
+from topdp.agents.books.database import LedgerError, TamperedError
+from topdp.agents.books.ledger import Ledger
+from topdp.agents.life import cards
 from topdp.agents.life.agent import Agent, Outcome
+from topdp.agents.life.ending import end_with, last_round
 from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
-from topdp.agents.site import metrics
-from topdp.agents.terms import identity, manifest
+from topdp.agents.life.timing import Stages
+from topdp.agents.site import budgets, models
+from topdp.agents.site.log import Speaker
+from topdp.agents.site.monitor import Monitor
+from topdp.agents.site.orders import Orders
+from topdp.agents.site.shutdown import Shutdown
+from topdp.agents.terms import amendments, manifest, succession
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
-from topdp.agents.wire.grpc_transport import GrpcTransport
+from topdp.agents.terms.succession import Directory
+from topdp.agents.wire.transport import end_all
 from topdp.audit.recording import NOTES, Planted
-from topdp.errors import DataError
+from topdp.errors import DataError, ExitCode, InputError, TopdpError
+from topdp.plan.arrays import AnyArray
 from topdp.settings import build
 from topdp.settings.config import ConfigError
+
+if TYPE_CHECKING:
+    from topdp.agents.site.scores import Scores
 
 logger = logging.getLogger("topdp.agents")
 
@@ -43,15 +59,31 @@ class Options:
     metrics_port: int | None = None
     live_pairing: bool = False
     canaries: Path | None = None
+    evaluate: int | None = None
+    report: float = 30.0
+    amended_by: Path | None = None  # the manifest that takes the place of this one
+    after: Path | None = None  # under an amendment, the state folder of the run before
+    site: Path | None = None
 
 
-def run(options: Options) -> Outcome:
-    """The whole life of the process."""
+def run(options: Options, speaker: Speaker | None = None) -> Outcome:
+    """The whole life of the process. `speaker`: whose lines in the log are to say who speaks."""
+    speaker = speaker or Speaker()
+    stages = Stages()
+    stages.over("imports")
     torch.set_num_threads(1)
     terms = manifest.read(options.manifest)
-    me = identity.load(options.identity)
-    number = terms.number(me.card.name)
+    held = succession.generations(options.identity)
+    first = held[0]  # its key is the root of what must be the same after a renewal
+    number = terms.number(first.card.name)
+    books = _books(options.state)
+    me = cards.chosen(terms, held, books)
+    own = cards.since(succession.successors(options.identity), succession.digest(terms.card(me.card.name)))
+    directory = cards.restored(terms, books, own)
+    speaker.agent = me.card.name
+    epsilon = _left(options, terms, first.card.name)
     setup = Setup.of(terms)
+    stages.over("plan")
     if options.live_pairing and terms.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
     if options.live_pairing and options.canaries is not None:
@@ -71,25 +103,86 @@ def run(options: Options) -> Outcome:
             "noise in %s; not for data that others must not see",
             me.card.name,
             options.state / NOTES,
+            extra={"event": "rehearsal"},
         )
     records = (torch.from_numpy(inputs), torch.from_numpy(targets))
+    stages.over("data")
     mine = equip(
         setup,
         number,
         records,
         dataset.classes,
         options.seeded,
-        options.epsilon,
+        epsilon,
         in_thread=True,
-        key=me.secret("order of records"),
+        key=first.secret("order of records"),
         rehearsal=rehearsal,
         progress=_told,
     )
     if options.seeded:
-        logger.warning("%s: SEEDED: noise can be repeated by whoever knows the seed; for tests", me.card.name)
+        logger.warning(
+            "%s: SEEDED: noise can be repeated by whoever knows the seed; for tests",
+            me.card.name,
+            extra={"event": "seeded"},
+        )
+    stages.over("features and account")
     # One gradient before the first greeting: what is wrong with model or data is said here.
     mine.gradients.mean(0, mine.start)
-    return asyncio.run(_live(options, mine, me))
+    stages.over("first gradient")
+    scores = _scores(options.evaluate, setup, dataset, me.card.name)
+
+    def beside(agent: Agent, stop: Callable[[], None]) -> Monitor:
+        speaker.round = lambda: agent.ledger.round
+        models.note(options.state, mine, dataset.classes)
+        return Monitor(agent, Orders(options.state), stop, options.report, scores)
+
+    return asyncio.run(_live(options, mine, me, directory, stages, beside, (inputs, targets)))
+
+
+def _scores(every: int | None, setup: Setup, dataset: data.Dataset, name: str) -> Scores | None:
+    """Who evaluates this agent's model for its owner, where that is wanted."""
+    if every is None:
+        return None
+    from topdp.agents.site.scores import Scores
+
+    scores = Scores(setup, dataset, name, every)
+    logger.info(
+        "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing",
+        name,
+        every,
+        scores.records,
+        scores.on,
+        extra={"event": "evaluate"},
+    )
+    return scores
+
+
+def _left(options: Options, terms: manifest.Manifest, name: str) -> float | None:
+    """The budget that this agent holds itself to: the option's, or what an earlier run has left of it."""
+    amendments.expect_agreed(terms)
+    found = amendments.amendment_of(terms)
+    if found is None or name not in found.granted:
+        return options.epsilon
+    if options.after is None:
+        raise InputError(
+            f"Expected the state folder of the run before, {found.manifest[:16]}, since this manifest amends "
+            "it and budgets go on from there: name it with --after."
+        )
+    before = Ledger(options.after, writable=False)
+    before.close()
+    ended = last_round(before) is not None and before.round >= found.round
+    left = amendments.remaining(terms, name, before.meta["federation"], ended, before.spent)
+    return left if options.epsilon is None else min(left, options.epsilon)
+
+
+def _books(state: Path) -> dict[str, str]:
+    """What a state folder remembers; nothing where it cannot be read: the agent says why when it opens it."""
+    try:
+        ledger = Ledger(state, writable=False)
+    except (LedgerError, TamperedError):
+        return {}
+    ledger.close()
+    return ledger.meta
 
 
 def _records(path: str, terms: manifest.Manifest) -> data.Dataset:
@@ -108,18 +201,63 @@ def _records(path: str, terms: manifest.Manifest) -> data.Dataset:
 def _told(message: str, done: int = 0, total: int | None = None) -> None:
     """Features in the log, when they begin and every tenth of the way."""
     if message and total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
-        logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6)
+        logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6, extra={"event": "features"})
 
 
-async def _live(options: Options, mine: Equipment, me: Identity) -> Outcome:
-    transport = GrpcTransport(me, mine.manifest, listen=options.listen)
+async def _live(
+    options: Options,
+    mine: Equipment,
+    me: Identity,
+    directory: Directory,
+    stages: Stages,
+    beside: Callable[[Agent, Callable[[], None]], Monitor],
+    records: tuple[AnyArray, AnyArray],
+) -> Outcome:
+    # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
+    from topdp.agents.wire.grpc_transport import GrpcTransport
+
+    ends = None
+    if options.amended_by is not None:
+        ends = amendments.end_of(mine.manifest, manifest.read(options.amended_by))
+    transport = GrpcTransport(me, mine.manifest, listen=options.listen, directory=directory)
     private = PrivateFiles(me, options.identity)
     places = Failpoints.from_environment()
-    agent = Agent(mine, options.state, transport, places, options.live_pairing, private)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop)
+    agent = Agent(mine, options.state, transport, places, options.live_pairing, private, directory)
+    if ends is not None:
+        end_with(agent.ledger, ends)
+        logger.info(
+            "%s: this run ends with round %d: it was amended", agent.name, ends, extra={"event": "amended"}
+        )
+    stages.over("links and books")
+    logger.info(
+        "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}
+    )
+    shutdown = Shutdown(agent.stop, agent.ledger.close)
+    shutdown.listen()
     async with AsyncExitStack() as stack:
+        stack.callback(agent.ledger.close)
+        entry = budgets.entered(agent, options.site, options.identity, records, options.data)
+        monitor = beside(agent, lambda: shutdown.ask(signal.SIGTERM))
         if options.metrics_port is not None:
+            from topdp.agents.site import metrics
+
             await stack.enter_async_context(metrics.served(agent, options.metrics_port))
-        return await agent.run()
+        outcome = await _watched(agent, monitor)
+        if entry is not None:
+            entry.end()
+        return outcome
+
+
+async def _watched(agent: Agent, monitor: Monitor) -> Outcome:
+    """The agent's life, with somebody beside it; how it ends is left in the state folder."""
+    watching, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
+    try:
+        outcome = await agent.run()
+        code = outcome.code
+        return outcome
+    except TopdpError as error:
+        code = error.code
+        raise
+    finally:
+        await end_all([watching], "the monitor")
+        monitor.end(code)

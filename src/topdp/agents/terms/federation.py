@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from topdp.agents.terms import identity, manifest
 from topdp.agents.terms.identity import Card
 from topdp.agents.terms.manifest import Manifest, Rules, rules_from
 from topdp.agents.terms.setup import completed
 from topdp.privacy.account import Account
+from topdp.privacy.observers.adaptive import COALITIONS
 from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig
 from topdp.topology import Topology, from_edges
@@ -22,7 +26,16 @@ def create(
     read = [identity.read_card(card) for card in cards]
     names = tuple(card.name for card in read)
     graph = build.graph(config) if links is None else _graph(links, names)
-    return of(read, graph, counts_of(records, len(read)), config, rules_from(rules))
+    kept, agreed = rules.get("departures"), rules_from({**rules, "departures": rules.get("departures") or 0})
+    if kept and not keeps_reserve(config, agreed):
+        raise ConfigError(
+            f"--departures: expected none, got {kept}: a reserve is for privacy.guarantee=adaptive, agents "
+            "that wait, and methods without shared noise; elsewhere charges do not count on who may be gone, "
+            "or nothing can be kept for it."
+        )
+    if kept is None:
+        agreed = agreed.model_copy(update={"departures": default_departures(config, len(read), agreed)})
+    return of(read, graph, counts_of(records, len(read)), config, agreed)
 
 
 def expect_cards(cards: list[Path]) -> None:
@@ -41,7 +54,7 @@ def of(
             f"report.sinks: expected none for agents, got {', '.join(config.report.sinks)}: sinks and "
             "callbacks are the simulator's. Agents have numbers for Prometheus: topdp agent start --metrics."
         )
-    complete, account = completed(config, graph, counts, goes_on=rules.goes_on)
+    complete, account = completed(config, graph, counts, goes_on=rules.goes_on, departures=rules.departures)
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     said = list(account.warnings)
     guarantee = config.privacy.guarantee
@@ -57,7 +70,62 @@ def of(
             f"for {guarantee}: their budgets will end early. Use --dead-neighbour wait, or "
             "privacy.guarantee=worst-case."
         )
+    elif keeps_reserve(config, rules):
+        said += _what_a_departure_costs(config, complete, account, graph, counts, rules.departures)
+    elif not rules.goes_on and guarantee in ("view", "claimed"):
+        said.append(
+            f"{guarantee} holds while everybody follows the plan: from the first neighbour that drops out or "
+            f"is refused, an agent charges by worst case (up to epsilon {_largest(account):.4g}) and its "
+            "data may enter no more. privacy.guarantee=adaptive keeps a reserve for that."
+        )
     return manifest.create(cards, pairs, complete, rules), account, said
+
+
+def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
+    """Whether charges count on noise of others, so that a reserve for departures is worth something."""
+    adaptive = config.privacy.guarantee == "adaptive" and config.method.name != "correlated"
+    return adaptive and not rules.goes_on
+
+
+def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
+    """One: a single member that fails or lies must not end the training of all. More is the users' choice.
+
+    None where that makes no difference, or so many coalitions that they are not looked at unasked.
+    """
+    colluders = config.privacy.colluders + 1
+    looked_at = config.privacy.patient or math.comb(agents, min(colluders, agents - 1)) <= COALITIONS
+    return int(keeps_reserve(config, rules) and looked_at)
+
+
+def _what_a_departure_costs(
+    config: RunConfig,
+    complete: RunConfig,
+    account: Account,
+    graph: Topology,
+    counts: tuple[int, ...],
+    kept: int,
+) -> list[str]:
+    """What the reserve costs, and what happens beyond it, in words."""
+    beyond = (
+        "those who see more charge by worst case from then on (up to epsilon "
+        f"{_largest(account):.4g}), and their data may enter no more."
+    )
+    if not kept:
+        return [f"Nothing is kept in reserve for an agent that drops out or is refused: {beyond}"]
+    who = "One agent" if kept == 1 else f"{kept} agents"
+    cost = "with the noise that was given"
+    if config.privacy.sigma is None:
+        least, _ = completed(config, graph, counts)
+        more, fewer = (np.asarray(one.privacy.sigma, dtype=float) for one in (complete, least))
+        ratio = float(np.max(more / fewer))
+        cost = f"for that noise is {ratio:.3g} times as large as without (--departures 0)"
+    return [f"{who} may drop out or be refused, and nobody's budget ends: {cost}; {beyond}"]
+
+
+def _largest(account: Account) -> float:
+    """The largest worst-case ε of an agent."""
+    epsilon = account.answer("worst-case").epsilon
+    return math.inf if epsilon is None else float(np.max(epsilon))
 
 
 def counts_of(records: str, agents: int) -> tuple[int, ...]:
@@ -76,12 +144,17 @@ def counts_of(records: str, agents: int) -> tuple[int, ...]:
 
 
 def _graph(links: str, names: tuple[str, ...]) -> Topology:
+    edges = [(names.index(a), names.index(b)) for a, b in named_links(links, names)]
+    return from_edges(edges, len(names), name="federation", labels=names)
+
+
+def named_links(links: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
     """`ada-bob,bob-cleo`; names may hold dashes as long as one reading fits."""
-    edges = []
+    pairs = []
     for link in links.split(","):
         cuts = [(link[:k], link[k + 1 :]) for k, letter in enumerate(link) if letter == "-"]
         fits = [(a.strip(), b.strip()) for a, b in cuts if a.strip() in names and b.strip() in names]
         if len(fits) != 1:
             raise ConfigError(f"--links: expected two names of cards with a dash between, got {link!r}.")
-        edges.append((names.index(fits[0][0]), names.index(fits[0][1])))
-    return from_edges(edges, len(names), name="federation", labels=names)
+        pairs.append(fits[0])
+    return pairs

@@ -181,7 +181,11 @@ def make(
 
 def init(folder: Path, name: str, address: str = "") -> Identity:
     """Makes a key, a certificate and a card in `folder`. An identity that is there is never replaced."""
-    identity = make(name, address)
+    return keep(folder, make(name, address))
+
+
+def keep(folder: Path, identity: Identity) -> Identity:
+    """Writes an identity to `folder`, where none may be."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # The mode is given at birth: there is no moment in which others could read the key.
@@ -204,8 +208,8 @@ def init(folder: Path, name: str, address: str = "") -> Identity:
     return identity
 
 
-def load(folder: Path, now: datetime | None = None) -> Identity:
-    """The identity in `folder`, or the reason why it cannot be used."""
+def load(folder: Path, now: datetime | None = None, expired: bool = False) -> Identity:
+    """The identity in `folder`, or the reason why it cannot be used. `expired`: one that was may be."""
     path = folder / KEY
     try:
         mode = path.stat().st_mode & 0o777
@@ -233,9 +237,15 @@ def load(folder: Path, now: datetime | None = None) -> Identity:
         raise TrustError(
             f"Expected the certificate of {folder / CARD} in {folder / CERTIFICATE}, got another one."
         )
-    if reason := card.expired(now):
-        raise TrustError(f"Expected a valid certificate in {folder}: {reason}; make a new identity.")
-    return Identity(card, key)
+    held = Identity(card, key)
+    if not expired:
+        expect_valid(held, str(folder), now)
+    return held
+
+
+def expect_valid(identity: Identity, origin: str, now: datetime | None = None) -> None:
+    if reason := identity.card.expired(now):
+        raise TrustError(f"Expected a valid certificate in {origin}: {reason}; make a new identity.")
 
 
 def read_card(path: Path) -> Card:

@@ -11,15 +11,15 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
-from topdp.agents.terms.identity import Card, card_from_tree
+from topdp.agents.terms.identity import Card, card_from_tree, check_address
 from topdp.errors import InputError, TrustError
 from topdp.files import write_whole
 from topdp.settings import config as configurations
@@ -28,6 +28,8 @@ from topdp.topology import Topology, TopologyError, from_edges
 
 FORMAT = 1
 KEYS = ("format", "hash", "rules", "agents", "links", "run")
+OPTIONAL = ("amends",)  # where it takes the place of another one: `amendments.py`
+SIGNATURES = "signatures"  # beside the document: its hash is what is signed
 
 
 class ManifestError(InputError):
@@ -41,6 +43,13 @@ class Rules(Section):
     """A neighbour from whom nothing comes for `idle_timeout`: wait for it, or mix what arrived.
 
     Where agents share noise, to go on is final: nothing more is taken of that neighbour.
+    """
+
+    departures: Annotated[int, Field(ge=0)] = 0
+    """Agents that may drop out, or be refused by others, while the charges of all hold: the reserve.
+
+    Under `adaptive`, where rows are hidden from some: who is gone counts as one more colluder, so noise is
+    calibrated, and charged, for `privacy.colluders` and so many more.
     """
 
     idle_timeout: Annotated[float, Field(ge=0.05, le=3600, allow_inf_nan=False)] = 30.0
@@ -59,6 +68,15 @@ class Rules(Section):
     largest_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e6
     """Rows above this norm are refused."""
 
+    largest_drift: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Rows so many times as far from one's own as the median neighbour's are left out; 0: no limit.
+
+    From 3 on honest rows hardly ever are. It takes three neighbours to tell who is far away.
+    """
+
+    relay: Annotated[str, AfterValidator(check_address)] = ""
+    """Where neighbours meet of whom neither has an address: `host:port` of a `topdp relay`, or nothing."""
+
     @property
     def goes_on(self) -> bool:
         """Whether agents go on without a silent neighbour."""
@@ -74,16 +92,17 @@ class Manifest:
     config: RunConfig
     rules: Rules
     tree: dict[str, Any]  # the document without its hash: later versions of topdp must hash what is written
+    signatures: dict[str, str] = field(default_factory=dict)  # of an amendment, by name
 
     def __post_init__(self) -> None:
         if len(set(self.links)) != len(self.links):
             twice_linked = next(link for link, count in Counter(self.links).items() if count > 1)
             raise ManifestError(f"Expected every link once, got {self._words(twice_linked)} twice.")
         for link in self.links:
-            if not any(self.cards[end].address for end in link):
+            if not any(self.cards[end].address for end in link) and not self.rules.relay:
                 raise ManifestError(
                     f"Expected an address at one end of the link {self._words(link)}, got none: neither can "
-                    f"dial the other; open a port at one of them."
+                    f"dial the other; open a port at one of them, or name a relay (--relay)."
                 )
         _ = self.topology
 
@@ -123,9 +142,17 @@ class Manifest:
         low, high = sorted((first, second), key=self.number)
         return low if self.card(high).address else high
 
+    def relayed(self, first: str, second: str) -> bool:
+        """Whether two neighbours meet at the relay: neither can be dialled."""
+        return not (self.card(first).address or self.card(second).address)
+
     def to_toml(self) -> str:
         head = {"format": self.tree["format"], "hash": self.hash}
-        return tomli_w.dumps({**head, **self.tree}, multiline_strings=True)
+        signed = {SIGNATURES: self.signatures} if self.signatures else {}
+        return tomli_w.dumps({**head, **self.tree, **signed}, multiline_strings=True)
+
+    def signed_by(self, name: str, signature: str) -> Manifest:
+        return replace(self, signatures={**self.signatures, name: signature})
 
     def write(self, path: Path) -> None:
         """Whole or not at all; an existing file is replaced."""
@@ -168,7 +195,10 @@ def parse(text: str, origin: str = "manifest") -> Manifest:
         tree = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"Expected a manifest (TOML) in {origin}: {error}") from None
-    stated = tree.pop("hash", None)
+    stated, signatures = tree.pop("hash", None), tree.pop(SIGNATURES, {})
+    texts = isinstance(signatures, dict) and all(isinstance(text, str) for text in signatures.values())
+    if not texts:
+        raise ManifestError(f"{origin}: {SIGNATURES}: expected names and what they have signed.")
     try:
         found = _hash(tree)
     except (TypeError, ValueError):
@@ -178,14 +208,19 @@ def parse(text: str, origin: str = "manifest") -> Manifest:
             f"{origin}: expected the hash {found}, the file states {stated!r:.80}: it is damaged or was "
             f"changed; get it again, or make a new one with `topdp federation create`."
         )
-    return _from_tree(tree, origin)
+    return replace(_from_tree(tree, origin), signatures=signatures)
+
+
+def amending(manifest: Manifest, amends: dict[str, Any]) -> Manifest:
+    """The same manifest as one that takes the place of another."""
+    return _from_tree({**manifest.tree, "amends": amends}, "amendment")
 
 
 def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
     try:
         if tree.get("format") != FORMAT:
             raise ManifestError(f"expected format = {FORMAT}, got {tree.get('format')!r:.80}.")
-        unknown = sorted(set(tree) - set(KEYS))
+        unknown = sorted(set(tree) - {*KEYS, *OPTIONAL})
         if unknown:
             raise ManifestError(f"{unknown[0]}: no such key.{did_you_mean(unknown[0], [*KEYS])}")
         missing = sorted(set(KEYS) - set(tree) - {"hash"})

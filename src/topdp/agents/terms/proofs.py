@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.manifest import Manifest
+from topdp.agents.terms.succession import Directory
 
 LONGEST = 128
 """Bytes of a signature; those of P-256 have at most 72."""
@@ -27,6 +28,7 @@ class Proofs:
     name: str
     manifest: Manifest
     identity: Identity | None
+    directory: Directory | None = None  # the cards that came after those of the manifest
 
     def sign(self, receiver: str, round: int, digest: str) -> bytes:
         """Under a row of this agent."""
@@ -38,12 +40,13 @@ class Proofs:
         """Whether this agent has signed that row. One that signs nothing cannot tell, and believes it."""
         if self.identity is None:
             return True
-        return self.identity.card.signed(signature, self._words(self.name, receiver, round, digest))
+        return self.holds(self.name, receiver, round, digest, signature)
 
     def holds(self, sender: str, receiver: str, round: int, digest: str, signature: bytes) -> bool:
         """Whether `sender` has signed that row."""
         words = self._words(sender, receiver, round, digest)
-        return len(signature) <= LONGEST and self.manifest.card(sender).signed(signature, words)
+        cards = self.directory.cards(sender) if self.directory else (self.manifest.card(sender),)
+        return 0 < len(signature) <= LONGEST and any(card.signed(signature, words) for card in cards)
 
     def _words(self, sender: str, receiver: str, round: int, digest: str) -> bytes:
         facts = [self.manifest.hash, sender, receiver, round, digest]

@@ -15,6 +15,7 @@ import numpy as np
 from topdp.agents.terms.manifest import Manifest
 from topdp.plan import Plan
 from topdp.privacy.account import Account
+from topdp.privacy.observers.adaptive import in_the_open
 from topdp.privacy.observers.survivors import with_reserve
 from topdp.privacy.observers.view import Progress
 from topdp.runs.planning import accounted, plan_and_account, plan_writer
@@ -41,6 +42,7 @@ class Setup:
     def of(cls, manifest: Manifest) -> Setup:
         """From a manifest whose configuration is complete."""
         config, graph = manifest.config, manifest.topology
+        expect_no_attack(config)
         counts = _counts(config)
         sigma = build.sigma(config, graph.agents)
         if sigma is None or len(counts) != graph.agents:
@@ -55,6 +57,22 @@ class Setup:
         """The records of every agent."""
         return _counts(self.manifest.config)
 
+    @property
+    def coalition(self) -> int:
+        """How many agents pool what they see in what is charged: colluders, and a reserve for departures."""
+        privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
+        if in_the_open(self.plan):  # there who is gone is counted when it goes
+            return privacy.colluders
+        return min(privacy.colluders + self.manifest.rules.departures, agents - 1)
+
+    @property
+    def reserve(self) -> int:
+        """How many others may be gone while what is charged holds: all, where it counts all as colluders."""
+        privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
+        if privacy.guarantee != "adaptive" or in_the_open(self.plan):
+            return 0
+        return agents if self.coalition == agents - 1 else self.coalition - privacy.colluders
+
     def budget(self, agent: int) -> float:
         """ε that the manifest grants to `agent`."""
         granted = self.manifest.config.privacy.epsilon
@@ -62,6 +80,28 @@ class Setup:
 
     def model(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         return build.model(self.manifest.config, input_shape, outputs)
+
+
+def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
+    """The configuration as if so many more agents colluded: what it costs if they are gone.
+
+    Unchanged where noise is shared: who is gone counts from the round on in which it goes.
+    """
+    most = min(config.privacy.colluders + more, agents - 1)
+    counts = config.privacy.guarantee == "adaptive" and config.method.name != "correlated"
+    if not counts or most <= config.privacy.colluders:
+        return config
+    privacy = config.privacy.model_copy(update={"colluders": most})
+    return config.model_copy(update={"privacy": privacy})
+
+
+def expect_no_attack(config: RunConfig) -> None:
+    """Refuses an attack: that is for simulated runs."""
+    if config.attack.name != "none":
+        raise ConfigError(
+            f'attack.name: expected "none" for real agents, got "{config.attack.name}": `topdp run` '
+            "simulates attacks."
+        )
 
 
 def _counts(config: RunConfig) -> tuple[int, ...]:
@@ -74,22 +114,28 @@ def completed(
     counts: tuple[int, ...],
     progress: Progress | None = None,
     goes_on: bool = False,
+    departures: int = 0,
 ) -> tuple[RunConfig, Account]:
     """The configuration with noise, budgets and records of every agent written out, and what it costs.
 
     `goes_on`: the rule is to go on without who is gone. Where draws are shared there is a little more noise
     then, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
+    `departures`: so many agents may drop out and the noise is still enough (`Rules.departures`).
     """
     build.expect_named(config)
+    expect_no_attack(config)
     config = settled(config, graph, counts)
-    plan, account = plan_and_account(config, graph, counts, progress)
+    reserved = with_colluders(config, graph.agents, departures)
+    plan, account = plan_and_account(reserved, graph, counts, progress)
     guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, build.analysis(config, counts)
     given, more = build.sigma(config, graph.agents) is not None, 1.0
     if goes_on and guarantee == "adaptive":
         more = with_reserve(plan, analysis.exposure(), privacy.colluders, privacy.patient)
     if more > 1:
         # Noise that is given stays as it is: with the reserve it is worth what less noise is without.
-        account = accounted(config, plan.noise_scaled(1 / more if given else more), analysis, None, progress)
+        account = accounted(
+            reserved, plan.noise_scaled(1 / more if given else more), analysis, None, progress
+        )
     spent = account.answer(guarantee)
     if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
         raise ConfigError(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.manifest import Manifest
+from topdp.agents.terms.succession import Directory
 
 LONGEST = 512
 """Letters of a subject or a text; ours have below 250."""
@@ -44,12 +45,13 @@ class Statement:
         words = _words(manifest.hash, identity.card.name, run, about, text)
         return cls(identity.card.name, run, about, text, identity.sign(words).hex())
 
-    def holds(self, manifest: Manifest) -> bool:
-        """Whether the author is in the manifest and has signed this for it."""
+    def holds(self, manifest: Manifest, directory: Directory | None = None) -> bool:
+        """Whether the author is in the manifest and has signed this for it, with any key it has had since."""
         if self.author not in manifest.names:
             return False
         words = _words(manifest.hash, self.author, self.run, self.about, self.text)
-        return manifest.card(self.author).signed(bytes.fromhex(self.signature), words)
+        cards = directory.cards(self.author) if directory else (manifest.card(self.author),)
+        return any(card.signed(bytes.fromhex(self.signature), words) for card in cards)
 
 
 def encode(statements: Iterable[Statement]) -> bytes:

@@ -20,6 +20,7 @@ class MessageKind(IntEnum):
     COMMIT = 6
     RESOLVE = 7
     NEWS = 8
+    CARD = 9
 
 
 class ReplyCode(IntEnum):

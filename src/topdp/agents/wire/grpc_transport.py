@@ -1,8 +1,9 @@
 """Links over gRPC with mutual TLS: who dials whom, certificates, reconnects. `links.py` has what a link does.
 
 One bidirectional stream per link. Either end may dial; the manifest's rule says which one does, so that
-there is one link and not two. A site that nobody dials opens no port. There is no plaintext fallback, and no
-command asks for plaintext: `insecure=True` is for tests, on loopback only, and says so.
+there is one link and not two. A site that nobody dials opens no port; two that have none meet at a relay
+(`tunnels.py`). There is no plaintext fallback, and no command asks for plaintext: `insecure=True` is for
+tests, on loopback only, and says so.
 
 Never fork once this module is imported: gRPC has threads. Start processes with the spawn method.
 """
@@ -12,8 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import shutil
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,14 +25,18 @@ from grpc import aio
 
 from topdp.agents.terms.identity import TLS_NAME, Card, Identity, check_address, is_loopback
 from topdp.agents.terms.manifest import Manifest
+from topdp.agents.terms.succession import Directory
 from topdp.agents.wire import handshake
 from topdp.agents.wire.chunks import LARGEST_MESSAGE
+from topdp.agents.wire.front import Front
 from topdp.agents.wire.grpc_streams import Accepted, Dialled
 from topdp.agents.wire.handshake import Party, Stream
 from topdp.agents.wire.links import Link
 from topdp.agents.wire.patience import Backoff, Clock, PendingRequests
 from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told, logger
-from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable
+from topdp.agents.wire.relay import meeting_place
+from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
+from topdp.agents.wire.tunnels import Tunnel, Waiting
 from topdp.errors import InputError, TrustError
 
 SERVICE, METHOD = "topdp.agents.v1.Link", "Open"
@@ -45,6 +53,7 @@ class _Peer:
         self.link: Link | None = None
         self.linked = asyncio.Event()
         self.greetings = 0
+        self.dialled = 0
         self.trouble = "it has not been there yet"
 
 
@@ -60,25 +69,32 @@ class GrpcTransport(Transport):
         chance: random.Random | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Clock = time.monotonic,
+        directory: Directory | None = None,
     ) -> None:
+        """`directory`: cards that agents have had since the manifest was made; read at every handshake."""
         self.name = identity.card.name
-        if manifest.card(self.name).fingerprint != identity.card.fingerprint:
+        self.directory = directory or Directory(manifest)
+        if identity.card.fingerprint not in [card.fingerprint for card in self.directory.cards(self.name)]:
             raise TrustError(
                 f"Expected the certificate that the manifest lists for {self.name}, got "
                 f"{identity.card.fingerprint}: use the identity whose card is in the manifest."
             )
         self.identity, self.manifest, self.insecure = identity, manifest, insecure
         self.rules = manifest.rules
-        self.listen = check_address(listen or manifest.card(self.name).address)
+        self.listen = check_address(listen or identity.card.address)
         self.neighbours = {name: manifest.card(name) for name in manifest.neighbours(self.name)}
         self.dials = [name for name in self.neighbours if manifest.dialer(self.name, name) == self.name]
         self.dialers = {name: card for name, card in self.neighbours.items() if name not in self.dials}
-        self._by_fingerprint = {card.fingerprint: card for card in self.dialers.values()}
+        self._pinned = ""  # the certificates that TLS takes from those who dial us
+        self.relayed = {name for name in self.neighbours if manifest.relayed(self.name, name)}
         self._party = Party(identity, manifest.hash)
         self._told = Told(self.name)
         self._chance, self._pause, self._clock = chance or random.SystemRandom(), pause, clock
         self._peers: dict[str, _Peer] = {}
         self._server: Any = None
+        self._front: Front | None = None
+        self._relays: list[Waiting | Tunnel] = []
+        self._folder: Path | None = None
         self._dialing: list[asyncio.Task[None]] = []
         self._closed = False
         if insecure:
@@ -91,6 +107,8 @@ class GrpcTransport(Transport):
         self._peers = {name: _Peer(card, self.rules.in_flight) for name, card in self.neighbours.items()}
         if self.dialers:
             await self._bind()
+        for name in self.relayed & set(self.dials):
+            await self._dig(name)
         self._dialing = [asyncio.create_task(self._dial(self._peers[name])) for name in self.dials]
 
     async def request(self, peer: str, message: Message) -> Reply:
@@ -111,6 +129,10 @@ class GrpcTransport(Transport):
     def reaches(self, peer: str) -> bool:
         return peer in self._peers and self._peers[peer].link is not None
 
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]:
+        return self._told.counts
+
     async def close(self) -> None:
         self._closed = True
         for task in self._dialing:
@@ -120,11 +142,17 @@ class GrpcTransport(Transport):
                 peer.link.cut("lost", "this agent closes")
                 peer.link = None
             peer.linked.set()  # whoever waits for a link is told
-        await asyncio.gather(*self._dialing, return_exceptions=True)
+        await end_all(self._dialing, "dialing")
         if self._server is not None:
-            await self._server.stop(grace=0)
+            await ends([asyncio.create_task(self._server.stop(grace=0))], "gRPC")
+        for relayed in self._relays:
+            await relayed.close()
+        if self._front is not None:
+            await self._front.close()
         for peer in self._peers.values():
             await peer.pending.cancel()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _bind(self) -> None:
         options = [
@@ -134,29 +162,67 @@ class GrpcTransport(Transport):
             ("grpc.server_handshake_timeout_ms", self._milliseconds()),
             ("grpc.max_connection_idle_ms", 2 * self._milliseconds()),
             ("grpc.http2.min_ping_interval_without_data_ms", self._milliseconds() // 2),
+            ("grpc.http2.max_ping_strikes", 2),
         ]
         self._server = aio.server(options=options)
         handler = grpc.stream_stream_rpc_method_handler(self._accept)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
         )
-        try:
-            if self.insecure:
-                self._server.add_insecure_port(self.listen)
-            else:
-                self._server.add_secure_port(self.listen, self._server_credentials())
+        if self.insecure:
+            self._server.add_insecure_port(self.listen)
             await self._server.start()
-        except RuntimeError:
+            return
+        self._front = Front(self._own_folder(), self.rules.idle_timeout, len(self.dialers), self._told)
+        try:
+            if set(self.dialers) - self.relayed:
+                await self._front.listen(self.listen)
+        except BaseException:
             self._server = None
-            raise InputError(
-                f"Could not listen on {self.listen}: the port is taken, or the address is not of this "
-                f"machine; name another one to listen on."
-            ) from None
+            raise
+        self._server.add_secure_port(f"unix:{self._front.socket}", self._server_credentials())
+        await self._server.start()
+        for name in self.relayed & set(self.dialers):
+            place = meeting_place(self.manifest.hash, self.name, name)
+            waiting = Waiting(
+                self.rules.relay, place, name, self._front.admit, self._told, self._chance, self._pause
+            )
+            waiting.start()
+            self._relays.append(waiting)
+
+    async def _dig(self, name: str) -> None:
+        place = meeting_place(self.manifest.hash, name, self.name)
+        tunnel = Tunnel(
+            self._tunnel(name), self.rules.relay, place, name, self._told, self.rules.idle_timeout
+        )
+        await tunnel.open()
+        self._relays.append(tunnel)
+
+    def _tunnel(self, name: str) -> Path:
+        return self._own_folder() / f"to-{self.manifest.number(name)}"
+
+    def _own_folder(self) -> Path:
+        """For sockets that only this process uses: nobody else may look into it."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="topdp-"))
+        return self._folder
 
     def _server_credentials(self) -> Any:
-        pins = "".join(card.certificate for card in self.dialers.values())
+        """Asked again for every connection: neighbours may have new certificates."""
         own = (self.identity.key_pem(), self.identity.card.certificate.encode("ascii"))
-        return grpc.ssl_server_credentials([own], pins.encode("ascii"), require_client_auth=True)
+
+        def pins() -> Any:
+            found = "".join(card.certificate for card in self._dialing_cards())
+            if found == self._pinned:
+                return None
+            self._pinned = found
+            return grpc.ssl_server_certificate_configuration([own], found.encode("ascii"))
+
+        return grpc.dynamic_ssl_server_credentials(pins(), pins, require_client_authentication=True)
+
+    def _dialing_cards(self) -> list[Card]:
+        """The cards that those who dial us may show."""
+        return [card for name in self.dialers for card in self.directory.acceptable(name)]
 
     def _channel(self, card: Card) -> Any:
         options = [*self._options(), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
@@ -165,7 +231,8 @@ class GrpcTransport(Transport):
         own = self.identity.key_pem(), self.identity.card.certificate.encode("ascii")
         credentials = grpc.ssl_channel_credentials(self._pins(card), *own)
         name = ("grpc.ssl_target_name_override", TLS_NAME)
-        return aio.secure_channel(card.address, credentials, options=[*options, name])
+        target = f"unix:{self._tunnel(card.name)}" if card.name in self.relayed else card.address
+        return aio.secure_channel(target, credentials, options=[*options, name])
 
     def _pins(self, card: Card) -> bytes:
         """What TLS may trust when we dial: this one certificate."""
@@ -197,7 +264,12 @@ class GrpcTransport(Transport):
             seen = None if self.insecure else self._seen(context)
             name = seen.name if seen else name
             stream = Accepted(context)
-            name = (await self._greet(stream, seen)).name
+            shown = await self._greet(stream, seen)
+            name = shown.name
+            if self._front is not None:
+                self._front.knows(context.peer(), name)
+            if seen is not None:
+                self.directory.show(shown)
             ended = await self._serve(self._peers[name], stream)
         except LinkEnded as refused:
             ended = refused
@@ -232,7 +304,7 @@ class GrpcTransport(Transport):
         found = context.auth_context().get("x509_pem_cert") or []
         if len(found) != 1:
             raise LinkEnded("stranger", "it showed no certificate")
-        return handshake.card_of_leaf(found[0], self._by_fingerprint)
+        return handshake.card_of_leaf(found[0], {card.fingerprint: card for card in self._dialing_cards()})
 
     async def _dial(self, peer: _Peer) -> None:
         """Keeps a link to one neighbour, for as long as we run."""
@@ -249,16 +321,21 @@ class GrpcTransport(Transport):
             await self._pause(backoff.next())
 
     async def _dial_once(self, peer: _Peer, backoff: Backoff) -> None:
-        channel = self._channel(peer.card)
+        acceptable = self.directory.acceptable(peer.card.name)
+        card = acceptable[peer.dialled % len(acceptable)]  # in turn, where it may not show its newest yet
+        peer.dialled += 1
+        channel = self._channel(card)
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         try:
             stream = Dialled(call)
             try:
                 async with asyncio.timeout(self.rules.idle_timeout):
-                    await handshake.dial(stream, self._party, peer.card)
+                    await handshake.dial(stream, self._party, card)
             except TimeoutError:
                 raise LinkEnded("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
             backoff.reset()
+            peer.dialled = 0
+            self.directory.show(card)
             raise await self._serve(peer, stream)
         finally:
             call.cancel()

@@ -26,11 +26,13 @@ from topdp.agents.wire.codes import MessageKind, ReplyCode, known
 from topdp.agents.wire.handshake import Stream
 from topdp.agents.wire.patience import CHECKS, Clock, Patience, PendingRequests
 from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told
-from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable
+from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable, end_all
 from topdp.agents.wire.writer import Key, Writer
 from topdp.errors import InputError
 
 MOST_WORDS = 1000
+MOST_PINGS = 64
+"""In a quarter of the idle timeout, in which an honest peer sends one; more may have waited in a buffer."""
 
 
 class _Asked:
@@ -68,6 +70,7 @@ class Link:
         self._last_id = 0
         self._asked: dict[int, _Asked] = {}
         self._their_last_id = 0
+        self._pings = 0
         self._answering: set[int] = set()
         self._incoming: dict[Key, tuple[Incoming, Any]] = {}
 
@@ -85,9 +88,7 @@ class Link:
             return await asyncio.shield(self._end)  # cancelling us must not cancel what others look at
         finally:
             self.cut("lost", "the link was closed")
-            for task in tuple(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end_all(self._tasks, f"the link with {self.peer}")
             for asked in self._asked.values():
                 self._fail(asked)
             self._asked.clear()
@@ -106,7 +107,8 @@ class Link:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled():  # by the end of the link, and not the caller
+            caller = asyncio.current_task()
+            if task.cancelled() and not (caller and caller.cancelling()):  # by the end of the link alone
                 raise self._unreachable() from None
             raise
 
@@ -172,7 +174,11 @@ class Link:
             self._take_piece(frame.chunk.answer, frame.chunk.id, frame.chunk.data)
         elif kind == "received":
             self._writer.take_receipt(frame.received)
-        elif kind != "ping":
+        elif kind == "ping":
+            self._pings += 1
+            if self._pings > MOST_PINGS:
+                raise LinkEnded("flood", f"expected at most {MOST_PINGS} pings at a time")
+        else:
             raise LinkEnded("protocol", f"expected a request, response, chunk, receipt or ping, got {kind}")
 
     def _take_request(self, head: wire.Request) -> None:
@@ -238,6 +244,7 @@ class Link:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.rules.idle_timeout / CHECKS)
+            self._pings = 0
             if (what := self._patience.lost()) is not None:
                 words = f"nothing moved for {self.rules.idle_timeout:g} s"
                 kind = "silent" if what == "link" else "stalled"

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
-from topdp.agents.wire.transport import Reply
+from topdp.agents.wire.transport import Reply, end_all
 
 CHECKS = 4  # times per idle timeout: how often a link is looked at, and how often it says that it is there
 
@@ -67,9 +67,7 @@ class PendingRequests:
         self._slots.release()
 
     async def cancel(self) -> None:
-        for task in tuple(self.running):
-            task.cancel()
-        await asyncio.gather(*self.running, return_exceptions=True)
+        await end_all(self.running, "what a peer has asked for")
 
 
 class Backoff:

@@ -1,12 +1,18 @@
-"""What is refused on a link, and how it is told: once per peer and kind, so that nobody can fill the log."""
+"""What is refused on a link, and how it is told: once per peer and kind, so that nobody can fill the log.
+
+What goes on is told again after an hour, with how often it happened.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 
 logger = logging.getLogger("topdp.agents")
 
 OUR_FAULT = "a fault at this end; its log says more"
+QUIET = 3600.0  # seconds for which nothing more is said of the same peer and kind
 
 
 class LinkEnded(Exception):  # noqa: N818 - a decision, not a fault
@@ -25,17 +31,25 @@ class LinkEnded(Exception):  # noqa: N818 - a decision, not a fault
 class Told:
     """Remembers what has been logged. Peers are names of the manifest (or `someone`), so it stays small."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name, self._clock = name, clock
         self.counts: dict[tuple[str, str], int] = {}
+        self._said: dict[
+            tuple[str, str], tuple[float, int]
+        ] = {}  # when it was last logged, and the count then
 
     def tell(
         self, peer: str, kind: str, words: str, level: int = logging.WARNING, error: Exception | None = None
     ) -> None:
         """`error`: a fault of our own, shown with where it happened."""
         count = self.counts[peer, kind] = self.counts.get((peer, kind), 0) + 1
+        when, before = self._said.get((peer, kind), (-QUIET, 0))
+        aloud = not before or self._clock() - when >= QUIET
+        if aloud:
+            self._said[peer, kind] = self._clock(), count
+            words += f" ({count - before} times since this was last said)" if before else ""
         logger.log(
-            level if count == 1 else logging.DEBUG,
+            level if aloud else logging.DEBUG,
             "%s: %s: %s: %s",
             self.name,
             peer,

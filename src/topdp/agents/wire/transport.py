@@ -10,13 +10,45 @@ import asyncio
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 
 logger = logging.getLogger("topdp.agents")
+
+
+ENDING = 2.0
+"""Seconds that tasks are given to end once they are cancelled."""
+
+
+async def end_all(tasks: Iterable[asyncio.Task[Any]], of_what: str) -> None:
+    """Cancels `tasks` and waits until they have ended; never longer than `ENDING`, and says who has not."""
+    left = set(tasks)
+    for task in left:
+        task.cancel()
+    await ends(left, of_what)
+
+
+async def ends(tasks: Iterable[asyncio.Task[Any]], of_what: str) -> None:
+    """Waits for the end of tasks that are about to end; as `end_all`, without cancelling them."""
+    left = set(tasks)
+    if not left:
+        return
+    done, left = await asyncio.wait(left, timeout=ENDING)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # whoever ends them does not ask how they ended
+    for task in left:
+        logger.error("%s: %s did not end in %g s", of_what, named(task), ENDING)
+
+
+def named(task: asyncio.Task[Any]) -> str:
+    """A task by its function, and the line at which it is."""
+    frames = task.get_stack(limit=1)
+    where = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
+    return f"{getattr(task.get_coro(), '__qualname__', task.get_name())}{where}"
 
 
 class Unreachable(ConnectionError):  # noqa: N818 - a state of the world, not a fault
@@ -87,6 +119,11 @@ class Transport(ABC):
     def reaches(self, peer: str) -> bool:
         """Whether there is a link to `peer` at this moment."""
 
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]:
+        """How often something was refused or told of a link, by (peer, kind); for people."""
+        return {}
+
     @abstractmethod
     async def close(self) -> None:
         """Ends all links; requests under way raise Unreachable."""
@@ -135,9 +172,7 @@ class InMemory(Transport):
         if self.wire.there.get(self.name) is self:
             del self.wire.there[self.name]
             self._gone.set_result(None)
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks, "what was asked in memory")
 
     def _work(self, peer: str, message: Message) -> asyncio.Task[Reply]:
         """The handler in a task of its own: a sender who leaves does not cancel it."""

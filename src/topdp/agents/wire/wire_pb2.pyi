@@ -58,6 +58,7 @@ class Request(_message.Message):
         COMMIT: _ClassVar[Request.Kind]
         RESOLVE: _ClassVar[Request.Kind]
         NEWS: _ClassVar[Request.Kind]
+        CARD: _ClassVar[Request.Kind]
     NONE: Request.Kind
     HELLO: Request.Kind
     ROW: Request.Kind
@@ -66,6 +67,7 @@ class Request(_message.Message):
     COMMIT: Request.Kind
     RESOLVE: Request.Kind
     NEWS: Request.Kind
+    CARD: Request.Kind
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]

@@ -13,6 +13,9 @@ order and stops do not depend on data. Adjacency and sensitivity are the exposur
 bound on the exact μ; where every row is seen it is exact. An estimate that is never sent counts as seen all
 the same: without noise of its own the answer is infinite.
 
+Where plans mix robustly (`Plan.robust`), rows are no sums of rows: there every row counts as seen, sent or
+not. Then what a round adds is all that is new in it, whatever function of earlier rows it was added to.
+
 `outsider` is somebody who reads every link and every estimate, but knows nobody's draws.
 """
 
@@ -279,6 +282,8 @@ def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
 
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:
     """Whether each of them sees every row that is made."""
+    if plan.robust is not None:  # what is mixed by no linear rule has no other account
+        return True
     others = plan.exists & ~plan.memories  # who sees all estimates knows what follows from them
     if public is not Public.NOTHING and not others[:, plan.agents :].any():
         return True

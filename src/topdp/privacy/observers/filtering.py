@@ -77,6 +77,11 @@ def sights(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Ite
             "Adam is not linear: what hidden rows tell after it is not known. Use guarantee='adaptive' or "
             "'worst-case', in which every row counts as seen, or another optimiser."
         )
+    if plan.robust is not None:
+        raise NotCovered(
+            f"Robust mixing ({plan.robust.rule}) is not linear: what hidden rows tell after it is not known. "
+            "Use guarantee='adaptive' or 'worst-case', in which every row counts as seen, or rule = 'mean'."
+        )
     unknown = unknown_draws(plan, coalition)
     seen, live = _live(plan, coalition, unknown, public)
     distinct = [len(np.unique(d[d >= 0])) == (d >= 0).sum() for d in plan.draw.values]

@@ -88,6 +88,7 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
         reported=None,
         adjusts=None,
         adam=None,
+        robust=None,
     )
 
 

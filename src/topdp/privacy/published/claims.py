@@ -88,6 +88,11 @@ class Analysis:
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
     """[releases, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
     check(plan, exposure)
+    if plan.robust is not None:
+        raise NotCovered(
+            f"No published analysis of the method covers robust mixing ({plan.robust.rule}). Use "
+            "guarantee='adaptive' or 'worst-case'."
+        )
     if plan.protocol not in PROTOCOLS:
         raise NotCovered(f"No published analysis covers plans of protocol {plan.protocol!r}.")
     if (plan.rate == 0).any():

@@ -1,13 +1,14 @@
-"""`topdp agent init`, `start`, `status`: one agent on its own machine."""
+"""`topdp agent init`, `start`: one agent on its own machine."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from topdp.agents.site.commands.books import Site
 from topdp.agents.site.commands.options import IdentityFolder, State, epsilon_in_words, need_parts
 from topdp.report.progress import signs_of_life
 from topdp.report.terminal import Json, err, print_json, print_text, remark, show
@@ -45,7 +46,10 @@ def start(
         bool, typer.Option("--seeded", help="Noise from the manifest's seed: for tests, not private.")
     ] = False,
     listen: Annotated[
-        str | None, typer.Option("--listen", help="host:port to bind, where it is not the card's.")
+        str | None,
+        typer.Option(
+            "--listen", help="host:port to bind, where the card's is a router's; 0.0.0.0:7400: all."
+        ),
     ] = None,
     metrics: Annotated[
         int | None,
@@ -56,6 +60,20 @@ def start(
     live_pairing: Annotated[
         bool, typer.Option("--live-pairing", help="Async: find partners on the way; all agents or none.")
     ] = False,
+    evaluate: Annotated[
+        int | None,
+        typer.Option(
+            "--evaluate",
+            metavar="N",
+            min=1,
+            help="Every N rounds, metrics on this site's own test records (or, without any, those it learns "
+            "from): for the owner's eyes; publishing them is outside the guarantee.",
+        ),
+    ] = None,
+    report: Annotated[
+        float,
+        typer.Option("--report", metavar="SECONDS", min=0, help="Between two lines of progress; 0: none."),
+    ] = 30.0,
     json_log: Annotated[bool, typer.Option("--json-log", help="The log as JSON lines.")] = False,
     canaries: Annotated[
         Path | None,
@@ -63,6 +81,19 @@ def start(
             "--canaries", metavar="FILE", help="A rehearsal for an audit: records what it sees; not private."
         ),
     ] = None,
+    amended_by: Annotated[
+        Path | None,
+        typer.Option(
+            "--amended-by", metavar="MANIFEST", help="End where this amendment, signed by all, says."
+        ),
+    ] = None,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            "--after", metavar="DIR", help="Under an amendment: the state folder of the run before."
+        ),
+    ] = None,
+    site: Site = None,
     as_json: Json = False,
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
@@ -70,13 +101,28 @@ def start(
     with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
         if signs is not None:
             signs.stage("loading torch")
-        from topdp.agents.site import log, process
+        from topdp.agents.site import log, process, shutdown
 
-    log.to_stderr(json_log)
+    speaker = log.to_stderr(json_log)
     outcome = process.run(
         process.Options(
-            manifest, folder, data, state, epsilon, seeded, listen, metrics, live_pairing, canaries
-        )
+            manifest,
+            folder,
+            data,
+            state,
+            epsilon,
+            seeded,
+            listen,
+            metrics,
+            live_pairing,
+            canaries,
+            evaluate,
+            report,
+            amended_by,
+            after,
+            site,
+        ),
+        speaker,
     )
     if as_json:
         print_json({**outcome.result, "code": outcome.code})
@@ -92,35 +138,5 @@ def start(
             )
         if not outcome.finished:
             show("Asked to stop before the end: the same command continues.")
+    shutdown.leave_quickly(outcome.code)
     raise typer.Exit(outcome.code)
-
-
-def status(state: State, as_json: Json = False) -> None:
-    """Where an agent stands, from its books; also while it runs."""
-    from topdp.agents.books.ledger import Ledger
-
-    ledger = Ledger(state, writable=False)
-    peers = ledger.known_peers()
-    facts: dict[str, Any] = {
-        "agent": ledger.meta.get("agent"),
-        "federation": ledger.meta.get("federation"),
-        "round": ledger.round,
-        "epsilon": ledger.spent,
-        "charged_by": ledger.charged_by,
-        "worst_case": ledger.last.worst_case if ledger.last else 0.0,
-        "stopped": ledger.stopped_at,
-        "departed": ledger.departed,
-        "gone": ledger.counted_out(),
-        "seen": {peer: ledger.seen(peer) for peer in peers},
-        "quarantined": {
-            peer: {"code": why.code.name, "words": why.words}
-            for peer in peers
-            if (why := ledger.quarantined(peer)) is not None
-        },
-    }
-    if as_json:
-        print_json(facts)
-        return
-    from topdp.report import tables
-
-    show(tables.facts(str(facts["agent"]), facts))

@@ -17,7 +17,9 @@ from topdp.settings import config
 
 def create(
     cards: Annotated[list[Path], typer.Argument(metavar="CARD...", help="The agents' cards, in order.")],
-    records: Annotated[str, typer.Option("--records", help="How many records each holds: 1200,800,950.")],
+    records: Annotated[
+        str | None, typer.Option("--records", help="How many records each holds: 1200,800,950. Needed.")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--config", help="A TOML file, as for `topdp run`.")] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="A shipped configuration.")] = None,
     changes: Changes = None,
@@ -28,6 +30,17 @@ def create(
         str, typer.Option("--dead-neighbour", help="wait, or go-on without it after the idle timeout.")
     ] = "wait",
     idle_timeout: Annotated[float, typer.Option("--idle-timeout", help="Seconds.")] = 30.0,
+    departures: Annotated[
+        int | None,
+        typer.Option(
+            "--departures",
+            min=0,
+            help="How many agents may drop out without ending anybody's budget (adaptive, wait); else 1.",
+        ),
+    ] = None,
+    relay: Annotated[
+        str, typer.Option("--relay", metavar="HOST:PORT", help="Where two meet who have no address.")
+    ] = "",
     place: Annotated[Path, typer.Option("--out", help="The manifest.")] = Path("manifest.toml"),
     as_json: Json = False,
 ) -> None:
@@ -37,9 +50,16 @@ def create(
         signs.stage("reading cards")
         from topdp.agents.terms import federation
 
+        if records is None:
+            missing = [str(card) for card in cards if not card.exists()]
+            raise config.ConfigError(
+                "--records: expected how many records each agent holds, such as 1200,800,950; got none."
+                + (f" Nor is there a file {', '.join(missing)}." if missing else "")
+            )
         federation.expect_cards(cards)
         wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
-        rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout}
+        rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout, "departures": departures}
+        rules["relay"] = relay
         if place.exists():
             raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
         signs.stage("calibrating")
@@ -116,6 +136,9 @@ def demo(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="With canaries, recorded, for `topdp audit` of its folder.")
     ] = False,
+    relay: Annotated[
+        bool, typer.Option("--relay", help="No agent opens a port: all meet at a relay of this machine.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """All agents on this machine, each a process, over gRPC and mutual TLS; leaves a run folder."""
@@ -124,11 +147,14 @@ def demo(
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
     with signs_of_life(err, "federation") as signs:
         signs.stage("loading torch")
+        from topdp.agents.site import nursery
+
+        nursery.warm_up()  # on another core than this one
         from topdp.agents.site import demo as demos
 
         smaller = demos.parse_budgets(budgets or [], agents)
         signs.stage("planning")
-        found = demos.run(wanted, place, seeded, smaller, signs.say, rehearse=rehearse)
+        found = demos.run(wanted, place, seeded, smaller, signs.say, rehearse=rehearse, relay=relay)
     if as_json:
         print_json(found)
         return

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from topdp.agents.site.words import epsilon_in_words as epsilon_in_words
 from topdp.errors import InputError
 
 PARTS = ("cryptography", "google.protobuf", "grpc", "prometheus_client")
@@ -17,10 +18,6 @@ IdentityFolder = Annotated[Path, typer.Option("--identity", metavar="DIR", help=
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the configuration.")
 ]
-
-
-def epsilon_in_words(epsilon: float | None) -> str:
-    return "infinite" if epsilon is None else f"{epsilon:.4g}"
 
 
 def need_parts() -> None:

@@ -1,0 +1,270 @@
+"""Random kills of real processes: SIGKILL, SIGTERM and SIGSTOP at any moment, under every mode and rule.
+
+    python benchmarks/kills.py --kills 500                      # over all settings
+    python benchmarks/kills.py --kills 60 --setting sync,async-go-on --seed 3
+
+Each setting is a federation of processes on loopback, over gRPC and mutual TLS, as in `kill_matrix.py`, whose
+recorder it uses; but nobody chooses the place. Every now and then a random agent is killed (three of four
+times), asked to end, or stopped for a while, and started again with the same command, until enough have been
+killed; then training must end. The checker of histories must find nothing, every ledger verify, nobody be
+quarantined. Seeded federations that wait must have sent the same bytes, and end with the same estimates to
+the bit, as an unbroken one. Ends with 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kill_matrix
+
+SEEDED_CYCLE = 6
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    mode: str
+    seeded: bool = False
+    cycle: int = 0
+    goes_on: bool = False
+
+
+SETTINGS = (
+    Setting("sync", "sync", seeded=True),
+    Setting("sync-cyclic", "sync", seeded=True, cycle=SEEDED_CYCLE),
+    Setting("async", "async", seeded=True),
+    Setting("async-cyclic", "async", seeded=True, cycle=SEEDED_CYCLE),
+    Setting("sync-real-noise", "sync"),
+    Setting("async-real-noise", "async"),
+    Setting("sync-go-on", "sync", goes_on=True),
+    Setting("async-go-on", "async", goes_on=True),
+    Setting("sync-go-on-cyclic", "sync", goes_on=True, cycle=SEEDED_CYCLE),
+    Setting("live", "live"),
+)
+
+
+def paced(pace: str, *arguments: str) -> None:
+    """One agent, recorded, whose rows leave a little later: so that there is time to kill it."""
+    import asyncio
+
+    from topdp.agents.wire.grpc_transport import GrpcTransport
+
+    request = GrpcTransport.request
+
+    async def later(self: Any, peer: str, message: Any) -> Any:
+        await asyncio.sleep(float(pace))
+        return await request(self, peer, message)
+
+    GrpcTransport.request = later  # type: ignore[method-assign]
+    kill_matrix.recorded(*arguments)
+
+
+class Killed(kill_matrix.Federation):
+    """A federation whose agents are killed until `kills` are dead."""
+
+    pace = 0.0
+
+    def start(self, i: int) -> Any:
+        place = self.folder / self.names[i]
+        command = ["agent", "start", "--json-log", "--json", "--manifest", str(self.folder / "manifest.toml")]
+        command += ["--identity", str(place / "identity"), "--data", str(place / "records.npz")]
+        command += ["--state", str(place / "state")]
+        command += ["--seeded"] * self.seeded + ["--live-pairing"] * self.live_pairing
+        history = self.folder / f"{self.names[i]}.history"
+        together = str(len(self.names) if self.live_pairing else 0)
+        arguments = (str(self.pace), str(place / "log.jsonl"), "", str(history), together, *command)
+        process = multiprocessing.Process(target=paced, args=arguments)
+        process.start()
+        return process
+
+    def lived(self, chance: random.Random, kills: int, every: float, limit: float, goes_on: bool) -> Any:
+        """(how many of each signal, how many were left waiting, what went wrong)"""
+        sent: Counter[str] = Counter()
+        wrong: list[str] = []
+        running = {i: self.start(i) for i in range(len(self.names))}
+        asked: dict[int, str] = {}  # by process: which signal ended it
+        stopped: list[tuple[float, Any]] = []
+        back: list[tuple[float, int]] = []  # when, who
+        next_kill, end, left = time.monotonic() + every, time.monotonic() + limit, 0
+        try:
+            while (running or back) and not wrong:
+                time.sleep(0.02)
+                now = time.monotonic()
+                for at, process in stopped:
+                    if now >= at:
+                        _signal(process, signal.SIGCONT)
+                stopped = [(at, process) for at, process in stopped if now < at]
+                for at, i in back:
+                    if now >= at:
+                        running[i] = self.start(i)
+                back = [(at, i) for at, i in back if now < at]
+                if running and now >= next_kill and sent["KILL"] + sent["TERM"] < kills:
+                    next_kill = now + chance.expovariate(1 / every)
+                    process = running[chance.choice(sorted(running))]
+                    kind = chance.choices(["KILL", "TERM", "STOP"], [75, 15, 10])[0]
+                    if process.exitcode is None and process.pid not in asked:
+                        sent[kind] += 1
+                        if kind == "STOP":
+                            stopped.append((now + chance.uniform(0.1, 3.0), process))
+                        else:
+                            asked[process.pid] = kind
+                        _signal(process, getattr(signal, f"SIG{kind}"))
+                for i, process in list(running.items()):
+                    if process.exitcode is None:
+                        continue
+                    del running[i]
+                    if process.pid in asked:
+                        back.append((now + (chance.uniform(0, 8) if goes_on else chance.uniform(0, 0.5)), i))
+                    elif process.exitcode not in ((0, 3) if goes_on or self.live_pairing else (0,)):
+                        wrong.append(f"{self.names[i]} ended with {process.exitcode}: {self._last_words(i)}")
+                if now > end and not wrong:
+                    if goes_on and len(running) == 1 and not back:
+                        left = 1  # all others have ended: it waits, by its rule
+                        break
+                    wrong.append(f"after {limit:g} s had not ended: {[self.names[i] for i in running]}")
+        finally:
+            for process in running.values():
+                _signal(process, signal.SIGCONT)
+                process.kill()
+                process.join()
+        return sent, left, wrong
+
+    def _last_words(self, i: int) -> str:
+        lines = (self.folder / self.names[i] / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def _signal(process: Any, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
+
+
+def outcome(made: Killed) -> tuple[Any, dict[Any, set[str]]]:
+    """(estimates, digests of every row that was sent), to be compared bit by bit.
+
+    A row of the last round goes to nobody who has said before that it needs nothing more.
+    """
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    sys.path[:0] = [str(kill_matrix.TESTS), str(kill_matrix.TESTS / "agents")]
+    import history
+
+    estimates = np.stack(
+        [load_file(made.state(i) / "estimate.safetensors")["estimate"] for i in range(len(made.names))]
+    )
+    rows: dict[Any, set[str]] = {}
+    for e in made.events(history):
+        if e.what == "sent" and e.kind == "row":
+            rows.setdefault((e.sender, e.receiver, e.round), set()).add(e.digest)
+    return estimates, rows
+
+
+def federation(setting: Setting, folder: Path, options: argparse.Namespace, data: Path) -> Killed:
+    config = kill_matrix.configuration(setting.mode, data, options.agents, options.rounds, setting.cycle)
+    live = setting.mode == "live"
+    return Killed(folder, config, setting.seeded, live, options.idle, False, setting.goes_on)
+
+
+def row(setting: Setting, kills: int, options: argparse.Namespace, data: Path) -> dict[str, Any]:
+    import numpy as np
+
+    begun, same = time.monotonic(), None
+    chance = random.Random(f"{setting.name} {options.seed}")
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        made = federation(setting, Path(folder), options, data)
+        made.pace = options.pace
+        sent, left, wrong = made.lived(chance, kills, options.every, options.limit, setting.goes_on)
+        verified, faults, bodies = made.faults()
+        wrong += faults
+        if verified < options.agents:
+            wrong.append(f"only {verified} of {options.agents} ledgers verify")
+        if setting.seeded and not wrong:
+            with tempfile.TemporaryDirectory(prefix="kills-") as beside:
+                unbroken = federation(setting, Path(beside), options, data)
+                _, _, wrong = unbroken.lived(chance, 0, 1.0, options.limit, False)
+                if not wrong:
+                    (mine, rows), (theirs, expected) = outcome(made), outcome(unbroken)
+                    other = [
+                        f"{key} was sent with other bytes"
+                        for key in rows
+                        if rows[key] != expected.get(key, rows[key])
+                    ]
+                    other += (
+                        []
+                        if np.array_equal(mine, theirs)
+                        else [f"estimates differ by {abs(mine - theirs).max():.3g}"]
+                    )
+                    same = not other
+                    wrong += other
+    return {
+        "setting": setting.name,
+        **{kind: sent[kind] for kind in ("KILL", "TERM", "STOP")},
+        "verified": verified,
+        "bodies": bodies,
+        "same": same,
+        "left": left,
+        "wrong": wrong,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=500, help="SIGKILL and SIGTERM, over all settings")
+    parser.add_argument("--setting", help="names with commas; else all")
+    parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--every", type=float, default=0.7, help="seconds between kills, on average")
+    parser.add_argument("--pace", type=float, default=0.3, help="seconds before a message leaves")
+    parser.add_argument("--idle", type=float, default=6.0, help="the federation's idle timeout, seconds")
+    parser.add_argument("--limit", type=float, default=420.0, help="seconds for one federation")
+    parser.add_argument("--seed", type=int, default=0, help="of who is killed when; not of the scheduler")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    multiprocessing.set_start_method("forkserver")
+    multiprocessing.set_forkserver_preload(kill_matrix.PRELOADED)
+
+    wanted = options.setting.split(",") if options.setting else [setting.name for setting in SETTINGS]
+    chosen = [setting for setting in SETTINGS if setting.name in wanted]
+    say = sys.stderr if options.json else sys.stdout
+    heads = ("setting", "KILL", "TERM", "STOP", "verified", "bodies", "same", "left", "seconds")
+    print("| " + " | ".join(heads) + " | wrong |\n" + "|---" * (len(heads) + 1) + "|", file=say, flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="kills-data-") as folder:
+        data = Path(folder) / "blobs.npz"
+        kill_matrix.records(data, options.agents, each=20)
+        for setting in chosen:
+            found = row(setting, -(-options.kills // len(chosen)), options, data)
+            rows.append(found)
+            cells = [*(found[head] for head in heads), len(found["wrong"])]
+            print("| " + " | ".join(map(str, cells)) + " |", file=say, flush=True)
+            for fault in found["wrong"]:
+                print(f"WRONG: {fault}", file=say, flush=True)
+    sums = {kind: sum(found[kind] for found in rows) for kind in ("KILL", "TERM", "STOP")}
+    good = bool(rows) and not any(found["wrong"] for found in rows)
+    print(f"{sums}, {'nothing wrong' if good else 'SOMETHING WRONG'}", file=say)
+    if options.json:
+        print(json.dumps({"good": good, "sums": sums, "rows": rows}))
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""SIGTERM at random moments to real agents: how long until each has ended, and that each has.
+
+    python benchmarks/stops.py                 # thirty stops
+    python benchmarks/stops.py --stops 4 --seed 7
+
+Two agents on loopback, over gRPC and mutual TLS. One is stopped at a random moment, started again, and so on;
+the other lives on. Prints the times; ends with 1 if a stop took longer than an agent promises, or its books
+are not whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from topdp.agents.books.audit import verify
+from topdp.agents.books.ledger import Ledger
+from topdp.agents.site.shutdown import BLOCKED, LIMIT
+from topdp.agents.terms import federation, identity
+from topdp.settings import config
+
+
+def sites(folder: Path) -> None:
+    for name in ("ada", "bob"):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            identity.init(folder / name, name, f"127.0.0.1:{probe.getsockname()[1]}")
+    cards = [folder / name / "card.toml" for name in ("ada", "bob")]
+    changes = ["rounds=100000", "topology.agents=2", "privacy.guarantee=worst-case", "model.name=linear"]
+    terms, _, _ = federation.create(cards, "40", config.read(changes=changes), "ada-bob", {})
+    terms.write(folder / "manifest.toml")
+    chance = np.random.default_rng(0)
+    arrays = {"train_inputs": chance.normal(size=(40, 4)), "train_labels": np.arange(40) % 2}
+    np.savez(folder / "records.npz", **arrays, classes=np.array(2))
+
+
+def started(folder: Path, name: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "topdp", "agent", "start", "--json", "--json-log"]
+    command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
+    command += ["--data", str(folder / "records.npz"), "--state", str(folder / f"state-{name}")]
+    with (folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stops", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    chance, seconds, codes = random.Random(given.seed), [], []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        sites(folder)
+        processes = {name: started(folder, name) for name in ("ada", "bob")}
+        try:
+            for k in range(given.stops):
+                name = ("ada", "bob")[k % 2]
+                log = folder / f"{name}.log"
+                before = log.stat().st_size
+                while log.stat().st_size == before and processes[name].poll() is None:
+                    time.sleep(0.01)  # it has begun to speak
+                time.sleep(chance.uniform(0, 1))
+                began = time.monotonic()
+                processes[name].terminate()
+                codes.append(processes[name].wait(10 * LIMIT))
+                seconds.append(time.monotonic() - began)
+                processes[name] = started(folder, name)
+        finally:
+            for process in processes.values():
+                process.kill()
+                process.wait()
+        for name in processes:
+            verify(Ledger(folder / f"state-{name}", writable=False))
+    median, longest = np.median(seconds), max(seconds)
+    print(f"{len(seconds)} stops: median {median:.2f} s, longest {longest:.2f} s, codes {sorted(set(codes))}")
+    return int(max(seconds) > LIMIT + BLOCKED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

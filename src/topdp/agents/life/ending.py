@@ -1,0 +1,24 @@
+"""Where a run ends: with its plan, or earlier where its manifest was amended."""
+
+from __future__ import annotations
+
+from topdp.agents.books.ledger import Ledger
+from topdp.plan import Plan
+
+ENDS = "ends"
+
+
+def end_with(ledger: Ledger, round: int) -> None:
+    """Nothing is made after `round`, whatever a later start says; or after an earlier one that was named."""
+    ledger.database.remember(ENDS, str(min(round, int(ledger.meta.get(ENDS, round)))))
+
+
+def last_round(ledger: Ledger) -> int | None:
+    """The round after which these books end for good; None where the plan says it."""
+    return None if (ends := ledger.meta.get(ENDS)) is None else int(ends)
+
+
+def all_done(ledger: Ledger, plan: Plan) -> bool:
+    """Whether every round is on the books."""
+    ends = last_round(ledger)
+    return ledger.round + 1 >= (plan.releases if ends is None else min(plan.releases, ends + 1))

@@ -1,0 +1,140 @@
+"""Byte streams joined end to end, with bounded buffers. Knows nothing of what goes through.
+
+For the front of an agent, its tunnels through a relay, and the relay itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from topdp.errors import InputError, UnavailableError
+
+BUFFER = 64 * 1024
+"""Bytes that a pipe holds in each direction before it stops reading: whoever sends has to wait then."""
+
+LAST_WORDS = 1.0  # seconds for what is still in buffers when a connection ends
+KEEPALIVE = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 30,
+    "TCP_KEEPCNT": 4,
+}  # seconds; so that routers forget nobody
+
+
+Come = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def cut(self) -> None:
+        """At once; what is still in buffers is lost."""
+        self.writer.transport.abort()
+
+
+def lively(end: End) -> End:
+    """Small pieces leave at once; an end that is gone without a word is noticed."""
+    end.writer.transport.set_write_buffer_limits(high=BUFFER)
+    found = end.writer.get_extra_info("socket")
+    if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return end
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """
+    >>> host_and_port("[::1]:7400")
+    ('::1', 7400)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def checked_address(address: str) -> str:
+    """`host:port`, or a refusal in words."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise InputError(f"Expected host:port with a port from 1 to 65535, got {address!r:.80}.")
+    return address
+
+
+async def dialled(address: str) -> End:
+    """A connection to `host:port`."""
+    return lively(End(*await asyncio.open_connection(*host_and_port(address), limit=BUFFER)))
+
+
+async def join(one: End, other: End, idle: float | None = None) -> None:
+    """Carries bytes both ways until one end is over, or nothing has moved for `idle` seconds; cuts both."""
+    moved = asyncio.Event()
+    pumps = [
+        asyncio.create_task(_pump(one.reader, other.writer, moved)),
+        asyncio.create_task(_pump(other.reader, one.writer, moved)),
+    ]
+    try:
+        while not any(pump.done() for pump in pumps):
+            moved.clear()
+            await asyncio.wait(pumps, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
+            if not moved.is_set():
+                break
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        for end in (one, other):
+            end.writer.close()  # what was written last, such as why a connection ends, still goes out
+            asyncio.get_running_loop().call_later(LAST_WORDS, end.cut)
+        await asyncio.wait(pumps)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, moved: asyncio.Event) -> None:
+    with suppress(OSError):
+        while data := await reader.read(BUFFER):
+            moved.set()
+            writer.write(data)
+            await writer.drain()
+
+
+async def listening(address: str, come: Come) -> list[asyncio.Server]:
+    """Servers on all addresses of a name; raises UnavailableError if there are none."""
+    try:
+        return [await asyncio.start_server(come, sock=one, limit=BUFFER) for one in await _bound(address)]
+    except OSError as error:
+        raise UnavailableError(
+            f"Could not listen on {address}: {error.strerror or error}. Another process has the port, or "
+            "the address is not of this machine: end that process, or name another one with --listen."
+        ) from None
+
+
+async def _bound(address: str) -> list[socket.socket]:
+    """Sockets on all addresses that a name has here; at least one."""
+    host, port = host_and_port(address)
+    loop, found, trouble = asyncio.get_running_loop(), [], None
+    listed = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, number, _, place in dict.fromkeys(listed):
+        one = socket.socket(family, kind, number)
+        try:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != "::"))
+            one.bind(place)
+            found.append(one)
+        except OSError as error:
+            one.close()
+            trouble = error
+            if error.errno == errno.EADDRINUSE:
+                break
+    if trouble is not None and (not found or trouble.errno == errno.EADDRINUSE):
+        for one in found:
+            one.close()
+        raise trouble
+    return found

@@ -1,0 +1,133 @@
+"""What robust rules make of received rows: for the simulator, all agents at once, and for agents alike.
+
+The rules are those of plan/robust.py. Rows of the owner's own, gradients and noise are no business of this
+file: `mixing` adds them by their weights, as in every plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topdp.plan import PerRound, Plan, Robust
+from topdp.plan.arrays import Floats, Ints
+from topdp.simulator.mixing import Work, slots
+
+AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers of received rows that are put side by side
+
+
+def entering(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -> Tensor:
+    """[g, d]: what stands for the rows `received` [g, k, d] beside `own` [g, d], their weights [g, k].
+
+    >>> import torch
+    >>> own, others = torch.zeros(1, 2), torch.tensor([[[1.0, 0.0], [0.0, 1.0], [90.0, 90.0]]])
+    >>> third = torch.full((1, 3), 1 / 3)
+    >>> entering(Robust("clipped"), own, others, third).sum(dim=1).round().tolist()
+    [1.0]
+    >>> entering(Robust("trimmed"), own, others, third).tolist()
+    [[0.5, 0.5]]
+    >>> entering(Robust("nearest"), own, others, third).isclose(torch.tensor(1 / 3)).all().item()
+    True
+    """
+    k = received.shape[1]
+    spared = robust.spared(k)
+    if robust.rule == "trimmed":
+        rows = torch.cat([own[:, None], received], dim=1)
+        return _trimmed_mean(rows, spared) * weight.sum(dim=1, keepdim=True)
+    distance = torch.linalg.vector_norm(received - own[:, None], dim=2)  # [g, k]
+    # A row that is not finite is infinitely far away.
+    distance = torch.where(distance.isfinite(), distance, torch.inf)
+    if robust.rule == "nearest":
+        kept = _nearest(distance, k - spared)
+        share = weight.sum(dim=1, keepdim=True) / (1 + k - spared)
+        return _weighted(kept * share, received) + share * own
+    radius = torch.full_like(distance[:, :1], robust.radius or 0.0)
+    if robust.radius is None:
+        radius = distance.kthvalue(k - spared, dim=1, keepdim=True).values
+    # x + min(1, τ/‖x_j - x‖)(x_j - x); He, Karimireddy and Jaggi 2022, Eq. 4
+    factor = torch.where(distance > radius, radius / distance, 1.0)
+    factor = torch.where(factor.isfinite(), factor, 0.0) * weight
+    return _weighted(factor, received) + (weight - factor).sum(dim=1, keepdim=True) * own
+
+
+def _trimmed_mean(rows: Tensor, spared: int) -> Tensor:
+    """[g, d] of [g, k, d], without the `spared` largest and smallest numbers of each coordinate."""
+    if not spared:
+        return rows.mean(dim=1)
+    # Bubble sort, whole rows at a time: the largest numbers go to the end, the least to the start.
+    rows = torch.nan_to_num(rows, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    lines = list(rows.unbind(dim=1))
+    for done in range(spared):
+        last = len(lines) - 1 - done
+        for at in range(done, last):
+            lines[at], lines[at + 1] = (
+                torch.minimum(lines[at], lines[at + 1]),
+                torch.maximum(lines[at], lines[at + 1]),
+            )
+        for at in range(last - 1, done, -1):
+            lines[at - 1], lines[at] = (
+                torch.minimum(lines[at - 1], lines[at]),
+                torch.maximum(lines[at - 1], lines[at]),
+            )
+    return torch.stack(lines[spared : len(lines) - spared]).mean(dim=0)
+
+
+def _nearest(distance: Tensor, count: int) -> Tensor:
+    """[g, k]: 1 where a row is among the `count` nearest, else 0."""
+    kept = torch.zeros_like(distance)
+    if count:
+        kept.scatter_(1, distance.topk(count, dim=1, largest=False).indices, 1.0)
+    return kept
+
+
+def _weighted(weight: Tensor, rows: Tensor) -> Tensor:
+    """Σ_k weight·row, where rows that do not enter may be anything."""
+    if not rows.isfinite().all():
+        rows = torch.where((weight != 0)[:, :, None], rows, 0.0)
+    return torch.bmm(weight[:, None], rows)[:, 0]
+
+
+class RobustRows:
+    """The rows of a round: own rows, gradients and noise by `mix`, and what stands for the received ones."""
+
+    def __init__(self, plan: Plan, mix: Callable[[Work], None]) -> None:
+        assert plan.robust is not None
+        self.plan, self.robust, self.mix = plan, plan.robust, mix
+
+    def __call__(self, work: Work) -> None:
+        self.mix(work)
+        device = work.out.device
+        for at, index, weight, own in self._groups(work.round):
+            count = max(1, AT_ONCE.get(device.type, AT_ONCE["cpu"]) // (index.shape[1] * work.out.shape[1]))
+            for start in range(0, len(at), count):
+                some = slice(start, start + count)
+                rows = work.before[torch.from_numpy(index[some]).to(device)]
+                centre = work.before[torch.from_numpy(own[some]).to(device)]
+                weights = torch.from_numpy(weight[some]).to(device, work.out.dtype)
+                made = entering(self.robust, centre, rows, weights)
+                work.out[torch.from_numpy(at[some]).to(device)] += made
+
+    def _groups(self, round: int) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
+        """Rows with as many received ones: places, those of what they received, weights, owners' places."""
+        plan, place = self.plan, slots(self.plan, round)
+        exists = plan.exists[round]
+        others = plan.received(round) & exists[:, None]
+        position, counts = np.cumsum(exists) - 1, others.sum(axis=1)
+        for k in np.unique(counts[counts > 0]).tolist():
+            rows = np.flatnonzero(counts == k)
+            slot = np.argsort(~others[rows], axis=1, kind="stable")[:, :k]  # in the plan's order
+            source = np.take_along_axis(plan.source[round][rows], slot, axis=1)
+            weight = np.take_along_axis(plan.weight[round][rows], slot, axis=1)
+            yield position[rows], place[source], weight, place[plan.owner[rows]]
+
+
+def own_part(plan: Plan) -> Plan:
+    """The plan in which nothing that was received has a weight: what is linear in a robust one."""
+    kinds = np.stack([plan.source.which, plan.weight.which])
+    _, first, which = np.unique(kinds, axis=1, return_index=True, return_inverse=True)
+    weights = np.stack([np.where(plan.received(r), 0.0, plan.weight[r]) for r in first.tolist()])
+    return replace(plan, weight=PerRound(weights, which.reshape(-1).astype(np.int32)), robust=None)

@@ -1,0 +1,123 @@
+"""What must hold after every schedule: nothing under-counted or done twice, budgets held, the same estimates.
+
+On top of the checker of histories: here books that were put back to an old copy are known, and what an
+unbroken run of the same job has sent and ended with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import history
+import torch
+
+from topdp.agents.books.ledger import Ledger
+
+SLACK = 1e-9
+
+
+def wrong(injector) -> list[str]:
+    """Everything that is wrong, when all agents have ended."""
+    job = injector.job
+    made = job.made
+    run = SimpleNamespace(federation=made, wire=injector.network, lost=injector.lost)
+    found = history.faults(run)
+    found += [f"{name} fell over {what}" for name, what in injector.network.unanswered]
+    for number, name in enumerate(job.names):
+        if not made.state(number).exists():
+            continue
+        with contextlib.closing(Ledger(made.state(number), writable=False)) as ledger:
+            found += _of_one(injector, number, name, ledger)
+    if job.job.follows_plan and not injector.gone:
+        found += _not_as_unbroken(injector)
+    return found
+
+
+def _of_one(injector, number, name, ledger):
+    budget = injector.job.budget(number)
+    entries = [
+        entry for entry in ledger.entries() if entry.kind == "release" or not _excused(injector, ledger)
+    ]
+    over = [entry for entry in entries if not entry.total <= budget * (1 + SLACK)]
+    if over:
+        yield f"{name} has booked {over[0].total:.6g} by round {over[0].round}, its budget is {budget:.6g}"
+    outcome = injector.outcomes.get(name)
+    if outcome is not None:
+        if ledger.round + 1 < injector.job.made.setup.plan.releases:
+            yield f"{name} says it has finished, and has done {ledger.round + 1} releases"
+        if (outcome.code == 3) != (ledger.stopped_at is not None) or outcome.code not in (0, 3):
+            yield f"{name} ended with {int(outcome.code)}, its budget stopped it at {ledger.stopped_at}"
+    if not injector.lost:
+        quarantined = ledger.database.rows("SELECT name, quarantined FROM peers WHERE quarantined NOT NULL")
+        for peer, words in quarantined:
+            yield f"{name} has quarantined {peer}, who is honest: {words}"
+
+
+def _excused(injector, ledger):
+    """Whether the books may say more than the budget, of what was released before: the truth, found late.
+
+    `view` counts on a plan that is followed, and keeps nothing in reserve; where draws are shared there is a
+    reserve for as many departures as the manifest says. Data enter no further round in any case.
+    """
+    manifest = injector.federation.setup.manifest
+    gone = len(ledger.counted_out())
+    too_many = gone > getattr(manifest.rules, "departures", 0)
+    by_view = manifest.config.privacy.guarantee in ("view", "claimed") and ledger.departed is not None
+    return by_view or too_many
+
+
+def _not_as_unbroken(injector):
+    """Where the plan is followed whatever happens: no departures, and under a seed the same to the bit."""
+    for name, outcome in injector.outcomes.items():
+        if outcome.result["departed"] is not None:
+            yield f"{name} has departed from the plan: {outcome.result['departed']}"
+    if not injector.schedule.seeded or injector.schedule.seed.endswith("unbroken"):
+        return
+    faults, estimates, digests = reference(injector.job.job.name)
+    if faults:
+        yield f"an unbroken run went wrong: {faults[0]}"
+        return
+    if not torch.equal(injector.federation.estimates(), estimates):
+        worst = float((injector.federation.estimates() - estimates).abs().max())
+        yield f"estimates differ from those of an unbroken run by {worst:.3g}"
+    for key, sent in sorted(sent_by(injector.network.events).items()):
+        if sent != digests.get(key, sent):  # nothing is sent to who has said that it needs nothing more
+            yield f"{key[0]} sent {key[1]} other bytes in round {key[2]} than in an unbroken run"
+
+
+def sent_by(events):
+    """{(sender, receiver, round): digests} of rows."""
+    found = defaultdict(set)
+    for event in events:
+        if event.what == "sent" and event.kind == "row":
+            found[event.sender, event.receiver, event.round].add(event.digest)
+    return dict(found)
+
+
+@cache
+def reference(name):
+    """(faults, estimates, digests) of an unbroken run of the job, whose estimates are the simulator's."""
+    from faults import injector
+    from faults.clock import FaultyLoop, end_all
+    from faults.jobs import prepared
+
+    job = prepared(name, Path("/nowhere"))
+    with tempfile.TemporaryDirectory(prefix="faults-", dir=injector.MEMORY) as folder, injector.quick():
+        loop = FaultyLoop()
+        run = injector.Injector(
+            job.in_folder(Path(folder)), injector.unbroken(name), loop, lambda words: None
+        )
+        loop.run_until_complete(run.run())
+        if faults := [*run.faults, *wrong(run)]:
+            return faults, None, None
+        estimates = run.federation.estimates()
+        if not job.job.budgets:  # the simulator knows of no other budget than the manifest's
+            torch.testing.assert_close(estimates, run.federation.simulated(), rtol=1e-5, atol=1e-6)
+        loop.run_until_complete(end_all(run.processes))
+        loop.close()
+    return [], estimates, sent_by(run.network.events)

@@ -1,0 +1,124 @@
+"""The federations that the injector runs: different methods, graphs, rules, batches, budgets; all small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+
+import history
+from history import Federation
+
+from topdp import topology
+from topdp.agents.life.agent import Agent
+from topdp.agents.life.draws import SeededDraws, SystemDraws
+
+
+@dataclass(frozen=True)
+class Job:
+    """One setting. `make` builds its federation in a folder.
+
+    `follows_plan`: whoever dies or is cut off, a seeded run sends and ends as an unbroken one.
+    """
+
+    name: str
+    make: Callable[..., Federation]
+    goes_on: bool = False
+    live_pairing: bool = False
+    shares_draws: bool = False
+    budgets: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def follows_plan(self):
+        return not (self.goes_on or self.live_pairing)
+
+
+def _job(name, *changes, sharing=False, live_pairing=False, budgets=None, goes_on=False, **how):
+    make = partial(history.sharing if sharing else history.federation, goes_on=goes_on, **how)
+    return Job(
+        name, lambda folder: make(folder, *changes), goes_on, live_pairing, sharing, dict(budgets or {})
+    )
+
+
+ADAM = ("method.name=muffliato", "method.gossip=2", "train.optimiser=adam", "train.learning_rate=0.05")
+
+JOBS = {
+    job.name: job
+    for job in (
+        _job("sync-wait", graph=topology.ring(4), rounds=6),
+        _job("sync-go-on", graph=topology.complete(4), rounds=7, goes_on=True),
+        _job(
+            "cyclic", "data.batch={cycle=7}", "method.name=plain", graph=topology.random(5, 0.5, 1), rounds=6
+        ),
+        _job("view-full", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=5, guarantee="view"),
+        _job("async", "method.mode=async", graph=topology.random(6, 0.5, 1), rounds=6),
+        _job("async-go-on", "method.mode=async", graph=topology.complete(4), rounds=8, goes_on=True),
+        _job(
+            "live",
+            "method.mode=async",
+            "method.name=plain",
+            graph=topology.complete(5),
+            rounds=6,
+            live_pairing=True,
+        ),
+        _job("shared-wait", sharing=True, graph=topology.ring(4), rounds=5),
+        _job("shared-go-on", sharing=True, graph=topology.complete(5), rounds=6, goes_on=True),
+        _job("unequal", graph=topology.star(4), rounds=6, budgets={1: 20.0}),
+        _job("adam", *ADAM, "train.average=0.5", graph=topology.complete(3), rounds=4),
+        _job(
+            "momentum-async",
+            "method.mode=async",
+            "train.optimiser=momentum",
+            graph=topology.ring(3),
+            rounds=6,
+        ),
+    )
+}
+
+
+class Prepared:
+    """A job whose agents are started again and again: what they compute with is made once."""
+
+    def __init__(self, job, folder):
+        self.job = job
+        self.made = job.make(folder)
+        self.names = self.made.names
+        self.idle_timeout = self.made.setup.manifest.rules.idle_timeout
+        self._equipment = {
+            i: self.made.equipment(i, epsilon=job.budgets.get(i)) for i in range(len(self.names))
+        }
+
+    def in_folder(self, folder):
+        """The same federation with state folders elsewhere."""
+        found = object.__new__(Prepared)
+        found.__dict__.update(self.__dict__)
+        found.made = replace(self.made, folder=folder)
+        return found
+
+    def budget(self, number):
+        return self._equipment[number].epsilon
+
+    def agent(self, number, transport, failpoints, seeded):
+        mine = self._equipment[number]
+        plan = mine.setup.plan
+        fresh = (
+            SeededDraws(mine.manifest.config.seed, plan)
+            if seeded
+            else SystemDraws(frozenset(mine.part.partner))
+        )
+        mine = replace(mine, draws=fresh, gradients=_with(mine.gradients, fresh))
+        made = self.made
+        return Agent(
+            mine, made.state(number), transport, failpoints, self.job.live_pairing, made.private(number)
+        )
+
+
+def _with(gradients, draws):
+    found = object.__new__(type(gradients))
+    found.__dict__.update(gradients.__dict__, draws=draws)
+    return found
+
+
+@cache
+def prepared(name, folder):
+    return Prepared(JOBS[name], folder)

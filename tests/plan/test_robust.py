@@ -1,0 +1,66 @@
+"""Robust rules in plans: written, read, hashed; refused where they make no sense."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from builders import PROTOCOLS, constant_schedule
+from topdp import topology
+from topdp.plan import Optimiser, PlanError, Robust, describe, load, optimised, prune, save
+from topdp.protocols import Central, Dsgd, Muffliato
+
+GRAPH = topology.random(10, 0.4, 1)
+
+
+def plan_of(protocol, optimiser=None, graph=GRAPH):
+    schedule = constant_schedule(4)
+    plan = protocol.plan(graph, schedule, np.ones(graph.agents), 0)
+    return optimised(plan, optimiser, schedule.rate) if optimiser else plan
+
+
+def test_a_rule_is_part_of_the_digest_and_of_the_file(tmp_path):
+    plain = plan_of(Dsgd())
+    plans = [plain, *(replace(plain, robust=Robust(rule)) for rule in ("clipped", "trimmed", "nearest"))]
+    plans += [replace(plain, robust=Robust("trimmed", 2)), replace(plain, robust=Robust("clipped", 1, 0.5))]
+    assert len({plan.digest() for plan in plans}) == len(plans)
+    for number, plan in enumerate(plans):
+        save(plan, tmp_path / f"{number}.npz")
+        again = load(tmp_path / f"{number}.npz")
+        assert again.robust == plan.robust and again.digest() == plan.digest()
+    assert "trimmed" in describe(plans[2]) and "Robust" not in describe(plain)
+
+
+def test_a_version_that_does_not_know_the_rule_does_not_read_the_file(tmp_path):
+    """Else it would take the plan for a linear one, and account for it as such."""
+    save(replace(plan_of(Dsgd()), robust=Robust("clipped")), tmp_path / "plan.npz")
+    with np.load(tmp_path / "plan.npz") as file:
+        assert json.loads(str(file["meta"]))["format"] != 1
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("optimiser", [None, Optimiser("momentum", average=0.5)], ids=["sgd", "momentum"])
+def test_every_protocol_has_what_can_be_compared(name, optimiser):
+    make = PROTOCOLS[name]
+    protocol = make(0.5, chebyshev=False) if hasattr(make(0.5), "gossip") else make(0.5)
+    plan = plan_of(protocol, optimiser)
+    assert replace(plan, robust=Robust("clipped", radius=1.0)).robust
+    one_at_a_time = name.split("-")[0] in ("plain", "top")
+    for rule in ("clipped", "trimmed", "nearest"):
+        if one_at_a_time:
+            with pytest.raises(PlanError, match="mixes one at a time"):
+                replace(plan, robust=Robust(rule))
+        else:
+            assert prune(replace(plan, robust=Robust(rule))).robust
+
+
+def test_what_cannot_be_robust_is_refused_by_name():
+    with pytest.raises(PlanError, match="chebyshev = false"):
+        replace(plan_of(Muffliato(gossip=3)), robust=Robust("trimmed"))
+    with pytest.raises(PlanError, match="none in central"):
+        replace(plan_of(Central(), graph=topology.alone()), robust=Robust("trimmed"))
+    with pytest.raises(ValueError, match="radius"):
+        Robust("trimmed", radius=2.0)
+    with pytest.raises(ValueError, match="hostile=0"):
+        Robust("trimmed", hostile=0)
