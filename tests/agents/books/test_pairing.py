@@ -1,7 +1,9 @@
 """Meetings: both commit or neither, whoever dies; offline is normal."""
 
+import asyncio
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,9 +29,11 @@ pytestmark = pytest.mark.usefixtures("quick")
 LIVE = {i: {"live_pairing": True, "seeded": False} for i in range(6)}
 
 
-def meetings(made):
+def meetings(made, numbers=None):
     found = {}
     for number, name in enumerate(made.names):
+        if numbers is not None and number not in numbers:
+            continue
         ledger = Ledger(made.state(number), writable=False)
         found[name] = ledger.database.rows("SELECT id, partner, status, applied FROM pairs")
         ledger.close()
@@ -107,8 +111,78 @@ def test_who_is_cut_off_works_alone(tmp_path):
     made, run = met(tmp_path, wire=wire)
     assert run.outcomes[0].code == 0 and meetings(made)["ada"] == []
     assert any(meetings(made)["bob"]) and faults(run) == []
-    proposals = [(name, peer) for name, peer, kind in wire.waited if kind == "propose"]
-    assert len(proposals) == len(set(proposals)) > 0  # nobody is waited for twice
+    asked = [(name, peer) for name, peer, kind in wire.waited if kind == "propose"]
+    assert not any("ada" in both for both in asked)  # who is not there is not asked
+
+
+def test_absent_neighbours_are_waited_for_once_and_all_at_the_same_time(tmp_path):
+    made = federation(tmp_path, "method.mode=async", graph=topology.complete(6), rounds=10, idle_timeout=20.0)
+
+    async def scene():
+        loop = asyncio.get_running_loop()
+        outcome = await made.agent(0, Wire().transport("ada"), live_pairing=True).run()
+        return outcome, loop.time()
+
+    outcome, seconds = on_virtual_time(scene())
+    assert outcome.code == 0 and 20 <= seconds < 30  # five absent neighbours, one idle timeout
+
+
+@pytest.mark.parametrize(
+    "answer", [ReplyCode.UNDECIDED, ReplyCode.BUSY, None], ids=["undecided", "busy", "nothing"]
+)
+def test_a_proposal_that_is_never_committed_keeps_nobody_from_meeting_others_nor_from_ending(
+    tmp_path, answer
+):
+    """bob proposes to ada and leaves it at that; cleo is honest."""
+    made = federation(
+        tmp_path,
+        "method.mode=async",
+        "method.name=plain",
+        graph=topology.complete(3),
+        rounds=12,
+        idle_timeout=4.0,
+    )
+
+    async def scene():
+        wire = Wire(delay=0.05)
+
+        async def bob(sender, sent):
+            if sent.kind is MessageKind.HELLO:
+                nothing = {"seen": -1, "seen_digest": "", "seen_signature": "", "sent": -1, "sent_digest": ""}
+                body = replace(agents[sender].peers.greeting("bob"), **nothing).encode()
+                return Reply(ReplyCode.OK, body=body)
+            if sent.kind is MessageKind.RESOLVE and answer is None:
+                await asyncio.sleep(1000)
+            return Reply(answer or ReplyCode.BUSY)
+
+        wire.handlers["bob"] = bob
+        agents = {
+            name: made.agent(n, wire.transport(name), live_pairing=True)
+            for n, name in ((0, "ada"), (2, "cleo"))
+        }
+        tasks = [asyncio.create_task(agent.run()) for agent in agents.values()]
+        while agents["ada"].ledger.round < 0 or agents["ada"].life.pairing.busy:
+            await asyncio.sleep(0.001)
+        reply = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"never"))
+        again = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"another"))
+        return reply, again, await asyncio.gather(*tasks)
+
+    reply, again, outcomes = on_virtual_time(scene())
+    assert reply.ok and again.code is ReplyCode.BUSY, "one at a time with each partner"
+    assert all(outcome.finished for outcome in outcomes)
+    committed = [row for row in meetings(made, (0,))["ada"] if row[2] == "committed"]
+    assert len(committed) >= 3 and {row[1] for row in committed} == {"cleo"}
+
+
+def test_finding_open_meetings_scans_no_table(tmp_path):
+    ledger = Ledger(tmp_path, "f", "ada")
+    pairing, queries = Pairing(ledger), []
+    ledger.database.connection.set_trace_callback(queries.append)
+    pairing.ready(), pairing.prepared(), pairing.untold(), pairing.find("x"), pairing.last_partner()
+    ledger.database.connection.set_trace_callback(None)
+    plans = [ledger.database.rows(f"EXPLAIN QUERY PLAN {query}") for query in queries]
+    assert len(plans) == 5 and not any("SCAN" in str(step) for plan in plans for step in plan)
+    ledger.close()
 
 
 def test_poisson_batches_are_refused(tmp_path):
@@ -169,6 +243,7 @@ def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplo
                 return Reply(ReplyCode.OK if proposed else ReplyCode.BUSY, body=GARBAGE[case])
 
             made.request = request
+            made.reaches = lambda peer: True
             return made
 
     async def scene():
@@ -199,6 +274,7 @@ def test_books_that_cannot_be_written_are_not_held_against_the_partner(tmp_path)
         with pytest.raises(LedgerError, match="Make the folder writable"):
             agent.life.pairing.commit(id, "bob", 0, 0, row)
         agent.life.pairing.give_up()
+        agent.peers.transport.reaches = lambda peer: True
         agent.peers.transport.request = lambda *_: answered(
             Reply(ReplyCode.OK, body=Handover(0, "", row).pack())
         )
@@ -238,7 +314,7 @@ class Three(RuleBasedStateMachine):
 
     @rule(one=st.sampled_from(names), other=st.sampled_from(names), lost=st.booleans())
     def propose(self, one, other, lost):
-        if one == other or self.pairing[one].busy:
+        if one == other or self.pairing[one].busy or other in self.pairing[one].open_with():
             return
         id, own = self.pairing[one].propose(), self.books[one].round
         if lost or not self.pairing[other].accept(id, one):
@@ -268,9 +344,10 @@ class Three(RuleBasedStateMachine):
 
     @rule(one=st.sampled_from(names))
     def resolve(self, one):
-        pair = self.pairing[one].prepared()
-        if pair is None:
-            return
+        for pair in self.pairing[one].prepared():
+            self.ask(one, pair)
+
+    def ask(self, one, pair):
         outcome, theirs = self.pairing[pair.partner].outcome(pair.id, one)
         if outcome is ReplyCode.ABORTED:
             self.pairing[one].aborted(pair.id)
@@ -320,7 +397,7 @@ class Three(RuleBasedStateMachine):
             self.tell(name, True)
             self.resolve(name)
         for pairing in self.pairing.values():
-            assert pairing.prepared() is None
+            assert pairing.prepared() == []
             for pair in pairing.pairs():
                 theirs = self.pairing[pair.partner].find(pair.id)
                 assert (pair.status == "committed") == (theirs is not None and theirs.status == "committed")

@@ -13,6 +13,7 @@ from topdp import topology
 from topdp.agents.books import inbox
 from topdp.agents.books.audit import verify
 from topdp.agents.books.ledger import Ledger
+from topdp.agents.terms.proofs import Proofs
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Message, Reply, Unreachable
@@ -36,6 +37,12 @@ async def alone(made, number, wire, **options):
     for _ in range(20):
         await asyncio.sleep(0)
     return agent, task
+
+
+def newcomer(agent, peer, **changes):
+    """The greeting of a neighbour with the same terms that has seen and sent nothing."""
+    nothing = {"seen": -1, "seen_digest": "", "seen_signature": "", "sent": -1, "sent_digest": ""}
+    return replace(agent.peers.greeting(peer), **{**nothing, **changes}).encode()
 
 
 async def ended(agent, task):
@@ -203,7 +210,7 @@ def test_a_neighbour_that_refuses_this_agents_rows_has_departed_from_the_plan(tm
 
         async def bob(sender, message):
             if message.kind is MessageKind.HELLO:
-                return Reply(ReplyCode.OK, body=agent.peers.greeting("bob").encode())
+                return Reply(ReplyCode.OK, body=newcomer(agent, "bob"))
             return Reply(ReplyCode.OK if message.round < 3 else ReplyCode.QUARANTINED)
 
         wire.handlers["bob"] = bob
@@ -275,7 +282,7 @@ def test_what_comes_too_early_is_sent_again_and_what_is_refused_is_not(tmp_path,
 
         async def bob(sender, message):
             if message.kind is MessageKind.HELLO:
-                return Reply(ReplyCode.OK, body=agent.peers.greeting("bob").encode())
+                return Reply(ReplyCode.OK, body=newcomer(agent, "bob"))
             bodies.append(message.body)
             return Reply(code if len(bodies) < 3 else ReplyCode.OK)
 
@@ -327,21 +334,30 @@ def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
     assert not any(reply.ok for reply in replies) and seen == -1
 
 
+def test_an_old_copy_of_the_ledger_is_found_out_beside_the_key(tmp_path):
+    made = federation(tmp_path, agents=3, rounds=40)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        on_virtual_time(_rolled_back(made, tmp_path, whole=False))
+    (error,) = raised.value.exceptions
+    assert isinstance(error, TrustError) and "state folder is an old copy" in str(error)
+
+
 def test_an_agent_with_an_old_copy_of_its_ledger_is_found_out_by_its_neighbours(tmp_path):
+    """Where the mark beside its key is an old copy too."""
     made = federation(tmp_path, agents=3, rounds=40)
 
     # The restored copy knows of round 1; bob and cleo have seen later rounds of ada.
     with pytest.raises(BaseExceptionGroup) as raised:
-        on_virtual_time(_rolled_back(made, tmp_path))
+        on_virtual_time(_rolled_back(made, tmp_path, whole=True))
     (error,) = raised.value.exceptions
     assert isinstance(error, TrustError) and "old copy" in str(error)
     for number in (1, 2):
         ledger = Ledger(made.state(number), writable=False)
-        assert ledger.seen("ada") > 1 and ledger.quarantined("ada").code is ReplyCode.ROLLED_BACK
+        assert ledger.seen("ada") > 1 and ledger.quarantined("ada") is None, "the newest copy may come back"
         ledger.close()
 
 
-async def _rolled_back(made, tmp_path):
+async def _rolled_back(made, tmp_path, whole):
     """ada runs to the middle, is put back to an early copy of her books, and meets her neighbours again."""
     wire = Wire(delay=0.1)
 
@@ -366,7 +382,14 @@ async def _rolled_back(made, tmp_path):
         await asyncio.gather(life, return_exceptions=True)
         shutil.rmtree(made.state(0))
         shutil.copytree(tmp_path / "copy", made.state(0))
-        again = made.agent(0, wire.transport("ada"))
+        if whole:
+            shutil.rmtree(made.private(0).folder)
+        try:
+            again = made.agent(0, wire.transport("ada"))
+        except TrustError:
+            for task in tasks:
+                task.cancel()
+            raise
         try:
             await again.run()
         finally:
@@ -374,35 +397,80 @@ async def _rolled_back(made, tmp_path):
                 task.cancel()
 
 
-def told(made, **changes):
-    """What ada makes of a greeting of bob's, and whether she can go on."""
+def told(made, peers=("bob",), **changes):
+    """What ada makes of a greeting of each of `peers`: whether she can go on, and believes bob."""
 
     async def scene():
         agent = made.agent(0, Wire().transport("ada"))
-        greeting = replace(agent.peers.greeting("bob"), **changes)
-        reply = await agent.peers.handle("bob", message(0, greeting.encode(), kind=MessageKind.HELLO))
+        for peer in peers:
+            body = replace(agent.peers.greeting(peer), **changes).encode()
+            reply = await agent.peers.handle(peer, message(0, body, kind=MessageKind.HELLO))
+        standing = agent.ledger.quarantined("bob")
         agent.ledger.close()
-        return reply, agent.peers.fault
+        return reply, agent.peers.fault, standing
 
     return on_virtual_time(scene())
 
 
-def test_a_neighbour_that_has_seen_more_than_this_agent_knows_of_stops_it(tmp_path):
+def shown(made, round=2, digest="0" * 64, signer="ada"):
+    """What bob shows for a row of ada's, signed by whoever that is."""
+    private = made.private(made.names.index(signer))
+    proof = Proofs("ada", made.setup.manifest, private.identity).sign("bob", round, digest)
+    return {"seen": round, "seen_digest": digest, "seen_signature": proof.hex()}
+
+
+def test_a_neighbour_that_has_seen_more_than_this_agent_knows_of_and_shows_it_stops_it(tmp_path):
     """Even where that neighbour itself would go on."""
     made = federation(tmp_path, agents=3, rounds=4)
-    assert told(made)[1] is None
-    _, fault = told(made, seen=2)
+    assert told(made)[1:] == (None, None)
+    _, fault, _ = told(made, **shown(made))
     assert isinstance(fault, TrustError) and "old copy" in str(fault)
 
 
+@pytest.mark.parametrize("signature", ["none", "bob's own", "of another row"])
+def test_a_neighbour_that_only_claims_to_have_seen_more_is_a_liar(tmp_path, signature):
+    made = federation(tmp_path, agents=3, rounds=4)
+    claims = {
+        "none": {**shown(made), "seen_signature": ""},
+        "bob's own": shown(made, signer="bob"),
+        "of another row": {**shown(made), "seen": 3},
+    }
+    reply, fault, standing = told(made, **claims[signature])
+    assert fault is None and standing.code is ReplyCode.NOT_A_GREETING and "cannot show it" in standing.words
+    assert reply.code is ReplyCode.QUARANTINED and reply.body, "what this agent has is said all the same"
+
+
 @pytest.mark.parametrize("key", ["federation", "plan", "start"])
-def test_other_terms_are_refused_by_whoever_is_greeted(tmp_path, key):
+def test_other_terms_are_refused_and_end_the_agent_that_stands_alone_with_its_own(tmp_path, key):
     made = federation(tmp_path, agents=3, rounds=4)
     same = made.agent(0, Wire().transport("ada"))
     terms = replace(same.peers.terms, **{key: "another"})
     same.ledger.close()
-    reply, fault = told(made, terms=terms)
-    assert not reply.ok and isinstance(fault, TrustError)
+    reply, fault, _ = told(made, terms=terms)
+    assert reply.code is ReplyCode.OTHER_TERMS and fault is None, "one neighbour ends nobody"
+    reply, fault, _ = told(made, peers=("bob", "cleo"), terms=terms)
+    assert not reply.ok and isinstance(fault, TrustError) and "bob, cleo: another manifest" in str(fault)
+
+
+@pytest.mark.parametrize("others", [(), ("cleo",)], ids=["nobody else", "somebody else"])
+def test_one_neighbour_with_other_terms_counts_when_nobody_else_is_heard(tmp_path, others):
+    made = federation(tmp_path, agents=3, rounds=4, idle_timeout=4.0)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        terms = replace(agent.peers.terms, plan="another")
+        hello = MessageKind.HELLO
+        await agent.peers.handle("bob", message(0, newcomer(agent, "bob", terms=terms), hello))
+        for peer in others:
+            await agent.peers.handle(peer, message(0, newcomer(agent, peer), hello))
+        await asyncio.sleep(20)
+        if others:
+            await ended(agent, task)
+            return None
+        with pytest.raises(TrustError, match="no neighbour with the same"):
+            await task
+
+    on_virtual_time(scene())
 
 
 def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):

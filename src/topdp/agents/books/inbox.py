@@ -50,10 +50,12 @@ class Inbox:
         place = self._place[sender][seen] + 1 if seen >= 0 else 0
         return rounds[place] if place < len(rounds) else None
 
-    def settle(self, verdict: ReplyCode, sender: str, round: int, digest: str, body: bytes) -> None:
+    def settle(
+        self, verdict: ReplyCode, sender: str, round: int, digest: str, body: bytes, signature: bytes = b""
+    ) -> None:
         """Writes down what follows from a verdict: a row for later use, or a quarantine."""
         if verdict is ReplyCode.OK:
             late = round < self.ledger.round  # the round that reads it is over: keep only that it came
-            self.ledger.store(sender, round, digest, None if late else body)
+            self.ledger.store(sender, round, digest, None if late else body, signature)
         elif verdict is ReplyCode.EQUIVOCATION:
             self.ledger.quarantine(sender, verdict, f"sent two different rows for round {round}")

@@ -30,6 +30,7 @@ from topdp.errors import DataError
 
 ANYBODY = "*"  # receiver of a body whose partner is not known when it is made
 
+ROW_OF = "row of "  # begins the key under which a neighbour's newest signature is kept
 KEPT = 64  # rounds for which sent rows stay in the outbox, without their bytes, after they were acknowledged
 
 WITHOUT = "without "  # begins the subject of the statement that somebody is counted out
@@ -284,9 +285,10 @@ class Ledger:
         row = self.database.one("SELECT digest FROM inbox WHERE sender = ? AND round = ?", sender, round)
         return str(row[0]) if row else None
 
-    def store(self, sender: str, round: int, digest: str, body: bytes | None) -> None:
+    def store(self, sender: str, round: int, digest: str, body: bytes | None, signature: bytes = b"") -> None:
         """Keeps what a neighbour sent; without a body only that it came. `inbox` decides."""
         with self.database.transaction() as db:
+            keep_signature(db, sender, round, digest, signature)
             db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (sender, round, digest, body))
 
     def received(self, sender: str, round: int) -> bytes | None:
@@ -414,6 +416,13 @@ class Ledger:
         with self.database.transaction() as db:
             for column, value in columns.items():
                 journal.note(db, peer, column, value)
+
+
+def keep_signature(db: Connection, sender: str, round: int, digest: str, signature: bytes) -> None:
+    """Of the newest row of `sender`, inside the transaction that stores it; `witness` reads it."""
+    if signature:
+        text = json.dumps([round, digest, signature.hex()])
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (ROW_OF + sender, text))
 
 
 def _whole(value: object) -> int:

@@ -2,8 +2,9 @@
 
 The proposer decides. Proposing promises nothing: what is not on its books was aborted. The acceptor, once it
 has said yes, is *prepared*: it neither commits nor aborts by itself, but asks the proposer until it is told.
-Meanwhile it works on alone; a pair that turns out committed is used in its next round. So both commit or
-neither, whoever dies or is cut off at whatever moment, and being out of reach holds nobody up.
+Meanwhile it works on and meets others, but not that partner; a pair that turns out committed is used in its
+next free round. So both commit or neither, whoever dies or is cut off at whatever moment, and neither being
+out of reach nor leaving somebody in doubt holds anybody up.
 
 Each side hands over the row it has on its books, the same bytes to whoever asks (`ledger.ANYBODY`).
 """
@@ -16,10 +17,12 @@ from typing import Any, Literal
 
 from topdp.agents.books.database import LedgerError
 from topdp.agents.books.entries import digest_of
-from topdp.agents.books.ledger import ANYBODY, Ledger
+from topdp.agents.books.ledger import ANYBODY, Ledger, keep_signature
 from topdp.agents.wire.codes import ReplyCode
 
 Status = Literal["prepared", "committed", "aborted"]
+COLUMNS = "id, partner, role, status, own_round, partner_round, told, applied"
+INDEXES = ("open_pairs ON pairs (status, applied)", "untold_pairs ON pairs (status, told)")
 
 
 @dataclass(frozen=True)
@@ -37,36 +40,51 @@ class Pair:
 
 
 class Pairing:
-    """The meetings of one agent. At most one is open at a time: proposed, prepared, or not used yet."""
+    """The meetings of one agent: at most one proposed, and with each partner at most one that is open."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        with ledger.database.transaction() as db:
+            for index in INDEXES:
+                db.execute(f"CREATE INDEX IF NOT EXISTS {index}")
         self.closed = False  # no further meetings: the rounds are over
         self.proposing: str | None = None  # the id under way; forgotten in a crash, so aborted
 
-    def pairs(self) -> list[Pair]:
-        columns = "id, partner, role, status, own_round, partner_round, told, applied"
-        rows: list[Any] = self.ledger.database.rows(f"SELECT {columns} FROM pairs ORDER BY rowid")
+    def pairs(self, which: str = "1", *values: object) -> list[Pair]:
+        """All meetings, or those of a condition that an index finds; oldest first."""
+        rows: list[Any] = self.ledger.database.rows(
+            f"SELECT {COLUMNS} FROM pairs WHERE {which} ORDER BY rowid", *values
+        )
         return [Pair(*row) for row in rows]
 
     def find(self, id: str) -> Pair | None:
-        return next((pair for pair in self.pairs() if pair.id == id), None)
+        return next(iter(self.pairs("id = ?", id)), None)
 
-    def prepared(self) -> Pair | None:
-        """The meeting whose outcome this agent does not know."""
-        return next((pair for pair in self.pairs() if pair.status == "prepared"), None)
+    def prepared(self) -> list[Pair]:
+        """The meetings whose outcome this agent does not know."""
+        return self.pairs("status = 'prepared'")
 
     def ready(self) -> Pair | None:
         """The committed meeting that the next round uses."""
-        return next((p for p in self.pairs() if p.status == "committed" and p.applied is None), None)
+        return next(iter(self.pairs("status = 'committed' AND applied IS NULL")), None)
 
     def untold(self) -> list[Pair]:
         """Committed meetings of which the acceptor has not said that it knows."""
-        return [p for p in self.pairs() if p.role == "proposer" and p.status == "committed" and not p.told]
+        return self.pairs("status = 'committed' AND told = 0 AND role = 'proposer'")
+
+    def last_partner(self) -> str | None:
+        """With whom a meeting was used last."""
+        used = "SELECT partner FROM pairs WHERE status = 'committed' AND applied IS NOT NULL"
+        row = self.ledger.database.one(f"{used} ORDER BY applied DESC LIMIT 1")
+        return str(row[0]) if row else None
+
+    def open_with(self) -> set[str]:
+        """Partners with whom a meeting is decided on one side only: none is begun with them meanwhile."""
+        return {pair.partner for pair in [*self.prepared(), *self.untold()]}
 
     @property
     def busy(self) -> bool:
-        return self.proposing is not None or self.prepared() is not None or self.ready() is not None
+        return self.proposing is not None or self.ready() is not None
 
     # The proposer
 
@@ -81,13 +99,15 @@ class Pairing:
         """No answer, or a no: nothing was written, so it is aborted."""
         self.proposing = None
 
-    def commit(self, id: str, partner: str, own_round: int, round: int, body: bytes) -> ReplyCode:
+    def commit(
+        self, id: str, partner: str, own_round: int, round: int, body: bytes, signature: bytes = b""
+    ) -> ReplyCode:
         """The partner said yes and handed over its row: decided here, in one transaction."""
         if id != self.proposing:
             raise LedgerError(f"Expected the meeting under way, got {id}.")
         verdict = self._judge(partner, round, body)
         if verdict is ReplyCode.OK:
-            self._write(id, partner, "proposer", own_round, round, body)
+            self._write(id, partner, "proposer", own_round, round, body, signature)
         self.proposing = None
         return verdict
 
@@ -111,7 +131,9 @@ class Pairing:
 
     def accept(self, id: str, partner: str) -> bool:
         """Whether this agent says yes; then it is on its books before the partner hears of it."""
-        if self.closed or self.busy or self.ledger.round < 0 or self.find(id) is not None:
+        if self.closed or self.busy or self.ledger.round < 0 or partner in self.open_with():
+            return False
+        if self.ledger.quarantined(partner) is not None or self.find(id) is not None:
             return False
         with self.ledger.database.transaction() as db:
             db.execute(
@@ -120,7 +142,7 @@ class Pairing:
             )
         return True
 
-    def committed(self, id: str, partner: str, round: int, body: bytes) -> ReplyCode:
+    def committed(self, id: str, partner: str, round: int, body: bytes, signature: bytes = b"") -> ReplyCode:
         """The proposer says that it is decided, and hands over its row. Once; again is acknowledged."""
         pair = self.find(id)
         if pair is None or pair.partner != partner or pair.role != "acceptor" or pair.status == "aborted":
@@ -130,7 +152,7 @@ class Pairing:
             return ReplyCode.AGAIN if known == digest_of(body) else ReplyCode.EQUIVOCATION
         verdict = self._judge(partner, round, body)
         if verdict is ReplyCode.OK:
-            self._write(id, partner, "acceptor", pair.own_round, round, body)
+            self._write(id, partner, "acceptor", pair.own_round, round, body, signature)
         return verdict
 
     def aborted(self, id: str) -> None:
@@ -158,9 +180,12 @@ class Pairing:
             return ReplyCode.AGAIN if known == digest_of(body) else ReplyCode.EQUIVOCATION
         return ReplyCode.OK if round > self.ledger.seen(partner) else ReplyCode.GAP
 
-    def _write(self, id: str, partner: str, role: str, own: int, round: int, body: bytes) -> None:
+    def _write(
+        self, id: str, partner: str, role: str, own: int, round: int, body: bytes, signature: bytes
+    ) -> None:
         told = 1 if role == "acceptor" else 0
         with self.ledger.database.transaction() as db:
+            keep_signature(db, partner, round, digest_of(body), signature)
             db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (partner, round, digest_of(body), body))
             db.execute(
                 "INSERT OR REPLACE INTO pairs VALUES (?, ?, ?, 'committed', ?, ?, ?, NULL)",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from topdp.agents.books import choices
 from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger, Partners
+from topdp.agents.books.witness import holds, newest_head
 from topdp.agents.life.base import Life
 from topdp.agents.life.cards import Cards
 from topdp.agents.life.equipment import Equipment
@@ -27,6 +30,8 @@ from topdp.agents.life.peers import Peers
 from topdp.agents.life.rounds import Rounds
 from topdp.agents.life.rows import shares_draws
 from topdp.agents.life.sharing import PrivateFiles, Sharing
+from topdp.agents.terms.mark import BooksMark
+from topdp.agents.terms.proofs import Proofs
 from topdp.agents.terms.succession import Directory
 from topdp.agents.wire import payload
 from topdp.agents.wire.refusals import Told
@@ -36,6 +41,7 @@ from topdp.errors import ExitCode, InputError
 from topdp.files import write_whole
 from topdp.settings import build
 
+BOOKS = "books"  # the key of the books' own name
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
 GRACE = 3.0
 """Seconds that an agent has, once it is asked to stop, for what it is in the middle of."""
@@ -112,6 +118,8 @@ class Agent:
         except BaseException:
             self.ledger.close()
             raise
+        self.mark = BooksMark(private.folder, manifest.hash) if private else None
+        doubtful = self._resumes()
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         start = equipment.start.numpy()
@@ -127,11 +135,39 @@ class Agent:
             lambda body: payload.decode(body, len(start), start.dtype.name, manifest.rules.largest_norm),
             failpoints,
             Told(self.name),
+            Proofs(
+                self.name,
+                manifest,
+                private.identity if private else None,
+                self.cards.directory if self.cards else None,
+            ),
+            part.plan.releases - 1,
             self.sharing.gossip if self.sharing else None,
             self.cards,
+            doubtful,
         )
         way = Meetings if live_pairing else Rounds
-        self.life: Life = way(equipment, self.ledger, self.peers, failpoints, self._leave, self.sharing)
+        self.life: Life = way(
+            equipment, self.ledger, self.peers, failpoints, self._leave, self.sharing, self._note
+        )
+
+    def _resumes(self) -> bool:
+        """Whether rows of this agent may be out that its books do not know; an old copy is refused here."""
+        books = self.ledger
+        if BOOKS not in books.meta:
+            books.database.remember(BOOKS, secrets.token_hex(16))
+        if self.mark is None:
+            return books.round >= 0
+        try:
+            others = self.mark.resume(books.meta[BOOKS], books.round, lambda head: holds(books, head))
+        except BaseException:
+            books.close()
+            raise
+        return others or books.round >= 0
+
+    def _note(self, round: int) -> None:
+        if self.mark is not None:
+            self.mark.note(self.ledger.meta[BOOKS], round, newest_head(self.ledger))
 
     def stop(self) -> None:
         """Asks the agent to end; what was done is on disk, and the same command continues."""
@@ -163,7 +199,7 @@ class Agent:
 
     def abandon(self) -> None:
         """For tests: what is left of an agent that was killed."""
-        for task in self.peers.tasks:
+        for task in list(self.peers.tasks):
             task.cancel()
         self.ledger.close()
 
@@ -173,6 +209,7 @@ class Agent:
             "agent": self.name,
             "federation": self.equipment.manifest.hash,
             "releases": self.ledger.round + 1,
+            **self._counts(),
             "finished": finished,
             "seeded": seeded,
             "rehearsal": rehearsal,
@@ -189,6 +226,12 @@ class Agent:
         if seeded:
             result["warning"] = "Seeded noise: for tests only. Who knows the seed can subtract the noise."
         return Outcome(ExitCode.BUDGET if self.life.out_of_budget else ExitCode.DONE, finished, result)
+
+    def _counts(self) -> dict[str, int]:
+        """How many of the rounds were made, how many of these without data, and how many were left out."""
+        kinds = Counter(entry.kind for entry in self.ledger.entries())
+        made = kinds["release"] + kinds["noise"]
+        return {"made": made, "without_data": kinds["noise"], "skipped": self.ledger.round + 1 - made}
 
     def _spent(self) -> dict[str, Any]:
         books, privacy = self.ledger, self.equipment.manifest.config.privacy

@@ -6,7 +6,9 @@ and what they compute.
 **Guarantees.** A charge is on disk, with the bytes and the state that it is for, before a byte leaves. Time
 only decides whom to wait for: patience is counted in ticks of this process, so a stopped process or a clock
 that jumps costs one tick. An agent whose budget allows no further release goes on as before, noise and all,
-but its data enter no more: others keep the noise that they count on, and its own spending ends there.
+but its data enter no more: others keep the noise that they count on, and its own spending ends there. After a
+start no data enter a round either while a neighbour that may have newer rows of this agent has not said which
+it has: under the rule to wait it is waited for; under the rule to go on, rows carry noise alone meanwhile.
 """
 
 from __future__ import annotations
@@ -51,11 +53,15 @@ class Life(ABC):
         failpoints: Failpoints,
         finished: Callable[[], None],
         sharing: Sharing | None = None,
+        mark: Callable[[int], None] = lambda round: None,
     ) -> None:
         """`finished` is called after the last round, before what is still owed to others.
 
-        `sharing`: where agents share draws.
+        `sharing`: where agents share draws. `mark`: called when a round is booked, before its rows leave.
         """
+        self.mark = mark
+        self._asked_all = False  # waited once, for as long as the rule says, for what neighbours have seen
+        self.drained = 0  # ticks since the last round
         self.sharing = sharing
         self.equipment, self.ledger, self.peers, self.failpoints = equipment, ledger, peers, failpoints
         self.meter = equipment.meter
@@ -138,7 +144,7 @@ class Life(ABC):
         Decided by budget, plan and departures, never by the data: so that it tells nothing of them.
         """
         meter, total = self.meter, self.ledger.total
-        if not self.out_of_budget:
+        if not self.out_of_budget and not self._is_in_doubt():
             cost = meter.cost(round, self.history, total, information, planned)
             if allows(self.equipment.epsilon, total, cost):
                 return "release", cost
@@ -153,6 +159,39 @@ class Life(ABC):
                 extra={"agent": self.name, "event": "budget", "round": round},
             )
         return "noise", meter.owed(self.history, total, planned)
+
+    def _is_in_doubt(self) -> bool:
+        """Whether these books may be an old copy. Where draws are shared, nothing is made till then."""
+        return self.sharing is None and bool(self.peers.beliefs.unheard())
+
+    async def _heard_all(self, for_ever: bool) -> bool:
+        """Waits, once after a start, for what neighbours have seen of this agent; False: asked to stop.
+
+        Not `for_ever`: for the idle timeout. Then it goes on without data, until they are heard.
+        """
+        ticks, waited = Ticks(self.equipment.manifest.rules.idle_timeout), 0
+        while not self._asked_all and (unheard := self.peers.beliefs.unheard()):
+            self._raise_faults()
+            if self.stopping.is_set():
+                return False
+            if await ticks.wait(self.peers):
+                waited += 1
+                if waited % (4 * TICKS) == TICKS:
+                    self._say_unheard(unheard, for_ever)
+            if waited >= TICKS and not for_ever:
+                break
+        self._asked_all = True
+        self._raise_faults()
+        return True
+
+    def _say_unheard(self, unheard: list[str], for_ever: bool) -> None:
+        logger.warning(
+            "%s: %s: not heard since the start of this agent, whose books might be an old copy: %s",
+            self.name,
+            ", ".join(unheard),
+            "waits for it" if for_ever else "goes on with noise and without data until it is",
+            extra={"agent": self.name, "event": "unheard"},
+        )
 
     def _release(
         self,
@@ -174,6 +213,7 @@ class Life(ABC):
         self.timing.rounds += 1
         self.doing = "waits"
         self.failpoints.reached("after_ledger")
+        self.mark(round)
         if self.sharing is not None:
             self.sharing.note(round)
         if kind == "release":
@@ -219,7 +259,7 @@ class Life(ABC):
             await self._settle()
             if self._is_needed():
                 self.waits.now(self._stays_with())
-                await ticks.wait(self.peers)
+                self.drained += await ticks.wait(self.peers)
         self.waits.now(())
         return True
 

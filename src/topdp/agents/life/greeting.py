@@ -1,11 +1,23 @@
-"""What neighbours say first: the terms that both must hold alike, and what each remembers of the other."""
+"""What neighbours say first: the terms that both must hold alike, and what each remembers of the other.
+
+Every field has its range here; whoever reads a greeting finds none that is outside. What is believed of it is
+for `beliefs`.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from topdp.agents.terms.proofs import LONGEST as LONGEST_SIGNATURE
 
 LONGEST = 4096  # bytes
+WORD = re.compile(r"[ -~]{1,128}", re.ASCII)
+HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+SIGNATURE = re.compile(rf"(?:[0-9a-f]{{2}}){{0,{LONGEST_SIGNATURE}}}", re.ASCII)
 
 
 class NotAGreeting(ValueError):  # noqa: N818 - what it was; never leaves `peers`
@@ -28,24 +40,52 @@ class Greeting:
     terms: Terms
     charged: int  # the last round whose rows may have left
     seen: int  # the highest round that it has from the other
-    round: int  # the last round on its books
+    round: int  # the last round on its books; nobody decides by it
     run: str = ""  # the name of the run, where draws are shared and all keys are there
+    seen_digest: str = ""  # of that row from the other; empty where there is none
+    seen_signature: str = ""  # the other's, under that row, in hex
+    sent: int = -1  # the highest round of which it has a row for the other
+    sent_digest: str = ""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     @classmethod
-    def decode(cls, body: bytes) -> Greeting:
-        """Raises NotAGreeting on anything else."""
+    def decode(cls, body: bytes, last: int) -> Greeting:
+        """Raises NotAGreeting on anything else; `last` is the last round of the plan."""
         try:
             if len(body) > LONGEST:
                 raise NotAGreeting
             tree = json.loads(body)
-            numbers = [tree["charged"], tree["seen"], tree["round"]]
-            words = [*(tree["terms"][key] for key in ("federation", "plan", "start")), tree["run"]]
+            terms = Terms(*(_text(tree["terms"], key, WORD) for key in ("federation", "plan", "start")))
+            greeting = cls(
+                terms,
+                _round(tree, "charged", last),
+                _round(tree, "seen", last),
+                _round(tree, "round", last),
+                _text(tree, "run", HASH, True),
+                _text(tree, "seen_digest", HASH, True),
+                _text(tree, "seen_signature", SIGNATURE, True),
+                _round(tree, "sent", last),
+                _text(tree, "sent_digest", HASH, True),
+            )
         except (ValueError, KeyError, TypeError, RecursionError):
             raise NotAGreeting from None
-        if not all(type(n) is int for n in numbers) or not all(isinstance(word, str) for word in words):
+        whole = (greeting.seen < 0) == (not greeting.seen_digest)
+        if not whole or (greeting.sent < 0) == bool(greeting.sent_digest):
             raise NotAGreeting
-        charged, seen, round = numbers
-        return cls(Terms(*words[:3]), charged, seen, round, words[3])
+        return greeting
+
+
+def _round(tree: Mapping[str, Any], key: str, last: int) -> int:
+    value = tree[key]
+    if type(value) is not int or not -1 <= value <= last:
+        raise NotAGreeting
+    return value
+
+
+def _text(tree: Mapping[str, Any], key: str, form: re.Pattern[str], may_be_empty: bool = False) -> str:
+    value = tree[key]
+    if not isinstance(value, str) or not (form.fullmatch(value) or (may_be_empty and not value)):
+        raise NotAGreeting
+    return value

@@ -1,8 +1,9 @@
 """Asynchronous rounds of one agent with partners it finds by itself, instead of those a plan drew.
 
-In every round the agent asks its neighbours, in random order and never the last partner first, until one says
-yes; the two swap estimates (Algorithm 2). Who finds nobody, or waits to hear how a meeting ended, works alone
-with full noise. Rounds are each agent's own count; nobody waits for anybody.
+In every round the agent asks its neighbours, in random order but for the last partner, until one says yes;
+the two swap estimates (Algorithm 2). Who finds nobody works alone with full noise. How a meeting ended that
+is in doubt is asked on the side: meanwhile the agent works on and meets others. Rounds are each agent's own
+count; nobody waits for anybody, but once, all at the same time, for those who are not there yet.
 
 **Guarantees.** As for every `Life`. Which meetings happen is not known beforehand, so charges are by worst
 case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that count as
@@ -15,13 +16,16 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import final
 
 from torch import Tensor
 
+from topdp.agents.books.entries import digest_of
 from topdp.agents.books.ledger import ANYBODY, Ledger
 from topdp.agents.books.pairing import Pair, Pairing
-from topdp.agents.life.base import Life
+from topdp.agents.life.base import Life, Ticks
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.handover import Handover
@@ -51,15 +55,18 @@ class Meetings(Life):
         failpoints: Failpoints,
         finished: Callable[[], None],
         sharing: Sharing | None = None,
+        mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, failpoints, finished, sharing)
+        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
         self.pairing = Pairing(ledger)
         config = equipment.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
         self.reuses = isinstance(build.protocol(config), TopAsynchronous)
         self.deviation = equipment.part.plan.full_scale
         self._chance = CHANCE()
-        self._absent: set[str] = set()  # who was waited for in vain
+        self._awaited = False  # whether those who were not there were waited for
+        self._slow: dict[str, tuple[int, int]] = {}  # how often in vain, and the round to ask it again
+        self._asking: dict[str, asyncio.Task[None]] = {}  # partners that are asked, or told, how it ended
         peers.answers |= {
             MessageKind.PROPOSE: self._propose,
             MessageKind.COMMIT: self._commit,
@@ -70,8 +77,11 @@ class Meetings(Life):
         return not self.all_done
 
     async def _next_round(self) -> bool:
+        if not await self._heard_all(for_ever=False):
+            return False
         if self.ledger.round >= 0:
             with self.timing.measure("network"):
+                await self._await_all()
                 await self._settle()
                 await self._seek()
         if self.paused():
@@ -130,16 +140,30 @@ class Meetings(Life):
                     self.peers.changed.clear()
                     await self.peers.changed.wait()
 
+    async def _await_all(self) -> None:
+        """Once: until all neighbours are there, somebody has met this agent, or the idle timeout is over."""
+        ticks, waited = Ticks(self.equipment.manifest.rules.idle_timeout), 0
+        while not self._awaited and waited < TICKS and not self.stopping.is_set():
+            away = [peer for peer in self.peers.neighbours if not self.peers.transport.reaches(peer)]
+            if not away or self.pairing.ready() is not None:
+                break
+            self._raise_faults()
+            waited += await ticks.wait(self.peers)
+        self._awaited = True
+
     async def _ask(self) -> None:
-        """Asks neighbours until one says yes, or all have been asked."""
-        last = next((p.partner for p in reversed(self.pairing.pairs()) if p.applied is not None), None)
-        free = [
-            peer for peer in self.peers.neighbours if self.ledger.quarantined(peer) is None and peer != last
-        ]
+        """Asks neighbours until one says yes, or all who are there have been asked."""
+        last, open_with = self.pairing.last_partner(), self.pairing.open_with()
+        free = [peer for peer in self.peers.neighbours if peer not in open_with]
+        if free != [last]:  # with whom it meets again where nobody else is free
+            free = [peer for peer in free if peer != last]
         for peer in self._chance.sample(free, len(free)):
             if self.pairing.busy or self.stopping.is_set():
                 return
-            await self._ask_one(peer)
+            _, again = self._slow.get(peer, (0, -1))
+            believed = self.ledger.quarantined(peer) is None and self.ledger.round >= again
+            if believed and self.peers.transport.reaches(peer):
+                await self._ask_one(peer)
 
     async def _ask_one(self, peer: str) -> None:
         id, own = self.pairing.propose(), self.ledger.round
@@ -152,11 +176,13 @@ class Meetings(Life):
             if row is None:
                 return
             self.failpoints.reached("before_commit")
-            if self.pairing.commit(id, peer, own, row.round, row.body) is ReplyCode.EQUIVOCATION:
+            verdict = self.pairing.commit(id, peer, own, row.round, row.body, bytes.fromhex(row.signature))
+            if verdict is ReplyCode.EQUIVOCATION:
                 self._two_stories(peer, row.round)
                 return
             self.failpoints.reached("after_commit")
-            await self._tell()
+            if verdict is ReplyCode.OK:
+                await self._settle()
         except Unreachable:
             pass
         finally:
@@ -165,8 +191,11 @@ class Meetings(Life):
     def _handed_over(self, peer: str, packed: bytes) -> Handover | None:
         """The row that `peer` hands over; who hands over something else is quarantined."""
         try:
-            row = Handover.unpack(packed)
+            row = Handover.unpack(packed, self.peers.last)
             self.peers.check(row.body)
+            signed = (peer, ANYBODY, row.round, digest_of(row.body), bytes.fromhex(row.signature))
+            if not self.peers.proofs.holds(*signed):
+                row = replace(row, signature="")
         except ValueError as error:
             self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
             return None
@@ -176,41 +205,49 @@ class Meetings(Life):
         self.peers.distrust(peer, ReplyCode.EQUIVOCATION, f"sent two different rows for round {round}")
 
     async def _settle(self) -> None:
-        """Tells acceptors what was decided, and asks the proposer about a meeting in doubt."""
-        await self._tell()
-        pair = self.pairing.prepared()
-        if pair is None:
-            return
-        try:
-            reply = await self._request(pair.partner, Message.of(MessageKind.RESOLVE, 0, pair.id.encode()))
-        except Unreachable:
-            return
-        if reply.code is ReplyCode.ABORTED:
-            self.pairing.aborted(pair.id)
-        elif reply.code is ReplyCode.COMMITTED:
-            self._take(pair.partner, pair.id, reply.body)
+        """Tells acceptors what was decided, and asks proposers about meetings in doubt: all at once.
 
-    async def _tell(self) -> None:
-        for pair in self.pairing.untold():
-            message = Message.of(MessageKind.COMMIT, pair.own_round, self._packed(pair.own_round, pair.id))
-            try:
-                reply = await self._request(pair.partner, message)
-            except Unreachable:
-                continue
-            if reply.ok:
-                self.pairing.told(pair.id)
-                self.failpoints.reached("after_told")
+        Those who answer soon are waited for; the others are left to it.
+        """
+        for partner in self.pairing.open_with():
+            there = self.peers.transport.reaches(partner) and self.ledger.quarantined(partner) is None
+            if there and partner not in self._asking:
+                task = self._asking[partner] = self.peers.spawn(self._settle_with(partner))
+                task.add_done_callback(partial(self._answered, partner))
+        if self._asking:
+            await asyncio.wait(list(self._asking.values()), timeout=LISTENING)
+
+    def _answered(self, partner: str, _: asyncio.Task[None]) -> None:
+        self._asking.pop(partner, None)
+
+    async def _settle_with(self, partner: str) -> None:
+        with suppress(Unreachable):
+            for pair in self.pairing.untold():
+                if pair.partner == partner:
+                    packed = self._packed(pair.own_round, pair.id)
+                    message = Message.of(MessageKind.COMMIT, pair.own_round, packed)
+                    if (await self.peers.transport.request(partner, message)).ok:
+                        self.pairing.told(pair.id)
+                        self.failpoints.reached("after_told")
+            for pair in self.pairing.prepared():
+                if pair.partner == partner:
+                    message = Message.of(MessageKind.RESOLVE, 0, pair.id.encode())
+                    reply = await self.peers.transport.request(partner, message)
+                    if reply.code is ReplyCode.ABORTED:
+                        self.pairing.aborted(pair.id)
+                    elif reply.code is ReplyCode.COMMITTED:
+                        self._take(partner, pair.id, reply.body)
+        self.peers.changed.set()
 
     async def _request(self, peer: str, message: Message) -> Reply:
-        """Waits for an absent neighbour once, for as long as links are patient; then only once it is back."""
-        if peer in self._absent and not self.peers.transport.reaches(peer):
-            raise Unreachable(f"{peer} has not come back.")
+        """Who lets this agent wait in vain is left alone for one round, then two, four, and so on."""
         try:
             reply = await self.peers.transport.request(peer, message)
         except Unreachable:
-            self._absent.add(peer)
+            often, _ = self._slow.get(peer, (0, 0))
+            self._slow[peer] = (often + 1, self.ledger.round + 2 ** min(often + 1, 20))
             raise
-        self._absent.discard(peer)
+        self._slow.pop(peer, None)
         return reply
 
     # Being asked
@@ -230,13 +267,16 @@ class Meetings(Life):
         return Reply(code, body=self._packed(pair.own_round, id) if pair else b"")
 
     def _packed(self, round: int, id: str = "") -> bytes:
-        return Handover(round, id, self.pairing.own_row(round)).pack()
+        body = self.pairing.own_row(round)
+        signature = self.peers.proofs.sign(ANYBODY, round, digest_of(body))
+        return Handover(round, id, body, signature.hex()).pack()
 
     def _take(self, peer: str, id: str | None, packed: bytes) -> ReplyCode:
         row = self._handed_over(peer, packed)
         if row is None:
             return ReplyCode.NOT_A_ROW
-        verdict = self.pairing.committed(id or row.meeting, peer, row.round, row.body)
+        signature = bytes.fromhex(row.signature)
+        verdict = self.pairing.committed(id or row.meeting, peer, row.round, row.body, signature)
         if not verdict.accepted:
             words = f"commit of round {row.round} refused: {verdict.words}"
             self.peers.told.tell(peer, verdict.name.lower(), words)
@@ -247,12 +287,24 @@ class Meetings(Life):
 
     def _begin_end(self) -> None:
         self.pairing.closed = True
+        self.peers.finishing = True
+        self.peers.wake()
 
     def _stays_with(self) -> list[str]:
-        """Whoever is in doubt about a meeting with this agent, and is not silent for too long."""
-        return [peer for peer in self._in_doubt() if self.peers.silent[peer] < TICKS]
+        """Whoever is in doubt about a meeting, or does not know that this agent ends.
 
-    def _in_doubt(self) -> list[str]:
-        """Partners with whom a meeting is decided on one side only."""
-        prepared = self.pairing.prepared()
-        return [pair.partner for pair in [*self.pairing.untold(), *([prepared] if prepared else [])]]
+        Not for those who are silent for too long; nor for anybody for ever, whatever it answers.
+        """
+        if self.drained >= 2 * TICKS:
+            return []
+        open_with = self.pairing.open_with()
+        return [
+            peer
+            for peer in self.peers.neighbours
+            if (peer in open_with or (self.peers.transport.reaches(peer) and not self._knows(peer)))
+            and self.peers.silent[peer] < TICKS
+            and self.ledger.quarantined(peer) is None
+        ]
+
+    def _knows(self, peer: str) -> bool:
+        return self.ledger.told(peer) or self.peers.ends_with(peer)

@@ -4,8 +4,9 @@ Round r closes when every live neighbour that sends to this agent in round r-1 h
 quarantined, or has quarantined this agent, is not waited for. One that answers nothing for the idle timeout
 is waited for or not, as the manifest's rule says (an agent that hears nobody at all waits in any case); what
 it would have sent is replaced by this agent's own estimate, the log says so, and what it sends later is
-acknowledged and not used. An agent that others went on without takes up the round where they are. Where draws
-are shared nobody comes back: who is missing is given up for good (`absences`).
+acknowledged and not used. An agent that others went on without takes up the round of which all whom it hears
+have shown rows, whatever they say. Where draws are shared nobody comes back: who is missing is given up for
+good (`absences`).
 
 **Guarantees.** As for every `Life`; and every round of the plan is made as written, except that the agent's
 data enter no round from the one on whose charge would pass the budget, and that draws shared with somebody
@@ -44,8 +45,9 @@ class Rounds(Life):
         failpoints: Failpoints,
         finished: Callable[[], None],
         sharing: Sharing | None = None,
+        mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, failpoints, finished, sharing)
+        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
         self.watch = Watch(peers.told, equipment.manifest.rules.largest_drift)
         self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
 
@@ -55,12 +57,14 @@ class Rounds(Life):
     async def _next_round(self) -> bool:
         if self.sharing is not None and not await self._agreed(self.sharing):
             return False
-        if self.absences is None:
-            self._catch_up()
+        if self.sharing is None and not await self._heard_all(not self.equipment.manifest.rules.goes_on):
+            return False
         with self.timing.measure("network"):
             gathered = await self._gather(self.ledger.round)
             if gathered is None or not await self._settled(self.ledger.round + 1):
                 return False
+        if self.absences is None and self._catch_up():
+            return True
         if self.paused():
             return True  # before anything is made: what was gathered is on the books
         await self._round(self.ledger.round + 1, *gathered)
@@ -105,9 +109,11 @@ class Rounds(Life):
         """
         ticks, peers = Ticks(self.equipment.manifest.rules.idle_timeout), self.peers.neighbours
         waited = 0
-        while not sharing.agreed() or not all(peer in self.peers.met or self._lost(peer) for peer in peers):
+        while not sharing.agreed() or not self._all_met(peers):
             self.peers.wake()  # what was just agreed on is to be told
-            self.waits.now({*sharing.missing(), *(peer for peer in peers if peer not in self.peers.met)})
+            self.waits.now(
+                {*sharing.missing(), *(peer for peer in peers if peer not in self.peers.beliefs.met)}
+            )
             self._raise_faults()
             if self.stopping.is_set():
                 return False
@@ -122,6 +128,9 @@ class Rounds(Life):
                 )
         self._raise_faults()
         return True
+
+    def _all_met(self, peers: list[str]) -> bool:
+        return all(peer in self.peers.beliefs.met or self._lost(peer) for peer in peers)
 
     async def _settled(self, round: int) -> bool:
         """Waits, where somebody is gone, until all know it; False when asked to stop."""
@@ -183,7 +192,8 @@ class Rounds(Life):
             return True
         if not self.equipment.manifest.rules.goes_on:
             return False
-        passed = self.ledger.seen(peer) >= round  # it came too late, or is left out: rows come in order
+        # It came too late, or is left out: rows come in order, and a later one was shown.
+        passed = self.ledger.seen(peer) >= round or self.peers.beliefs.shown[peer] > round
         return passed or (self.peers.silent[peer] >= TICKS and min(self.peers.silent.values()) < TICKS)
 
     def _depart(self, round: int, peer: str) -> None:
@@ -192,15 +202,23 @@ class Rounds(Life):
         )
         self.ledger.depart(f"round {round}: nothing from {peer}", peer)
 
-    def _catch_up(self) -> None:
-        """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too."""
-        live = [peer for peer in self.peers.neighbours if self.ledger.quarantined(peer) is None]
-        if not (self.equipment.manifest.rules.goes_on and live):
-            return
-        target = min(self.peers.rounds[peer] for peer in live)
+    def _catch_up(self) -> bool:
+        """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too.
+
+        Where they are, rows show that were accepted, or will be; never a word. The slowest counts, so one
+        that makes up rows of later rounds moves nobody who hears somebody else.
+        """
+        heard = [
+            peer
+            for peer in self.peers.neighbours
+            if self.ledger.quarantined(peer) is None and self.peers.silent[peer] < TICKS
+        ]
         state = self.ledger.state()
-        if target <= self.ledger.round + 2 or state is None:
-            return
+        if not self.equipment.manifest.rules.goes_on or not heard or state is None:
+            return False
+        target = min(self.peers.beliefs.round_of(peer) for peer in heard)
+        if target <= self.ledger.round + 2:
+            return False
         logger.warning(
             "%s: the neighbours are at round %d, takes it up from round %d",
             self.name,
@@ -209,8 +227,10 @@ class Rounds(Life):
             extra={"agent": self.name, "event": "rejoin", "round": target},
         )
         worst = self.equipment.meter.worst_case(self.history)
-        self.ledger.release(target - 1, Cost(0.0, worst, 0.0), {}, state[1], kind="skip")
+        self.ledger.release(target, Cost(0.0, worst, 0.0), {}, state[1], kind="skip")
+        self.mark(target)
         self.ledger.depart(f"round {target}: rejoined")
+        return True
 
     # The end
 

@@ -74,6 +74,7 @@ def decode(body: bytes, most: int = 1000) -> list[Statement]:
             parts = (statement.author, statement.run, statement.about, statement.text, statement.signature)
             if not all(isinstance(part, str) and len(part) <= LONGEST for part in parts):
                 raise NotAStatement
+            "".join(parts).encode()  # half a surrogate pair is no text
             bytes.fromhex(statement.signature)
     except (ValueError, TypeError, RecursionError):
         raise NotAStatement from None

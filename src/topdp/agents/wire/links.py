@@ -119,7 +119,10 @@ class Link:
             self._asked[number] = asked
             try:
                 head = wire.Request(
-                    kind=message.kind.name, round=message.round, digest=bytes.fromhex(message.digest)
+                    kind=message.kind.name,
+                    round=message.round,
+                    digest=bytes.fromhex(message.digest),
+                    signature=message.signature,
                 )
                 await self._writer.send(("asked", number), number, head, message.body, asked.last_piece)
                 return await asked.reply
@@ -127,7 +130,7 @@ class Link:
                 self._patience.done(("asked", number))
 
     async def _answer(self, number: int, head: wire.Request, body: Incoming) -> None:
-        message = Message(MessageKind(head.kind), head.round, head.digest.hex(), body.body)
+        message = Message(MessageKind(head.kind), head.round, head.digest.hex(), body.body, head.signature)
         await self._respond(number, await self.pending.do(lambda: self._handled(message)))
 
     async def _handled(self, message: Message) -> Reply:

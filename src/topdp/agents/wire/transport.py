@@ -57,17 +57,21 @@ class Unreachable(ConnectionError):  # noqa: N818 - a state of the world, not a 
 
 @dataclass(frozen=True)
 class Message:
-    """One request. `digest` is the SHA-256 of `body`, in hex; (sender, kind, round) names it for ever."""
+    """One request. `digest` is the SHA-256 of `body`, in hex; (sender, kind, round) names it for ever.
+
+    `signature`: of a row, its sender's word for that name and digest.
+    """
 
     kind: MessageKind
     round: int
     digest: str
     body: bytes
+    signature: bytes = b""
 
     @classmethod
-    def of(cls, kind: MessageKind, round: int, body: bytes = b"") -> Message:
+    def of(cls, kind: MessageKind, round: int, body: bytes = b"", signature: bytes = b"") -> Message:
         """A message with the digest of its body."""
-        return cls(kind, round, hashlib.sha256(body).hexdigest(), body)
+        return cls(kind, round, hashlib.sha256(body).hexdigest(), body, signature)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Proof(_message.Message):
     def __init__(self, signature: _Optional[bytes] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "kind", "round", "digest", "size", "data")
+    __slots__ = ("id", "kind", "round", "digest", "size", "data", "signature")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[Request.Kind]
@@ -74,13 +74,15 @@ class Request(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     id: int
     kind: Request.Kind
     round: int
     digest: bytes
     size: int
     data: bytes
-    def __init__(self, id: _Optional[int] = ..., kind: _Optional[_Union[Request.Kind, str]] = ..., round: _Optional[int] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[_Union[Request.Kind, str]] = ..., round: _Optional[int] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Response(_message.Message):
     __slots__ = ("id", "code", "words", "digest", "size", "data")
