@@ -50,6 +50,11 @@ def started(folder: Path, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
 
 
+def said(folder: Path, name: str) -> int:
+    """Bytes in the agent's log."""
+    return (folder / f"{name}.log").stat().st_size
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stops", type=int, default=30)
@@ -59,19 +64,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         sites(folder)
+        spoken = {"ada": 0, "bob": 0}  # bytes of the log before this life
         processes = {name: started(folder, name) for name in ("ada", "bob")}
         try:
             for k in range(given.stops):
                 name = ("ada", "bob")[k % 2]
-                log = folder / f"{name}.log"
-                before = log.stat().st_size
-                while log.stat().st_size == before and processes[name].poll() is None:
-                    time.sleep(0.01)  # it has begun to speak
+                while said(folder, name) == spoken[name] and processes[name].poll() is None:
+                    time.sleep(0.01)  # it has not begun to speak
                 time.sleep(chance.uniform(0, 1))
                 began = time.monotonic()
                 processes[name].terminate()
                 codes.append(processes[name].wait(10 * LIMIT))
                 seconds.append(time.monotonic() - began)
+                spoken[name] = said(folder, name)
                 processes[name] = started(folder, name)
         finally:
             for process in processes.values():
