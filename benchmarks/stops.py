@@ -34,7 +34,7 @@ def sites(folder: Path) -> None:
             probe.bind(("127.0.0.1", 0))
             identity.init(folder / name, name, f"127.0.0.1:{probe.getsockname()[1]}")
     cards = [folder / name / "card.toml" for name in ("ada", "bob")]
-    changes = ["rounds=100000", "topology.agents=2", "privacy.guarantee=worst-case", "model.name=linear"]
+    changes = ["rounds=2000", "topology.agents=2", "privacy.guarantee=worst-case", "model.name=linear"]
     terms, _, _ = federation.create(cards, "40", config.read(changes=changes), "ada-bob", {})
     terms.write(folder / "manifest.toml")
     chance = np.random.default_rng(0)
@@ -71,11 +71,12 @@ def main() -> int:
                 name = ("ada", "bob")[k % 2]
                 while said(folder, name) == spoken[name] and processes[name].poll() is None:
                     time.sleep(0.01)  # it has not begun to speak
-                time.sleep(chance.uniform(0, 1))
+                time.sleep(chance.uniform(0, 2))
                 began = time.monotonic()
                 processes[name].terminate()
                 codes.append(processes[name].wait(10 * LIMIT))
                 seconds.append(time.monotonic() - began)
+                print(f"{k + 1}: {name} ended after {seconds[-1]:.2f} s with {codes[-1]}", flush=True)
                 spoken[name] = said(folder, name)
                 processes[name] = started(folder, name)
         finally:
