@@ -34,7 +34,7 @@ def sites(folder: Path) -> None:
             probe.bind(("127.0.0.1", 0))
             identity.init(folder / name, name, f"127.0.0.1:{probe.getsockname()[1]}")
     cards = [folder / name / "card.toml" for name in ("ada", "bob")]
-    changes = ["rounds=100000", "topology.agents=2", "privacy.guarantee=worst-case", "model.name=linear"]
+    changes = ["rounds=2000", "topology.agents=2", "privacy.guarantee=worst-case", "model.name=linear"]
     terms, _, _ = federation.create(cards, "40", config.read(changes=changes), "ada-bob", {})
     terms.write(folder / "manifest.toml")
     chance = np.random.default_rng(0)
@@ -50,6 +50,11 @@ def started(folder: Path, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
 
 
+def said(folder: Path, name: str) -> int:
+    """Bytes in the agent's log."""
+    return (folder / f"{name}.log").stat().st_size
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stops", type=int, default=30)
@@ -59,19 +64,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         sites(folder)
+        spoken = {"ada": 0, "bob": 0}  # bytes of the log before this life
         processes = {name: started(folder, name) for name in ("ada", "bob")}
         try:
             for k in range(given.stops):
                 name = ("ada", "bob")[k % 2]
-                log = folder / f"{name}.log"
-                before = log.stat().st_size
-                while log.stat().st_size == before and processes[name].poll() is None:
-                    time.sleep(0.01)  # it has begun to speak
-                time.sleep(chance.uniform(0, 1))
+                while said(folder, name) == spoken[name] and processes[name].poll() is None:
+                    time.sleep(0.01)  # it has not begun to speak
+                time.sleep(chance.uniform(0, 2))
                 began = time.monotonic()
                 processes[name].terminate()
                 codes.append(processes[name].wait(10 * LIMIT))
                 seconds.append(time.monotonic() - began)
+                print(f"{k + 1}: {name} ended after {seconds[-1]:.2f} s with {codes[-1]}", flush=True)
+                spoken[name] = said(folder, name)
                 processes[name] = started(folder, name)
         finally:
             for process in processes.values():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from history import Wire, federation, on_virtual_time
@@ -136,3 +137,11 @@ def _ignores_everybody(there):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     there.set()
     time.sleep(60)
+
+
+def test_real_agents_end_when_they_are_asked_to():
+    """A few of those that `benchmarks/stops.py` does: at random moments, over real links."""
+    stops = Path(__file__).parents[3] / "benchmarks" / "stops.py"
+    command = [sys.executable, str(stops), "--stops", "2", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "codes [0]" in done.stdout, done.stdout + done.stderr

@@ -302,6 +302,8 @@ def test_two_who_say_nothing_are_parted():
             one, other = await dialled(address), await dialled(address)
             async with asyncio.timeout(10):
                 await join(one, other, idle=0.05)
+            for _, writer in ends:
+                writer.transport.abort()
 
     run(body())
 

@@ -26,7 +26,7 @@ from grpc import aio
 from topdp.agents.terms.identity import TLS_NAME, Card, Identity, check_address, is_loopback
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.succession import Directory
-from topdp.agents.wire import handshake
+from topdp.agents.wire import handshake, settle_grpc
 from topdp.agents.wire.chunks import LARGEST_MESSAGE
 from topdp.agents.wire.front import Front
 from topdp.agents.wire.grpc_streams import Accepted, Dialled
@@ -72,6 +72,7 @@ class GrpcTransport(Transport):
         directory: Directory | None = None,
     ) -> None:
         """`directory`: cards that agents have had since the manifest was made; read at every handshake."""
+        settle_grpc()
         self.name = identity.card.name
         self.directory = directory or Directory(manifest)
         if identity.card.fingerprint not in [card.fingerprint for card in self.directory.cards(self.name)]:
