@@ -46,7 +46,10 @@ def facts_of(state: Path) -> dict[str, Any]:
         }
     finally:
         ledger.close()
-    return {**facts, "paused": Orders(state).since(PAUSE), **_of_process(Standing.read(state))}
+    found = Standing.read(state)
+    if facts["budget"] is None and found is not None:  # books of before budgets stood in them
+        facts["budget"] = found.budget
+    return {**facts, "paused": Orders(state).since(PAUSE), **_of_process(found)}
 
 
 def _of_process(found: Standing | None) -> dict[str, Any]:
