@@ -127,11 +127,17 @@ class Injector:
         )
 
     def _may_wait(self, name):
-        """Whether the rules let `name` wait for ever: for who is gone for good, or because all have ended."""
+        """Whether the rules let `name` wait for ever.
+
+        For who is gone for good; where all others have ended, for somebody to hear; and with its result
+        written, where the last word of a neighbour was lost, which nobody can rule out.
+        """
         if self.gone:
             return True
         others = self.federation.setup.manifest.neighbours(name)
-        return self.job.job.goes_on and all(other in self.outcomes for other in others)
+        agent = self.running.get(name, (None, None))[1]
+        done = agent is not None and agent.life.all_done
+        return (self.job.job.goes_on or done) and all(other in self.outcomes for other in others)
 
     def _stands(self, name):
         agent = self.running.get(name, (None, None))[1]
