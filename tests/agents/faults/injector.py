@@ -127,11 +127,17 @@ class Injector:
         )
 
     def _may_wait(self, name):
-        """Whether the rules let `name` wait for ever: for who is gone for good, or because all have ended."""
+        """Whether the rules let `name` wait for ever.
+
+        For who is gone for good; where all others have ended, for somebody to hear; and with its result
+        written, where the last word of a neighbour was lost, which nobody can rule out.
+        """
         if self.gone:
             return True
         others = self.federation.setup.manifest.neighbours(name)
-        return self.job.job.goes_on and all(other in self.outcomes for other in others)
+        agent = self.running.get(name, (None, None))[1]
+        done = agent is not None and agent.life.all_done
+        return (self.job.job.goes_on or done) and all(other in self.outcomes for other in others)
 
     def _stands(self, name):
         agent = self.running.get(name, (None, None))[1]
@@ -329,12 +335,18 @@ def quick():
         torch.set_num_threads(threads)
 
 
-def run(name, seed, schedule=None) -> Verdict:
-    """One schedule of the job `name`; that of `seed`, where none is given."""
+def schedule_of(name, seed) -> Schedule:
+    """What goes wrong under `seed`."""
     job = prepared(name, Path("/nowhere"))
     manifest = job.made.setup.manifest
     links = [(manifest.names[i], manifest.names[j]) for i, j in manifest.topology.edges.tolist()]
-    schedule = schedule or drawn(job.job, list(manifest.names), links, job.idle_timeout, seed)
+    return drawn(job.job, list(manifest.names), links, job.idle_timeout, seed)
+
+
+def run(name, seed, schedule=None) -> Verdict:
+    """One schedule of the job `name`; that of `seed`, where none is given."""
+    job = prepared(name, Path("/nowhere"))
+    schedule = schedule or schedule_of(name, seed)
     verdict = Verdict(schedule)
     with tempfile.TemporaryDirectory(prefix="faults-", dir=MEMORY) as folder, quick():
         loop = FaultyLoop()
@@ -342,7 +354,7 @@ def run(name, seed, schedule=None) -> Verdict:
         asyncio.set_event_loop(loop)
 
         def say(words):
-            verdict.log.append(f"{loop.now:9.3f} {words}")
+            verdict.log.append(f"{loop.now:9.3f} {words.replace(folder, '')}")
 
         injector = Injector(job.in_folder(Path(folder)), schedule, loop, say)
         try:
