@@ -182,12 +182,13 @@ def draw(rows: list[dict[str, Any]], job: Job, budget: float, file: Path) -> Non
         axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
         for panel, attack in zip(axes, ATTACKS, strict=True):
             for rule in RULES:
-                points = [(100 * s, mean_of(rows, budget, attack, s, rule)) for s in job.shares]
-                x, y = zip(*[point for point in points if point[1] is not None] or [((), ())], strict=True)
+                found = [(100 * s, mean_of(rows, budget, attack, s, rule)) for s in job.shares]
+                points = [(share, percent / 100) for share, percent in found if percent is not None]
+                x, y = zip(*points or [((), ())], strict=True)
                 colour, marker = LOOKS[rule]
                 panel.plot(x, y, color=colour, marker=marker, label=rule)
             panel.set_title(attack)
-            panel.set_ylim(0, 100)
+            panel.set_ylim(0, 1)
             percent_axis(panel)
         figure.supxlabel("hostile agents (%)", fontsize=10)
         figure.supylabel(f"accuracy of honest agents, adaptive ε = {budget:g}", fontsize=10)
