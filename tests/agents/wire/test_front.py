@@ -5,6 +5,7 @@ import contextlib
 import ssl
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sites import Federation, run, until_answered
 from test_malicious import ant_in, ended, told
 
 from topdp.agents.wire import front as fronts
+from topdp.agents.wire import surroundings
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.codes import MessageKind
 from topdp.agents.wire.front import Front, client_hello
@@ -239,3 +241,15 @@ def test_whatever_comes_is_refused_in_words_or_passed_on_as_it_came(data, framed
             assert refused.words
 
     asyncio.run(body())
+
+
+def test_what_a_killed_agent_left_behind_is_removed_and_a_living_ones_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(surroundings, "FRESH", -1.0)
+    killed, living = surroundings.SocketFolder(), surroundings.SocketFolder()
+    killed._lock.close()  # as the system does when a process dies
+    another = surroundings.SocketFolder()
+    assert not killed.path.exists() and living.path.exists() and another.path.stat().st_mode & 0o777 == 0o700
+    living.remove()
+    another.remove()
+    assert list(tmp_path.iterdir()) == []

@@ -199,7 +199,7 @@ def test_who_opens_no_port_has_no_socket_that_others_could_use():
         federation, address = firewalled()
         async with serving(Relay(), address), federation.started() as (ant, bee):
             await until_answered(ant, "bee", ROW)
-            folders = [ant._folder, bee._folder]
+            folders = [ant._folder.path, bee._folder.path]
             assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
             front = next(agent._front for agent in (ant, bee) if agent._front is not None)
             assert front._servers == []

@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -26,7 +24,7 @@ from grpc import aio
 from topdp.agents.terms.identity import TLS_NAME, Card, Identity, check_address, is_loopback
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.succession import Directory
-from topdp.agents.wire import handshake, settle_grpc
+from topdp.agents.wire import handshake
 from topdp.agents.wire.chunks import LARGEST_MESSAGE
 from topdp.agents.wire.front import Front
 from topdp.agents.wire.grpc_streams import Accepted, Dialled
@@ -35,6 +33,7 @@ from topdp.agents.wire.links import Link
 from topdp.agents.wire.patience import Backoff, Clock, PendingRequests
 from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told, logger
 from topdp.agents.wire.relay import meeting_place
+from topdp.agents.wire.surroundings import SocketFolder, settle_grpc
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
 from topdp.agents.wire.tunnels import Tunnel, Waiting
 from topdp.errors import InputError, TrustError
@@ -95,7 +94,7 @@ class GrpcTransport(Transport):
         self._server: Any = None
         self._front: Front | None = None
         self._relays: list[Waiting | Tunnel] = []
-        self._folder: Path | None = None
+        self._folder: SocketFolder | None = None
         self._dialing: list[asyncio.Task[None]] = []
         self._closed = False
         if insecure:
@@ -153,7 +152,7 @@ class GrpcTransport(Transport):
         for peer in self._peers.values():
             await peer.pending.cancel()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
     async def _bind(self) -> None:
         options = [
@@ -205,8 +204,8 @@ class GrpcTransport(Transport):
     def _own_folder(self) -> Path:
         """For sockets that only this process uses: nobody else may look into it."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="topdp-"))
-        return self._folder
+            self._folder = SocketFolder()
+        return self._folder.path
 
     def _server_credentials(self) -> Any:
         """Asked again for every connection: neighbours may have new certificates."""
