@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_lines import parsed
+from command_lines import command, parsed
 
 from builders import blobs_file
 from topdp.agents.site.standing import Standing
@@ -27,6 +27,9 @@ WALKED = ("agent init", "agent start", "agent status", "agent ledger", "agent pa
 WALKED += ("agent stop", "agent model", "agent quarantine list", "federation create")
 MUST = {"agent init", "agent start", "agent status", "agent pause", "agent resume", "agent stop"}
 MUST |= {"agent model", "agent quarantine list", "federation create", "agent ledger"}
+
+
+SKETCH = "..."  # a line that leaves something out: its command must exist, no more
 
 
 def lines():
@@ -46,7 +49,7 @@ def kind(words):
 
 def test_every_command_of_the_page_is_one():
     for _, words, _ in lines():
-        parsed(words)
+        command(words) if SKETCH in words else parsed(words)
     assert {kind(words) for _, words, _ in lines()} >= MUST
 
 
@@ -94,7 +97,7 @@ def test_the_page_is_walked(sites, topdp, monkeypatch):
     start = done = None
     for site, words, into in lines():
         what = kind(words)
-        if what is None:
+        if what is None or SKETCH in words:
             continue
         words = [here.get(word, word) for word in words if word != "--watch"]
         folder = root if what == "federation create" else root / (site or "ada")
