@@ -6,7 +6,7 @@ import pytest
 
 from faults.injector import run, schedule_of
 from faults.jobs import JOBS
-from faults.planted import PLANTED, first_found
+from faults.planted import PLANTED, first_found, swallowed_cancellation
 
 SHARE = 4  # schedules of each setting
 
@@ -29,3 +29,8 @@ def test_a_seed_says_all_that_happens():
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_that_is_planted_is_found(fault):
     assert first_found(fault, range(100, 140)) is not None
+
+
+def test_a_task_that_does_not_let_itself_be_cancelled_keeps_no_agent_from_ending():
+    with swallowed_cancellation():
+        assert [run("sync-wait", seed).faults for seed in (0, 1)] == [[], []]
