@@ -108,9 +108,9 @@ def test_at_the_end_the_key_is_gone_and_the_mark_stays(tmp_path):
     on_virtual_time(live(made, options=REAL))
     for number in range(6):
         private = made.private(number).folder
-        assert [path.name for path in private.rglob("*") if path.is_file()] == ["mark"]
+        assert sorted(path.name for path in private.rglob("*") if path.is_file()) == ["books", "mark"]
         assert json.loads(next(private.rglob("mark")).read_text())["round"] == 2
-    again = on_virtual_time(live(made))  # what has ended ends again, without a key
+    again = on_virtual_time(live(made, options=REAL))  # what has ended ends again, without a key
     assert faults(again) == [] and all(outcome.finished for outcome in again.outcomes.values())
 
 
@@ -437,10 +437,14 @@ def test_an_old_copy_makes_no_second_row_under_shared_draws(tmp_path, what):
 
 
 def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
+    from topdp.agents.life.beliefs import Beliefs, Judgement
     from topdp.agents.life.rounds import Rounds
+    from topdp.agents.terms.mark import BooksMark
 
     resume = RunSecret.resume
     monkeypatch.setattr(RunSecret, "resume", lambda self, public, booked: resume(self, public, 10**6))
+    monkeypatch.setattr(BooksMark, "_read", lambda self: self._last)
+    monkeypatch.setattr(Beliefs, "judge", lambda *_: Judgement())
     monkeypatch.setattr(Rounds, "_lost", lambda self, peer: True)
     made = sharing(tmp_path / "run", rounds=40)
     wire, _ = on_virtual_time(rolled_back(made, tmp_path, [made.state(0)]))
