@@ -53,6 +53,7 @@ class Beliefs:
         self.neighbours, self.ledger, self.proofs, self.doubtful = neighbours, ledger, proofs, doubtful
         self.met: set[str] = set()  # neighbours that have said what they have seen
         self.shown = dict.fromkeys(neighbours, -1)  # the highest round of which each has shown a row
+        self.passed: dict[str, tuple[int, int]] = {}  # the last row each has for this agent, and its round
         self.given_up = given_up
 
     def unheard(self) -> list[str]:
@@ -64,6 +65,14 @@ class Beliefs:
     def round_of(self, peer: str) -> int:
         """The highest round of which `peer` has shown a row, ever."""
         return max(self.shown[peer], self.ledger.seen(peer))
+
+    def leaves_out(self, peer: str, round: int) -> bool:
+        """Whether `peer` says that `round` is over for it and that it made no row for this agent in it.
+
+        It is believed: of its own rows only, and who lies could as well keep them back.
+        """
+        last, done = self.passed.get(peer, (-1, -1))
+        return last < round <= done
 
     def greeting(self, peer: str, terms: Terms, run: str) -> Greeting:
         seen = witness.newest_from(self.ledger, peer)

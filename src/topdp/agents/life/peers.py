@@ -277,6 +277,7 @@ class Peers:
             if round <= greeting.seen:
                 self.ledger.acknowledge(peer, round)
         self.beliefs.met.add(peer)
+        self.beliefs.passed[peer] = (greeting.sent, greeting.round)
         self.differing.discard(peer)
         self.changed.set()
 

@@ -192,8 +192,10 @@ class Rounds(Life):
             return True
         if not self.equipment.manifest.rules.goes_on:
             return False
-        # It came too late, or is left out: rows come in order, and a later one was shown.
-        passed = self.ledger.seen(peer) >= round or self.peers.beliefs.shown[peer] > round
+        # It came too late, or is left out: rows come in order, and a later one was shown; or it says so.
+        beliefs = self.peers.beliefs
+        passed = self.ledger.seen(peer) >= round or beliefs.shown[peer] > round
+        passed = passed or beliefs.leaves_out(peer, round)
         return passed or (self.peers.silent[peer] >= TICKS and min(self.peers.silent.values()) < TICKS)
 
     def _depart(self, round: int, peer: str) -> None:
