@@ -50,6 +50,11 @@ class Inbox:
         place = self._place[sender][seen] + 1 if seen >= 0 else 0
         return rounds[place] if place < len(rounds) else None
 
+    def leaves_out(self, sender: str, round: int) -> bool:
+        """Whether `sender`, who may leave out nothing, has passed over the round that it owes."""
+        owed = self.expected(sender)
+        return not self.gaps and owed is not None and round > owed
+
     def settle(
         self, verdict: ReplyCode, sender: str, round: int, digest: str, body: bytes, signature: bytes = b""
     ) -> None:

@@ -205,7 +205,11 @@ class Peers:
             self.beliefs.shown[peer] = max(self.beliefs.shown[peer], message.round)
         signature = self._signature(peer, message) if verdict is ReplyCode.OK else b""
         self.inbox.settle(verdict, peer, message.round, message.digest, message.body, signature)
-        if not verdict.accepted and verdict is not ReplyCode.LATER:
+        if verdict is ReplyCode.GAP and self.inbox.leaves_out(peer, message.round):
+            # It will never send what is missing: it lies, or these books have lost what they acknowledged.
+            words = f"sent round {message.round} and left out {self.inbox.expected(peer)}"
+            self.distrust(peer, verdict, words)
+        elif not verdict.accepted and verdict is not ReplyCode.LATER:
             self._refused(peer, verdict, message)
         self.failpoints.reached("after_receive")
         self.changed.set()
