@@ -150,9 +150,11 @@ class Recorded(Transport):
         return reply
 
     async def close(self):
+        self.end()
+
+    def end(self):
         self.open = False
-        if self.wire.handlers.get(self.name) is not None:
-            self.wire.handlers.pop(self.name)
+        self.wire.handlers.pop(self.name, None)
 
 
 @dataclass
@@ -297,12 +299,15 @@ async def live(
             choices = failpoints.get(number, [])
             choice = choices.pop(0) if choices else None
 
-            def die(where):
+            transport = wire.transport(name)
+
+            def die(where, transport=transport):
+                transport.end()  # who is killed says and hears nothing more, whichever of its tasks it was
                 raise Crash(where)
 
             try:
                 agent = made.agent(
-                    number, wire.transport(name), Failpoints(choice, die), **dict(options.get(number, {}))
+                    number, transport, Failpoints(choice, die), **dict(options.get(number, {}))
                 )
             except Crash:
                 wire.crashed.append(name)
@@ -435,11 +440,12 @@ def drawn_twice(sender, before, after, seen) -> list[str]:
 
 
 def asymmetric(pairs) -> list[str]:
-    """Pairs that one side committed and the other did not."""
+    """Pairs that one side committed and the other did not; not those in which the other ended in doubt."""
     status = {(name, pair): state for name, rows in pairs.items() for pair, _, state, _ in rows}
     found = []
     for name, rows in pairs.items():
         for pair, partner, state, _ in rows:
-            if state == "committed" and partner in pairs and status.get((partner, pair)) != "committed":
+            other = status.get((partner, pair))
+            if state == "committed" and partner in pairs and other not in ("committed", "prepared"):
                 found.append(f"{name} committed {pair} with {partner}, who did not")
     return found

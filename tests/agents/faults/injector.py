@@ -130,9 +130,10 @@ class Injector:
         """Whether the rules let `name` wait for ever.
 
         For who is gone for good; where all others have ended, for somebody to hear; and with its result
-        written, where the last word of a neighbour was lost, which nobody can rule out.
+        written, where the last word of a neighbour was lost, which nobody can rule out. And where somebody's
+        books were put back: an old copy that has all of its own releases may lack rows that it acknowledged.
         """
-        if self.gone:
+        if self.gone or self.lost:
             return True
         others = self.federation.setup.manifest.neighbours(name)
         agent = self.running.get(name, (None, None))[1]

@@ -13,7 +13,7 @@ from topdp.agents.books.database import TamperedError
 from topdp.agents.life import failpoints
 from topdp.agents.life.rows import Gradients
 from topdp.agents.site import demo
-from topdp.errors import DataError
+from topdp.errors import DataError, TrustError
 from topdp.learning.gradients import ClippedGradients
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.runs import run as runs
@@ -128,7 +128,7 @@ def test_an_order_that_was_lost_is_not_drawn_anew(tmp_path):
 
 
 def test_an_old_copy_of_the_folder_has_the_same_order(tmp_path):
-    """Whether it may go on, its neighbours decide; the order follows from the manifest in any case."""
+    """It may not go on, and is refused; the order follows from the manifest in any case."""
     made = federation(tmp_path / "now", "data.batch={cycle=7}", agents=3, rounds=4)
     made.agent(0, Wire().transport("ada")).ledger.close()
     shutil.copytree(made.state(0), tmp_path / "copy")
@@ -136,9 +136,10 @@ def test_an_old_copy_of_the_folder_has_the_same_order(tmp_path):
     on_virtual_time(live(made))
     shutil.rmtree(made.state(0))
     shutil.copytree(tmp_path / "copy", made.state(0))
-    again = made.agent(0, Wire().transport("ada"), seeded=False)
-    assert [again.equipment.gradients._chosen(r).tolist() for r in range(5)] == before
-    again.ledger.close()
+    with pytest.raises(TrustError, match="old copy"):
+        made.agent(0, Wire().transport("ada"), seeded=False)
+    again = made.equipment(0, seeded=False)
+    assert [again.gradients._chosen(r).tolist() for r in range(5)] == before
 
 
 def test_what_is_written_of_the_records_tells_nothing_without_the_key(tmp_path):

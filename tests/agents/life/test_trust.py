@@ -195,6 +195,10 @@ def test_rounds_that_nobody_showed_are_not_skipped(tmp_path, neighbours, how):
     counts = {key: outcome.result[key] for key in ("releases", "made", "skipped")}
     if how == "row" and neighbours == 1:  # with nobody else to ask: bounded by the plan, and told
         assert round == last - 1 and counts == {"releases": last, "made": 1, "skipped": last - 1}
+    elif (
+        neighbours == 1
+    ):  # who says that it owes nothing more is not waited for: ada works alone, every round
+        assert round == last and counts == {"releases": last + 1, "made": last + 1, "skipped": 0}
     else:
         assert round == 1 and counts == {"releases": 2, "made": 2, "skipped": 0}
 
@@ -344,3 +348,22 @@ def test_rows_are_signed_and_a_signature_that_does_not_hold_is_not_kept(tmp_path
     assert taken.ok and bytes.fromhex(greeting.seen_signature) == good and greeting.seen_digest
     assert forged.ok and unsigned.seen == 0 and unsigned.seen_signature == ""
     assert not bob.is_mine("ada", 1, digest_of(body), good) and bob.is_mine("ada", 0, digest_of(body), good)
+
+
+def test_who_leaves_out_a_row_that_it_owes_stops_nobody(tmp_path):
+    """It will never send that row: bob has said what he has of ada, and goes on with round 2 after 0."""
+    made = federation(tmp_path, graph=topology.complete(3), rounds=4)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        await agent.peers.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
+        for r in range(5):
+            if r != 1:
+                await agent.peers.handle("bob", message(r, row(made)))
+            await agent.peers.handle("cleo", message(r, row(made)))
+            await asyncio.sleep(1)
+        return agent.ledger.round, agent.ledger.quarantined("bob"), await ended(agent, task)
+
+    round, why, outcome = on_virtual_time(scene())
+    assert round == 4 and why.code is ReplyCode.GAP and "left out 1" in why.words
+    assert outcome.result["departed"] == "round 2: nothing from bob"

@@ -216,6 +216,7 @@ class Ledger:
         self, db: Connection, round: int, kind: Kind, cost: Cost, digests: dict[str, str], state: str
     ) -> tuple[LedgerEntry, str, journal.Logs]:
         """Writes a charge that binds all else on the books; what is known of them once it is committed."""
+        check(cost)
         worst = 0.0 if self._by_guarantee else cost.worst_case
         self.before_charge(math.inf if worst is None else max(self.total + cost.charge, worst))
         logs = journal.read(db, self._logs)

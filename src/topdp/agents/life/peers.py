@@ -205,7 +205,8 @@ class Peers:
             self.beliefs.shown[peer] = max(self.beliefs.shown[peer], message.round)
         signature = self._signature(peer, message) if verdict is ReplyCode.OK else b""
         self.inbox.settle(verdict, peer, message.round, message.digest, message.body, signature)
-        if verdict is ReplyCode.GAP and self.inbox.leaves_out(peer, message.round):
+        settled = peer in self.beliefs.met  # not before it has said, and shown, what it has of this agent
+        if verdict is ReplyCode.GAP and settled and self.inbox.leaves_out(peer, message.round):
             # It will never send what is missing: it lies, or these books have lost what they acknowledged.
             words = f"sent round {message.round} and left out {self.inbox.expected(peer)}"
             self.distrust(peer, verdict, words)
