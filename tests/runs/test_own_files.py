@@ -123,7 +123,6 @@ def test_a_manifest_states_the_schema_and_not_where_records_are(place: Path) -> 
 def test_an_agent_reads_its_own_file_by_the_schema_of_the_manifest(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to the point where it would compute."""
     asked: dict[str, Any] = {}
 
     class StopError(Exception):
@@ -133,14 +132,9 @@ def test_an_agent_reads_its_own_file_by_the_schema_of_the_manifest(
         asked.update(given, path=path)
         raise StopError
 
-    terms = type("Terms", (), {"config": settings(), "number": lambda self, name: 0})()
-    card = type("Card", (), {"name": "a"})
-    monkeypatch.setattr(process.manifest, "read", lambda path: terms)
-    monkeypatch.setattr(process.identity, "load", lambda path: type("Me", (), {"card": card}))
-    monkeypatch.setattr(process.Setup, "of", lambda terms: None)
     monkeypatch.setattr(process.data, "load", load)
     with pytest.raises(StopError):
-        process.run(process.Options(Path("m"), Path("i"), "a.csv", Path("s")))
+        process._records("a.csv", type("Terms", (), {"config": settings()})())
     assert asked == {"path": "a.csv", "schema": Schema.of(place / "schema.toml")}
 
 

@@ -6,7 +6,7 @@ from faults.injector import run
 from faults.jobs import JOBS
 from faults.planted import PLANTED, first_found, swallowed_cancellation
 
-SHARE = 4  # schedules of each setting
+SHARE = 2  # schedules of each setting
 
 
 @pytest.mark.parametrize("job", JOBS)
