@@ -350,3 +350,23 @@ def test_any_plan_at_all(plan, data):
     assert found.upper[owner, 0] >= expected["low"] * (1 - 1e-8)
     if public is Public.ESTIMATES or not J:
         assert answer.worst()[owner] >= expected["low"] * (1 - 1e-8)
+
+
+def test_a_round_in_which_nothing_is_drawn_or_carried_releases_nothing():
+    which = np.arange(3, dtype=np.int32)
+    plan = Plan(
+        agents=1,
+        owner=np.array([0]),
+        source=PerRound(np.zeros((3, 1, 1), dtype=int), which),
+        weight=PerRound(np.array([[[0.02]], [[0.0]], [[0.49]]]), which),
+        carries=PerRound(np.array([[False], [True], [True]]), which),
+        rate=np.array([0.08, 0.51, 0.14]),
+        draw=PerRound(np.array([[[-1]], [[0]], [[0]]]), which),
+        std=PerRound(np.array([[[1.7]]]), np.zeros(3, dtype=np.int32)),
+        scale=np.array([0.64, 0.84, 0.68]),
+        known_by=np.array([[-1, -1]]),  # by nobody: so it counts as shared
+        readers=PerRound(np.array([[[-1]], [[-1]], [[0]]]), which),
+        protocol="custom",
+    )
+    expected = dense_mu(plan, 0, (), "estimates")["high"]
+    assert adaptive(plan, unit(plan), 0).worst()[0] == pytest.approx(expected, rel=NEAR)

@@ -145,6 +145,8 @@ def information_of(plan: Plan, found: Releases, coalitions: Sequence[Coalition])
 def _squared(kind: Kind, unknown: Bools, members: Bools) -> Floats:
     """sᵀC⁻¹s [coalitions, agents], C the covariance by the draws unknown to each."""
     m = len(kind.owner)
+    if not m:  # a round without rows releases nothing
+        return np.zeros((len(unknown), kind.steps.shape[1]))
     C = np.asarray(unknown.astype(float) @ kind.products).reshape(-1, m, m)
     rows = np.arange(m)
     C[:, rows, rows] += members[:, kind.owner]  # what members make they know: no release
