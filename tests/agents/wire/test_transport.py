@@ -589,8 +589,9 @@ def test_agents_with_another_manifest_are_refused_and_both_say_so(caplog):
 
     async def body():
         addresses = {"ant": free_address(), "bee": free_address()}
-        ours, theirs = (Federation(addresses=addresses, in_flight=k, idle_timeout=0.5) for k in (4, 5))
-        async with ours.started("ant") as (ant,), theirs.started("bee"):
+        ours, theirs = (Federation(addresses=addresses, in_flight=k, idle_timeout=2.0) for k in (4, 5))
+        # Who dials comes last: the reason that counts is what was said, not that nobody listened yet.
+        async with theirs.started("bee"), ours.started("ant") as (ant,):
             with pytest.raises(Unreachable, match="manifest"):
                 await ant.request("bee", ROW)
 
