@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from topdp.report.coinciding import coinciding, named
+from topdp.report.curves import heading
 from topdp.report.style import BLUE, GREEN, GREY, RED, house_style, percent_axis, save
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.planning import plan_and_account
@@ -181,17 +183,24 @@ def draw(rows: list[dict[str, Any]], job: Job, budget: float, file: Path) -> Non
         figure = Figure(figsize=(9.0, 5.2))
         axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
         for panel, attack in zip(axes, ATTACKS, strict=True):
+            lines: dict[str, list[Any]] = {}
             for rule in RULES:
                 found = [(100 * s, mean_of(rows, budget, attack, s, rule)) for s in job.shares]
                 points = [(share, percent / 100) for share, percent in found if percent is not None]
-                x, y = zip(*points or [((), ())], strict=True)
+                lines[rule] = list(zip(*points or [((), ())], strict=True))
                 colour, marker = LOOKS[rule]
-                panel.plot(x, y, color=colour, marker=marker, label=rule)
-            panel.set_title(attack)
+                panel.plot(*lines[rule], color=colour, marker=marker, label=rule, clip_on=False, zorder=3)
+            hidden = [named(same) for same in coinciding(lines).values() if len(same) > 1]
+            panel.set_title(f"{attack} ({', '.join(hidden)})" if hidden else attack, fontsize=9)
             panel.set_ylim(0, 1)
             percent_axis(panel)
         figure.supxlabel("hostile agents (%)", fontsize=10)
-        figure.supylabel(f"accuracy of honest agents, adaptive ε = {budget:g}", fontsize=10)
+        figure.supylabel("mean accuracy of honest agents", fontsize=10)
+        config = config_of(job, 0, budget, "mean")
+        seeds = f"{len(job.seeds)} seeds" if len(job.seeds) > 1 else "1 seed"
+        model = " on ".join([config.model.name, *[config.data.features][: config.data.features != "none"]])
+        title = heading([config], config.topology.agents)
+        figure.suptitle(f"{title}\n{config.method.name}, {model}, {seeds}", fontsize=10, x=0.01, ha="left")
         figure.axes[0].legend(loc="lower left")
         save(figure, file)
 

@@ -153,10 +153,7 @@ def _signal(process: Any, number: int) -> None:
 
 
 def outcome(made: Killed) -> tuple[Any, dict[Any, set[str]]]:
-    """(estimates, digests of every row that was sent), to be compared bit by bit.
-
-    A row of the last round goes to nobody who has said before that it needs nothing more.
-    """
+    """(estimates, digests of every row that was sent), to be compared bit by bit."""
     import numpy as np
     from safetensors.numpy import load_file
 
@@ -171,6 +168,17 @@ def outcome(made: Killed) -> tuple[Any, dict[Any, set[str]]]:
         if e.what == "sent" and e.kind == "row":
             rows.setdefault((e.sender, e.receiver, e.round), set()).add(e.digest)
     return estimates, rows
+
+
+def differences(rows: dict[Any, set[str]], expected: dict[Any, set[str]], last: int) -> list[str]:
+    """What was sent in one of two federations and not in the other, or with other bytes.
+
+    A row of the last round nobody needs: it is not sent to who has said before that it has all its rounds.
+    """
+    both = {key: (rows.get(key), expected.get(key)) for key in {**rows, **expected}}
+    other = [f"{key} was sent with other bytes" for key, (a, b) in both.items() if a and b and a != b]
+    once = [key for key, (a, b) in both.items() if not (a and b)]
+    return other + [f"{key} was sent by one and not by the other" for key in once if key[2] != last]
 
 
 def federation(setting: Setting, folder: Path, options: argparse.Namespace, data: Path) -> Killed:
@@ -198,16 +206,9 @@ def row(setting: Setting, kills: int, options: argparse.Namespace, data: Path) -
                 _, _, wrong = unbroken.lived(chance, 0, 1.0, options.limit, False)
                 if not wrong:
                     (mine, rows), (theirs, expected) = outcome(made), outcome(unbroken)
-                    other = [
-                        f"{key} was sent with other bytes"
-                        for key in rows
-                        if rows[key] != expected.get(key, rows[key])
-                    ]
-                    other += (
-                        []
-                        if np.array_equal(mine, theirs)
-                        else [f"estimates differ by {abs(mine - theirs).max():.3g}"]
-                    )
+                    other = differences(rows, expected, options.rounds)
+                    if not np.array_equal(mine, theirs):
+                        other.append(f"estimates differ by {abs(mine - theirs).max():.3g}")
                     same = not other
                     wrong += other
     return {

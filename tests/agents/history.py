@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import selectors
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,7 +20,9 @@ from topdp.agents.books.audit import verify
 from topdp.agents.books.database import TamperedError
 from topdp.agents.books.entries import digest_of
 from topdp.agents.books.ledger import ANYBODY, Ledger
+from topdp.agents.life import equipment
 from topdp.agents.life.agent import Agent
+from topdp.agents.life.budget import meter
 from topdp.agents.life.equipment import equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.handover import Handover
@@ -67,13 +71,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def on_virtual_time(coroutine, limit=300.0):
     """Runs to the end without sleeping; `limit` virtual seconds are a hang."""
+    found = []
 
     async def limited():
         async with asyncio.timeout(limit):
-            return await coroutine
+            found.append(await coroutine)
 
+    # Not as the task's own result: a runner's end takes the text of that, arrays and all, in half a second.
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(limited())
+        runner.run(limited())
+    return found[0]
 
 
 @dataclass
@@ -165,6 +172,7 @@ class Federation:
     shards: object
     folder: Path
     identities: dict[str, object] = field(default_factory=lambda: IDENTITIES)
+    _meters: dict[tuple, object] = field(default_factory=dict, repr=False)
 
     @property
     def names(self):
@@ -176,7 +184,15 @@ class Federation:
             self.shards.targets[agent, : self.shards.counts[agent]],
         )
         options.setdefault("seeded", True)
-        return equip(self.setup, agent, records, self.shards.classes, **options)
+        with mock.patch.object(equipment, "meter", self._meter):
+            return equip(self.setup, agent, records, self.shards.classes, **options)
+
+    def _meter(self, plan, analysis, agent, *asked, **how):
+        """A federation's meters are made once, however often its agents are started."""
+        key = id(plan), agent, asked, tuple(sorted(how.items()))
+        if key not in self._meters:
+            self._meters[key] = meter(plan, analysis, agent, *asked, **how)
+        return self._meters[key]
 
     def state(self, agent):
         return self.folder / self.names[agent]
@@ -368,7 +384,8 @@ def faults(run: Run) -> list[str]:
         entries = list(ledger.entries())
         applied = ledger.database.rows("SELECT sender, round, applied FROM inbox WHERE applied IS NOT NULL")
         pairs = ledger.database.rows("SELECT id, partner, status, applied FROM pairs")
-        books[name] = (entries, applied, pairs, ledger.meta.get("stopped"))
+        found_on_the_way = ledger.meta.get("partners") == "found"
+        books[name] = (entries, applied, pairs, ledger.meta.get("stopped"), found_on_the_way)
         ledger.close()
 
     seen = defaultdict(set)
@@ -394,11 +411,13 @@ def faults(run: Run) -> list[str]:
                 f"{sender} sent {len(digests)} bodies for round {round} to {receiver}, charged {len(charged)}"
             )
     starts = getattr(run, "starts", None)  # not everybody who calls this counts them
-    for name, (entries, applied, _, stopped) in books.items():
+    rules = run.federation.setup.manifest.rules
+    for name, (entries, applied, _, stopped, found_on_the_way) in books.items():
         for entry in entries:
             late = stopped is not None and entry.round >= int(stopped)
             again = starts is None or starts[names.index(name)] > 1
-            doubted = entry.kind == "noise" and again  # some neighbour was not heard after a start
+            # Some neighbour was not heard after a start; where the rule is to wait, it is waited for instead.
+            doubted = entry.kind == "noise" and again and (rules.goes_on or found_on_the_way)
             if (entry.kind == "release") == late and entry.kind not in ("skip", "late") and not doubted:
                 found.append(
                     f"{name} booked a {entry.kind} in round {entry.round}, its budget ended at {stopped}"
@@ -413,15 +432,35 @@ def faults(run: Run) -> list[str]:
             if not (np.isfinite(entry.charge) and entry.charge >= 0):
                 found.append(f"{name} booked {entry.charge}")
     for sender, before in lost.items():
-        found += drawn_twice(sender, before, books[sender][0], seen)
+        found += drawn_twice(sender, before, books[sender][0], _kept(run))
     found += asymmetric({name: book[2] for name, book in books.items() if name not in lost})
     return found
+
+
+def _kept(run):
+    """{(sender, receiver, round): digests} of rows that came onto somebody's books.
+
+    No others can be shown to an old copy. Bytes that reached nobody were seen by the network alone, which
+    sees TLS. Bytes that reached a process which died, or whose disk was full, before it could write them down
+    were seen by it: that a machine put back as a whole draws again is then found by nobody, whatever agents
+    say to each other, and `beliefs` promises no more.
+    """
+    kept = defaultdict(set)
+    for event in run.wire.events:
+        if event.kind == "handed" or (event.what == "answered" and event.kind == "row" and event.ok):
+            kept[event.sender, event.receiver, event.round].add(event.digest)
+    for number, name in enumerate(run.federation.names):
+        with contextlib.closing(Ledger(run.federation.state(number), writable=False)) as ledger:
+            for sender, round, digest in ledger.database.rows("SELECT sender, round, digest FROM inbox"):
+                kept[sender, name, round].add(digest)
+    return kept
 
 
 def drawn_twice(sender, before, after, seen) -> list[str]:
     """Rounds of which neighbours saw two draws: of books that were lost, and of those put in their place."""
     found = []
-    entries = {entry.text(): entry for entry in [*before, *after] if entry.digests}.values()
+    # The same bytes are one draw: that of a seed, made anew.
+    entries = {str(entry.digests): entry for entry in [*before, *after] if entry.digests}.values()
     for round in sorted({entry.round for entry in entries}):
         shown = [
             entry
@@ -440,7 +479,12 @@ def drawn_twice(sender, before, after, seen) -> list[str]:
 
 
 def asymmetric(pairs) -> list[str]:
-    """Pairs that one side committed and the other did not; not those in which the other ended in doubt."""
+    """Pairs that one side committed and the other did not, or in which somebody was in doubt more than once.
+
+    Once it may end in doubt: an agent that has done its rounds stays for nobody for ever, and who is slow or
+    cut off for longer than two idle timeouts cannot tell it. It then has not used a row, and has charged its
+    own; nothing is under-counted. With one partner it never has two such meetings: it begins none meanwhile.
+    """
     status = {(name, pair): state for name, rows in pairs.items() for pair, _, state, _ in rows}
     found = []
     for name, rows in pairs.items():
@@ -448,4 +492,6 @@ def asymmetric(pairs) -> list[str]:
             other = status.get((partner, pair))
             if state == "committed" and partner in pairs and other not in ("committed", "prepared"):
                 found.append(f"{name} committed {pair} with {partner}, who did not")
+        in_doubt = Counter(partner for _, partner, state, _ in rows if state == "prepared")
+        found += [f"{name} is in doubt {n} times with {partner}" for partner, n in in_doubt.items() if n > 1]
     return found

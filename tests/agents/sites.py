@@ -9,7 +9,8 @@ import hashlib
 import itertools
 import socket
 
-from topdp.agents.terms.identity import Card, Identity, make
+from topdp.agents.terms.card import Card
+from topdp.agents.terms.identity import Identity, make
 from topdp.agents.terms.manifest import Manifest, Rules, create
 from topdp.agents.wire.codes import ReplyCode
 from topdp.agents.wire.grpc_transport import GrpcTransport

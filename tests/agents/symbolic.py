@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from history import Federation, Wire, live, on_virtual_time
 
-from topdp.agents.life import rounds
+from topdp.agents.life import rounds, sums
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -79,6 +79,7 @@ class Symbolic(Federation):
     taken: dict[int, list[int]] = field(default_factory=dict)
     sent: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
     estimates_made: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    _known: dict[tuple, tuple] = field(default_factory=dict)  # until the next row
 
     @property
     def coordinates(self):
@@ -99,16 +100,19 @@ class Symbolic(Federation):
 
         def note(sender, receiver, message):
             if message.kind is MessageKind.ROW:
+                self._known.clear()
                 self.sent[sender, receiver, message.round] = message.body
 
         original = rounds.kept
 
         def kept(part, round, rows):
+            self._known.clear()
             self.estimates_made[part.agent, round] = rows[part.agent].numpy().copy()
             return original(part, round, rows)
 
         wire.lose = note
-        with mock.patch.object(rounds, "kept", kept):
+        # Coordinates are coefficients here, not numbers with noise: the grid of rows would only round them.
+        with mock.patch.object(rounds, "kept", kept), mock.patch.object(sums, "GRID", 2.0**-50):
             return on_virtual_time(live(self, wire=wire, **how))
 
     def seen_by(self, observer, estimates=False):
@@ -128,18 +132,27 @@ class Symbolic(Federation):
         The gradients of all others count as fixed. μ² = uᵀMu with M = Aᵀ(BBᵀ)⁺A, u of signs, improved one by
         one: what some record reaches, so never more than the truth.
         """
-        names, plan = self.coordinates, self.setup.plan
+        names = self.coordinates
         observers = (observer,) if isinstance(observer, int) else observer
-        rows = np.concatenate([self.seen_by(one, estimates) for one in observers])
+        rows, precision = self._weighed(observers, estimates)
         A = rows[:, [names.gradient(owner, r) for r in range(names.releases)]]
-        unknown = [k for k in range(names.draws) if not np.isin(observers, plan.known_by[k]).any()]
-        B = rows[:, [names.draw(r, k) for r in range(names.releases) for k in unknown]]
-        M = A.T @ np.linalg.pinv(B @ B.T, rcond=1e-12) @ A
+        M = A.T @ precision @ A
         u = np.ones(names.releases)
         for _ in range(3):
             for t in range(names.releases):
                 u[t] = 1.0 if M[t] @ u - M[t, t] * u[t] >= 0 else -1.0
         return sensitivity * float(np.sqrt(u @ M @ u))
+
+    def _weighed(self, observers, estimates):
+        """What `observers` were sent, and (BBᵀ)⁺ of it: the same for every owner, and all the work."""
+        asked = observers, estimates
+        if asked not in self._known:
+            names, plan = self.coordinates, self.setup.plan
+            rows = np.concatenate([self.seen_by(one, estimates) for one in observers])
+            unknown = [k for k in range(names.draws) if not np.isin(observers, plan.known_by[k]).any()]
+            B = rows[:, [names.draw(r, k) for r in range(names.releases) for k in unknown]]
+            self._known[asked] = rows, np.linalg.pinv(B @ B.T, rcond=1e-12, hermitian=True)
+        return self._known[asked]
 
     def epsilon(self, owner, sensitivity, delta, estimates=False):
         """The largest over all other agents; with `estimates`, of observers who also read those."""

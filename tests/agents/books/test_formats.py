@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from topdp.agents.books import journal
+from topdp.agents.books import choices, journal
 from topdp.agents.books.audit import verify
 from topdp.agents.books.database import FILE, LedgerError, TamperedError
 from topdp.agents.books.entries import Cost, digest_of
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.books.schema import FORMAT
+from topdp.agents.site import process
 from topdp.agents.wire.codes import ReplyCode
+from topdp.errors import TrustError
 
 FORMAT_4 = Path(__file__).with_name("format_4.sql")  # as the last topdp of that format wrote it
 MINE = {"federation": "federation", "agent": "ada", "guarantee": "adaptive"}
@@ -119,3 +121,35 @@ def test_books_after_the_change_are_bound_as_those_of_a_new_ledger(old):
     db.close()
     with pytest.raises(TamperedError, match="rows that came in"):
         verify(Ledger(old, writable=False))
+
+
+def test_rows_that_nobody_signed_are_gone_on_with_once_a_person_has_said_so(old):
+    """An old copy of such books could not be found out: neighbours have nothing to show."""
+    with pytest.raises(TrustError, match="--upgrade"):
+        process._books(old, upgrade=False)
+    assert process._books(old, upgrade=True)["agent"] == "ada"
+    ledger = Ledger(old, **MINE)
+    ledger.release(10, Cost(0.0, 3.0, 0.0), {}, b"state", kind="noise")  # by another command, or killed since
+    ledger.close()
+    with pytest.raises(TrustError, match="did not sign rows"):
+        process._books(old, upgrade=False)
+    ledger = Ledger(old, **MINE)
+    choices.agree_to_upgrade(ledger)
+    assert verify(ledger) == 10
+    ledger.close()
+    assert process._books(old, upgrade=False)["agent"] == "ada"
+
+
+def test_nothing_is_asked_where_no_row_was_sent_or_all_were_signed(old, tmp_path):
+    new = Ledger(tmp_path / "new", **MINE)
+    new.release(0, Cost(1.0, 1.0, 1.0), {"bob": b"row"}, b"state")
+    choices.agree_to_upgrade(new)
+    assert choices.UPGRADE not in new.meta
+    new.close()
+    db = sqlite3.connect(old / FILE)
+    for table in ("charges", "outbox", "inbox", "state", "pairs"):
+        db.execute(f"DELETE FROM {table}")
+    db.commit()
+    db.close()
+    for folder in (old, tmp_path / "new"):
+        assert process._books(folder, upgrade=False)["agent"] == "ada"

@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from topdp.agents.books import choices
 from topdp.agents.books.audit import verify
+from topdp.agents.books.compaction import RESENT
 from topdp.agents.books.database import FILE, LedgerError, TamperedError
 from topdp.agents.books.entries import Cost, digest_of
 from topdp.agents.books.inbox import Inbox
@@ -104,19 +106,19 @@ def test_a_late_charge_stands_between_two_rounds_and_sends_nothing(ledger):
 
 def test_the_order_of_records_is_kept_from_the_first_release_on(ledger):
     for order in ("one", "another"):  # nothing has been released: it may still change
-        ledger.expect_order(order)
+        choices.expect_order(ledger, order)
     ledger.release(0, Cost(0.1), {"bob": b"row"}, b"state")
     ledger = reopened(ledger)
-    ledger.expect_order("another")
+    choices.expect_order(ledger, "another")
     with pytest.raises(DataError, match="in the order, with which this agent began"):
-        ledger.expect_order("one")
+        choices.expect_order(ledger, "one")
     ledger.close()
     with sqlite3.connect(ledger.folder / FILE) as db:
         db.execute("DELETE FROM meta WHERE key = 'order'")
     db.close()
     ledger = Ledger(ledger.folder, "federation", "ada")
     with pytest.raises(TamperedError, match="it is gone"):
-        ledger.expect_order("another")
+        choices.expect_order(ledger, "another")
     ledger.close()
 
 
@@ -129,17 +131,39 @@ def test_a_received_row_is_applied_once(ledger):
     assert ledger.round == 1 and ledger.received("bob", 0) is None
 
 
-def test_acknowledged_bytes_are_dropped_with_the_next_release_and_their_digest_stays(ledger):
-    three_rounds(ledger)
-    ledger.acknowledge("bob", 1)
-    assert ledger.waiting("bob") == [0, 2]
-    ledger.release(3, Cost(0.1), {}, b"state")
+def test_acknowledged_bytes_are_dropped_once_they_cannot_be_lost_and_their_digest_stays(ledger):
+    for round in range(RESENT + 3):
+        ledger.release(round, Cost(0.1), {"bob": b"row %d" % round}, b"state")
+    for round in range(1, RESENT + 2):
+        ledger.acknowledge("bob", round)
+    assert ledger.waiting("bob") == [0, RESENT + 2]
+    ledger.release(RESENT + 3, Cost(0.1), {}, b"state")
+    assert ledger.body("bob", 2) == b"row 2" and ledger.waiting("bob") == [0, RESENT + 2]
+    ledger.store("bob", 7, digest_of(b"his"), b"his")  # he has used all that was sent before round 7
+    ledger.acknowledge("bob", RESENT + 2)
+    ledger.release(RESENT + 4, Cost(0.1), {}, b"state")
     again = reopened(ledger)
-    assert again.waiting("bob") == [0, 2]
-    with pytest.raises(LedgerError, match="in the outbox, got none"):
-        again.body("bob", 1)
-    assert verify(again) == 4
+    assert again.waiting("bob") == [0, *range(7, RESENT + 3)]
+    for dropped in (1, 2, 6):
+        with pytest.raises(LedgerError, match="in the outbox, got none"):
+            again.body("bob", dropped)
+        assert again.digest_sent("bob", dropped) == digest_of(b"row %d" % dropped)
+    assert verify(again) == RESENT + 5
     again.close()
+
+
+def test_what_was_acknowledged_and_lost_is_owed_again_as_the_same_bytes(ledger):
+    for round in range(4):
+        ledger.release(round, Cost(0.1), {"bob": b"row %d" % round}, b"state")
+        ledger.acknowledge("bob", round)
+    ledger.release(4, Cost(0.1), {}, b"state")
+    assert ledger.waiting("bob") == [] and ledger.send_again("bob", 3, most=9) == 0
+    assert ledger.send_again("bob", 0, most=2) == 2 and ledger.waiting("bob") == [1, 2]
+    assert [ledger.body("bob", round) for round in (1, 2)] == [b"row 1", b"row 2"]
+    ledger.acknowledge("bob", 1)
+    assert ledger.waiting("bob") == [2]
+    assert ledger.send_again("eve", -1, most=9) == 0
+    assert verify(ledger) == 5
 
 
 def test_one_process_per_folder(ledger):
@@ -271,6 +295,10 @@ class Books(RuleBasedStateMachine):
             self.truth.setdefault((to, round), set()).add(self.ledger.body(to, round))
             if acknowledged:
                 self.ledger.acknowledge(to, round)
+
+    @rule(to=st.sampled_from(["bob", "eve"]), seen=st.integers(-1, 5))
+    def ask_again(self, to, seen):
+        self.ledger.send_again(to, seen, most=4)
 
     @rule(round=st.integers(0, 5), other=st.booleans())
     def receive(self, round, other):

@@ -263,6 +263,23 @@ def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplo
     assert sum("not_a_row" in record.message for record in caplog.records) == 1
 
 
+def test_who_is_quarantined_already_fills_no_books_by_more_of_it(tmp_path):
+    made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
+
+    async def scene():
+        agent = made.agent(0, Wire().transport("ada"), live_pairing=True)
+        agent.ledger.release(0, Cost(0.1), {ANYBODY: b"row"}, b"state")
+        lines = []
+        for body in (b"", b"garbage", b"more"):
+            await agent.peers.handle("bob", Message.of(MessageKind.COMMIT, 0, body))
+            lines += agent.ledger.database.one("SELECT count(*) FROM notes")
+        agent.ledger.close()
+        return lines
+
+    first, *later = on_virtual_time(scene())
+    assert later == [first, first]
+
+
 def test_books_that_cannot_be_written_are_not_held_against_the_partner(tmp_path):
     made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
 

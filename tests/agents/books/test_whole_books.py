@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from topdp.agents.books import database
+from topdp.agents.books import choices, database
 from topdp.agents.books.audit import verify
+from topdp.agents.books.compaction import KEPT
 from topdp.agents.books.database import FILE, TamperedError
 from topdp.agents.books.entries import Cost, digest_of
-from topdp.agents.books.ledger import KEPT, Ledger
+from topdp.agents.books.ledger import Ledger
 from topdp.agents.books.news import News
 from topdp.agents.books.pairing import Pairing
 from topdp.agents.terms.statements import Statement
@@ -32,7 +33,7 @@ def one_round(ledger, round):
 def folder(tmp_path):
     """Books with something in every table."""
     ledger = Ledger(tmp_path / "state", "federation", "ada")
-    ledger.expect_order("order")
+    choices.expect_order(ledger, "order")
     for round in range(KEPT + 10):
         if round == 7:
             ledger.quarantine("eve", ReplyCode.NOT_A_ROW, "sent what is not a row")
@@ -98,6 +99,30 @@ def test_what_was_changed_is_found_in_every_table(folder, what):
     db.close()
     reader = Ledger(folder, writable=False)
     with pytest.raises(TamperedError):
+        verify(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE outbox SET body = NULL",
+        "INSERT INTO notes (charges, place, key, value) VALUES (1, 'meta', 'budget', '1.0'); "
+        "UPDATE meta SET value = '1.0' WHERE key = 'budget'",
+    ],
+)
+def test_bytes_that_wait_and_a_budget_that_grew_are_looked_at(tmp_path, change):
+    ledger = Ledger(tmp_path / "state", "federation", "ada")
+    for asked in (0.8, 0.7):
+        choices.settle(ledger, False, False, asked, 1.0)
+    one_round(ledger, 0)
+    assert verify(ledger) == 1
+    ledger.close()
+    db = sqlite3.connect(ledger.folder / FILE)
+    db.executescript(change)
+    db.close()
+    reader = Ledger(ledger.folder, writable=False)
+    with pytest.raises(TamperedError, match=r"not what was charged|at most 0\.7"):
         verify(reader)
     reader.close()
 

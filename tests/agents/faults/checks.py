@@ -34,7 +34,7 @@ def wrong(injector) -> list[str]:
         with contextlib.closing(Ledger(made.state(number), writable=False)) as ledger:
             found += _of_one(injector, number, name, ledger)
     if job.job.follows_plan and not injector.gone:
-        found += [] if injector.lost else _not_as_unbroken(injector)
+        found += _not_as_unbroken(injector)
     return found
 
 

@@ -35,7 +35,9 @@ from topdp.agents.life import meetings
 from topdp.agents.life.failpoints import Failpoints
 from topdp.errors import TopdpError, TrustError
 
-BOUND = 240.0  # virtual seconds after all has healed: who has not ended then is stuck
+BOUND = 240.0  # virtual seconds after all has healed in which nobody does a round, starts or ends: all stuck
+LONGEST = 4000.0  # virtual seconds that any run may take
+LEFT = "left waiting"
 TO_STOP = 60.0  # virtual seconds in which an agent that is asked to end must end
 MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 
@@ -50,6 +52,7 @@ class Verdict:
     starts: int = 0
     kills: int = 0
     seconds: float = 0.0  # virtual
+    left: list[str] = field(default_factory=list)  # who was left waiting, and stopped
     codes: dict[str, int | None] = field(default_factory=dict)  # None: was left waiting, and stopped
 
 
@@ -64,6 +67,7 @@ class Injector:
         self.running: dict[str, tuple[Process, object]] = {}  # process and agent, once it has one
         self.outcomes, self.gone, self.faults = {}, {}, []
         self.lost: dict[str, list] = {}
+        self.too_late = False  # books were put back when somebody had ended
         self.copies: dict[str, Path] = {}
         self.full: dict[str, str] = {}
         self.had_full: set[str] = set()
@@ -94,14 +98,17 @@ class Injector:
 
     async def _until_all_end(self, keepers):
         """Waits for all; who may wait for ever is stopped in the end, who may not is told of."""
-        alone_since = None
+        alone_since, standing, moved = None, None, 0.0
         while left := [name for name, task in keepers.items() if not task.done()]:
             await asyncio.wait([keepers[name] for name in left], timeout=2.0)
+            left = [name for name in left if not keepers[name].done()]
             now, healed = self.loop.now, self._is_healed()
+            if self._standing() != standing:
+                standing, moved, alone_since = self._standing(), now, None
             may_wait = healed and all(self._may_wait(name) for name in left)
             alone_since = (alone_since or now) if may_wait else None
-            late = now > max(self.schedule.heals_at, self._back_by()) + BOUND
-            if late or (alone_since is not None and now > alone_since + 4 * self.job.idle_timeout):
+            late = now > LONGEST or now > max(self.schedule.heals_at, moved) + BOUND
+            if left and (late or (alone_since is not None and now > alone_since + 4 * self.job.idle_timeout)):
                 if not may_wait:
                     stuck = ", ".join(f"{name} ({self._stands(name)})" for name in left)
                     self.faults.append(f"deadlock: at {now:.0f} s have not ended: {stuck}")
@@ -121,24 +128,30 @@ class Injector:
     def _is_healed(self):
         return self.loop.now > self.schedule.heals_at
 
-    def _back_by(self):
-        return 2 * sum(
-            kill.back_after + kill.after for kills in self.schedule.kills.values() for kill in kills
-        )
+    def _standing(self):
+        """Changes whenever somebody gets on."""
+        rounds = {name: agent.ledger.round for name, (_, agent) in self.running.items() if agent is not None}
+        return rounds, sorted(self.running), self.starts.total(), self.kills
 
     def _may_wait(self, name):
         """Whether the rules let `name` wait for ever.
 
-        For who is gone for good; where all others have ended, for somebody to hear; and with its result
-        written, where the last word of a neighbour was lost, which nobody can rule out. And where somebody's
-        books were put back: an old copy that has all of its own releases may lack rows that it acknowledged.
+        For who is gone for good, where that is the rule, as for rows that an old copy lacks of who has ended:
+        nobody is left to send them again; where all others have ended or are given up, for
+        somebody to hear; where draws are shared and its run has not begun, for the word of somebody who has
+        left; and with its result written, where the last word of a neighbour was lost, which nobody can rule
+        out.
         """
-        if self.gone or self.lost:
+        if (self.gone or self.too_late) and not self.job.job.goes_on:
             return True
-        others = self.federation.setup.manifest.neighbours(name)
-        agent = self.running.get(name, (None, None))[1]
-        done = agent is not None and agent.life.all_done
-        return (self.job.job.goes_on or done) and all(other in self.outcomes for other in others)
+        agent, ended = self.running.get(name, (None, None))[1], {*self.outcomes, *self.gone}
+        if agent is None:
+            return False
+        if agent.sharing is not None and not agent.sharing.gossip.begun:
+            return bool(ended.intersection(agent.sharing.missing()))
+        ended |= {*agent.peers.left_by, *filter(agent.peers.contacts.given_up, agent.peers.neighbours)}
+        may = self.job.job.goes_on or agent.life.all_done
+        return may and ended.issuperset(agent.peers.neighbours)
 
     def _stands(self, name):
         agent = self.running.get(name, (None, None))[1]
@@ -208,7 +221,7 @@ class Injector:
             if outcome.finished:
                 self.outcomes[name] = outcome
             elif self.last_call:
-                self.gone[name] = "left waiting"
+                self.gone[name] = LEFT
             return outcome.finished or self.last_call
         self.say(f"{name} ends by {error!r}")
         if isinstance(error, TrustError) and self._may_be_refused(name, error):
@@ -303,6 +316,7 @@ class Injector:
             return
         books = Ledger(state, writable=False)
         self.lost.setdefault(name, []).extend(books.entries())
+        self.too_late |= bool(self.outcomes)
         self.say(f"{name} is put back from round {books.round} to an old copy")
         books.close()
         shutil.rmtree(state)
@@ -362,6 +376,7 @@ def run(name, seed, schedule=None) -> Verdict:
             loop.run_until_complete(injector.run())
             verdict.seconds = loop.now
             verdict.faults = injector.faults + checks.wrong(injector)
+            verdict.left = [name for name, why in injector.gone.items() if why == LEFT]
             verdict.starts, verdict.kills = injector.starts.total(), injector.kills
             verdict.codes = {
                 n: int(injector.outcomes[n].code) if n in injector.outcomes else None for n in job.names

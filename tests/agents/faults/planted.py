@@ -10,12 +10,14 @@ import contextlib
 from unittest import mock
 
 import numpy as np
+from safetensors.numpy import load
 
+from faults import injector
 from faults.injector import run
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.base import Life
-from topdp.agents.life.peers import Peers
+from topdp.agents.life.sending import Sending
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Message, Unreachable
@@ -25,41 +27,36 @@ from topdp.errors import TopdpError
 @contextlib.contextmanager
 def sent_before_it_is_booked():
     """Rows leave, and then the charge is written: who is killed between has spent what no book knows."""
-    release, under_way = Life._release, set()
+    release = Life._release
 
     def early(self, round, kind, cost, bodies, *others, **more):
         for peer, body in bodies.items():
-            message = Message.of(MessageKind.ROW, round, body)
-            under_way.add(asyncio.ensure_future(_ignored(self.peers.transport, peer, message)))
+            leaving = self.peers.transport.request(peer, Message.of(MessageKind.ROW, round, body))
+            leaving.send(None)  # it is on its way from here on; nobody waits for the answer
+            leaving.close()
         return release(self, round, kind, cost, bodies, *others, **more)
 
     with mock.patch.object(Life, "_release", early):
         yield
 
 
-async def _ignored(transport, peer, message):
-    with contextlib.suppress(Unreachable):
-        await transport.request(peer, message)
-
-
 @contextlib.contextmanager
 def fresh_bytes_on_resend():
     """What was not acknowledged is made again, with other noise, and not taken from the books."""
-    original, sent = Peers._next, set()
+    original, sent = Sending._next, set()
 
     def fresh(self, peer):
         message = original(self, peer)
         if message is None or message.kind is not MessageKind.ROW:
             return message
-        name = (id(self.ledger.folder), self.name, peer, message.round)
+        name = (id(self.ledger), peer, message.round)
         if name in sent:
-            row = payload.decode(message.body, len(self.check(message.body)))
-            body = payload.encode(row + np.float32(0.001))
+            body = payload.encode(load(message.body)[payload.NAME] + np.float32(0.001))
             return Message.of(message.kind, message.round, body)
         sent.add(name)
         return message
 
-    with mock.patch.object(Peers, "_next", fresh):
+    with mock.patch.object(Sending, "_next", fresh):
         yield
 
 
@@ -82,7 +79,7 @@ def swallowed_cancellation():
 
     Not among `PLANTED`: an agent that is asked to stop ends whatever hangs, so this one is survived.
     """
-    greet = Peers._greet
+    greet = Sending._greet
 
     async def deaf(self, peer):
         try:
@@ -90,7 +87,7 @@ def swallowed_cancellation():
         except asyncio.CancelledError:
             raise Unreachable("cancelled") from None
 
-    with mock.patch.object(Peers, "_greet", deaf):
+    with mock.patch.object(Sending, "_greet", deaf):
         yield
 
 
@@ -131,7 +128,15 @@ PLANTED = {
 
 
 def first_found(name, seeds, job="sync-wait"):
-    """(seed, faults) of the first of `seeds` that shows the fault `name`, and nothing without it; or None."""
+    """(seed, faults) of the first of `seeds` that shows the fault `name`, and nothing without it; or None.
+
+    Whoever does nothing for half a minute counts as stuck: the same without the fault.
+    """
+    with mock.patch.object(injector, "BOUND", 30.0):
+        return _first_found(name, seeds, job)
+
+
+def _first_found(name, seeds, job):
     for seed in seeds:
         with PLANTED[name]():
             found = run(job, seed).faults

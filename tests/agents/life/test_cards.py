@@ -118,6 +118,56 @@ def test_who_passes_on_a_forged_card_is_quarantined_and_so_is_who_signs_two(tmp_
     on_virtual_time(told())
 
 
+def moving(name, times):
+    """So many cards of an agent, of whom the address alone changes each time."""
+    before, found = IDENTITIES[name], []
+    for number in range(1, times + 1):
+        card = replace(before.card, address=f"a.org:{number}")
+        after = identity.Identity(card, before.key)
+        found.append(named(number, before, after))
+        before = after
+    return found
+
+
+def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
+    made = federation(tmp_path)
+    name, pest, other = made.names[0], *made.setup.manifest.neighbours(made.names[0])[:2]
+
+    async def told():
+        agent = made.agent(0, Wire().transport(name))
+        try:
+            replies = [
+                await agent.peers.handle(pest, Message.of(MessageKind.CARD, 0, card.text().encode()))
+                for card in moving(pest, succession.MOST + 2)
+            ]
+            assert [reply.ok for reply in replies] == [True] * succession.MOST + [False, False]
+            assert "at most" in agent.ledger.quarantined(pest).words
+            told = 0
+            while (card := agent.cards.untold(other)) is not None:
+                agent.cards.told(other, card[0], Reply(ReplyCode.OK))
+                told += 1
+            assert told == succession.MOST
+        finally:
+            agent.abandon()
+        made.agent(0, Wire().transport(name)).abandon()  # and starts again
+
+    on_virtual_time(told())
+
+
+def test_an_honest_agent_keeps_below_that_and_says_so(tmp_path, caplog):
+    cards, ledger = taken(tmp_path)
+    cards.folder = tmp_path / "identity"
+    for card in moving(cards.name, succession.MOST + 1):
+        place = cards.folder / f"{succession.FOLDER}{card.number}"
+        place.mkdir(parents=True)
+        (place / succession.FILE).write_text(card.text())
+    for _ in range(3):
+        cards.look()
+    assert cards.directory.number(cards.name) == succession.MOST
+    assert sum("make a new one" in record.message for record in caplog.records) == 1
+    ledger.close()
+
+
 def test_links_take_a_new_certificate_and_then_no_longer_the_old_one():
     """Over TLS, at the end that dials and at the one that is dialled, without a restart of the other."""
     site = Federation(("ant", "bee", "cat"))

@@ -1,10 +1,13 @@
 """kill -9 anywhere: the same trajectory under a seed, the books never below the truth, training ends."""
 
+from unittest import mock
+
 import pytest
 import torch
-from history import faults, federation, live, on_virtual_time
+from history import Wire, faults, federation, live, on_virtual_time
 
-from topdp.agents.life import failpoints
+from topdp.agents.books.database import LedgerError
+from topdp.agents.life import agent, failpoints
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -36,23 +39,34 @@ def test_under_real_noise_nobody_ever_sees_a_second_draw(tmp_path, place):
 
 def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
     """What the outbox is for: an agent that computes again after a crash would be found."""
-    from topdp.agents.life import peers
+    from topdp.agents.life import sending
     from topdp.agents.wire import payload
 
     made = federation(tmp_path, agents=3, rounds=4)
-    original, sends = peers.Peers._next, []
+    original, sends = sending.Sending._next, []
 
     def fresh(self, peer):
         message = original(self, peer)
-        if message is None or message.kind is not peers.MessageKind.ROW:
+        if message is None or message.kind is not sending.MessageKind.ROW:
             return message
         sends.append(message)
         body = payload.encode(torch.randn(len(made.equipment(0).start)).numpy())
-        return peers.Message.of(message.kind, message.round, body)
+        return sending.Message.of(message.kind, message.round, body)
 
-    monkeypatch.setattr(peers.Peers, "_next", fresh)
+    monkeypatch.setattr(sending.Sending, "_next", fresh)
     run = on_virtual_time(live(made, failpoints={0: "after_send:1"}))
     assert sends and any("bodies for round" in fault for fault in faults(run))
+
+
+@pytest.mark.parametrize("part", ["Meetings", "BooksMark"])
+def test_a_start_that_fails_leaves_the_folder_to_the_next(tmp_path, monkeypatch, part):
+    """Whatever it fails at: in one process nobody else gives the lock back."""
+    made, wire = federation(tmp_path, "method.mode=async", "method.name=plain", agents=3, rounds=4), Wire()
+    with monkeypatch.context() as patched, pytest.raises(LedgerError, match="full") as caught:
+        patched.setattr(agent, part, mock.Mock(side_effect=LedgerError("full")))
+        made.agent(0, wire.transport("ada"), live_pairing=True)
+    made.agent(0, wire.transport("ada"), live_pairing=True).abandon()
+    assert caught.value.__traceback__  # which holds what was left behind
 
 
 @pytest.mark.parametrize("choice", ["nowhere:1", "after_ledger", "after_ledger:0", "after_ledger:x"])

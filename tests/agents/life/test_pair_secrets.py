@@ -380,10 +380,8 @@ async def rolled_back(made, tmp_path, folders):
     """
     wire = Wire(delay=0.1)
     wire.lose = lambda *facts: "request" if facts[:2] == ("ada", "fay") and facts[2].round == 2 else None
-    tasks = [
-        asyncio.create_task(made.agent(i, wire.transport(made.names[i]), **REAL[i]).run())
-        for i in range(1, 6)
-    ]
+    agents = [made.agent(i, wire.transport(made.names[i]), **REAL[i]) for i in range(1, 6)]
+    tasks = [asyncio.create_task(agent.run()) for agent in agents]
 
     def copy(_):
         ada.ledger.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -404,13 +402,16 @@ async def rolled_back(made, tmp_path, folders):
         shutil.copytree(tmp_path / f"copy {k}", folder)
     try:
         async with asyncio.timeout(20):
-            return wire, await made.agent(0, wire.transport("ada"), **REAL[0]).run()
+            agents.append(made.agent(0, wire.transport("ada"), **REAL[0]))
+            return wire, await agents[-1].run()
     except (TrustError, TimeoutError) as error:
         return wire, error
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for agent in agents:
+            agent.abandon()
 
 
 def rows_of_ada(wire):

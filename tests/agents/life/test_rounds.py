@@ -13,6 +13,7 @@ from topdp import topology
 from topdp.agents.books import inbox
 from topdp.agents.books.audit import verify
 from topdp.agents.books.ledger import Ledger
+from topdp.agents.life.contacts import MOST_GAPS
 from topdp.agents.terms.proofs import Proofs
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind, ReplyCode
@@ -272,19 +273,24 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
 
 
 @pytest.mark.parametrize(
-    ("code", "times"), [(ReplyCode.LATER, 3), (ReplyCode.GAP, 1)], ids=["too early", "refused"]
+    ("code", "times"),
+    [(ReplyCode.LATER, 3), (ReplyCode.GAP, MOST_GAPS), (ReplyCode.EQUIVOCATION, 1)],
+    ids=["too early", "too early again and again", "refused"],
 )
 def test_what_comes_too_early_is_sent_again_and_what_is_refused_is_not(tmp_path, code, times):
     made = federation(tmp_path, agents=3, rounds=4)
 
     async def scene():
-        wire, bodies = Wire(), []
+        wire, bodies, seen = Wire(), [], {}
 
         async def bob(sender, message):
             if message.kind is MessageKind.HELLO:
-                return Reply(ReplyCode.OK, body=newcomer(agent, "bob"))
+                return Reply(ReplyCode.OK, body=newcomer(agent, "bob", **seen))
             bodies.append(message.body)
-            return Reply(code if len(bodies) < 3 else ReplyCode.OK)
+            if code is ReplyCode.LATER and len(bodies) == 3:
+                seen.update(seen=0, seen_digest=message.digest)
+                return Reply(ReplyCode.OK)
+            return Reply(code)
 
         wire.handlers["bob"] = bob
         agent = made.agent(0, wire.transport("ada"))

@@ -139,7 +139,7 @@ def test_one_of_six_that_share_noise_is_killed_for_good_and_the_others_end(data,
         "privacy.guarantee=adaptive",
         "rounds=10",
     )
-    rules = manifest.Rules(dead_neighbour="go-on", idle_timeout=15.0)
+    rules = manifest.Rules(dead_neighbour="go-on", idle_timeout=8.0)
     parts, terms, _ = demo.prepared(wanted, tmp_path / "agents", rules)
     codes = demo.processes(tmp_path / "agents", terms.names, failpoints={3: "after_mark:4"}, for_good=[3])
     assert codes[3] == -9 and all(code in (0, 3) for i, code in enumerate(codes) if i != 3)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_lines import parsed
 from history import Wire, federation
 from prometheus_client.parser import text_string_to_metric_families
 
+from command_lines import parsed
 from topdp.agents.site import metrics
 from topdp.errors import ExitCode
 

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 import pytest
-from command_lines import command, parsed
 
 from builders import blobs_file
+from command_lines import command, parsed
 from topdp.agents.site.standing import Standing
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"

@@ -13,9 +13,11 @@ import pytest
 from PIL import Image
 
 from builders import blobs_file
+from topdp.agents.books import choices
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.terms import federation, identity
+from topdp.agents.terms.card import read_card
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Reply
@@ -230,8 +232,8 @@ def test_what_must_not_be_relied_on_is_4(site, case):
 
 def test_a_card_that_was_changed_is_4(site):
     card = site.folder / "bob" / "card.toml"
-    mine = identity.read_card(site.folder / "ada" / "card.toml")
-    theirs = identity.read_card(card)
+    mine = read_card(site.folder / "ada" / "card.toml")
+    theirs = read_card(card)
     card.write_text(card.read_text().replace(theirs.fingerprint, mine.fingerprint))
     done = site.create()
     assert done.code == 4 and "the card is damaged or was changed" in one_line(done)
@@ -320,7 +322,7 @@ def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
     terms, _, _ = federation.create(cards, "240", config.read(changes=changes), "ada-bob", {})
     terms.write(site.folder / "manifest.toml")
     ledger = Ledger(tmp_path / "state", terms.hash, "ada")
-    ledger.expect_order("another")
+    choices.expect_order(ledger, "another")
     ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
     done = site.start()

@@ -65,9 +65,23 @@ def test_a_member_is_taken_out_by_an_amendment_that_the_others_sign(federation, 
     assert topdp("agent", "sign", second, "--identity", federation / "cleo").code == 2
     for name, missing in (("ada", ["bob"]), ("bob", [])):
         done = topdp("agent", "sign", second, "--identity", federation / name, "--json")
-        assert done.code == 0 and json.loads(done.out)["missing"] == missing
+        said = json.loads(done.out)
+        assert done.code == 0 and said["missing"] == missing and said["amends"]["round"] == 7
+        assert said["granted"] == 2.0 and said["spent"] + said["budget"] == pytest.approx(2.0)
+    again = topdp("agent", "sign", second, "--identity", federation / "bob")
+    assert "ends with round 7; then ada, bob." in again.out and "of 2 before + " in again.out
     late = topdp("agent", "start", "--manifest", second, *state)
     assert late.code == 2 and "--after" in late.err
+
+
+def test_code_that_a_manifest_names_is_said_before_it_is_imported(federation, topdp):
+    cards = [federation / name / "card.toml" for name in ("ada", "bob")]
+    made = federation / "code.toml"
+    settings = ["--links", "ada-bob", "--records", "30", "--set", "rounds=2", "--set", "model.name=this:s"]
+    assert topdp("federation", "create", *cards, *settings, "--out", made).code == 0
+    state = ["--state", federation / "state", "--data", "nowhere.npz", "--identity", federation / "ada"]
+    done = topdp("agent", "start", "--manifest", made, *state)
+    assert done.code == 5 and "imported and called: model.name = 'this:s'" in done.err
 
 
 def test_renewals_are_numbered_and_told(federation, topdp):

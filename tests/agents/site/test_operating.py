@@ -10,15 +10,18 @@ import pytest
 import torch
 from history import NAMES, Wire, federation, on_virtual_time
 
+from topdp.agents.books import choices
 from topdp.agents.books.audit import verify
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
+from topdp.agents.life.ending import end_with
 from topdp.agents.site import models, standing
 from topdp.agents.site.commands import operating
 from topdp.agents.site.monitor import Monitor
 from topdp.agents.site.orders import PAUSE, STOP, Orders
 from topdp.agents.site.scores import Scores
 from topdp.agents.site.standing import Standing, birth
+from topdp.agents.site.status import facts_of, in_words
 from topdp.agents.wire.codes import ReplyCode
 from topdp.agents.wire.refusals import QUIET, Told
 from topdp.data import Dataset
@@ -64,7 +67,28 @@ def test_status_says_what_the_process_says_of_itself(topdp, state):
         1.0,
     )
     said = " ".join(topdp("agent", "status", "--state", state).out.split())
-    assert "bob since 3 min" in said and "0.25 of 1" in said and "0 of 8" in said
+    assert "waits for │ bob since 3 min" in said and "heard │ bob 3 min ago" in said
+    assert "0.25 of 1" in said and "0 of 8" in said and "quarantined │ none" in said
+
+
+def test_people_are_not_told_what_is_not_so(topdp, state):
+    said = topdp("agent", "status", "--state", state).out
+    assert not any(word in said for word in ("seeded", "departed", "waits for", "scores", "False"))
+    ledger = Ledger(state, "federation", "ada")
+    ledger.stop(0)
+    end_with(ledger, 4)
+    ledger.close()
+    left(state)
+    said = " ".join(topdp("agent", "status", "--state", state).out.split())
+    assert "stopped │ 0 │" in said and "0 of 4: this run was amended, and ends with round 4" in said
+
+
+def test_status_shows_delta_beside_epsilon(tmp_path):
+    ledger = Ledger(tmp_path / "books", "federation", "ada")
+    choices.note_delta(ledger, 2e-6)
+    ledger.close()
+    facts = facts_of(tmp_path / "books")
+    assert facts["delta"] == 2e-6 and "at delta 2e-06" in in_words(facts)["epsilon"]
 
 
 @pytest.mark.parametrize(
@@ -327,19 +351,20 @@ def test_evaluating_changes_nothing_that_is_sent(tmp_path):
                 scores = Scores(made.setup, dataset, "ada", every)
                 monitor = Monitor(lives[0], Orders(lives[0].folder), lives[0].stop, scores=scores)
 
+            over = asyncio.Event()
+
             async def beside():
-                while monitor is not None:
+                while monitor is not None and not over.is_set():
                     monitor.look()
                     if monitor._scoring is not None:
-                        found.append(
-                            await asyncio.wait_for(asyncio.shield(monitor._scoring), 60) or monitor.found
-                        )
+                        await asyncio.wait([monitor._scoring], timeout=60)
+                        found.append(monitor.found)
                     await asyncio.sleep(0.01)
 
             task = asyncio.create_task(beside())
             await asyncio.gather(*(agent.run() for agent in lives))
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            over.set()  # a cancellation would be lost if it came as a score was ready
+            await task
 
         asyncio.run(whole())
         sent = sorted({(e.sender, e.receiver, e.round, e.digest) for e in wire.events if e.kind == "row"})

@@ -13,7 +13,8 @@ from topdp.agents.life.ending import ENDS, end_with
 from topdp.agents.site import amending, process
 from topdp.agents.site.amending import Change, amend, budgets
 from topdp.agents.terms import amendments, identity, manifest
-from topdp.agents.terms.amendments import amendment_of, end_of, expect_agreed, remaining, sign
+from topdp.agents.terms.amendments import Before, amendment_of, end_of, expect_agreed, remaining, sign
+from topdp.agents.terms.mark import BooksMark
 from topdp.agents.terms.setup import Setup
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Message
@@ -103,6 +104,23 @@ def test_those_who_hear_of_it_late_end_too_and_pay_for_what_they_made(tmp_path):
     assert max(result["releases"] for result in made.results()) <= LAST + 3
 
 
+@pytest.mark.parametrize("leaves", [(), ("fay",)])
+def test_who_leaves_and_is_gone_is_not_stayed_for(tmp_path, leaves):
+    """Under the rule to wait, others stay for ever for one that may come back: not for one that will not."""
+    made = federation(tmp_path)
+    for number, name in enumerate(made.names):
+        agent = made.agent(number, Wire().transport(name))
+        end_with(agent.ledger, LAST, leaves)
+        agent.abandon()
+    lived = live(made, failpoints={5: f"after_ledger:{LAST + 1}"}, for_good=[5])
+    if leaves:
+        assert not faults(run := on_virtual_time(lived, 60.0))
+        assert [run.outcomes[number].result["releases"] for number in range(5)] == [LAST + 1] * 5
+    else:
+        with pytest.raises(TimeoutError):
+            on_virtual_time(lived, 60.0)
+
+
 def facts(made, number):
     return {"federation": made.setup.manifest.hash, "agent": made.names[number], "guarantee": "worst-case"}
 
@@ -178,14 +196,17 @@ def test_a_manifest_that_says_nonsense_about_the_one_before_is_refused(amended, 
 def test_the_books_of_the_run_before_say_what_is_left(amended):
     told, name = amendment_of(amended), amended.names[0]
     granted, spent = told.granted[name], told.spent[name]
-    assert remaining(amended, name, told.manifest, True, spent / 2) == granted - spent
-    assert remaining(amended, name, told.manifest, True, spent * 1.2) == granted - spent * 1.2
-    for federation_, ended in (("ab" * 32, True), (told.manifest, False)):
-        with pytest.raises(TrustError, match="expected the books of the run"):
-            remaining(amended, name, federation_, ended, spent)
-    for used in (granted, None):
+    books = Before(told.manifest, name, True, spent / 2)
+    assert remaining(amended, name, books) == granted - spent
+    assert remaining(amended, name, replace(books, spent=spent * 1.2)) == granted - spent * 1.2
+    own = replace(books, budget=(granted + spent) / 2)  # stays, as over a restart
+    assert remaining(amended, name, own) == pytest.approx((granted - spent) / 2)
+    for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}, {"ended": False}):
+        with pytest.raises(TrustError, match=f"expected the books of {name} for the run"):
+            remaining(amended, name, replace(books, **other))
+    for other in ({"spent": granted}, {"spent": None}, {"budget": spent}):
         with pytest.raises(BudgetError):
-            remaining(amended, name, told.manifest, True, used)
+            remaining(amended, name, replace(books, **other))
 
 
 def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
@@ -211,6 +232,59 @@ def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
     ledger.close()
     assert process._left(options, whole, name) == pytest.approx(told.granted[name] / 5)
     assert process._left(replace(options, epsilon=1e-3), whole, name) == 1e-3
+    mark, name_of_books = BooksMark(options.identity, told.manifest), ledger.meta.get("books", "")
+    mark.note(name_of_books, LAST + 1, "of an entry that these books do not have")
+    with pytest.raises(TrustError, match="old copy"):
+        process._left(options, whole, name)
+    mark.note("another state folder", 1, "one of its entries")
+    with pytest.raises(TrustError, match="expected the newest books"):
+        process._left(options, whole, name)
+
+
+def ended_books(folder, told, name):
+    ledger = Ledger(folder, told.manifest, name)
+    for round in range(LAST + 1):
+        ledger.release(round, Cost(told.granted[name] / 5, 1.0, 1.0), {}, b"", ())
+    end_with(ledger, LAST)
+    ledger.close()
+
+
+def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_path):
+    name, told = amended.names[0], amendment_of(amended)
+    other = amend(made.setup.manifest, Change(LAST, remove=(made.names[2],)))[0]
+    first, second = (
+        signed_by(one, tmp_path / f"{number}.toml", *one.names) for number, one in enumerate([amended, other])
+    )
+    ended_books(tmp_path / "state", told, name)
+    options = process.Options(tmp_path / "0.toml", tmp_path, "", tmp_path / "new", after=tmp_path / "state")
+    left = process._left(options, first, name)
+    with pytest.raises(TrustError, match="cannot be spent twice"):
+        process._left(options, second, name)
+    assert process._left(options, first, name) == left  # over a restart
+
+
+@pytest.mark.parametrize("knows", ["--after", "its mark"])
+def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_path, knows):
+    name, told = amended.names[0], amendment_of(amended)
+    tree = {**amended.tree["amends"]}
+    for key in ("granted", "spent"):
+        tree[key] = {other: value for other, value in tree[key].items() if other != name}
+    forgetful = signed_by(manifest.amending(amended, tree), tmp_path / "m.toml", *amended.names)
+    options = process.Options(tmp_path / "m.toml", tmp_path, "", tmp_path / "new")
+    assert process._left(options, forgetful, name) is None  # nobody here knows of an earlier run
+    ended_books(tmp_path / "state", told, name)
+    if knows == "--after":
+        options = replace(options, after=tmp_path / "state")
+    else:
+        BooksMark(tmp_path, told.manifest).note("its books", LAST, "an entry")
+    with pytest.raises(TrustError, match="does not list it"):
+        process._left(options, forgetful, name)
+
+
+def test_after_is_not_ignored_where_nothing_is_amended(made, tmp_path):
+    options = process.Options(tmp_path / "m.toml", tmp_path, "", tmp_path / "new", after=tmp_path / "state")
+    with pytest.raises(InputError, match="amends none"):
+        process._left(options, made.setup.manifest, made.names[0])
 
 
 def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from topdp.agents.terms import identity
-from topdp.agents.terms.identity import Card, Identity, IdentityError, init, load, make, parse_card, read_card
+from topdp.agents.terms.card import Card, IdentityError, parse_card, read_card
+from topdp.agents.terms.identity import Identity, init, load, make
 from topdp.errors import TrustError
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from topdp import topology
 from topdp.agents.terms import manifest as manifests
-from topdp.agents.terms.identity import Card, make
+from topdp.agents.terms.card import Card
+from topdp.agents.terms.identity import make
 from topdp.agents.terms.manifest import Manifest, ManifestError, Rules, create, parse, read
 from topdp.errors import TrustError
 from topdp.settings.config import RunConfig
@@ -146,6 +147,7 @@ CHANGES = {
     "agents of another kind": (lambda t: t.update(agents={"a": 1}), "list of cards"),
     "run of another kind": (lambda t: t.update(run=1), "run: expected"),
     "not finite": (lambda t: t["rules"].update(largest_norm=1e999), "kind"),
+    "a norm whose square is not": (lambda t: t["rules"].update(largest_norm=1e20), "largest_norm"),
     "one agent": (lambda t: t.update(agents=t["agents"][:1], links=[]), "links"),
 }
 

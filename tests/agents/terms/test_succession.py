@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from topdp.agents.terms import identity, succession
-from topdp.agents.terms.identity import Card, Identity
+from topdp.agents.terms.card import Card
+from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.manifest import create
 from topdp.agents.terms.succession import (
     Directory,
@@ -103,6 +104,25 @@ def test_after_its_time_a_card_names_nobody(directory):
         directory.take(named(1, ADA, NEW), late)
     directory.take(named(1, ADA, NEW))  # in time; on the books it stays
     directory.restore(named(1, ADA, NEW))
+
+
+def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no_books_shut(directory):
+    old = identity.make("ada", "a.org:1", datetime(2000, 1, 1, tzinfo=UTC), timedelta(days=20000))
+    bomb = named(1, ADA, old)
+    with pytest.raises(NotInOrderError, match="begins earlier"):
+        directory.take(bomb)
+    assert directory.number("ada") == 0
+    directory.restore(bomb)  # books that have it, from before it was refused, open all the same
+    assert directory.card("ada") == old.card
+
+
+def test_what_is_short_only_without_its_blanks_is_refused_at_once():
+    """It would be booked with them, and could not be read again."""
+    parts = json.loads(named(1, ADA, NEW).text())
+    bare = len(json.dumps(parts, separators=(",", ":")))
+    padded = [*parts[:3], parts[3] + " " * (succession.LARGEST - bare), parts[4]]
+    with pytest.raises(NotASuccessorError):
+        Successor.read(json.dumps(padded, separators=(",", ":")))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2]", "[0, '', [], '', '']", "[" * 5000, "9" * 9000])

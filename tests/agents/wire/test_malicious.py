@@ -25,13 +25,14 @@ from cryptography.x509.oid import NameOID
 from safetensors.numpy import save
 from sites import MADE, Echo, Federation, at, run, until_answered
 
-from topdp.agents.terms.identity import TLS_NAME, Card, Identity, make
-from topdp.agents.wire import handshake, payload
+from topdp.agents.terms.card import Card
+from topdp.agents.terms.identity import TLS_NAME, Identity, make
+from topdp.agents.wire import grpc_channels, handshake, payload
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.chunks import PIECE
 from topdp.agents.wire.codes import MessageKind, ReplyCode
+from topdp.agents.wire.grpc_channels import METHOD, SERVICE, aio, grpc
 from topdp.agents.wire.grpc_streams import Accepted, Dialled
-from topdp.agents.wire.grpc_transport import METHOD, SERVICE, GrpcTransport, aio, grpc
 from topdp.agents.wire.handshake import Party, Stream
 from topdp.agents.wire.refusals import LinkEnded
 from topdp.agents.wire.transport import Message, Reply, Unreachable
@@ -320,7 +321,7 @@ def test_another_neighbours_forged_leaf_is_refused_by_the_dialer(caplog, monkeyp
             assert server.frames == []  # TLS stops it: bee trusts one certificate when it dials, not all
 
             every = "".join(card.certificate for card in fed.manifest.cards).encode()
-            monkeypatch.setattr(GrpcTransport, "_pins", lambda *_: every)
+            monkeypatch.setattr(grpc_channels, "pins", lambda _: every)
             while ("ant", "signature") not in told(caplog):
                 await asyncio.sleep(0.005)
             assert server.frames and watch.bee._peers["ant"].link is None

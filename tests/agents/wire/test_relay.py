@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from sites import Federation, free_address, run, until_answered
 
+from topdp.agents.terms.identity import make
+from topdp.agents.terms.succession import Directory, named
 from topdp.agents.wire import relay as relays
 from topdp.agents.wire.codes import MessageKind
+from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.pipes import dialled, join
 from topdp.agents.wire.relay import CALL, WAIT, Limits, Relay, greeting, meeting_place
 from topdp.agents.wire.transport import Message, Unreachable
@@ -122,6 +125,30 @@ def test_a_malicious_relay_can_keep_agents_waiting_and_nothing_else(case):
     run(body())
 
 
+def place_of(federation, listener, dialer):
+    """As the two compute it; nobody else can."""
+    held, shown = federation.identities[listener], federation.identities[dialer].card
+    secret = held.shared_secret(shown, "meeting place")
+    return meeting_place(secret, federation.manifest.hash, listener, dialer)
+
+
+def test_only_the_two_who_meet_at_a_relay_know_where_also_after_a_renewal():
+    """Who has the manifest, or is another member, could else wait there in their place."""
+    federation = firewalled()[0]
+    one, other = federation.identities["ant"], federation.identities["bee"]
+    manifest = federation.manifest
+    directory = Directory(manifest)
+    new = make("ant")
+    directory.take(named(1, one, new))
+    place = federation.transport("ant")._place("bee", "ant")
+    renewed = GrpcTransport(new, manifest, directory=directory, listed=one)
+    assert place == federation.transport("bee")._place("bee", "ant") == renewed._place("bee", "ant")
+    known = [other.card.certificate.encode(), manifest.hash.encode(), b""]
+    known += [make("cat").shared_secret(each.card, "meeting place") for each in (one, other)]
+    assert place not in {meeting_place(secret, manifest.hash, "bee", "ant") for secret in known}
+    assert place != federation.transport("ant")._place("ant", "bee")
+
+
 def test_a_relay_that_joins_the_wrong_ones_links_nobody(caplog):
     whose = {}  # meeting place -> who waits there
 
@@ -140,7 +167,7 @@ def test_a_relay_that_joins_the_wrong_ones_links_nobody(caplog):
         federation = Federation(names, closed=names, links=links, relay=address, idle_timeout=1.0)
         for dialer, listener in [("cat", "bee"), ("cat", "ant"), ("bee", "ant")]:
             assert federation.manifest.dialer(dialer, listener) == dialer
-            whose[meeting_place(federation.manifest.hash, listener, dialer)] = listener
+            whose[place_of(federation, listener, dialer)] = listener
         async with serving(Wrong(), address) as relay, federation.started() as agents:
             while relay.joined < 4:
                 await asyncio.sleep(0.01)
@@ -157,7 +184,7 @@ def test_an_old_stream_that_is_played_again_is_of_no_use():
         federation, address = firewalled(idle_timeout=1.0)
         listener = "bee" if federation.manifest.dialer("ant", "bee") == "ant" else "ant"
         dialer = "ant" if listener == "bee" else "bee"
-        place = meeting_place(federation.manifest.hash, listener, dialer)
+        place = place_of(federation, listener, dialer)
 
         async def nothing(way, seen, data):
             return data

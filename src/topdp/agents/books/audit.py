@@ -4,19 +4,21 @@
 runs. Found is an entry that was changed, removed, added or swapped in the chain; outgoing bytes and a state
 that are not the charged ones; facts of the run and of neighbours that are not what was written down of them;
 rows that came in, statements and lines of the journal that were changed, removed or put in before the last
-charge; a ledger whose charges are gone. Not found here: a tail cut off together with all that belongs to it,
-or a chain computed anew by somebody who can write the file. Neighbours find the first (`agent`, at hello).
-Entries of format 4 bind no logs.
+charge; a budget that grew; a ledger whose charges are gone. Not found here: a tail cut off together with all
+that belongs to it, what was added after the last charge such as could be, bytes of older rows that nobody may
+have acknowledged (they are not sent then, which costs no privacy), or a chain computed anew by somebody who
+can write the file. Neighbours find the first (`agent`, at hello). Entries of format 4 bind no logs.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import sqlite3
 from collections.abc import Mapping
 
 from topdp.agents.books import journal
-from topdp.agents.books.choices import budget
+from topdp.agents.books.choices import BUDGET, budget
 from topdp.agents.books.database import FILE, TamperedError, unusable
 from topdp.agents.books.entries import LedgerEntry, digest_of, genesis, link
 from topdp.agents.books.ledger import Ledger
@@ -87,7 +89,9 @@ def _outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     ):
         booked = kept.pop((str(receiver), int(str(round))), None)
         whole = body is None or (isinstance(body, bytes) and digest_of(body) == digest)
-        if booked != digest or not whole:
+        # Bytes go with a later release than their own, once they are acknowledged.
+        early = body is None and round == entries[-1].round and not ledger.finished(str(receiver))
+        if booked != digest or not whole or early:
             raise TamperedError(f"What goes to {receiver} in round {round} is not what was charged.")
     for to, missing in kept:
         raise TamperedError(f"What was charged for {to} in round {missing} is not in the outbox.")
@@ -129,6 +133,7 @@ def _facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
                 f"Facts of the {what} are not what was written down: {', '.join(changed)[:200]}."
             )
     budget(ledger)
+    _budgets(ledger)
     meta, round = ledger.meta, entries[-1].round if entries else -1
     faults: Mapping[str, bool] = {
         "partners": meta.get("partners") not in ("planned", "found"),
@@ -147,6 +152,18 @@ def _facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     for name, code in ledger.database.rows("SELECT name, quarantined_for FROM peers"):
         if code is not None and str(code) not in ReplyCode.__members__:
             raise TamperedError(f"Expected a reason for the quarantine of {name}, got {code!r:.80}.")
+
+
+def _budgets(ledger: Ledger) -> None:
+    """A budget is made smaller by a start, and never larger (`choices`)."""
+    lines = "SELECT value FROM notes WHERE place = 'meta' AND key = ? ORDER BY number"
+    try:
+        found = [float(str(value)) for (value,) in ledger.database.rows(lines, BUDGET)]
+    except ValueError as error:
+        raise TamperedError(f"Expected budgets in the journal: {error}.") from None
+    for before, after in itertools.pairwise(found):
+        if not after <= before:
+            raise TamperedError(f"Expected a budget of at most {before:.6g}, as before, got {after:.6g}.")
 
 
 def _inbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:

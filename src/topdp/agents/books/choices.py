@@ -1,7 +1,8 @@
 """What an agent was told at its starts, kept on its books: a restart can only be stricter, and hides nothing.
 
 Seeded noise and canaries stay on the books for ever, whatever later starts say; a budget of one's own can
-only become smaller. Which manifest, and whether partners are planned or found, is `ledger`'s to compare.
+only become smaller; cyclic batches keep the order of the records. Books that an older version began are gone
+on with once a person has said so. Which manifest, and whether partners are planned or found, is `ledger`'s.
 
 **Guarantees.** Once a release was made under noise that can be repeated, or beside notes without noise, every
 result says so. What is charged never passes the smallest budget that was ever asked for.
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import math
 
-from topdp.agents.books.database import LedgerError, TamperedError
+from topdp.agents.books.database import FILE, LedgerError, TamperedError
 from topdp.agents.books.ledger import Ledger
+from topdp.errors import DataError, TrustError
 
-SEEDED, REHEARSAL, BUDGET = "seeded", "rehearsal", "budget"
+SEEDED, REHEARSAL, BUDGET, UPGRADE, DELTA = "seeded", "rehearsal", "budget", "upgrade", "delta"
 OPTIONS = {SEEDED: "--seeded", REHEARSAL: "--canaries"}
 
 
@@ -52,6 +54,56 @@ def _expect_from_the_start(ledger: Ledger, key: str) -> None:
             f"{OPTIONS[key]}: expected no such option, since releases on the books in {ledger.folder} were "
             "made without it. Start again without it, or with another state folder."
         )
+
+
+def expect_order(ledger: Ledger, order: str) -> None:
+    """`order` stands for the records as cyclic batches take them, and must not change between releases.
+
+    Written down before the first release. A record that moved to another place of the cycle would be used
+    more often than accounts say, so what was lost is not drawn anew.
+    """
+    known = ledger.meta.get("order")
+    if ledger.last is None:
+        ledger.database.remember("order", order)
+    elif known is None:
+        raise TamperedError(
+            f"Expected the order of the records in {ledger.folder / FILE}, which its releases followed: it "
+            "is gone. Restore the newest copy; without it this agent must leave the federation."
+        )
+    elif known != order:
+        raise DataError(
+            "Expected the records, in the order, with which this agent began, got others: cyclic batches "
+            "would use some records more often than was accounted for. Give --data the file of the start."
+        )
+
+
+def expect_upgrade_agreed(ledger: Ledger, agreed: bool) -> None:
+    """Refuses releases that a version without signatures made, unless a person knows that none is missing.
+
+    Neighbours cannot show that such a row was this agent's. If these books are an old copy, their word looks
+    like a lie, and rounds would be made twice that are charged once.
+    """
+    made = ledger.database.one("SELECT charges FROM notes WHERE place = 'meta' AND key = 'migrated_from'")
+    if made is None or not made[0] or was(ledger, UPGRADE) or agreed:
+        return
+    raise TrustError(
+        f"The ledger in {ledger.folder} was begun by a version of topdp that did not sign rows, so "
+        "neighbours could not show it if this were an old copy. End the run with that version; or, if no "
+        "backup was put back, compare the last round with what neighbours have `seen` (topdp agent status), "
+        "and go on with --upgrade."
+    )
+
+
+def agree_to_upgrade(ledger: Ledger) -> None:
+    """A person knows that these books are the newest; stays so."""
+    if "migrated_from" in ledger.meta and not was(ledger, UPGRADE):
+        ledger.database.remember(UPGRADE, str(True))
+
+
+def note_delta(ledger: Ledger, delta: float) -> None:
+    """At which δ all charges are: the manifest's, for who reads the books without it."""
+    if DELTA not in ledger.meta:
+        ledger.database.remember(DELTA, repr(delta))
 
 
 def budget(ledger: Ledger) -> float | None:

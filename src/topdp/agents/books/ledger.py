@@ -4,8 +4,7 @@ One transaction holds the charge, the digests, the noised bytes and the state th
 byte leave. What was sent once is sent again from here, byte for byte, so a crash at any moment costs nothing
 twice and hides nothing. This file keeps books; what a release costs is `budget`'s, what to believe of a
 neighbour `inbox`'s, whether the books are whole `audit`'s. What a round asks for takes as long in round 8,000
-as in round 1: bodies go once they are used, and sent rows that all are done with go too, their digests stay
-in the charges.
+as in round 1: what nobody needs any more goes (`compaction`).
 
 **Guarantees.** Every body ever handed out for sending has a charge that was on disk before. A charge is
 finite, not negative and never taken back. Charges form a hash chain: changed, swapped or missing entries are
@@ -16,37 +15,27 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Literal
+from typing import Literal
 
 from topdp.agents.books import journal
+from topdp.agents.books.compaction import RESENT, compact, use_up
 from topdp.agents.books.database import FILE, Database, LedgerError, TamperedError
 from topdp.agents.books.entries import Cost, Kind, LedgerEntry, check, digest_of, genesis, link
-from topdp.agents.wire.codes import ReplyCode
-from topdp.errors import DataError
+from topdp.agents.books.facts import Facts, whole
 
 ANYBODY = "*"  # receiver of a body whose partner is not known when it is made
 
 ROW_OF = "row of "  # begins the key under which a neighbour's newest signature is kept
-KEPT = 64  # rounds for which sent rows stay in the outbox, without their bytes, after they were acknowledged
-
-WITHOUT = "without "  # begins the subject of the statement that somebody is counted out
 
 Partners = Literal["planned", "found"]
 
 
-@dataclass(frozen=True)
-class Quarantine:
-    """Why nothing more is believed of a neighbour: what it did, and the particulars for people."""
-
-    code: ReplyCode
-    words: str
-
-
-class Ledger:
+class Ledger(Facts):
     """The books of one agent. Not for two threads at once."""
 
     def __init__(
@@ -67,15 +56,15 @@ class Ledger:
         always, where it holds `whoever_is_missing`. `reserve`: so many neighbours may be gone before that
         the guarantee still holds, because it counts them as colluders.
         """
-        self.reserve = reserve
         mine = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
         mine["whoever_is_missing"] = str(whoever_is_missing)
         identity = mine if writable else {}
-        self.database = Database(folder, identity, writable)
+        super().__init__(Database(folder, identity, writable), reserve)
         self.folder = folder
         self.before_commit: Callable[[], None] = lambda: None  # the failpoint inside a release
         self.before_charge: Callable[[float], None] = lambda epsilon: None  # with what will be spent then
         self._acknowledged: dict[tuple[str, int], None] = {}
+        self._kept: dict[str, list[int]] = {}  # acknowledged, rising, with bytes that may be asked for again
         self._logs = journal.UNREAD  # bound by the last charge
         self._charged: int | None = None
         self.last: LedgerEntry | None = None
@@ -88,10 +77,6 @@ class Ledger:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def meta(self) -> dict[str, str]:
-        return self.database.meta
 
     @property
     def total(self) -> float:
@@ -160,10 +145,10 @@ class Ledger:
             sent = [(to, round, digests[to], body) for to, body in bodies.items()]
             db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", sent)
             db.execute("INSERT OR REPLACE INTO state VALUES (1, ?, ?)", (round, state))
-            self._apply(db, round, applied, pair)
+            use_up(db, round, applied, pair)
             for key, value in (notes or {}).items():
                 journal.remember(db, key, value)
-            self._compact(db, round)
+            compact(db, round, list(self._acknowledged), planned=self.meta.get("partners") == "planned")
             charged = self._book(db, round, kind, cost, digests, digest_of(state))
             self.before_commit()
         self._acknowledged.clear()
@@ -171,39 +156,6 @@ class Ledger:
         self._charged = round if digests else self._charged
         self.meta.update(notes or {})
         return self.last
-
-    def _apply(
-        self, db: Connection, round: int, applied: Iterable[tuple[str, int]], pair: str | None
-    ) -> None:
-        """What went into the state of `round` is used up: its bytes go, its digest stays."""
-        for sender, taken in applied:
-            once = "sender = ? AND round = ? AND applied IS NULL"
-            done = db.execute(
-                f"UPDATE inbox SET applied = ?, body = NULL WHERE {once}", (round, sender, taken)
-            )
-            if done.rowcount != 1:
-                raise LedgerError(f"Expected round {taken} of {sender} to be in and not applied before.")
-        if pair is not None:
-            once = "id = ? AND status = 'committed' AND applied IS NULL"
-            if db.execute(f"UPDATE pairs SET applied = ? WHERE {once}", (round, pair)).rowcount != 1:
-                raise LedgerError(f"Expected pair {pair} to be committed and not applied before.")
-
-    def _compact(self, db: Connection, round: int) -> None:
-        """Bytes that nobody needs go; and rows of the outbox up to the first that is still waited for."""
-        if self.meta.get("partners") == "planned":  # what came for a round that is over was not used
-            db.execute("UPDATE inbox SET body = NULL WHERE body IS NOT NULL AND round < ?", (round,))
-        given = list(self._acknowledged)
-        db.executemany("UPDATE outbox SET body = NULL WHERE receiver = ? AND round = ?", given)
-        first = "SELECT min(round) FROM outbox WHERE receiver = ? AND body IS NOT NULL"
-        for receiver in sorted({receiver for receiver, _ in given}):
-            (waiting,) = db.execute(first, (receiver,)).fetchone()
-            last = min(round - KEPT, round if waiting is None else waiting - 1)
-            gone = "SELECT max(round) FROM outbox WHERE receiver = ?1 AND round <= ?2 AND round < "
-            own = "(SELECT max(round) FROM outbox WHERE receiver = ?1)"  # the newest stays: greetings name it
-            (newest,) = db.execute(gone + own, (receiver, last)).fetchone()
-            if newest is not None:
-                db.execute("INSERT OR REPLACE INTO delivered VALUES (?, ?)", (receiver, newest))
-                db.execute("DELETE FROM outbox WHERE receiver = ? AND round <= ?", (receiver, newest))
 
     def charge_late(self, cost: Cost) -> None:
         """Charges for releases that turn out to have cost more; nothing is sent."""
@@ -247,8 +199,11 @@ class Ledger:
     def waiting(self, receiver: str) -> list[int]:
         """The rounds whose bytes `receiver` has not acknowledged, oldest first."""
         query = "SELECT round FROM outbox WHERE receiver = ? AND body IS NOT NULL ORDER BY round"
-        rounds = [_whole(row[0]) for row in self.database.rows(query, receiver)]
-        return [round for round in rounds if (receiver, round) not in self._acknowledged]
+        rounds = [whole(row[0]) for row in self.database.rows(query, receiver)]
+        kept = self._kept.get(receiver, ())
+        return [
+            round for round in rounds if (receiver, round) not in self._acknowledged and round not in kept
+        ]
 
     def body(self, receiver: str, round: int) -> bytes:
         """The stored bytes: the only ones that may ever be sent under this name."""
@@ -275,8 +230,30 @@ class Ledger:
         return None
 
     def acknowledge(self, receiver: str, round: int) -> None:
-        """The bytes are no longer needed. Written with the next release: forgetting it costs one resend."""
-        self._acknowledged[receiver, round] = None
+        """`receiver` has the bytes; those that it cannot lose any more go with the next release.
+
+        Kept are the newest `RESENT`, of rounds of which `receiver` has not shown its own row: whose books are
+        put back to an older copy lacks no others, or its own rows show that copy to be old. In memory only:
+        who forgets it is told by the next greeting.
+        """
+        kept = self._kept.setdefault(receiver, [])
+        if receiver == ANYBODY:
+            self._acknowledged[receiver, round] = None
+        elif round not in kept:
+            insort(kept, round)
+        shown = self.seen(receiver)
+        while len(kept) > RESENT or (len(kept) > 1 and kept[0] < shown):
+            self._acknowledged[receiver, kept.pop(0)] = None
+
+    def send_again(self, receiver: str, seen: int, most: int) -> int:
+        """What `receiver` has acknowledged, and says it lacks, is owed again: the same bytes; how many rows.
+
+        The first `most` after round `seen`.
+        """
+        kept = self._kept.get(receiver, [])
+        again = [round for round in kept if round > seen][:most]
+        self._kept[receiver] = [round for round in kept if round not in again]
+        return len(again)
 
     def seen(self, sender: str) -> int:
         """The highest round of `sender` that was accepted; -1 before the first."""
@@ -297,126 +274,17 @@ class Ledger:
         row = self.database.one("SELECT body FROM inbox WHERE sender = ? AND round = ?", sender, round)
         return row[0] if row and isinstance(row[0], bytes) else None
 
-    def quarantine(self, peer: str, code: ReplyCode, words: str) -> None:
-        """Nothing more is believed of `peer`, nor sent to it, until a person has looked."""
-        self._note(peer, quarantined=words, quarantined_for=code.name)
-
-    def quarantined(self, peer: str) -> Quarantine | None:
-        row = self.database.one("SELECT quarantined, quarantined_for FROM peers WHERE name = ?", peer)
-        words, code = row or (None, None)
-        if words is None:
-            return None
-        if str(code) not in ReplyCode.__members__:
-            raise TamperedError(f"Expected a reason for the quarantine of {peer}, got {code!r:.80}.")
-        return Quarantine(ReplyCode[str(code)], str(words))
-
-    def lift(self, peer: str) -> None:
-        """A person has looked: `peer` is believed again."""
-        self._note(peer, quarantined=None, quarantined_for=None)
-
-    def expect_order(self, order: str) -> None:
-        """`order` stands for the records as cyclic batches take them, and must not change between releases.
-
-        Written down before the first release. A record that moved to another place of the cycle would be used
-        more often than accounts say, so what was lost is not drawn anew.
-        """
-        known = self.meta.get("order")
-        if self.last is None:
-            self.database.remember("order", order)
-        elif known is None:
-            raise TamperedError(
-                f"Expected the order of the records in {self.folder / FILE}, which its releases followed: it "
-                "is gone. Restore the newest copy; without it this agent must leave the federation."
-            )
-        elif known != order:
-            raise DataError(
-                "Expected the records, in the order, with which this agent began, got others: cyclic batches "
-                "would use some records more often than was accounted for. Give --data the file of the start."
-            )
-
-    def stop(self, round: int) -> None:
-        """This agent's data enter no round from `round` on: its budget is used up."""
-        self.database.remember("stopped", str(round))
-
-    @property
-    def stopped_at(self) -> int | None:
-        """The round from which this agent's data enter no more; None while they do."""
-        return None if (round := self.meta.get("stopped")) is None else _whole(round)
-
-    def depart(self, words: str, peer: str | None = None) -> None:
-        """The plan is no longer followed as written, as far as this agent has seen; the first time counts.
-
-        Because of `peer`, if that is why: the reserve covers it then, as long as there is some left.
-        """
-        known = self.departures()
-        if self.departed is not None or peer in known:
-            return
-        if peer is not None and len(known) < self.reserve:
-            self.database.remember("departures", json.dumps({**known, peer: words}))
-        else:
-            self.database.remember("departed", words)
-
-    def departures(self) -> dict[str, str]:
-        """{neighbour: what happened} of those who are gone, or refuse this agent, within the reserve."""
-        return {
-            str(peer): str(words) for peer, words in json.loads(self.meta.get("departures", "{}")).items()
-        }
-
-    @property
-    def departed(self) -> str | None:
-        """Why the plan is no longer followed, beyond what the reserve covers; None while it is."""
-        return self.meta.get("departed")
-
-    def counted_out(self) -> dict[str, int]:
-        """{agent: the round from which these books count it as a colluder, because it is gone}"""
-        query = "SELECT about, text FROM statements WHERE author = ? AND substr(about, 1, ?) = ?"
-        found = self.database.rows(query, self.meta.get("agent"), len(WITHOUT), WITHOUT)
-        return {str(about).removeprefix(WITHOUT): _whole(text) for about, text in found}
-
-    def note_finished(self, peer: str) -> None:
-        """`peer` has done all its rounds and needs nothing more."""
-        if not self.finished(peer):
-            self._note(peer, finished=1)
-
-    def finished(self, peer: str) -> bool:
-        return self._peer(peer, "finished") is not None
-
-    def note_told(self, peer: str) -> None:
-        """`peer` knows that this agent has done all its rounds."""
-        self._note(peer, told=1)
-
-    def told(self, peer: str) -> bool:
-        return self._peer(peer, "told") is not None
-
-    def known_peers(self) -> list[str]:
-        """Everybody of whom something is on the books."""
-        found = {str(name) for (name,) in self.database.rows("SELECT name FROM peers")}
-        after = self.database.one("SELECT min(sender) FROM inbox")
-        while after is not None and after[0] is not None:  # from one to the next, not row by row
-            found.add(str(after[0]))
-            after = self.database.one("SELECT min(sender) FROM inbox WHERE sender > ?", after[0])
-        return sorted(found)
-
     def state(self) -> tuple[int, bytes] | None:
         """The last round done, and the state after it."""
         row = self.database.one("SELECT round, body FROM state")
-        return (_whole(row[0]), row[1]) if row and isinstance(row[1], bytes) else None
+        return (whole(row[0]), row[1]) if row and isinstance(row[1], bytes) else None
 
     def close(self) -> None:
         self.database.close()
 
     def _number(self, query: str, *values: object) -> int:
         row = self.database.one(query, *values)
-        return -1 if row is None or row[0] is None else _whole(row[0])
-
-    def _peer(self, peer: str, column: str) -> Any:
-        row = self.database.one(f"SELECT {column} FROM peers WHERE name = ?", peer)
-        return row[0] if row else None
-
-    def _note(self, peer: str, **columns: object) -> None:
-        with self.database.transaction() as db:
-            for column, value in columns.items():
-                journal.note(db, peer, column, value)
+        return -1 if row is None or row[0] is None else whole(row[0])
 
 
 def keep_signature(db: Connection, sender: str, round: int, digest: str, signature: bytes) -> None:
@@ -424,10 +292,3 @@ def keep_signature(db: Connection, sender: str, round: int, digest: str, signatu
     if signature:
         text = json.dumps([round, digest, signature.hex()])
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (ROW_OF + sender, text))
-
-
-def _whole(value: object) -> int:
-    try:
-        return int(str(value))
-    except ValueError:
-        raise TamperedError(f"Expected a round in the ledger, got {value!r:.80}.") from None

@@ -53,6 +53,12 @@ class News:
         row = self.ledger.database.one("SELECT count(*) FROM statements WHERE author = ?", author)
         return int(str(row[0])) if row else 0
 
+    def total(self, last: int | None = None) -> int:
+        """How many statements are on the books; up to number `last`."""
+        query = "SELECT count(*) FROM statements WHERE ? IS NULL OR number <= ?"
+        row = self.ledger.database.one(query, last, last)
+        return int(str(row[0])) if row else 0
+
     def after(self, number: int) -> list[tuple[int, Statement]]:
         """The statements that came after number `number`, with theirs."""
         query = f"SELECT number, {COLUMNS} FROM statements WHERE number > ? ORDER BY number"

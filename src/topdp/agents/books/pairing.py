@@ -135,6 +135,8 @@ class Pairing:
             return False
         if self.ledger.quarantined(partner) is not None or self.find(id) is not None:
             return False
+        if self.ledger.finished(partner):
+            return False  # after a restart nobody asks it which rows it has: so it gets no new ones
         with self.ledger.database.transaction() as db:
             db.execute(
                 "INSERT INTO pairs VALUES (?, ?, 'acceptor', 'prepared', ?, NULL, 0, NULL)",

@@ -5,13 +5,11 @@ reserves its whole budget here; when its ledger is final, it is counted by what 
 record: a run counts for the records that were in it, and a limit is on the record that has spent most.
 Without a limit the book only writes down. Nothing in it ever leaves the site.
 
-**Guarantees.** For every record, ε and δ of the runs that it was in are added (basic composition, which also
-holds where each run and its budget are chosen after seeing the earlier ones; Rogers et al. 2016,
-arXiv:1605.08294). Each ε is under the guarantee of its run, so the sum holds against whoever sees in every
-run no more than that covers. Where runs under add-remove and under replace-one meet on a record, the former
-count as (2ε, (1+e^ε)δ): replacing is removing and adding. A run whose noise can be repeated, or that writes
-down what it hides (seeded noise, canaries), has no finite ε. A reservation is on disk before the first
-release and is raised before a charge that passes it; it is given back only by a final ledger.
+**Guarantees.** For every record, ε and δ of the runs that it was in are added (`sums`). Each ε is under the
+guarantee of its run, so the sum holds against whoever sees in every run no more than that covers. A run whose
+noise can be repeated, or that writes down what it hides (seeded noise, canaries), has no finite ε. A
+reservation is on disk before the first release and is raised before a charge that passes it; it is given back
+only by a final ledger.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from pathlib import Path
 
 from topdp.agents.books.database import LedgerError
 from topdp.agents.books.fingerprints import Fingerprint
+from topdp.agents.books.sums import Run, Spent, most, sums, with_one_more
 from topdp.errors import BudgetError, TrustError
 
 FILE = "site.sqlite"
@@ -61,15 +60,6 @@ class Wanted:
     delta: float
     epsilon: float  # its whole budget, or what it has spent if that is more; may be infinite
     spent: float = 0.0
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What the record that has spent most has spent: sums over runs."""
-
-    epsilon: float = 0.0
-    delta: float = 0.0
-    runs: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,14 +148,14 @@ class SiteBook:
 
     def _expect_room(self, wanted: Wanted, before: dict[str, Spent]) -> None:
         limit = self.limit
-        after = _with(before, wanted)
-        for what, most, sum, asks in (
+        after = with_one_more(before, (wanted.adjacency, wanted.epsilon, wanted.delta))
+        for what, cap, sum, asks in (
             ("epsilon", limit.epsilon, after.epsilon, wanted.epsilon),
             ("delta", limit.delta, after.delta, wanted.delta),
         ):
-            if most is not None and sum > most * (1 + 1e-9):
+            if cap is not None and sum > cap * (1 + 1e-9):
                 raise BudgetError(
-                    f"Expected {what} of all runs on these records to stay within the site's {most:.6g}, got "
+                    f"Expected {what} of all runs on these records to stay within the site's {cap:.6g}, got "
                     f"{sum:.6g}: {after.runs - 1} earlier runs, this one reserves {asks:.6g}. Nothing was "
                     "sent. Start with a smaller --epsilon or other records; see `topdp agent budget show`."
                 )
@@ -205,7 +195,7 @@ class SiteBook:
             origins |= {source[name] for name in names}
             touching.add(frozenset(names).union(*(together.get(origin, ()) for origin in origins)))
         costs = self._costs()
-        return _most([_sums([cost for name in names for cost in costs.get(name, [])]) for names in touching])
+        return most([sums([cost for name in names for cost in costs.get(name, [])]) for names in touching])
 
     def _touching(self, data: Fingerprint | None) -> Iterator[tuple[set[bytes], set[bytes]]]:
         """For every record (of `data`) the sets that it is in, and where else it is known to come from."""
@@ -255,9 +245,9 @@ class SiteBook:
             rows = ((record, data.name) for record in data.records)
             db.executemany("INSERT INTO members VALUES (?, ?)", rows)
 
-    def _costs(self) -> dict[bytes, list[tuple[str, float, float]]]:
+    def _costs(self) -> dict[bytes, list[Run]]:
         """{set: (adjacency, ε, δ) of each of its runs}"""
-        found: dict[bytes, list[tuple[str, float, float]]] = {}
+        found: dict[bytes, list[Run]] = {}
         rows = self._db.execute("SELECT name, adjacency, epsilon, delta FROM runs")
         for name, adjacency, epsilon, delta in rows:
             found.setdefault(name, []).append((adjacency, _read(epsilon), delta))
@@ -274,64 +264,6 @@ class SiteBook:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
-
-
-def replacing(adjacency: str, epsilon: float, delta: float) -> tuple[float, float]:
-    """(ε, δ) of a run for a record that is replaced by another.
-
-    >>> replacing("replace-one", 1.0, 1e-5), replacing("add-remove", 0.5, 0.0)
-    ((1.0, 1e-05), (1.0, 0.0))
-    """
-    if adjacency == "replace-one":
-        return epsilon, delta
-    # Removing and adding: two steps; Dwork and Roth 2014, Theorem 2.2 and the remark on δ.
-    factor = 1 + math.exp(epsilon) if epsilon < 700 else math.inf
-    return 2 * epsilon, min(1.0, delta * factor) if delta else 0.0
-
-
-def _sums(costs: list[tuple[str, float, float]]) -> dict[str, Spent]:
-    kinds = {adjacency for adjacency, _, _ in costs}
-    if len(kinds) > 1:
-        costs = [("mixed", *replacing(*cost)) for cost in costs]
-    return {
-        kind: Spent(
-            math.fsum(epsilon for _, epsilon, _ in costs)
-            if math.isfinite(max(e for _, e, _ in costs))
-            else math.inf,
-            math.fsum(delta for *_, delta in costs),
-            len(costs),
-        )
-        for kind in {adjacency for adjacency, _, _ in costs}
-    }
-
-
-def _most(each: list[dict[str, Spent]]) -> dict[str, Spent]:
-    """The largest sums of each kind."""
-    found: dict[str, Spent] = {}
-    for sums in each:
-        for kind, spent in sums.items():
-            other = found.get(kind, Spent())
-            found[kind] = Spent(
-                max(spent.epsilon, other.epsilon), max(spent.delta, other.delta), max(spent.runs, other.runs)
-            )
-    return found
-
-
-def _with(before: dict[str, Spent], wanted: Wanted) -> Spent:
-    """The largest sums once `wanted` is let in: each kind of record with this run beside it."""
-    after = [Spent(wanted.epsilon, wanted.delta, 1)]
-    for kind, spent in before.items():
-        one, own = (spent.epsilon, spent.delta), (wanted.epsilon, wanted.delta)
-        if kind != wanted.adjacency:
-            one = one if kind == "mixed" else _replaced(kind, spent)
-            own = replacing(wanted.adjacency, *own)
-        after.append(Spent(one[0] + own[0], one[1] + own[1], spent.runs + 1))
-    return Spent(max(s.epsilon for s in after), max(s.delta for s in after), max(s.runs for s in after))
-
-
-def _replaced(kind: str, spent: Spent) -> tuple[float, float]:
-    """Sums as one run: at least what its parts are one by one, since ε is."""
-    return replacing(kind, spent.epsilon, spent.delta)
 
 
 def _stored(epsilon: float) -> float | None:

@@ -14,10 +14,10 @@ from typing import final
 
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.budget import Meter, allows
+from topdp.agents.life.contacts import TICKS
 from topdp.agents.life.equipment import Equipment
-from topdp.agents.life.peers import TICKS, Peers
+from topdp.agents.life.peers import Peers
 from topdp.agents.life.sharing import Sharing
-from topdp.errors import TrustError
 from topdp.privacy.spending import History
 
 logger = logging.getLogger("topdp.agents")
@@ -30,7 +30,7 @@ class Absences:
     def __init__(self, equipment: Equipment, ledger: Ledger, peers: Peers, sharing: Sharing) -> None:
         self.equipment, self.ledger, self.peers, self.sharing = equipment, ledger, peers, sharing
         self.departures = sharing.departures
-        peers.given_up = self.departures.given_up
+        peers.contacts.given_up = self.departures.given_up
         self._meter = equipment.meter
         self._counts: dict[str, int] = {}  # as colluders in this meter, from these rounds on
         self._held: dict[str, int] = {}  # ticks for which rows were held back because of somebody
@@ -44,9 +44,13 @@ class Absences:
         if self.ledger.quarantined(peer) is not None:
             self._give_up(peer, "quarantined")
             return True
-        hears_somebody = min(self.peers.silent.values()) < TICKS
-        silent = self.peers.silent[peer] >= TICKS and hears_somebody
+        silent = self.peers.silent[peer] >= TICKS and self._hears_somebody()
         return silent and self._give_up(peer, "silent for the idle timeout")
+
+    def _hears_somebody(self) -> bool:
+        """Who hears nobody is itself cut off; a late word of somebody given up is not hearing it."""
+        silent = self.peers.silent
+        return any(silent[peer] < TICKS for peer in silent if not self.departures.given_up(peer))
 
     def _give_up(self, peer: str, why: str) -> bool:
         """States that `peer` is silent, where the rule is to go on without it; whether it is."""
@@ -62,11 +66,7 @@ class Absences:
         peers = self.peers
         left = bool(peers.left_by) and all(peers.ends_with(peer) for peer in peers.neighbours)
         if left or self.equipment.name in self.departures.gone():
-            self.sharing.end()
-            raise TrustError(
-                "The others have gone on without this agent, which was silent for longer than the idle "
-                "timeout: what it shares with them is left out. It can take no further part in this run."
-            )
+            raise self.sharing.left_behind()
 
     # What counting somebody out costs
 

@@ -87,7 +87,7 @@ class Agent:
             raise InputError(
                 "Expected robust.rule = 'mean' for live pairing: partners' rows come one by one."
             )
-        manifest, part = equipment.manifest, equipment.part
+        manifest = equipment.manifest
         partners: Partners = "found" if live_pairing else "planned"
         gauge = equipment.meter
         by_plan = (gauge.by_plan is not None or gauge.in_the_open) and not live_pairing
@@ -101,23 +101,37 @@ class Agent:
             whoever_is_missing=gauge.in_the_open,
             reserve=equipment.setup.reserve if by_plan else 0,
         )
-        failpoints = failpoints or Failpoints()
-        self.sharing: Sharing | None = None
         try:
-            rehearses = equipment.gradients.rehearsal is not None
-            seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
-            least = choices.settle(self.ledger, seeded, rehearses, equipment.asked, granted)
-            self.equipment = equipment = replace(equipment, epsilon=least)
-            folder_of_identity = private.folder if private else None
-            self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
-            if equipment.order is not None:
-                self.ledger.expect_order(equipment.order)
-            if shares_draws(part.plan):
-                self.sharing = Sharing(equipment, self.ledger, private, failpoints)
-                self.sharing.gossip.directory = self.cards.directory
+            self._put_together(
+                equipment, transport, failpoints or Failpoints(), live_pairing, private, directory
+            )
         except BaseException:
-            self.ledger.close()
+            self.ledger.close()  # and its lock: who starts next in this process finds it free
             raise
+
+    def _put_together(
+        self,
+        equipment: Equipment,
+        transport: Transport,
+        failpoints: Failpoints,
+        live_pairing: bool,
+        private: PrivateFiles | None,
+        directory: Directory | None,
+    ) -> None:
+        manifest, part = equipment.manifest, equipment.part
+        self.sharing: Sharing | None = None
+        rehearses = equipment.gradients.rehearsal is not None
+        seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
+        least = choices.settle(self.ledger, seeded, rehearses, equipment.asked, granted)
+        choices.note_delta(self.ledger, manifest.config.privacy.delta)
+        self.equipment = equipment = replace(equipment, epsilon=least)
+        folder_of_identity = private.folder if private else None
+        self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
+        if equipment.order is not None:
+            choices.expect_order(self.ledger, equipment.order)
+        if shares_draws(part.plan):
+            self.sharing = Sharing(equipment, self.ledger, private, failpoints)
+            self.sharing.gossip.directory = self.cards.directory
         self.mark = BooksMark(private.folder, manifest.hash) if private else None
         doubtful = self._resumes()
         neighbours = list(manifest.neighbours(self.name))
@@ -158,11 +172,9 @@ class Agent:
             books.database.remember(BOOKS, secrets.token_hex(16))
         if self.mark is None:
             return books.round >= 0
-        try:
-            others = self.mark.resume(books.meta[BOOKS], books.round, lambda head: holds(books, head))
-        except BaseException:
-            books.close()
-            raise
+        others = self.mark.resume(books.meta[BOOKS], books.round, lambda head: holds(books, head))
+        if books.round >= 0:
+            self._note(books.round)  # who was killed between entry and mark has none of what leaves now
         return others or books.round >= 0
 
     def _note(self, round: int) -> None:

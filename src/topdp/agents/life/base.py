@@ -27,11 +27,13 @@ from torch import Tensor
 from topdp.agents.books.entries import Cost, Kind
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.budget import allows
+from topdp.agents.life.contacts import TICKS
 from topdp.agents.life.ending import all_done
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
-from topdp.agents.life.peers import TICKS, Peers
+from topdp.agents.life.peers import Peers
 from topdp.agents.life.sharing import Sharing
+from topdp.agents.life.sums import within
 from topdp.agents.life.timing import Timing
 from topdp.agents.life.waits import Waits
 from topdp.agents.wire import payload
@@ -205,6 +207,8 @@ class Life(ABC):
         notes: Mapping[str, str] | None = None,
     ) -> None:
         """Charge, bytes and state in one transaction; only then does anybody hear of it."""
+        for peer in filter(self.ledger.finished, self.peers.neighbours):
+            self.peers.contacts.needs_nothing_before(peer, round)
         self.failpoints.reached("before_ledger")
         state = save({str(row): value.contiguous() for row, value in rows.items()})
         with self.timing.measure("ledger"):
@@ -219,6 +223,21 @@ class Life(ABC):
         if kind == "release":
             self.history.append((round, cost.information or 0.0))
         self.peers.wake()
+
+    def _bounded(self, round: int, row: Tensor) -> Tensor:
+        """A row that others take: rows of theirs just below the largest norm, and a step, would pass it."""
+        largest = self.equipment.manifest.rules.largest_norm
+        bounded = within(row, largest)
+        if bounded is not row:
+            logger.warning(
+                "%s: the row of round %d was above the largest norm, %g, and is made shorter: somebody sends "
+                "huge rows, or training diverges",
+                self.name,
+                round,
+                largest,
+                extra={"agent": self.name, "event": "largest_norm", "round": round},
+            )
+        return bounded
 
     def _own(self) -> Mapping[int, Tensor]:
         """The agent's rows of the last round on the books."""

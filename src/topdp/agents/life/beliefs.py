@@ -5,11 +5,13 @@ round twice, or lies. An agent ends for it when its own signature is shown under
 have (`terms/proofs.py`); who only claims such a row is quarantined, and so is who contradicts itself.
 
 After a start, an agent whose books are not empty does not know that they are the newest, until everybody who
-may have rows of it has said which. Not asked: who is quarantined, given up or finished on these very books;
-from that entry on nothing new is sent to it, so it has nothing that these books do not know.
+may have rows of it has said which, when asked: a greeting that was on its way before may have been made
+before a row of the earlier process arrived. Not asked: who is quarantined, given up or finished on these very
+books; from that entry on nothing new is sent to it, so it has nothing that these books do not know.
 
 **Guarantees.** Of an agent whose books are an old copy, no data enter a round before all those neighbours are
-heard (`base`); and one that has a newer row shows it. One neighbour that lies, or several, can end nobody.
+heard (`base`); and one that has a newer row on its books shows it. One neighbour that lies, or several, can
+end nobody.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Beliefs:
         """
         self.neighbours, self.ledger, self.proofs, self.doubtful = neighbours, ledger, proofs, doubtful
         self.met: set[str] = set()  # neighbours that have said what they have seen
+        self.answered: set[str] = set()  # those that said it when asked, so after the start of this process
         self.shown = dict.fromkeys(neighbours, -1)  # the highest round of which each has shown a row
         self.passed: dict[str, tuple[int, int]] = {}  # the last row each has for this agent, and its round
         self.given_up = given_up
@@ -60,7 +63,7 @@ class Beliefs:
         """Neighbours that may have rows of this agent which its books do not know."""
         if not self.doubtful:
             return []
-        return [peer for peer in self.neighbours if peer not in self.met and not self._is_closed(peer)]
+        return [peer for peer in self.neighbours if peer not in self.answered and not self._is_closed(peer)]
 
     def round_of(self, peer: str) -> int:
         """The highest round of which `peer` has shown a row, ever."""
@@ -74,7 +77,7 @@ class Beliefs:
         last, done = self.passed.get(peer, (-1, -1))
         return last < round <= done
 
-    def greeting(self, peer: str, terms: Terms, run: str) -> Greeting:
+    def greeting(self, peer: str, terms: Terms, run: str, statements: int) -> Greeting:
         seen = witness.newest_from(self.ledger, peer)
         sent = witness.newest_for(self.ledger, witness.receiver_of(self.ledger, peer))
         return Greeting(
@@ -87,6 +90,7 @@ class Beliefs:
             seen.signature,
             sent.round,
             sent.digest,
+            statements,
         )
 
     def judge(self, peer: str, greeting: Greeting, known: int | None) -> Judgement:

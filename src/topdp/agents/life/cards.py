@@ -5,8 +5,8 @@ believed. Which card may follow which is `terms/succession.py`'s; which certific
 
 **Guarantees.** What is taken is on the books before it is answered, so a restart knows it, and a second story
 is found out after years. A neighbour that passes on what nobody has signed is quarantined; so is an agent
-whose key has signed two successors, until a person has looked. An agent shows a new certificate only once all
-its neighbours have said that they know it.
+whose key has signed two successors, or more than a manifest takes, until a person has looked. An agent shows
+a new certificate only once all its neighbours have said that they know it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,17 @@ from topdp.agents.books.ledger import Ledger
 from topdp.agents.terms import succession
 from topdp.agents.terms.identity import Identity, expect_valid
 from topdp.agents.terms.manifest import Manifest
-from topdp.agents.terms.succession import Directory, ForkError, NotASuccessorError, NotInOrderError, Successor
+from topdp.agents.terms.succession import (
+    MOST,
+    Directory,
+    ForkError,
+    NotASuccessorError,
+    NotInOrderError,
+    Successor,
+    TooManyError,
+)
 from topdp.agents.wire.codes import ReplyCode
+from topdp.agents.wire.refusals import Told
 from topdp.agents.wire.transport import Reply
 from topdp.errors import TrustError
 
@@ -45,6 +54,7 @@ class Cards:
         self._base = succession.digest(manifest.card(name))
         self._to_tell = kept(ledger.meta)
         self._told: dict[str, int] = {}
+        self._log = Told(name)
         self.directory.shown = self._note_shown
 
     def _note_shown(self, name: str) -> None:
@@ -56,7 +66,11 @@ class Cards:
         own = [one.number for one in self._to_tell if one.card.name == self.name]
         if self.folder is None or not succession.renewed(self.folder, max(own, default=0)):
             return
-        for successor in since(succession.successors(self.folder), self._base):
+        found = since(succession.successors(self.folder), self._base)
+        if len(found) > MOST:
+            words = f"the last {len(found) - MOST} are not shown: a manifest takes {MOST}; make a new one"
+            self._log.tell(self.name, "card", words)
+        for successor in found[:MOST]:
             if self._keep(successor):
                 logger.info(
                     "%s: card %d: neighbours are told; shown once all know it, after a restart",
@@ -78,23 +92,18 @@ class Cards:
         if reply.ok and successor.card.name == self.name:
             self.ledger.database.remember(KNOWN_TO + peer, str(successor.number))
         elif not reply.ok:
-            logger.warning(
-                "%s: %s does not take card %d of %s: %s",
-                self.name,
-                peer,
-                successor.number,
-                successor.card.name,
-                reply.code.words,
-                extra={"agent": self.name, "peer": peer, "event": "card"},
-            )
+            words = f"does not take card {successor.number} of {successor.card.name}: {reply.code.words}"
+            self._log.tell(peer, "card", words)
 
     def take(self, body: bytes) -> tuple[ReplyCode, str, str | None]:
-        """(what is to be said of a card that a neighbour passes on, words, who tells two stories)."""
+        """(what is to be said of a card that a neighbour passes on, words, whose key was misused)."""
         try:
             successor = Successor.read(body.decode("utf-8", errors="replace"))
             self._keep(successor)
         except ForkError as fork:
             return ReplyCode.EQUIVOCATION, str(fork), successor.card.name
+        except TooManyError as error:
+            return ReplyCode.UNKNOWN_ROUND, str(error), successor.card.name
         except NotInOrderError as error:
             return ReplyCode.GAP, str(error), None
         except NotASuccessorError as error:

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from topdp.agents.books.ledger import WITHOUT, Ledger
+from topdp.agents.books.facts import WITHOUT
+from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.gossip import Gossip
 from topdp.agents.life.rows import Changed, Part
 from topdp.agents.terms.statements import Statement

@@ -85,12 +85,14 @@ class SeededDraws(AgentDraws):
 
     seeded = True
 
-    def __init__(self, seed: int, plan: Plan) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, plan: Plan, dtype: torch.dtype = torch.float32) -> None:
+        """`dtype`: that of the model, in which the simulator draws."""
+        self.seed, self.dtype = seed, dtype
         self._noise, self._generator = Noise(seed, plan.draws, plan.releases), torch.Generator()
 
     def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
-        row.add_(self._noise.fill(torch.empty_like(row), round, draw, self._generator), alpha=std)
+        z = self._noise.fill(torch.empty_like(row, dtype=self.dtype), round, draw, self._generator)
+        row.add_(z.to(row.dtype), alpha=std)
 
     def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
         chosen = select(batches, self.seed, round)

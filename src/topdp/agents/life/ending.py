@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+
 from topdp.agents.books.ledger import Ledger
 from topdp.plan import Plan
 
-ENDS = "ends"
+ENDS, LEAVES = "ends", "leaves"
 
 
-def end_with(ledger: Ledger, round: int) -> None:
-    """Nothing is made after `round`, whatever a later start says; or after an earlier one that was named."""
+def end_with(ledger: Ledger, round: int, leaves: Iterable[str] = ()) -> None:
+    """Nothing is made after `round`, whatever a later start says; or after an earlier one that was named.
+
+    `leaves`: who is no member any more. It may be gone for good, and is not stayed for.
+    """
     ledger.database.remember(ENDS, str(min(round, int(ledger.meta.get(ENDS, round)))))
+    ledger.database.remember(LEAVES, json.dumps(sorted({*leaves, *leaving(ledger)})))
+
+
+def leaving(ledger: Ledger) -> frozenset[str]:
+    """Who is no member any more once this run has ended."""
+    return frozenset(json.loads(ledger.meta.get(LEAVES, "[]")))
 
 
 def last_round(ledger: Ledger) -> int | None:

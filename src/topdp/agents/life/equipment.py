@@ -12,6 +12,7 @@ from topdp.agents.life.budget import Meter, meter
 from topdp.agents.life.draws import AgentDraws, SeededDraws, SystemDraws
 from topdp.agents.life.rehearsal import Rehearsal
 from topdp.agents.life.rows import Gradients, Part
+from topdp.agents.life.sums import expect_fine, rounded_share
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.setup import Setup
 from topdp.audit.recording import Planted
@@ -92,7 +93,9 @@ def equip(
     expect_fitting(flat, task, inputs[:1], targets[:1], classes)
     analysis = build.analysis(config, setup.counts)
     part = Part(setup.plan, agent)
-    draws = SeededDraws(config.seed, setup.plan) if seeded else SystemDraws(frozenset(part.partner))
+    draws = (
+        SeededDraws(config.seed, setup.plan, flat.dtype) if seeded else SystemDraws(frozenset(part.partner))
+    )
     start = flat.flatten()
     rehearsed = None
     if rehearsal is not None:
@@ -107,22 +110,27 @@ def equip(
         draws,
         rehearsed,
     )
+    gauge = meter(
+        setup.plan,
+        analysis,
+        agent,
+        privacy.delta,
+        privacy.guarantee,
+        not rules.goes_on,
+        setup.coalition,
+        privacy.patient,
+    )
+    longest = privacy.clip * analysis.batches[agent].records / analysis.batches[agent].divisor
+    moved = gauge.spending.sensitivity
+    share = rounded_share(setup.plan, agent, gauge.planned, moved, longest, rules.largest_norm)
+    expect_fine(share, rules.largest_norm)
     return Equipment(
         setup=setup,
         part=part,
         start=start,
         gradients=gradients,
         draws=draws,
-        meter=meter(
-            setup.plan,
-            analysis,
-            agent,
-            privacy.delta,
-            privacy.guarantee,
-            not rules.goes_on,
-            setup.coalition,
-            privacy.patient,
-        ),
+        meter=gauge,
         epsilon=granted if epsilon is None else epsilon,
         asked=epsilon,
         order=gradients.order(key),

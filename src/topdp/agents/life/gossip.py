@@ -11,6 +11,7 @@ noise is not known then. Once all have said that they hold the same keys, the fi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from topdp.agents.books.news import News
@@ -20,7 +21,10 @@ from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.statements import NotAStatement, Statement, decode, encode
 from topdp.agents.terms.succession import Directory
 from topdp.agents.wire.codes import ReplyCode
+from topdp.agents.wire.refusals import quoted
 from topdp.errors import TrustError
+
+MOST_TIMES = 32  # that a neighbour is told everything once more
 
 Check = Callable[[Statement], None]
 """Raises ValueError when a text is not what statements of its kind say."""
@@ -37,6 +41,10 @@ class Gossip:
         self.kinds: dict[str, Check] = {RUN_KEY: self._check_key, AGREED: self._check_agreed}
         self.directory: Directory | None = None  # cards that agents have had since the manifest was made
         self._told: dict[str, int] = {}
+        self._parted: Counter[str] = Counter()
+        self._base: dict[str, int] = {}  # after which number what is on its way to each neighbour begins
+        self._had: dict[str, int] = {}  # how many statements each neighbour said that it has
+        self._forgot: Counter[str] = Counter()  # how often it then had fewer
         # Of one author: a key, an agreement, and of every other agent that it is silent and is counted out.
         self._most = 2 * len(manifest.names)
 
@@ -53,10 +61,34 @@ class Gossip:
     def untold(self, peer: str) -> tuple[int, bytes] | None:
         """What `peer` has not acknowledged: the number of the last one, and their bytes."""
         waiting = self.news.after(self._told.get(peer, 0))
+        self._base[peer] = self._told.get(peer, 0)
         return (waiting[-1][0], encode(statement for _, statement in waiting)) if waiting else None
 
+    def parting(self, peer: str) -> bytes:
+        """All that is on the books, for a neighbour that was given up and may not have begun: it lacks some.
+
+        A few times: it asks once for each of its starts.
+        """
+        self._parted[peer] += 1
+        if self._parted[peer] > MOST_TIMES:
+            return b""
+        return encode(statement for _, statement in self.news.after(0))
+
+    def learn(self, peer: str, statements: int) -> None:
+        """`peer` has so many. If it had or took more, its books are an older copy: it is told all again.
+
+        A greeting that was on its way while it took some looks the same; then it hears again what it knows.
+        """
+        least = max(self._had.get(peer, 0), self.news.total(self._told.get(peer, 0)))
+        if statements < least and self._forgot[peer] < MOST_TIMES:
+            self._forgot[peer] += 1
+            self._told[peer] = 0
+        self._had[peer] = statements
+
     def acknowledged(self, peer: str, number: int) -> None:
-        self._told[peer] = max(number, self._told.get(peer, 0))
+        """`peer` has what it was told last, up to `number`; unless it has forgotten what came before."""
+        if self._told.get(peer, 0) == self._base.get(peer, 0):
+            self._told[peer] = max(number, self._base.get(peer, 0))
 
     def take(self, body: bytes) -> tuple[ReplyCode, str]:
         """What is to be said of statements that a neighbour passes on; the good ones are kept.
@@ -76,7 +108,7 @@ class Gossip:
             if fault:
                 return (
                     ReplyCode.NOT_A_STATEMENT,
-                    f"passed on what {statement.author:.80} cannot have said: {fault}",
+                    f"passed on what {quoted(statement.author, 80)} cannot have said: {fault}",
                 )
             if self.news.add(statement) == "another" and statement.about == RUN_KEY and not self.begun:
                 raise TrustError(

@@ -15,6 +15,7 @@ from typing import Any
 from topdp.agents.terms.proofs import LONGEST as LONGEST_SIGNATURE
 
 LONGEST = 4096  # bytes
+MOST_STATEMENTS = 2**31
 WORD = re.compile(r"[ -~]{1,128}", re.ASCII)
 HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 SIGNATURE = re.compile(rf"(?:[0-9a-f]{{2}}){{0,{LONGEST_SIGNATURE}}}", re.ASCII)
@@ -46,6 +47,7 @@ class Greeting:
     seen_signature: str = ""  # the other's, under that row, in hex
     sent: int = -1  # the highest round of which it has a row for the other
     sent_digest: str = ""
+    statements: int = 0  # how many it has on its books, where draws are shared
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
@@ -68,6 +70,7 @@ class Greeting:
                 _text(tree, "seen_signature", SIGNATURE, True),
                 _round(tree, "sent", last),
                 _text(tree, "sent_digest", HASH, True),
+                _round({"statements": 0, **tree}, "statements", MOST_STATEMENTS),
             )
         except (ValueError, KeyError, TypeError, RecursionError):
             raise NotAGreeting from None

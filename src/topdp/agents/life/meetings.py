@@ -26,12 +26,13 @@ from topdp.agents.books.entries import digest_of
 from topdp.agents.books.ledger import ANYBODY, Ledger
 from topdp.agents.books.pairing import Pair, Pairing
 from topdp.agents.life.base import Life, Ticks
+from topdp.agents.life.contacts import TICKS
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.handover import Handover
-from topdp.agents.life.peers import TICKS, Peers
-from topdp.agents.life.rows import mixed
+from topdp.agents.life.peers import Peers
 from topdp.agents.life.sharing import Sharing
+from topdp.agents.life.sums import mixed, noised, stepped
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.transport import Message, Reply, Unreachable
@@ -67,7 +68,7 @@ class Meetings(Life):
         self._awaited = False  # whether those who were not there were waited for
         self._slow: dict[str, tuple[int, int]] = {}  # how often in vain, and the round to ask it again
         self._asking: dict[str, asyncio.Task[None]] = {}  # partners that are asked, or told, how it ended
-        peers.answers |= {
+        peers.answering.kinds |= {
             MessageKind.PROPOSE: self._propose,
             MessageKind.COMMIT: self._commit,
             MessageKind.RESOLVE: self._resolve,
@@ -98,7 +99,8 @@ class Meetings(Life):
             std = float(reduced(self.deviation[[me]], other, self.alpha, self.own_share)[0])
         information = self.equipment.meter.spending.release(rate, scale, std)
         kind, cost = self._decide(round, information, planned=False)
-        row = await self._compute(self._job(round, pair, std * scale, rate if kind == "release" else None))
+        job = self._job(round, pair, std * scale, rate if kind == "release" else None)
+        row = self._bounded(round, await self._compute(job))
         self.pairing.forget_rows()
         applied = [(pair.partner, pair.partner_round or 0)] if pair else []
         body = payload.encode(row.numpy())
@@ -115,9 +117,9 @@ class Meetings(Life):
         def job() -> Tensor:
             row = mixed(parts, before, estimate)
             if rate is not None:
-                row.add_(self.equipment.gradients.mean(round, estimate), alpha=-rate)
-            self.equipment.draws.add(row, std, round, self.equipment.part.agent)
-            return row
+                row = stepped(row, self.equipment.gradients.mean(round, estimate), -rate)
+            draws, me = self.equipment.draws, self.equipment.part.agent
+            return noised(row, lambda noise: draws.add(noise, std, round, me), [std], estimate.dtype)
 
         return job
 
@@ -162,6 +164,7 @@ class Meetings(Life):
                 return
             _, again = self._slow.get(peer, (0, -1))
             believed = self.ledger.quarantined(peer) is None and self.ledger.round >= again
+            believed = believed and not self.ledger.finished(peer)  # who gets no new row: see `accept`
             if believed and self.peers.transport.reaches(peer):
                 await self._ask_one(peer)
 
@@ -287,8 +290,7 @@ class Meetings(Life):
 
     def _begin_end(self) -> None:
         self.pairing.closed = True
-        self.peers.finishing = True
-        self.peers.wake()
+        self.peers.finish()
 
     def _stays_with(self) -> list[str]:
         """Whoever is in doubt about a meeting, or does not know that this agent ends.

@@ -24,9 +24,11 @@ from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.absences import Absences
 from topdp.agents.life.base import Life, Ticks, logger
+from topdp.agents.life.contacts import TICKS
+from topdp.agents.life.ending import leaving
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
-from topdp.agents.life.peers import TICKS, Peers
+from topdp.agents.life.peers import Peers
 from topdp.agents.life.rows import AS_PLANNED, drawn, kept, make
 from topdp.agents.life.sharing import Sharing
 from topdp.agents.life.watch import Watch
@@ -83,6 +85,8 @@ class Rounds(Life):
         gradients = self.equipment.gradients if kind == "release" else None
         changed, notes = self.sharing.departures.changes(round) if self.sharing else (AS_PLANNED, {})
         rows = await self._compute(lambda: make(part, round, own, received, gradients, draws, changed))
+        memories = part.plan.memories  # what nobody reads may be longer
+        rows = {row: value if memories[row] else self._bounded(round, value) for row, value in rows.items()}
         if (rehearsal := self.equipment.gradients.rehearsal) is not None:
             rehearsal.keep(round, rows, received, drawn(part, round, draws, own[part.agent]))
         names = self.equipment.manifest.names
@@ -97,7 +101,7 @@ class Rounds(Life):
         rows = {peer: received[row] for peer, row in row_of.items()}
         for peer in self.watch.far(round - 1, self.estimate(), rows):
             del received[row_of[peer]]
-            self.ledger.depart(f"round {round}: the row of {peer} was too far away")
+            self.ledger.depart(f"round {round}: the row of {peer} was too far away", peer)
 
     # Shared draws
 
@@ -112,7 +116,7 @@ class Rounds(Life):
         while not sharing.agreed() or not self._all_met(peers):
             self.peers.wake()  # what was just agreed on is to be told
             self.waits.now(
-                {*sharing.missing(), *(peer for peer in peers if peer not in self.peers.beliefs.met)}
+                {*sharing.missing(), *(peer for peer in peers if peer not in self.peers.beliefs.answered)}
             )
             self._raise_faults()
             if self.stopping.is_set():
@@ -130,7 +134,9 @@ class Rounds(Life):
         return True
 
     def _all_met(self, peers: list[str]) -> bool:
-        return all(peer in self.peers.beliefs.met or self._lost(peer) for peer in peers)
+        """Who has said on these very books that it has finished has got nothing since, and may have left."""
+        answered, finished = self.peers.beliefs.answered, self.ledger.finished
+        return all(peer in answered or finished(peer) or self._lost(peer) for peer in peers)
 
     async def _settled(self, round: int) -> bool:
         """Waits, where somebody is gone, until all know it; False when asked to stop."""
@@ -237,8 +243,7 @@ class Rounds(Life):
     # The end
 
     def _begin_end(self) -> None:
-        self.peers.finishing = True
-        self.peers.wake()
+        self.peers.finish()
 
     def _stays_with(self) -> list[str]:
         """Until every neighbour has what it needs, and knows that this agent has."""
@@ -253,6 +258,6 @@ class Rounds(Life):
         knows, finished = self.ledger.told(peer), self.ledger.finished(peer)
         if knows and finished:
             return False
-        goes_on = self.equipment.manifest.rules.goes_on
+        goes_on = self.equipment.manifest.rules.goes_on or peer in leaving(self.ledger)
         # Who neither knows nor has finished may come back and need what only this agent has.
         return self.peers.silent[peer] < TICKS or not (knows or finished or goes_on)

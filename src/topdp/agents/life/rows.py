@@ -11,7 +11,7 @@ import hmac
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import final
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from topdp.agents.life.draws import AgentDraws
 from topdp.agents.life.rehearsal import Rehearsal
+from topdp.agents.life.sums import mixed, noised, stepped
 from topdp.data.selection import select
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
@@ -223,14 +224,6 @@ def shares_draws(plan: Plan) -> bool:
     return bool(((plan.known_by[used] >= 0).sum(axis=1) > 1).any())
 
 
-def mixed(parts: list[tuple[int, float]], before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
-    """Σ weight · row, in the simulator's order; a row that is not there is replaced by `instead`."""
-    target = torch.zeros_like(instead)
-    for source, weight in parts:
-        target.add_(before.get(source, instead), alpha=weight)
-    return target
-
-
 @dataclass(frozen=True)
 class Changed:
     """What is different from the plan in the rows of a round, because somebody is gone."""
@@ -269,18 +262,27 @@ def make(
         if this.step[row] and gradients is not None:
             if gradient is None:
                 gradient = gradients.mean(round, estimate)
-            target.add_(gradient, alpha=float(this.step[row]))
-        for draw, std in zip(this.draw[row].tolist(), this.std[row].tolist(), strict=True):
-            if draw >= 0 and std and draw not in changed.left_out:
-                draws.add(target, std, round, draw)
-        rows[row] = target
-    for row, before_that, draw, std in changed.taken_back:
-        draws.add(rows[row], -std, before_that, draw)
+            target = stepped(target, gradient, float(this.step[row]))
+        noise = [
+            (std, round, draw)
+            for draw, std in zip(this.draw[row].tolist(), this.std[row].tolist(), strict=True)
+            if draw >= 0 and std and draw not in changed.left_out
+        ]
+        noise += [(-std, then, draw) for of, then, draw, std in changed.taken_back if of == row]
+        rows[row] = noised(target, partial(_add, draws, noise), [n[0] for n in noise], estimate.dtype)
     return rows
 
 
+def _add(draws: AgentDraws, noise: list[tuple[float, int, int]], row: Tensor) -> None:
+    for std, round, draw in noise:
+        draws.add(row, std, round, draw)
+
+
 def _mix(part: Part, round: int, row: int, before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
-    """What the agent's row is made of before its gradient and noise; others' rows by the rule of the plan."""
+    """What the agent's row is made of before its gradient and noise, in float64; others' rows by the rule.
+
+    What a robust rule makes of rows is rounded as they are: it reads no data, and any function will do.
+    """
     sources, robust = part.sources(round, row), part.plan.robust
     if robust is None:
         return mixed(sources, before, instead)

@@ -25,8 +25,11 @@ from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.gossip import Gossip
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.run_key import RunSecret
-from topdp.errors import InputError
+from topdp.errors import InputError, TrustError
 from topdp.privacy.observers.survivors import takes_back
+
+LEFT_BEHIND = "left behind"
+"""The key in the books of the fact that others have gone on without this agent."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Sharing:
         exposure = equipment.meter.spending.analysis.exposure()
         self.departures = Departures(equipment.part, self.gossip, ledger, takes_back(exposure))
         self._private: X25519PrivateKey | None = None  # all rounds are on the books: it is gone, or will be
+        if LEFT_BEHIND in ledger.meta:
+            raise self.left_behind()
         stated = self.gossip.news.text(equipment.name, "", RUN_KEY)
         if stated is None:
             public = self.secret.begin()
@@ -62,6 +67,8 @@ class Sharing:
             self._private = self.secret.resume(public, ledger.round)
         elif not all_done(ledger, equipment.part.plan):
             self._private = self.secret.resume(RunKey.read(stated).public, ledger.round)
+            if ledger.round >= 0 and equipment.part.shared(ledger.round):
+                self.secret.note(ledger.round)  # who was killed between entry and mark has none of it
         self.agreed()
 
     def missing(self) -> list[str]:
@@ -95,6 +102,15 @@ class Sharing:
         if self.equipment.part.shared(round):
             self.secret.note(round)
             self.failpoints.reached("after_mark")
+
+    def left_behind(self) -> TrustError:
+        """The others have gone on without this agent: the run is over for it, for good."""
+        self.ledger.database.remember(LEFT_BEHIND, "yes")
+        self.end()
+        return TrustError(
+            "The others have gone on without this agent, which was silent for longer than the idle "
+            "timeout: what it shares with them is left out. It can take no further part in this run."
+        )
 
     def end(self) -> None:
         """No row is made any more: the key is erased, and with it what could give shared draws away."""

@@ -6,24 +6,34 @@ more of the first than the first has cost. Estimates of the first are not taken 
 and no account here covers showing them to others.
 
 **Guarantees.** What members have spent after that round is computed by the meter that their ledgers are
-charged by, for a run that followed its plan. Who has spent more is held to its own books (`amendments.py`).
+charged by, for a run that followed its plan. Who has spent more is held to its own books, which must be whole
+and the newest that there are; who is forgotten does not begin, and of two amendments one is run. When the sum
+holds: "A run that is amended" in docs/privacy.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from topdp.agents.books import choices
+from topdp.agents.books.audit import verify
+from topdp.agents.books.ledger import Ledger
+from topdp.agents.books.witness import holds
+from topdp.agents.life.agent import BOOKS
 from topdp.agents.life.budget import meter
+from topdp.agents.life.ending import last_round
 from topdp.agents.terms import federation
 from topdp.agents.terms import manifest as manifests
-from topdp.agents.terms.amendments import Amendment, amendment_of
-from topdp.agents.terms.identity import Card
+from topdp.agents.terms.amendments import Amendment, Before, amendment_of, remaining
+from topdp.agents.terms.card import Card
 from topdp.agents.terms.manifest import Manifest
+from topdp.agents.terms.mark import BooksMark
 from topdp.agents.terms.setup import Setup
-from topdp.errors import BudgetError, InputError
+from topdp.errors import BudgetError, InputError, TrustError
 from topdp.privacy.account import Account
 from topdp.settings import build
-from topdp.settings.config import parse
+from topdp.settings.config import PoissonBatch, parse
 from topdp.topology import from_edges
 
 
@@ -59,7 +69,8 @@ def amend(before: Manifest, change: Change) -> tuple[Manifest, Account, list[str
     # Who joins gets what the others were granted at the beginning, at most.
     tree["privacy"]["epsilon"] = [left.get(name, min(granted.values())) for name in names]
     tree["topology"]["agents"] = len(names)
-    tree["rounds"] = change.rounds or before.config.rounds - change.round
+    each = setup.plan.releases // (before.config.rounds + 1)  # a round and its averaging steps
+    tree["rounds"] = change.rounds or max(1, before.config.rounds - change.round // each)
     tree["data"].pop("sizes", None)
     kept = {(before.names[i], before.names[j]) for i, j in before.links}
     pairs = [pair for pair in (*kept, *change.links) if set(pair) <= set(names)]
@@ -67,6 +78,7 @@ def amend(before: Manifest, change: Change) -> tuple[Manifest, Account, list[str
     graph = from_edges(edges, len(names), name="federation", labels=tuple(names))
     counts = tuple(records[name] for name in names)
     made, account, said = federation.of(cards, graph, counts, parse(tree, "amendment"), before.rules)
+    said += not_by_what_was_seen(before)
     told = Amendment(before.hash, change.round, before.config.privacy.delta, granted, spent)
     return manifests.amending(made, told.to_tree()), account, said
 
@@ -90,6 +102,70 @@ def spent_by(setup: Setup, round: int) -> dict[str, float]:
         history = [(r, float(gauge.planned[r])) for r in range(round)]
         found[name] = gauge.cost(round, history, 0.0, float(gauge.planned[round]), planned=True).charge
     return found
+
+
+def not_by_what_was_seen(before: Manifest) -> list[str]:
+    """What whoever names the round must know, where accounts do not cover every way to choose it."""
+    config = before.config
+    guarantee, sampled = config.privacy.guarantee, isinstance(config.data.batch, PoissonBatch)
+    if guarantee in ("adaptive", "worst-case") and not sampled:
+        return []
+    why = "Poisson samples" if sampled else f"privacy.guarantee = {guarantee}"
+    return [
+        f"The round must not have been chosen by what models or rows of this run showed: under {why} no "
+        "account covers that. A date, or a member's own reasons, are fine."
+    ]
+
+
+def carried_over(terms: Manifest, name: str, folder: Path | None, identity: Path) -> float | None:
+    """ε that `name` may spend under an amendment, by its books in `folder`; None: it was not there before.
+
+    From then on it is this amendment's alone.
+    """
+    found = amendment_of(terms)
+    if found is None and folder is not None:
+        raise InputError(
+            "--after: expected a manifest that amends another one, got one that amends none: budgets of the "
+            "run before would not be counted. Leave --after away if that is meant."
+        )
+    expect_counted(terms, name, identity, was_there=folder is not None)
+    if found is None or name not in found.granted:
+        return None
+    if folder is None:
+        raise InputError(
+            f"Expected the state folder of the run before, {found.manifest[:16]}, since this manifest amends "
+            "it and budgets go on from there: name it with --after."
+        )
+    ledger = Ledger(folder, writable=False)
+    try:
+        verify(ledger)
+        facts = ledger.meta
+        ended = last_round(ledger) is not None and ledger.round >= found.round
+        said = Before(facts["federation"], facts["agent"], ended, ledger.spent, choices.budget(ledger))
+        left = remaining(terms, name, said)
+        mark = BooksMark(identity, found.manifest)
+        if mark.resume(facts.get(BOOKS, ""), ledger.round, lambda head: holds(ledger, head)):
+            raise TrustError(
+                f"--after: expected the newest books of {name} for the run {found.manifest[:16]}, got others "
+                f"in {folder}: since these, it ran with another state folder, and what that spent counts too."
+            )
+        mark.continue_with(terms.hash)
+        return left
+    finally:
+        ledger.close()
+
+
+def expect_counted(terms: Manifest, name: str, identity: Path, was_there: bool = False) -> None:
+    """Refuses an amendment that forgets what `name` has spent in the run before; its key's folder knows."""
+    found = amendment_of(terms)
+    if found is None or name in found.granted:
+        return
+    if was_there or BooksMark(identity, found.manifest).known:
+        raise TrustError(
+            f"Expected what {name} was granted and has spent in the run {found.manifest[:16]}, since it was "
+            f"there; the amendment {terms.hash[:16]} does not list it, so all would be granted anew. Have it "
+            "made again with `topdp federation amend`, from the manifest of that run."
+        )
 
 
 def budgets(manifest: Manifest) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from topdp.agents.books.database import LedgerError
 from topdp.agents.life.agent import Agent
+from topdp.agents.life.ending import last_round
 from topdp.agents.site.orders import STOP, Orders
 from topdp.agents.site.standing import EVERY, Standing, State, birth
 from topdp.agents.site.words import progress_in_words, scores_in_words
@@ -56,6 +57,11 @@ class Monitor:
                 "is paused since before this start: no new release until `topdp agent resume`", "paused"
             )
         agent.life.paused = orders.paused
+
+    def _rounds(self) -> int:
+        """The last round: the plan's, or an earlier one where the run was amended."""
+        planned, ends = self.agent.equipment.part.plan.releases - 1, last_round(self.agent.ledger)
+        return planned if ends is None else min(planned, max(ends, self.agent.ledger.round))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -103,7 +109,7 @@ class Monitor:
             written=time.time(),
             state=state,
             round=agent.ledger.round,
-            rounds=agent.equipment.part.plan.releases - 1,
+            rounds=self._rounds(),
             budget=agent.equipment.epsilon,
             waits_for=dict(life.waits.since),
             heard=dict(agent.peers.heard_at),

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from topdp import data
+from topdp.agents.books import choices
 from topdp.agents.books.database import LedgerError, TamperedError
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life import cards
 from topdp.agents.life.agent import Agent, Outcome
-from topdp.agents.life.ending import end_with, last_round
+from topdp.agents.life.ending import end_with
 from topdp.agents.life.equipment import Equipment, Rehearse, equip
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.sharing import PrivateFiles
 from topdp.agents.life.timing import Stages
-from topdp.agents.site import budgets, models
+from topdp.agents.site import amending, budgets, models
 from topdp.agents.site.log import Speaker
 from topdp.agents.site.monitor import Monitor
 from topdp.agents.site.orders import Orders
@@ -32,9 +33,10 @@ from topdp.agents.terms import amendments, manifest, succession
 from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.setup import Setup
 from topdp.agents.terms.succession import Directory
+from topdp.agents.wire.refusals import quoted
 from topdp.agents.wire.transport import end_all
 from topdp.audit.recording import NOTES, Planted
-from topdp.errors import DataError, ExitCode, InputError, TopdpError
+from topdp.errors import DataError, ExitCode, TopdpError
 from topdp.plan.arrays import AnyArray
 from topdp.settings import build
 from topdp.settings.config import ConfigError
@@ -64,6 +66,7 @@ class Options:
     amended_by: Path | None = None  # the manifest that takes the place of this one
     after: Path | None = None  # under an amendment, the state folder of the run before
     site: Path | None = None
+    upgrade: bool = False  # a run that an older version began is gone on with
 
 
 def run(options: Options, speaker: Speaker | None = None) -> Outcome:
@@ -76,14 +79,21 @@ def run(options: Options, speaker: Speaker | None = None) -> Outcome:
     held = succession.generations(options.identity)
     first = held[0]  # its key is the root of what must be the same after a renewal
     number = terms.number(first.card.name)
-    books = _books(options.state)
+    books = _books(options.state, options.upgrade)
     me = cards.chosen(terms, held, books)
     own = cards.since(succession.successors(options.identity), succession.digest(terms.card(me.card.name)))
-    directory = cards.restored(terms, books, own)
+    directory = cards.restored(terms, books, own[: succession.MOST])
     speaker.agent = me.card.name
     epsilon = _left(options, terms, first.card.name)
     setup = Setup.of(terms)
     stages.over("plan")
+    if ":" in terms.config.model.name:
+        logger.warning(
+            "%s: the manifest names code of this machine, which is imported and called: model.name = %s",
+            me.card.name,
+            quoted(terms.config.model.name),
+            extra={"event": "code"},
+        )
     if options.live_pairing and terms.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
     if options.live_pairing and options.canaries is not None:
@@ -160,28 +170,27 @@ def _scores(every: int | None, setup: Setup, dataset: data.Dataset, name: str) -
 def _left(options: Options, terms: manifest.Manifest, name: str) -> float | None:
     """The budget that this agent holds itself to: the option's, or what an earlier run has left of it."""
     amendments.expect_agreed(terms)
-    found = amendments.amendment_of(terms)
-    if found is None or name not in found.granted:
-        return options.epsilon
-    if options.after is None:
-        raise InputError(
-            f"Expected the state folder of the run before, {found.manifest[:16]}, since this manifest amends "
-            "it and budgets go on from there: name it with --after."
-        )
-    before = Ledger(options.after, writable=False)
-    before.close()
-    ended = last_round(before) is not None and before.round >= found.round
-    left = amendments.remaining(terms, name, before.meta["federation"], ended, before.spent)
-    return left if options.epsilon is None else min(left, options.epsilon)
+    left = amending.carried_over(terms, name, options.after, options.identity)
+    return min((one for one in (left, options.epsilon) if one is not None), default=None)
 
 
-def _books(state: Path) -> dict[str, str]:
+def _listed(options: Options, terms: manifest.Manifest) -> Identity:
+    """The identity whose card the manifest has: `cards.chosen` has found it there."""
+    held = succession.generations(options.identity)
+    fingerprint = terms.card(held[0].card.name).fingerprint
+    return next(one for one in held if one.card.fingerprint == fingerprint)
+
+
+def _books(state: Path, upgrade: bool) -> dict[str, str]:
     """What a state folder remembers; nothing where it cannot be read: the agent says why when it opens it."""
     try:
         ledger = Ledger(state, writable=False)
     except (LedgerError, TamperedError):
         return {}
-    ledger.close()
+    try:
+        choices.expect_upgrade_agreed(ledger, upgrade)
+    finally:
+        ledger.close()
     return ledger.meta
 
 
@@ -216,15 +225,22 @@ async def _live(
     # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
-    ends = None
+    ends: int | None = None
+    leaves: tuple[str, ...] = ()
     if options.amended_by is not None:
-        ends = amendments.end_of(mine.manifest, manifest.read(options.amended_by))
-    transport = GrpcTransport(me, mine.manifest, listen=options.listen, directory=directory)
+        amended = manifest.read(options.amended_by)
+        ends = amendments.end_of(mine.manifest, amended)
+        leaves = tuple(name for name in mine.manifest.names if name not in amended.names)
+    transport = GrpcTransport(
+        me, mine.manifest, listen=options.listen, directory=directory, listed=_listed(options, mine.manifest)
+    )
     private = PrivateFiles(me, options.identity)
     places = Failpoints.from_environment()
     agent = Agent(mine, options.state, transport, places, options.live_pairing, private, directory)
+    if options.upgrade:
+        choices.agree_to_upgrade(agent.ledger)
     if ends is not None:
-        end_with(agent.ledger, ends)
+        end_with(agent.ledger, ends, leaves)
         logger.info(
             "%s: this run ends with round %d: it was amended", agent.name, ends, extra={"event": "amended"}
         )

@@ -10,9 +10,14 @@ from typing import Any
 
 from topdp.agents.books import choices
 from topdp.agents.books.ledger import Ledger
+from topdp.agents.life.ending import last_round
 from topdp.agents.site.orders import PAUSE, Orders
 from topdp.agents.site.standing import Standing
 from topdp.agents.site.words import epsilon_in_words, progress_in_words, since_in_words
+
+QUIET = {"seeded", "rehearsal", "stopped", "departed", "departures", "gone", "paused", "doing", "waits_for"}
+QUIET |= {"heard", "scores"}
+"""What people are told only where it is so. Who is quarantined is always told, be it nobody."""
 
 PASSING = ("written", "heard")
 """What changes all the time, and is no change to tell."""
@@ -28,12 +33,14 @@ def facts_of(state: Path) -> dict[str, Any]:
             "federation": ledger.meta.get("federation"),
             "round": ledger.round,
             "epsilon": ledger.spent,
+            "delta": float(ledger.meta[choices.DELTA]) if choices.DELTA in ledger.meta else None,
             "charged_by": ledger.charged_by,
             "worst_case": ledger.last.worst_case if ledger.last else 0.0,
             "seeded": choices.was(ledger, choices.SEEDED),
             "rehearsal": choices.was(ledger, choices.REHEARSAL),
             "budget": choices.budget(ledger),
             "stopped": ledger.stopped_at,
+            "ends": last_round(ledger),
             "departed": ledger.departed,
             "departures": ledger.departures(),
             "gone": ledger.counted_out(),
@@ -49,7 +56,10 @@ def facts_of(state: Path) -> dict[str, Any]:
     found = Standing.read(state)
     if facts["budget"] is None and found is not None:  # books of before budgets stood in them
         facts["budget"] = found.budget
-    return {**facts, "paused": Orders(state).since(PAUSE), **_of_process(found)}
+    facts |= {"paused": Orders(state).since(PAUSE), **_of_process(found)}
+    if facts["rounds"] is not None and facts["ends"] is not None:  # the process may not know of it yet
+        facts["rounds"] = min(facts["rounds"], max(facts["ends"], facts["round"]))
+    return facts
 
 
 def _of_process(found: Standing | None) -> dict[str, Any]:
@@ -94,17 +104,23 @@ def in_words(facts: dict[str, Any]) -> dict[str, Any]:
         told["process"] = f"not running: it ended with code {facts['code']}"
     elif facts["written"] is not None:
         told["process"] = f"not running: it was killed, or died, {since_in_words(facts['written'])} ago"
-    for key in ("waits_for", "heard"):
-        told[key] = {peer: f"since {since_in_words(since)}" for peer, since in facts[key].items()}
+    told["waits_for"] = {who: f"since {since_in_words(since)}" for who, since in facts["waits_for"].items()}
+    told["heard"] = {who: f"{since_in_words(since)} ago" for who, since in facts["heard"].items()}
     told["paused"] = None if facts["paused"] is None else f"since {since_in_words(facts['paused'])}"
     told["epsilon"] = epsilon_in_words(facts["epsilon"])
     if facts["budget"] is not None:
         told["epsilon"] += f" of {facts['budget']:.4g}"
+    if facts["delta"] is not None:
+        told["epsilon"] += f" at delta {facts['delta']:.2g}"
     if facts["rounds"] is not None:
         told["round"] = f"{facts['round']} of {facts['rounds']}"
-    for key in ("budget", "rounds"):
+    if facts["ends"] is not None:
+        told["round"] = f"{told['round']}: this run was amended, and ends with round {facts['ends']}"
+    for key in ("budget", "rounds", "ends", "delta"):
         told.pop(key)
-    return told
+    told = {key: "yes" if value is True else value for key, value in told.items()}
+    nothing = [key for key in QUIET if told[key] is None or told[key] is False or told[key] == {}]
+    return {key: value for key, value in told.items() if key not in nothing}
 
 
 def in_one_line(state: Path, facts: dict[str, Any]) -> str:

@@ -107,23 +107,34 @@ def end_of(manifest: Manifest, amended: Manifest) -> int:
     return found.round
 
 
-def remaining(manifest: Manifest, name: str, federation: str, ended: bool, spent: float | None) -> float:
-    """ε that `name` may spend under an amendment, by its own books of the run before.
+@dataclass(frozen=True)
+class Before:
+    """What an agent's own books of the run before say."""
 
-    `federation`, `ended`, `spent`: whose books they are, whether they have ended for good, what they say was
-    spent (None: infinite).
-    """
+    federation: str
+    agent: str
+    ended: bool  # for good, with the round that the amendment names or a later one
+    spent: float | None  # ε; None: infinite
+    budget: float | None = None  # one of the agent's own, below the manifest's; None: it had none
+
+
+def remaining(manifest: Manifest, name: str, books: Before) -> float:
+    """ε that `name` may spend under an amendment. A budget of its own goes on, as over a restart."""
     found = amendment_of(manifest)
     assert found is not None and name in found.granted
-    if federation != found.manifest or not ended:
+    if (books.federation, books.agent) != (found.manifest, name) or not books.ended:
         raise TrustError(
-            f"--after: expected the books of the run {found.manifest[:16]}, ended with round {found.round}, "
-            f"got those of {federation[:16]}{'' if ended else ', which have not ended'}: first let that run "
-            "come to its end with `topdp agent start --amended-by`, so that it spends nothing beyond."
+            f"--after: expected the books of {name} for the run {found.manifest[:16]}, ended with round "
+            f"{found.round}, got those of {books.agent} for {books.federation[:16]}"
+            f"{'' if books.ended else ', which have not ended'}: first let that run come to its end with "
+            "`topdp agent start --amended-by`, so that it spends nothing beyond."
         )
-    left = found.granted[name] - max(found.spent[name], float("inf") if spent is None else spent)
+    granted = min(found.granted[name], books.budget or float("inf"))
+    left = granted - max(found.spent[name], float("inf") if books.spent is None else books.spent)
     if left <= 0:
-        raise BudgetError(f"Expected something left of the budget of {name}, the run before has used it up.")
+        raise BudgetError(
+            f"Expected something left of the budget of {name}, {granted:.6g}: the run before has used it up."
+        )
     return left
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from topdp.agents.terms import identity, manifest
-from topdp.agents.terms.identity import Card
+from topdp.agents.terms import manifest
+from topdp.agents.terms.card import Card, read_card
 from topdp.agents.terms.manifest import Manifest, Rules, rules_from
 from topdp.agents.terms.setup import completed
 from topdp.privacy.account import Account
@@ -23,7 +23,7 @@ def create(
     cards: list[Path], records: str, config: RunConfig, links: str | None, rules: dict[str, Any]
 ) -> tuple[Manifest, Account, list[str]]:
     """(the manifest, what it costs, what the one who makes it should know)."""
-    read = [identity.read_card(card) for card in cards]
+    read = [read_card(card) for card in cards]
     names = tuple(card.name for card in read)
     graph = build.graph(config) if links is None else _graph(links, names)
     kept, agreed = rules.get("departures"), rules_from({**rules, "departures": rules.get("departures") or 0})
@@ -41,7 +41,7 @@ def create(
 def expect_cards(cards: list[Path]) -> None:
     """Refuses files that are no cards, and fewer than two: before their number is a graph's."""
     for card in cards:
-        identity.read_card(card)
+        read_card(card)
     if len(cards) < 2:
         raise ConfigError(f"Expected the cards of at least two agents, got {len(cards)}.")
 
@@ -119,6 +119,8 @@ def _what_a_departure_costs(
         more, fewer = (np.asarray(one.privacy.sigma, dtype=float) for one in (complete, least))
         ratio = float(np.max(more / fewer))
         cost = f"for that noise is {ratio:.3g} times as large as without (--departures 0)"
+        if ratio < 1.0005:
+            cost = "that costs no noise here"
     return [f"{who} may drop out or be refused, and nobody's budget ends: {cost}; {beyond}"]
 
 

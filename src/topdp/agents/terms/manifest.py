@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError
 
-from topdp.agents.terms.identity import Card, card_from_tree, check_address
+from topdp.agents.terms.card import Card, card_from_tree, check_address
 from topdp.errors import InputError, TrustError
 from topdp.files import write_whole
 from topdp.settings import config as configurations
@@ -65,8 +65,8 @@ class Rules(Section):
     """Requests under way in one direction of a link; a link's memory stays below 4 · this · largest_body."""
 
     dtype: Literal["float32", "float64"] = "float32"
-    largest_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e6
-    """Rows above this norm are refused."""
+    largest_norm: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 1e6
+    """Rows above this norm are refused. What may be sent must stay finite when it is squared and added."""
 
     largest_drift: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Rows so many times as far from one's own as the median neighbour's are left out; 0: no limit.

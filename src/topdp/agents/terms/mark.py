@@ -1,13 +1,16 @@
 """The newest entry of an agent's books, marked beside its key: finds a state folder that is an old copy.
 
-    runs/<manifest>/books    which books they are, the last round on them, and the hash of that entry
+    runs/<manifest>/books           which books they are, the last round on them, and the hash of that entry
+    runs/<manifest>/continued_by    the amendment that has what these books left of the budget
 
 It lies in the identity folder, not in the state folder, so a state folder that is put back from a backup does
 not bring its mark. Where both are put back together, neighbours find it (`life/beliefs.py`). The mark of a
 run's key, where draws are shared, is another one (`run_key`).
 
-**Guarantees.** The mark is written after the entry and before its rows leave. Books that do not hold the
-marked entry are refused. A mark that a power cut loses is an older one, which proves less and nothing wrong.
+**Guarantees.** The mark is written after the entry and before its rows leave; after a kill between the two,
+at the next start, before anything leaves. Books that do not hold the marked entry are refused. A mark that a
+power cut loses is an older one, which proves less and nothing wrong.
+What is left of a budget goes to one amendment, the first that is started.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from pathlib import Path
 
 from topdp.agents.terms.run_key import FOLDER
 from topdp.errors import InputError, TrustError
+from topdp.files import write_whole
 
-FILE = "books"
+FILE, CONTINUED = "books", "continued_by"
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,25 @@ class BooksMark:
     def __init__(self, folder: Path, federation: str) -> None:
         self.path = folder / FOLDER / federation[:32] / FILE
         self._last: _Entry | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether rows of this agent have left under that manifest."""
+        return self.path.exists()
+
+    def continue_with(self, amendment: str) -> None:
+        """The rest of the budget is this amendment's from now on, and no other's."""
+        path = self.path.with_name(CONTINUED)
+        found = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+        if found not in ("", amendment):
+            raise TrustError(
+                f"--after: expected the amendment {found[:16]}, which was started first and has what is left "
+                f"of the budget, got {amendment[:16]}: the same rest cannot be spent twice. Go on with the "
+                "first, or make a new manifest whose budgets count all runs before."
+            )
+        if not found:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(path, amendment + "\n")
 
     def resume(self, books: str, round: int, holds: Callable[[str], bool]) -> bool:
         """Whether earlier books of this agent have sent rows. `holds`: whether an entry is on these.

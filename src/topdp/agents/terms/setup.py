@@ -50,6 +50,7 @@ class Setup:
                 f"Expected privacy.sigma, and in data.sizes the records of each of {graph.agents} agents: "
                 "make the manifest with `topdp federation create --records N1,N2,...`."
             )
+        expect_small_delta(config, counts)
         return cls(manifest, plan_writer(config, graph, counts)(sigma * config.privacy.clip))
 
     @property
@@ -104,6 +105,16 @@ def expect_no_attack(config: RunConfig) -> None:
         )
 
 
+def expect_small_delta(config: RunConfig, counts: tuple[int, ...]) -> None:
+    """Refuses a δ under which one may show a record of every agent whole, and keep to the letter."""
+    delta, least = config.privacy.delta, min(counts)
+    if delta * least >= 1:
+        raise ConfigError(
+            f"privacy.delta: expected less than 1/{least}, one over the fewest records of an agent, got "
+            f"{delta:g}: under such a delta a record may be shown as it is. Use 1e-5, or less."
+        )
+
+
 def _counts(config: RunConfig) -> tuple[int, ...]:
     return tuple(int(size) for size in config.data.sizes or ())
 
@@ -124,6 +135,7 @@ def completed(
     """
     build.expect_named(config)
     expect_no_attack(config)
+    expect_small_delta(config, counts)
     config = settled(config, graph, counts)
     reserved = with_colluders(config, graph.agents, departures)
     plan, account = plan_and_account(reserved, graph, counts, progress)

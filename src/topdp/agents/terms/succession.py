@@ -6,7 +6,9 @@ the card before it, and by its own. So anybody may pass successors on. How they 
 **Guarantees.** Only who holds the key of an agent's card can name what comes after it, while that card is
 valid. The first successor of a number counts; another one of the same number, though well signed, is a
 `ForkError`: the key is in two hands. Numbers only grow, so old successors that are repeated do nothing. A
-successor keeps the name, and whether there is an address: who dials whom follows from the manifest.
+successor keeps the name, and whether there is an address: who dials whom follows from the manifest. What was
+taken once is taken again at every start, whatever dates its certificate has: no card can keep books shut. Of
+one agent at most `MOST` are taken.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from topdp.agents.terms import identity
-from topdp.agents.terms.identity import Card, Identity
+from topdp.agents.terms.card import Card, check_address
+from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.manifest import Manifest
 from topdp.errors import InputError, TrustError
 from topdp.files import write_whole
@@ -30,6 +33,8 @@ FILE = "successor.json"
 FOLDER = "renewed-"
 LARGEST = 8192
 """Bytes of one successor; ours have below 2,500."""
+MOST = 64
+"""Successors of one card of a manifest: more than anybody needs, and little to keep and pass on."""
 
 
 class NotASuccessorError(TrustError):
@@ -42,6 +47,10 @@ class NotInOrderError(TrustError):
 
 class ForkError(TrustError):
     """Two successors of one card, both signed with its key."""
+
+
+class TooManyError(TrustError):
+    """More successors than a manifest takes, all signed by their agent."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,10 @@ class Successor:
             if not all(isinstance(word, str) for word in words):
                 raise ValueError
             bytes.fromhex(signature), bytes.fromhex(proof)
-            return cls(number, before, Card(*card), signature, proof)
+            found = cls(number, before, Card(*card), signature, proof)
+            if len(found.text()) > LARGEST:  # as it is booked and passed on, which others must read again
+                raise ValueError
+            return found
         except (ValueError, TypeError, RecursionError):
             raise NotASuccessorError(
                 "Expected a card with number, signature and proof, got something else: ask for it again."
@@ -78,6 +90,18 @@ class Successor:
 
     def follows(self, card: Card, now: datetime | None = None) -> None:
         """Refuses what the holder of `card` has not named as its own next card, or not in time."""
+        self.named_by(card)
+        if self.card.x509.not_valid_before_utc < card.x509.not_valid_before_utc:
+            raise NotInOrderError(
+                f"Expected a certificate of {card.name} that begins with the one before it or later, got one "
+                "that begins earlier: make the next card with `topdp agent renew`."
+            )
+        for one in (card, self.card):
+            if reason := one.expired(now):
+                raise NotInOrderError(f"Expected a successor in time, but {reason}.")
+
+    def named_by(self, card: Card) -> None:
+        """Refuses what the holder of `card` has not named as its own next card, whatever the time is."""
         words = _words(self.number, self.before, self.card)
         if self.before != digest(card):
             raise NotInOrderError(
@@ -95,9 +119,6 @@ class Successor:
                 f"Expected an address of {card.name} before and after, or neither: who dials whom follows "
                 "from the manifest."
             )
-        for one in (card, self.card):
-            if reason := one.expired(now):
-                raise NotInOrderError(f"Expected a successor in time, but {reason}.")
 
 
 def digest(card: Card) -> str:
@@ -146,6 +167,17 @@ class Directory:
 
     def take(self, successor: Successor, now: datetime | None = None) -> bool:
         """Whether it is new here. Refuses what is no successor, and by ForkError a second one."""
+
+        def expect(card: Card) -> None:
+            successor.follows(card, now)
+            if len(self._known[card.name]) >= MOST:
+                raise TooManyError(
+                    f"Expected at most {MOST} successors of {card.name}'s card in the manifest, got one more."
+                )
+
+        return self._take(successor, expect)
+
+    def _take(self, successor: Successor, expect: Callable[[Card], None]) -> bool:
         name = successor.card.name
         if name not in self._cards:
             raise NotASuccessorError(f"Expected a successor of an agent of the manifest, got {name!r:.80}.")
@@ -156,7 +188,7 @@ class Directory:
             self._fork(successor)
         if successor.number < self.number(name):
             return False  # repeated from before this manifest, or skipped on the way to a newer one
-        successor.follows(self.card(name), now)
+        expect(self.card(name))
         self._known[name][successor.number] = successor
         self._cards[name].append(successor.card)
         self._shown.discard(name)
@@ -166,8 +198,8 @@ class Directory:
         return self._known[successor.card.name].get(successor.number) is not None
 
     def restore(self, successor: Successor) -> None:
-        """One that these books have taken before; it was in time then."""
-        self.take(successor, successor.card.x509.not_valid_before_utc)
+        """One that these books have taken before; whether it was in time was seen then, by another clock."""
+        self._take(successor, successor.named_by)
 
     def _fork(self, successor: Successor) -> None:
         """Another successor of a number that is taken: only if it is well signed is it a story."""
@@ -196,7 +228,7 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
             f"Expected to renew a card while it is valid, but {reason}: its key no longer counts. Make a new "
             "identity, and a new manifest with its card."
         )
-    address = before.card.address if address is None else identity.check_address(address)
+    address = before.card.address if address is None else check_address(address)
     if bool(address) != bool(before.card.address):
         raise InputError(
             "Expected an address before and after, or neither: who dials whom follows from the manifest."

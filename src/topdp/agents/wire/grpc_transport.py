@@ -1,4 +1,4 @@
-"""Links over gRPC with mutual TLS: who dials whom, certificates, reconnects. `links.py` has what a link does.
+"""Links over gRPC with mutual TLS: who dials whom, who is let in, reconnects. What a link does: `links.py`.
 
 One bidirectional stream per link. Either end may dial; the manifest's rule says which one does, so that
 there is one link and not two. A site that nobody dials opens no port; two that have none meet at a relay
@@ -19,18 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc import aio
 
-from topdp.agents.terms.identity import TLS_NAME, Card, Identity, check_address, is_loopback
+from topdp.agents.terms.card import Card, check_address, is_loopback
+from topdp.agents.terms.identity import Identity
 from topdp.agents.terms.manifest import Manifest
 from topdp.agents.terms.succession import Directory
-from topdp.agents.wire import handshake
-from topdp.agents.wire.chunks import LARGEST_MESSAGE
+from topdp.agents.wire import grpc_channels, handshake
 from topdp.agents.wire.front import Front
+from topdp.agents.wire.grpc_channels import PATH
 from topdp.agents.wire.grpc_streams import Accepted, Dialled
 from topdp.agents.wire.handshake import Party, Stream
 from topdp.agents.wire.links import Link
-from topdp.agents.wire.patience import Backoff, Clock, PendingRequests
+from topdp.agents.wire.neighbour import Neighbour
+from topdp.agents.wire.patience import Backoff, Clock
 from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told, logger
 from topdp.agents.wire.relay import meeting_place
 from topdp.agents.wire.surroundings import SocketFolder, settle_grpc
@@ -38,22 +39,8 @@ from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unre
 from topdp.agents.wire.tunnels import Tunnel, Waiting
 from topdp.errors import InputError, TrustError
 
-SERVICE, METHOD = "topdp.agents.v1.Link", "Open"
 GREETINGS = 2
 """Handshakes that one neighbour may have under way."""
-
-
-class _Peer:
-    """What is known of one neighbour; outlives its links."""
-
-    def __init__(self, card: Card, in_flight: int) -> None:
-        self.card = card
-        self.pending = PendingRequests(in_flight)
-        self.link: Link | None = None
-        self.linked = asyncio.Event()
-        self.greetings = 0
-        self.dialled = 0
-        self.trouble = "it has not been there yet"
 
 
 class GrpcTransport(Transport):
@@ -69,8 +56,12 @@ class GrpcTransport(Transport):
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Clock = time.monotonic,
         directory: Directory | None = None,
+        listed: Identity | None = None,
     ) -> None:
-        """`directory`: cards that agents have had since the manifest was made; read at every handshake."""
+        """`directory`: cards that agents have had since the manifest was made; read at every handshake.
+
+        `listed`: the identity whose card is in the manifest, where `identity` is a later one.
+        """
         settle_grpc()
         self.name = identity.card.name
         self.directory = directory or Directory(manifest)
@@ -80,17 +71,17 @@ class GrpcTransport(Transport):
                 f"{identity.card.fingerprint}: use the identity whose card is in the manifest."
             )
         self.identity, self.manifest, self.insecure = identity, manifest, insecure
+        self._listed = listed or identity
         self.rules = manifest.rules
         self.listen = check_address(listen or identity.card.address)
         self.neighbours = {name: manifest.card(name) for name in manifest.neighbours(self.name)}
         self.dials = [name for name in self.neighbours if manifest.dialer(self.name, name) == self.name]
         self.dialers = {name: card for name, card in self.neighbours.items() if name not in self.dials}
-        self._pinned = ""  # the certificates that TLS takes from those who dial us
         self.relayed = {name for name in self.neighbours if manifest.relayed(self.name, name)}
         self._party = Party(identity, manifest.hash)
         self._told = Told(self.name)
         self._chance, self._pause, self._clock = chance or random.SystemRandom(), pause, clock
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Neighbour] = {}
         self._server: Any = None
         self._front: Front | None = None
         self._relays: list[Waiting | Tunnel] = []
@@ -104,7 +95,7 @@ class GrpcTransport(Transport):
         if self.insecure:
             logger.warning("%s: INSECURE: links are not encrypted; loopback only, for tests", self.name)
         self._handle = handle
-        self._peers = {name: _Peer(card, self.rules.in_flight) for name, card in self.neighbours.items()}
+        self._peers = {name: Neighbour(card, self.rules.in_flight) for name, card in self.neighbours.items()}
         if self.dialers:
             await self._bind()
         for name in self.relayed & set(self.dials):
@@ -116,15 +107,8 @@ class GrpcTransport(Transport):
             raise ValueError(f"Expected a neighbour of {self.name}, got {peer!r}.")
         if self._closed or not self._peers:
             raise Unreachable(f"{self.name} is not started, or was closed.")
-        known = self._peers[peer]
-        try:
-            async with asyncio.timeout(self.rules.idle_timeout):
-                await known.linked.wait()
-        except TimeoutError:
-            raise Unreachable(f"{peer} is not linked: {known.trouble}.") from None
-        if known.link is None:
-            raise Unreachable(f"{self.name} was closed.")
-        return await known.link.request(message)
+        link = await self._peers[peer].reached(self.rules.idle_timeout)
+        return await link.request(message)
 
     def reaches(self, peer: str) -> bool:
         return peer in self._peers and self._peers[peer].link is not None
@@ -138,10 +122,7 @@ class GrpcTransport(Transport):
         for task in self._dialing:
             task.cancel()
         for peer in self._peers.values():
-            if peer.link is not None:
-                peer.link.cut("lost", "this agent closes")
-                peer.link = None
-            peer.linked.set()  # whoever waits for a link is told
+            peer.close()
         await end_all(self._dialing, "dialing")
         if self._server is not None:
             await ends([asyncio.create_task(self._server.stop(grace=0))], "gRPC")
@@ -155,20 +136,7 @@ class GrpcTransport(Transport):
             self._folder.remove()
 
     async def _bind(self) -> None:
-        options = [
-            *self._options(),
-            ("grpc.so_reuseport", 0),  # a second agent on our port is an error, not a lottery
-            ("grpc.max_concurrent_streams", 2 * GREETINGS),
-            ("grpc.server_handshake_timeout_ms", self._milliseconds()),
-            ("grpc.max_connection_idle_ms", 2 * self._milliseconds()),
-            ("grpc.http2.min_ping_interval_without_data_ms", self._milliseconds() // 2),
-            ("grpc.http2.max_ping_strikes", 2),
-        ]
-        self._server = aio.server(options=options)
-        handler = grpc.stream_stream_rpc_method_handler(self._accept)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
-        )
+        self._server = grpc_channels.server(self._accept, self.rules.idle_timeout, 2 * GREETINGS)
         if self.insecure:
             self._server.add_insecure_port(self.listen)
             await self._server.start()
@@ -180,10 +148,11 @@ class GrpcTransport(Transport):
         except BaseException:
             self._server = None
             raise
-        self._server.add_secure_port(f"unix:{self._front.socket}", self._server_credentials())
+        credentials = grpc_channels.server_credentials(self.identity, self._dialing_cards)
+        self._server.add_secure_port(f"unix:{self._front.socket}", credentials)
         await self._server.start()
         for name in self.relayed & set(self.dialers):
-            place = meeting_place(self.manifest.hash, self.name, name)
+            place = self._place(self.name, name)
             waiting = Waiting(
                 self.rules.relay, place, name, self._front.admit, self._told, self._chance, self._pause
             )
@@ -191,12 +160,18 @@ class GrpcTransport(Transport):
             self._relays.append(waiting)
 
     async def _dig(self, name: str) -> None:
-        place = meeting_place(self.manifest.hash, name, self.name)
+        place = self._place(name, self.name)
         tunnel = Tunnel(
             self._tunnel(name), self.rules.relay, place, name, self._told, self.rules.idle_timeout
         )
         await tunnel.open()
         self._relays.append(tunnel)
+
+    def _place(self, listener: str, dialer: str) -> str:
+        """Where two meet at the relay. By the manifest's cards: both have those, whatever was renewed."""
+        other = self.manifest.card(dialer if listener == self.name else listener)
+        secret = self._listed.shared_secret(other, "meeting place")
+        return meeting_place(secret, self.manifest.hash, listener, dialer)
 
     def _tunnel(self, name: str) -> Path:
         return self._own_folder() / f"to-{self.manifest.number(name)}"
@@ -207,55 +182,14 @@ class GrpcTransport(Transport):
             self._folder = SocketFolder()
         return self._folder.path
 
-    def _server_credentials(self) -> Any:
-        """Asked again for every connection: neighbours may have new certificates."""
-        own = (self.identity.key_pem(), self.identity.card.certificate.encode("ascii"))
-
-        def pins() -> Any:
-            found = "".join(card.certificate for card in self._dialing_cards())
-            if found == self._pinned:
-                return None
-            self._pinned = found
-            return grpc.ssl_server_certificate_configuration([own], found.encode("ascii"))
-
-        return grpc.dynamic_ssl_server_credentials(pins(), pins, require_client_authentication=True)
-
     def _dialing_cards(self) -> list[Card]:
         """The cards that those who dial us may show."""
         return [card for name in self.dialers for card in self.directory.acceptable(name)]
 
     def _channel(self, card: Card) -> Any:
-        options = [*self._options(), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-        if self.insecure:
-            return aio.insecure_channel(card.address, options=options)
-        own = self.identity.key_pem(), self.identity.card.certificate.encode("ascii")
-        credentials = grpc.ssl_channel_credentials(self._pins(card), *own)
-        name = ("grpc.ssl_target_name_override", TLS_NAME)
         target = f"unix:{self._tunnel(card.name)}" if card.name in self.relayed else card.address
-        return aio.secure_channel(target, credentials, options=[*options, name])
-
-    def _pins(self, card: Card) -> bytes:
-        """What TLS may trust when we dial: this one certificate."""
-        return card.certificate.encode("ascii")
-
-    def _options(self) -> list[tuple[str, int]]:
-        """Both ends take these from one manifest, so that neither finds the other's pings too frequent."""
-        return [
-            ("grpc.max_receive_message_length", LARGEST_MESSAGE),
-            ("grpc.max_send_message_length", LARGEST_MESSAGE),
-            ("grpc.keepalive_time_ms", self._milliseconds()),
-            ("grpc.keepalive_timeout_ms", self._milliseconds()),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.http2.bdp_probe", 0),  # a fixed window: what a peer sends and we do not read stays bounded
-            ("grpc.http2.lookahead_bytes", LARGEST_MESSAGE),
-            ("grpc.compression_enabled_algorithms_bitset", 1),  # none: no bombs
-            ("grpc.enable_retries", 0),
-            ("grpc.service_config_disable_resolution", 1),
-        ]
-
-    def _milliseconds(self) -> int:
-        return max(1, round(1000 * self.rules.idle_timeout))
+        own = None if self.insecure else self.identity
+        return grpc_channels.channel(target, card, own, self.rules.idle_timeout)
 
     async def _accept(self, _: Any, context: Any) -> None:
         """One stream that somebody opened to us, from its first frame to its end."""
@@ -306,7 +240,7 @@ class GrpcTransport(Transport):
             raise LinkEnded("stranger", "it showed no certificate")
         return handshake.card_of_leaf(found[0], {card.fingerprint: card for card in self._dialing_cards()})
 
-    async def _dial(self, peer: _Peer) -> None:
+    async def _dial(self, peer: Neighbour) -> None:
         """Keeps a link to one neighbour, for as long as we run."""
         backoff = Backoff(self._chance)
         while True:
@@ -320,12 +254,12 @@ class GrpcTransport(Transport):
                 self._told.tell(peer.card.name, "failed", "dialing, by our fault", logging.ERROR, error)
             await self._pause(backoff.next())
 
-    async def _dial_once(self, peer: _Peer, backoff: Backoff) -> None:
+    async def _dial_once(self, peer: Neighbour, backoff: Backoff) -> None:
         acceptable = self.directory.acceptable(peer.card.name)
         card = acceptable[peer.dialled % len(acceptable)]  # in turn, where it may not show its newest yet
         peer.dialled += 1
         channel = self._channel(card)
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        call = channel.stream_stream(PATH)()
         try:
             stream = Dialled(call)
             try:
@@ -341,25 +275,12 @@ class GrpcTransport(Transport):
             call.cancel()
             await channel.close()
 
-    async def _serve(self, peer: _Peer, stream: Stream) -> LinkEnded:
-        """A link that both ends believe in, until it ends. A newer one takes the place of an older one."""
+    async def _serve(self, peer: Neighbour, stream: Stream) -> LinkEnded:
         link = Link(peer.card.name, stream, self._handle, self.rules, peer.pending, self._told, self._clock)
         if self._closed:
             return LinkEnded("lost", "this agent closes")
-        if peer.link is not None:
-            peer.link.cut("replaced", "the peer has opened a new link")
-        peer.link = link
-        peer.linked.set()
         self._told.tell(peer.card.name, "linked", "both ends have proved who they are", logging.INFO)
-        try:
-            ended = await link.run()
-            peer.trouble = f"the last link ended: {ended.words}"
-            return ended
-        finally:
-            if peer.link is link:
-                peer.link = None
-                if not self._closed:
-                    peer.linked.clear()
+        return await peer.serve(link)
 
     def _tell(self, name: str, refused: LinkEnded) -> None:
         if name in self._peers and self._peers[name].link is None:

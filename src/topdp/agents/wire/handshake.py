@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from topdp.agents.terms.identity import Card, Identity, fingerprint
+from topdp.agents.terms.card import Card, fingerprint
+from topdp.agents.terms.identity import Identity
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.refusals import LinkEnded, quoted
 

@@ -2,7 +2,8 @@
 
 Anybody may run one, and nobody has to trust it: what goes through is TLS between two agents who know each
 other's certificates, so a relay can withhold, delay, cut and reorder bytes, and nothing else. It learns the
-addresses of who dials it, sizes and times; a meeting place is a hash, from which it learns no names.
+addresses of who dials it, sizes and times; a meeting place is a hash, from which it learns no names, and
+which only the two who meet there can compute: nobody else can crowd them out.
 
     agent -> relay   "topdp relay 1 wait <64 hex digits>\n"    to be called
     agent -> relay   "topdp relay 1 call <64 hex digits>\n"    to call
@@ -18,7 +19,7 @@ sender wait; who says nothing, or waits for too long, is cut.
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import hmac
 import logging
 import re
 from collections import Counter
@@ -40,13 +41,14 @@ GREETING = re.compile(rb"topdp relay 1 (wait|call) ([0-9a-f]{64})\n")
 LENGTH = len(b"topdp relay 1 wait ") + 64 + 1
 
 
-def meeting_place(federation: str, listener: str, dialer: str) -> str:
-    """The name under which two agents of one manifest meet. Who does not have the manifest cannot tell whose.
+def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) -> str:
+    """The name under which two agents of one manifest meet. `secret`: what these two alone know.
 
-    >>> meeting_place("00" * 32, "ada", "bob") == meeting_place("00" * 32, "bob", "ada")
+    >>> meeting_place(b"", "00" * 32, "ada", "bob") == meeting_place(b"", "00" * 32, "bob", "ada")
     False
     """
-    return hashlib.sha256(f"topdp relay 1\n{federation}\n{listener}\n{dialer}\n".encode()).hexdigest()
+    words = f"topdp relay 1\n{federation}\n{listener}\n{dialer}\n".encode()
+    return hmac.digest(secret, words, "sha256").hex()
 
 
 def greeting(wish: str, place: str) -> bytes:

@@ -34,6 +34,16 @@ def init(
         remark(f"This card is in {folder / identity.CARD}: send it to whoever makes the manifest.")
 
 
+def _expect_terms(manifest: Path, folder: Path) -> None:
+    """Refuses a manifest or an identity that cannot be used: at once, and not after torch was loaded."""
+    from topdp.agents.terms import amendments, succession
+    from topdp.agents.terms import manifest as manifests
+
+    terms = manifests.read(manifest)
+    terms.number(succession.generations(folder)[0].card.name)
+    amendments.expect_agreed(terms)
+
+
 def start(
     manifest: Annotated[Path, typer.Option("--manifest", help="What all agents have agreed to.")],
     data: Annotated[str, typer.Option("--data", help="This agent's own records, as for `topdp run`.")],
@@ -93,11 +103,16 @@ def start(
             "--after", metavar="DIR", help="Under an amendment: the state folder of the run before."
         ),
     ] = None,
+    upgrade: Annotated[
+        bool,
+        typer.Option("--upgrade", help="Go on with books of an older version: they are surely the newest."),
+    ] = False,
     site: Site = None,
     as_json: Json = False,
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
     need_parts()
+    _expect_terms(manifest, folder)
     with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
         if signs is not None:
             signs.stage("loading torch")
@@ -121,6 +136,7 @@ def start(
             amended_by,
             after,
             site,
+            upgrade,
         ),
         speaker,
     )

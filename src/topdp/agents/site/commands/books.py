@@ -53,7 +53,7 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
     for kind, value in spent.items():
         words = epsilon_in_words(value if math.isfinite(value) else None)
         show(f"The record that has spent most: epsilon {words}, delta {delta[kind]:.3g} ({kind}).")
-    show(f"Limit: {'none' if limit.epsilon is None else f'epsilon {limit.epsilon:.4g}'}.")
+    show(f"Limit: {limit_in_words(limit.epsilon, limit.delta)}.")
 
 
 def set_limit(
@@ -74,7 +74,16 @@ def set_limit(
     book = SiteBook(place(site, identity)[0])
     book.set_limit(Limit(epsilon, delta))
     book.close()
-    show("No limit." if none else f"Limit: epsilon {epsilon}, delta {delta}; runs that were let in go on.")
+    show(f"Limit: {limit_in_words(epsilon, delta)}; runs that were let in go on.")
+
+
+def limit_in_words(epsilon: float | None, delta: float | None) -> str:
+    """
+    >>> limit_in_words(3.0, None), limit_in_words(3.0, 1e-5), limit_in_words(None, None)
+    ('epsilon 3', 'epsilon 3, delta 1e-05', 'none')
+    """
+    parts = {"epsilon": epsilon, "delta": delta}
+    return ", ".join(f"{name} {value:.4g}" for name, value in parts.items() if value is not None) or "none"
 
 
 def close_run(

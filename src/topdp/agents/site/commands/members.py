@@ -67,12 +67,13 @@ def amend(
     with signs_of_life(err, "federation") as signs:
         signs.stage("calibrating")
         from topdp.agents.site import amending
-        from topdp.agents.terms import federation, identity
+        from topdp.agents.terms import federation
         from topdp.agents.terms import manifest as manifests
         from topdp.agents.terms.amendments import amendment_of
+        from topdp.agents.terms.card import read_card
 
         before = manifests.read(manifest)
-        joins = tuple(identity.read_card(card) for card in add or [])
+        joins = tuple(read_card(card) for card in add or [])
         names = (*before.names, *(card.name for card in joins))
         change = amending.Change(
             round=from_round - 1,
@@ -89,7 +90,10 @@ def amend(
     told = amendment_of(made)
     assert told is not None
     budgets = amending.budgets(made)
-    delta = told.delta + made.config.privacy.delta
+    deltas = {
+        name: told.delta * (name in told.spent) + made.config.privacy.delta * (name in budgets)
+        for name in dict.fromkeys([*before.names, *made.names])
+    }
     if as_json:
         print_json(
             {
@@ -97,13 +101,13 @@ def amend(
                 "hash": made.hash,
                 "amends": told.to_tree(),
                 "budgets": budgets,
-                "delta": delta,
+                "delta": max(deltas.values()),
                 "privacy": account.summary(),
             }
         )
         return
     show(f"{place}: {len(made.names)} agents, hash {made.hash}; the run before ends with round {told.round}")
-    for name in dict.fromkeys([*before.names, *made.names]):
+    for name, delta in deltas.items():
         spent, new = told.spent.get(name, 0.0), budgets.get(name, 0.0)
         show(f"{name}: epsilon {spent:.4g} before + {new:.4g} = {spent + new:.4g} at most, delta {delta:.2g}")
     show("Each member signs it, in turn: topdp agent sign. Nobody runs it before all have.")
@@ -114,14 +118,36 @@ def sign(
     folder: IdentityFolder = Path("identity"),
     as_json: Json = False,
 ) -> None:
-    """Puts this agent's signature under an amendment, in the file itself."""
+    """Puts this agent's signature under an amendment, in the file itself, and says what it has signed."""
     need_parts()
+    from topdp.agents.site import amending
     from topdp.agents.terms import amendments, succession
     from topdp.agents.terms import manifest as manifests
 
-    signed = amendments.sign(manifest, manifests.read(manifest), succession.generations(folder))
+    agreed, held = manifests.read(manifest), succession.generations(folder)
+    name = held[0].card.name
+    amending.expect_counted(agreed, name, folder)
+    signed = amendments.sign(manifest, agreed, held)
     missing = amendments.unsigned(signed)
+    told = amendments.amendment_of(signed)
+    assert told is not None
+    spent, new, delta = told.spent.get(name, 0.0), amending.budgets(signed)[name], signed.config.privacy.delta
     if as_json:
-        print_json({"hash": signed.hash, "signed": sorted(signed.signatures), "missing": missing})
+        print_json(
+            {
+                "hash": signed.hash,
+                "signed": sorted(signed.signatures),
+                "missing": missing,
+                "amends": {"manifest": told.manifest, "round": told.round},
+                "members": list(signed.names),
+                "spent": told.spent.get(name),
+                "granted": told.granted.get(name),
+                "budget": new,
+                "delta": delta,
+            }
+        )
     else:
-        show(f"{manifest}: signed; {'missing: ' + ', '.join(missing) if missing else 'by all'}")
+        show(f"The run {told.manifest[:16]} ends with round {told.round}; then {', '.join(signed.names)}.")
+        before = f"{spent:.4g} of {told.granted[name]:.4g} before + " if name in told.granted else "joins, "
+        show(f"{name}: epsilon {before}{new:.4g} at most, delta {delta:.2g} of the new run")
+        show(f"{manifest}: signed{'; still to sign: ' + ', '.join(missing) if missing else ' by all'}.")
