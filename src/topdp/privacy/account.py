@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from topdp.privacy.basics.checks import NotCovered, expect_delta
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.loss import GaussianLoss, Loss
 from topdp.privacy.observers.adaptive import expect_colluders
-from topdp.privacy.observers.answers import ASKED, expect_answers, observed
+from topdp.privacy.observers.answers import ASKED, Look, expect_answers, observed
 from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.claims import Analysis
@@ -244,11 +243,13 @@ def account(
     colluders: int = 1,
     patient: bool = False,
     progress: Progress | None = None,
+    look: Look = observed,
 ) -> Account:
     """The claim and the worst case of every agent of `plan`, and the other answers that are asked for.
 
     `guarantee`: by which the noise was calibrated; its answer is there too, and `known`, where the
-    calibration has it already, is what it rests on. `patient`: also what takes very long.
+    calibration has it already, is what it rests on. `patient`: also what takes very long. `look`: who is
+    asked what observers see.
 
     >>> from topdp.privacy import Analysis
     >>> import numpy as np
@@ -267,7 +268,12 @@ def account(
     expect_colluders(colluders, plan.agents)
     exposure = analysis.exposure()
     said: list[str] = []
-    views: dict[str, View] = {}
+    most = max(batches.records for batches in analysis.batches)
+    if delta * most >= 1:
+        said.append(
+            f"delta {delta:g} is not less than 1/{most}, one over the records of an agent: a record may be "
+            "shown as it is under such a delta. Use a smaller one."
+        )
 
     def claims() -> Answer:
         epsilon, warned = analysis.claim(plan, delta)
@@ -276,42 +282,66 @@ def account(
         mu = mu_of(epsilon, delta) if exact and (epsilon > 0).all() else ()
         return Answer(epsilon, losses=tuple(GaussianLoss(float(one)) for one in mu))
 
-    def seen(name: str) -> Answer:
-        if known is not None and name == guarantee:
-            views[name] = known
-        else:
-            views[name] = observed(name, plan, exposure, colluders, patient, progress)
-        found, owners = views[name], range(plan.agents)
-        epsilon = found.worst_epsilon(delta)
-        if found.note:
-            said.append(f"{name}: {found.note}")
-        if any(epsilon[i] < loss.epsilon(delta) for i, loss in found.samples.items()):
+    def worst() -> Answer:
+        found = worst_case(plan, exposure)
+        return Answer(found.epsilon(delta), losses=found.losses)
+
+    claimed, of_all = _answer(claims), _answer(worst)
+    found = Account(
+        delta, analysis, claimed, of_all, warnings=tuple(said), guarantee=guarantee, colluders=colluders
+    )
+    for name in (name for name in ASKED if name in answers or name == guarantee):
+        seen = known if name == guarantee else None
+        found = also_answered(found, name, plan, seen, patient, progress, look)
+    return found
+
+
+def also_answered(
+    found: Account,
+    name: str,
+    plan: Plan,
+    known: View | None = None,
+    patient: bool = False,
+    progress: Progress | None = None,
+    look: Look = observed,
+) -> Account:
+    """The account of `plan` with one answer more; `known`: what observers see, where that is known already.
+
+    >>> from topdp.privacy import Analysis, account
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Full, Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> found = account(plan, Analysis("tight", (Full(100),) * 6, clip=100.0), delta=1e-5)
+    >>> found.view.largest, round(also_answered(found, "view", plan).view.largest, 2)
+    (None, 3.06)
+    """
+    expect_answers([name])
+    said: list[str] = []
+    views = dict(found.views)
+
+    def seen() -> Answer:
+        exposure, colluders, delta = found.analysis.exposure(), found.colluders, found.delta
+        views[name] = known if known is not None else look(name, plan, exposure, colluders, patient, progress)
+        one, owners = views[name], range(plan.agents)
+        epsilon = one.worst_epsilon(delta)
+        if one.note:
+            said.append(f"{name}: {one.note}")
+        if any(epsilon[i] < loss.epsilon(delta) for i, loss in one.samples.items()):
             said.append(
                 f"{name}: Poisson samples count as if each record were in every round: no amplification is "
                 "known where noise is reused. Full batches ask for less noise."
             )
         return Answer(
             epsilon,
-            losses=tuple(found.largest(i) for i in owners),
-            observers=tuple(found.observers[found.sees_most(i)] for i in owners),
+            losses=tuple(one.largest(i) for i in owners),
+            observers=tuple(one.observers[one.sees_most(i)] for i in owners),
         )
 
-    def worst() -> Answer:
-        found = worst_case(plan, exposure)
-        return Answer(found.epsilon(delta), losses=found.losses)
-
-    wanted = [name for name in ASKED if name in answers or name == guarantee]
-    return Account(
-        delta,
-        analysis,
-        claimed=_answer(claims),
-        worst_case=_answer(worst),
-        **{name: _answer(partial(seen, name)) for name in wanted},
-        views=views,
-        warnings=tuple(said),
-        guarantee=guarantee,
-        colluders=colluders,
-    )
+    answer: dict[str, Any] = {name: _answer(seen)}
+    return replace(found, **answer, views=views, warnings=(*found.warnings, *said))
 
 
 def _answer(ask: Callable[[], Answer]) -> Answer:

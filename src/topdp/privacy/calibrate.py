@@ -19,6 +19,7 @@ from topdp.privacy.account import GUARANTEES
 from topdp.privacy.balance import Balance, balance
 from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning, expect_delta, expect_epsilon
 from topdp.privacy.excess import Accounts, Writer
+from topdp.privacy.observers.answers import Look, observed
 from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.published.calibration import Calibration, least_noise
 from topdp.privacy.published.claims import Analysis, noise_multipliers
@@ -50,10 +51,12 @@ def calibrate(
     patient: bool = False,
     colluders: int = 1,
     shares: Floats | None = None,
+    look: Look = observed,
 ) -> CalibratedNoise:
     """The full-scale noise with which `write`'s plan keeps every agent's ε.
 
-    `shares` [agents]: noise that is scaled for all alike, where it is known how agents should differ.
+    `shares` [agents]: noise that is scaled for all alike, where it is known how agents should differ. `look`:
+    who is asked what observers see.
 
     **Guarantees.** The account of the plan under `guarantee` is at most ε for every agent, and at least
     (1 - 1e-6)·ε for the agent that binds. Where agents differ, each that could do with less noise than it has
@@ -84,7 +87,7 @@ def calibrate(
         raise PrivacyError(f"Expected one epsilon for each of {exposure.agents} agents, got {len(epsilon)}.")
     if guarantee == "claimed":
         return CalibratedNoise(_claimed(write, analysis, epsilon, delta))
-    accounts = Accounts(write, exposure, guarantee, epsilon, delta, patient, colluders, progress)
+    accounts = Accounts(write, exposure, guarantee, epsilon, delta, patient, colluders, progress, look)
     alone = exposure.sensitivity / accounts.target
     # Where nothing distinguishes agents but their place in the graph they keep one noise, as in the paper.
     if shares is not None:

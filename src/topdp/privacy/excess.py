@@ -19,7 +19,7 @@ from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.loss import Loss, SampledLoss, Smaller
-from topdp.privacy.observers.answers import observed
+from topdp.privacy.observers.answers import Look, observed
 from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.calibration import least_noise
@@ -48,11 +48,12 @@ class Accounts:
         patient: bool = False,
         colluders: int = 1,
         progress: Progress | None = None,
+        look: Look = observed,
     ) -> None:
         self.write, self.exposure, self.guarantee = write, exposure, guarantee
         self.epsilon, self.delta = epsilon, delta
         self.target = np.asarray(mu_of(epsilon, delta))
-        self._look = partial(observed, guarantee, exposure=exposure, colluders=colluders, patient=patient)
+        self._look = partial(look, guarantee, exposure=exposure, colluders=colluders, patient=patient)
         self._progress, self._note, self._told = progress, "", 0
         self._views: dict[bytes, View] = {}
 

@@ -6,13 +6,19 @@ Methods can be compared by it before any data are read.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import sparse
 
 from topdp.errors import InputError
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
+from topdp.plan.arrays import AnyArray, Floats
+
+FEW = 100  # rows
+REPEATED = 16  # kinds of rounds that are held at once
 
 
 class Leftover(NamedTuple):
@@ -42,15 +48,46 @@ def leftover(plan: Plan) -> Leftover:
     if plan.robust is not None:
         raise InputError("Expected a plan of linear rows, got robust mixing: its noise has no formula.")
     n, m = plan.agents, plan.rows
+    mixing, fresh = _mixing(plan), _fresh(plan)
     C, average, between = np.zeros((m, m)), np.zeros(plan.releases), np.zeros(plan.releases)
-    own, rows = np.arange(n), np.arange(m)[:, None]
-    for r, this in enumerate(plan):
-        W = np.zeros((m, m))
-        np.add.at(W, (rows, np.maximum(this.source, 0)), np.where(this.source >= 0, this.weight, 0.0))
-        N = np.zeros((m, plan.draws))
-        np.add.at(N, (rows, np.maximum(this.draw, 0)), np.where(this.draw >= 0, this.std, 0.0))
-        N[~this.exists] = 0.0
-        C = W @ C @ W.T + N @ N.T
-        of_mean = float(C[np.ix_(own, own)].mean())
-        average[r], between[r] = of_mean, float(C[own, own].mean()) - of_mean
+    for r in range(plan.releases):
+        source = int(plan.source.which[r])
+        W = mixing(source, int(plan.weight.which[r]))
+        # C ← W C Wᵀ + N Nᵀ; C is symmetric
+        C = W @ np.ascontiguousarray((W @ C).T)
+        if plan.scale[r]:
+            C += plan.scale[r] ** 2 * fresh(source, int(plan.draw.which[r]), int(plan.std.which[r]))
+        of_mean = float(C[:n, :n].mean())
+        average[r], between[r] = of_mean, float(C.diagonal()[:n].mean()) - of_mean
     return Leftover(average, between)
+
+
+def _mixing(plan: Plan) -> Callable[[int, int], Any]:
+    """W [rows, rows] by the kinds of its sources and weights."""
+
+    @lru_cache(maxsize=REPEATED)
+    def mixing(source: int, weight: int) -> Any:
+        found = _matrix(plan.source.values[source], plan.weight.values[weight], plan.rows)
+        return found.toarray() if plan.rows <= FEW else found  # few rows are as fast without a structure
+
+    return mixing
+
+
+def _fresh(plan: Plan) -> Callable[[int, int, int], Floats]:
+    """N Nᵀ [rows, rows] at unit scale, by kinds of sources (they say who exists), draws and deviations."""
+
+    @lru_cache(maxsize=REPEATED)
+    def fresh(source: int, draw: int, std: int) -> Floats:
+        exists = (plan.source.values[source] >= 0).any(axis=1)
+        draws = np.where(exists[:, None], plan.draw.values[draw], -1)
+        N = _matrix(draws, plan.std.values[std], plan.draws)
+        return np.asarray((N @ N.T).toarray())
+
+    return fresh
+
+
+def _matrix(columns: AnyArray, values: Floats, width: int) -> sparse.csr_array:
+    """[rows, width] of entries by row and column; -1 is none."""
+    used = columns >= 0
+    starts = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
+    return sparse.csr_array((values[used], columns[used], starts), shape=(len(columns), width))

@@ -8,6 +8,7 @@ few: such graphs are refused by `expect_uncut`, with a degree that would do.
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -41,6 +42,7 @@ def secret_pairs(kind: str, topology: Topology, degree: int, seed: int) -> Ints:
     return complete(n).edges if kind == "all" else _regular(expect_degree(degree, n), n, seed)
 
 
+@lru_cache(maxsize=64)  # it is drawn many times while settings are chosen
 def _regular(degree: int, agents: int, seed: int) -> Ints:
     return complete(agents).edges if degree == agents - 1 else regular(agents, degree, seed).edges
 

@@ -33,7 +33,7 @@ class Axis(NamedTuple):
     values: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str) -> Axis:
+    def of(cls, text: str, option: str = "--over") -> Axis:
         """
         >>> Axis.of("privacy.epsilon=0.5,1,2")
         Axis(key='privacy.epsilon', values=('0.5', '1', '2'))
@@ -44,10 +44,10 @@ class Axis(NamedTuple):
         parts = tuple(part.strip() for part in _split(values))
         if not equals or not key.strip() or not all(parts):
             raise ConfigError(
-                f"Expected --over key=value,value,..., for example privacy.epsilon=0.5,1,2, got {text!r}."
+                f"Expected {option} key=value,value,..., for example privacy.epsilon=0.5,1,2, got {text!r}."
             )
         if len(set(parts)) < len(parts):
-            raise ConfigError(f"--over {key.strip()}: expected different values, got one of them twice.")
+            raise ConfigError(f"{option} {key.strip()}: expected different values, got one of them twice.")
         return cls(key.strip(), parts)
 
 

@@ -16,7 +16,7 @@ from topdp.plan import Plan, optimised
 from topdp.privacy.account import FALSE_ALARMS, Account, account
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.excess import Writer
-from topdp.privacy.observers.answers import expect_answers
+from topdp.privacy.observers.answers import Look, expect_answers, observed
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
 from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.published.claims import Analysis
@@ -30,9 +30,16 @@ COALITIONS = 500  # more than these are sampled
 
 
 def plan_and_account(
-    config: RunConfig, graph: Topology, counts: tuple[int, ...], progress: Progress | None = None
+    config: RunConfig,
+    graph: Topology,
+    counts: tuple[int, ...],
+    progress: Progress | None = None,
+    look: Look = observed,
 ) -> tuple[Plan, Account]:
-    """The plan, calibrated unless σ is given, and its answers; agent i holds counts[i] records."""
+    """The plan, calibrated unless σ is given, and its answers; agent i holds counts[i] records.
+
+    `look`: who is asked what observers see.
+    """
     config = settled(config, graph, counts)
     n, analysis, seen = graph.agents, build.analysis(config, counts), None
     privacy = config.privacy
@@ -52,14 +59,20 @@ def plan_and_account(
             patient=privacy.patient,
             colluders=privacy.colluders,
             shares=shares(config, graph, counts),
+            look=look,
         )
         deviation, seen = calibrated.deviation, calibrated.seen
     plan = write(deviation)
-    return plan, accounted(config, plan, analysis, seen, progress)
+    return plan, accounted(config, plan, analysis, seen, progress, look)
 
 
 def accounted(
-    config: RunConfig, plan: Plan, analysis: Analysis, known: View | None, progress: Progress | None
+    config: RunConfig,
+    plan: Plan,
+    analysis: Analysis,
+    known: View | None,
+    progress: Progress | None,
+    look: Look = observed,
 ) -> Account:
     """The answers that the configuration asks for; `known`: that of its guarantee, where there is one."""
     privacy = config.privacy
@@ -73,6 +86,7 @@ def accounted(
         colluders=privacy.colluders,
         patient=privacy.patient,
         progress=progress,
+        look=look,
     )
 
 
@@ -163,7 +177,7 @@ def _expect_within(config: RunConfig, found: Account, folder: RunFolder) -> None
         )
 
 
-def _graph_of_run(config: RunConfig, path: Path) -> Topology:
+def graph_of_run(config: RunConfig, path: Path) -> Topology:
     """A run started from Python keeps its graph beside it."""
     beside = path / str(config.topology.path)
     if config.topology.kind == "file" and beside.exists():
@@ -178,7 +192,7 @@ def account_of_run(
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
     counts = _records(folder)
-    expect_plan_of(config, _graph_of_run(config, path), counts, plan, path)
+    expect_plan_of(config, graph_of_run(config, path), counts, plan, path)
     expect_account_of(config, counts, folder)
     config = asking(config, answers)
     return config, plan, accounted(config, plan, build.analysis(config, counts), None, progress)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -65,10 +65,24 @@ class Recommendation:
     changes: dict[str, Any]
     reasons: list[str]
 
+    def details(self, given: Sequence[str] = ()) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "options": [asdict(option) for option in self.options],
+            "changes": self.changes,
+            "reasons": self.reasons,
+            "command": self.command(given),
+        }
+
     def command(self, given: Sequence[str] = ()) -> str:
-        """What to run; `given`: arguments that the question was asked with."""
+        """What to run; `given`: arguments that the question was asked with, less what is changed anyway."""
+        kept, words = list[str](), iter(given)
+        for word in words:
+            pair = [word, next(words, "")] if word == "--set" else [word]
+            if word != "--set" or pair[1].partition("=")[0].strip() not in self.changes:
+                kept += pair
         changes = (part for key, value in self.changes.items() for part in ("--set", f"{key}={value}"))
-        return shlex.join(["topdp", "run", *given, *changes])
+        return shlex.join(["topdp", "run", *kept, *changes])
 
 
 def recommend(
@@ -122,7 +136,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         return Option(name, None, None, 0, str(error), {})
     plan = write(noise.deviation)
     left, each = leftover(plan), plan.releases // (TRIAL + 1)
-    pooled = _pooled(asked, counts, float(epsilon.min()))
+    pooled = pooled_noise(asked, counts, float(epsilon.min()))
     average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
     if name == "correlated":
@@ -140,11 +154,11 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
     return Option(name, average, between, max(1, each - 1), reason + ".", settings)
 
 
-def _pooled(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> float:
+def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> float:
     """The variance that pooled records would leave after as many steps, for the smallest of the budgets."""
     central = config.model_copy(
         update={
-            "method": config.method.model_copy(update={"name": "central"}),
+            "method": config.method.model_copy(update={"name": "central", "mode": "sync"}),
             "privacy": config.privacy.model_copy(update={"colluders": 0, "epsilon": epsilon}),
         }
     )

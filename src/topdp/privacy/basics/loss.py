@@ -53,7 +53,7 @@ class GaussianLoss:
             raise PrivacyError(f"Expected mu={self.mu} >= 0.")
 
     def epsilon(self, delta: float) -> float:
-        return epsilon_of(self.mu, delta)
+        return _gaussian_epsilon(float(self.mu), float(delta))
 
     def power(self, false_alarms: float) -> float:
         # Φ(Φ⁻¹(α) + μ): the test of Neyman and Pearson (arXiv:1905.02383, Definition 2.6)
@@ -141,6 +141,11 @@ def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:
         counts = np.bincount(at, weights=counts, minlength=GROUPS).astype(np.int64)
         values, counts = grid[counts > 0], counts[counts > 0]
     return SampledLoss(rate, tuple(zip(values.tolist(), counts.tolist(), strict=True)))
+
+
+@lru_cache(maxsize=4096)  # agents ask in every round what the same releases cost
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    return epsilon_of(mu, delta)
 
 
 @lru_cache(maxsize=256)

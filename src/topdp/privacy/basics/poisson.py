@@ -13,6 +13,8 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -47,10 +49,7 @@ def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: flo
     try:
         with np.errstate(all="ignore"):
             for z, count in grouped(noise_multipliers):
-                one = privacy_loss_distribution.from_gaussian_mechanism(
-                    float(z), value_discretization_interval=interval, sampling_prob=rate
-                )
-                total = total.compose(one.self_compose(int(count)))
+                total = total.compose(_one_release(float(z), interval, rate).self_compose(int(count)))
             epsilon = float(total.get_epsilon_for_delta(delta - slack))
     except OverflowError:
         epsilon = math.nan
@@ -58,6 +57,15 @@ def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: flo
         least = float(np.min(noise_multipliers))
         raise NotCovered(f"Loss distributions of sampled releases cannot hold noise multiplier {least:g}.")
     return max(epsilon, 0.0)
+
+
+@lru_cache(maxsize=MANY)  # books ask for the same release once a round, composed ever more often
+def _one_release(z: float, interval: float, rate: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        z, value_discretization_interval=interval, sampling_prob=rate
+    )
 
 
 def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]:

@@ -120,6 +120,20 @@ def leading_adaptive(
     return mu, per_release
 
 
+def has_short_form(answer: str, plan: Plan, colluders: int = 1) -> bool:
+    """Whether `adaptive` or `outsider` answers at once: nothing is hidden from those who look."""
+    if not plan.std.values.any():
+        return True
+    if answer == "outsider":
+        return _all_seen(plan, Public.LINKS, [()])
+    if _all_seen(plan, Public.ESTIMATES, [()]):
+        return True
+    few = math.comb(plan.agents, colluders) <= plan.agents
+    return few and _all_seen(
+        plan, Public.ESTIMATES, list(itertools.combinations(range(plan.agents), colluders))
+    )
+
+
 def in_the_open(plan: Plan) -> bool:
     """Whether draws are shared and every row is an estimate: then no round depends on another's noise."""
     return _shares_noise_in_the_open(plan, Public.ESTIMATES)

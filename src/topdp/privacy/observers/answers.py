@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from topdp.plan import Plan
 from topdp.privacy.basics.checks import NotCovered, PrivacyError
@@ -13,6 +13,9 @@ from topdp.privacy.observers.view import Bound, Progress, View, expect_unacceler
 
 ASKED = ("view", "adaptive", "outsider")
 """They take time: computed where they are asked for."""
+
+Look = Callable[..., View]
+"""Whoever answers as `observed` does, with its arguments: itself, or somebody who remembers what it said."""
 
 
 def observed(
