@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["browser"]
+
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("topdp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("topdp")

@@ -22,6 +22,9 @@ WITHOUT_TORCH = [
     "topdp.settings",
     "topdp.runs.folder",
     "topdp.runs.planning",
+    "topdp.planner",
+    "topdp.pages.facts",
+    "topdp.pages.report",
     "topdp.cli",
 ]
 
@@ -101,7 +104,9 @@ def test_every_file_is_listed_and_every_listed_file_is_there():
 
 
 def test_the_first_page_shows_the_rooms_in_the_same_order():
-    (block,) = re.findall(r"^## The rooms\n\n```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(
+        r"^## The rooms\n\n(?:<!--[^\n]*-->\n)?```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
+    )
     shown = [line.split()[0].removesuffix("/").removesuffix(".py") for line in block.splitlines()]
     rooms = dict.fromkeys(module.split(".")[1] for module in ORDER if "." in module)
     assert shown == [room for room in rooms if room != "__main__"]

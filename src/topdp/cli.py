@@ -18,7 +18,8 @@ import typer
 from topdp import __version__
 from topdp.agents.site.commands import agent_app, federation_app
 from topdp.agents.site.commands.relay import relay
-from topdp.commands import data, figures, privacy, training
+from topdp.commands import data, figures, pages, planning, privacy, training
+from topdp.commands.dash import dash
 from topdp.errors import ExitCode, TopdpError, enough_memory
 from topdp.report.terminal import err, show
 
@@ -46,12 +47,16 @@ for command in (
     training.compare,
     training.sweep,
     training.export,
+    pages.report,
+    pages.statement,
     figures.graph,
+    planning.plan,
     privacy.account,
     privacy.recommend,
     privacy.audit,
     privacy.calibrate,
     figures.reproduce,
+    dash,
     relay,
 ):
     app.command()(command)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import doctest
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.spatial import cKDTree
 from scipy.spatial.distance import pdist
 
 from topdp.report import graph as pictures
@@ -68,6 +70,33 @@ def test_picture_is_written(name: str, tmp_path: Path) -> None:
         assert image.width == 1280 and 600 < image.height < 2000
         shade = np.asarray(image.convert("L"))
     assert 0.002 < (shade < 128).mean() < 0.5  # neither empty nor black
+
+
+@pytest.mark.parametrize("agents", [200, 1000])
+@pytest.mark.parametrize("make", [tree, star, partial(star, hubs=3), partial(star, hubs=1)])
+def test_agents_of_large_trees_and_stars_can_be_told_apart(make, agents: int, monkeypatch) -> None:
+    """Discs do not touch, and no link is broken into dashes, which would make rings round a hub."""
+    monkeypatch.setattr(style, "save", lambda figure, path: figure)
+    figure = pictures.draw(make(agents), Path("unused.png"))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (discs,) = (c for c in axes.collections if type(c).__name__ == "PathCollection")
+    place = axes.transData.transform(discs.get_offsets()) * 72 / figure.dpi  # points
+    radii = np.sqrt(discs.get_sizes()) / 2
+    near, other = cKDTree(place).query(place, k=2)
+    assert (near[:, 1] > 0.9 * (radii + radii[other[:, 1]])).mean() > 0.99
+    links = [c for c in axes.collections if type(c).__name__ == "LineCollection"]
+    assert all(line[1] is None for c in links for line in c.get_linestyles())
+
+
+def test_a_rare_colour_is_kept(tmp_path: Path) -> None:
+    """A thousand links must not take the colour of a line in the legend."""
+    path = pictures.draw(tree(1000), tmp_path / "tree.png")
+    with Image.open(path) as image:
+        seen = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
+    for wanted in (style.BLUE, style.RED):
+        channels = [int(wanted[at : at + 2], 16) for at in (1, 3, 5)]
+        assert min(max(abs(a - b) for a, b in zip(one, channels, strict=True)) for one in seen) < 12
 
 
 def colours_in(graph: Topology) -> dict[str, int]:

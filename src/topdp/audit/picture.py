@@ -24,9 +24,16 @@ def roc(found: Findings, path: Path, title: str) -> Path:
         for name, kind in found.kinds.items():
             false, true = curve(kind.scores, kind.there)
             label = f"{len(kind.scores)} {name} canaries: ε ≥ {kind.epsilon:.3g}"
-            axes.step(false, true, where="post", color=COLOURS[name], lw=1.4, label=label)
+            axes.step(false, true, where="post", color=COLOURS[name], lw=1.4, label=label, clip_on=False)
         rates = np.linspace(0, 1, 501)
-        axes.plot(rates, most(rates, found), color=INK, ls="--", label=f"proved: ε ≤ {found.proved:.3g}")
+        axes.plot(
+            rates,
+            most(rates, found),
+            color=INK,
+            ls="--",
+            label=f"proved: ε ≤ {found.proved:.3g}",
+            clip_on=False,
+        )
         axes.plot([0, 1], [0, 1], color=GREY, lw=0.8, ls=":", label="guessing")
         axes.set(
             xlabel="false alarms: canaries that are not there", ylabel="found: canaries that are", title=title

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,9 +21,6 @@ from topdp.report.progress import signs_of_life
 from topdp.report.terminal import Json, err, print_json, show
 from topdp.settings import config
 from topdp.settings.config import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 def account(
@@ -99,13 +95,11 @@ def recommend(
         made = build.graph(wanted)
         found = ask(wanted, made, build.counts(wanted, made.agents), signs.stage)
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
-    command = found.command([*given, *(part for change in changes or [] for part in ("--set", change))])
-    options = [asdict(option) for option in found.options]
+    details = found.details([*given, *(part for change in changes or [] for part in ("--set", change))])
     if as_json:
-        answer = {"options": options, "changes": found.changes, "reasons": found.reasons}
-        print_json({**answer, "command": command})
+        print_json(details)
         return
-    show(tables.options(options), *found.reasons, command)
+    show(tables.options(details["options"]), *found.reasons, details["command"])
 
 
 def audit(

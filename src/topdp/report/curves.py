@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from topdp.report.coinciding import coinciding, named
+from topdp.report.lettering import wrapped
 from topdp.report.metrics import is_share, metric_names
-from topdp.report.style import data_title, house_style, look, percent_axis, save
+from topdp.report.style import LETTERS, data_title, house_style, look, percent_axis, save
 from topdp.settings import build
 from topdp.settings.config import RunConfig
 
@@ -23,21 +25,26 @@ def curves(
     with house_style():
         figure = Figure()
         axes = figure.subplots()
-        for label, metrics in runs.items():
-            rounds = [line["round"] for line in metrics]
-            low, mean, high = (
-                [_number(line, metric, key) for line in metrics] for key in ("min", "mean", "max")
-            )
+        lines = {label: _line(metrics, metric) for label, metrics in runs.items()}
+        for label, same in coinciding(lines).items():
+            rounds, low, mean, high = lines[label]
             drawn = look(label)
             axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
-            axes.plot(rounds, mean, label=label, markevery=max(1, len(rounds) // 8), **drawn)
+            axes.plot(rounds, mean, label=named(same), markevery=max(1, len(rounds) // 8), **drawn)
         band = "worst to best agent" if is_share(metric) else "all agents"
-        axes.set(xlabel="rounds", ylabel=f"test {metric} (mean, {band})", title=title)
+        label = f"test {metric} (mean,\nband: {band})"
+        axes.set(xlabel="rounds", ylabel=label, title=wrapped(title, LETTERS))
         if is_share(metric):
             percent_axis(axes)
         axes.margins(x=0.02)
         axes.legend(loc="best")
         return save(figure, path)
+
+
+def _line(metrics: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[float], ...]:
+    """Rounds, and the least agent, the mean and the largest agent after each."""
+    rounds = [float(line["round"]) for line in metrics]
+    return rounds, *([_number(line, metric, key) for line in metrics] for key in ("min", "mean", "max"))
 
 
 def _number(line: Mapping[str, Any], metric: str, key: str) -> float:

@@ -19,7 +19,9 @@ from topdp.topology import Topology, as_topology
 from topdp.topology.families import grid_columns
 
 LABEL_LIMIT = 60
-"""Above this many agents numbers and arrows are left out."""
+"""Above this many agents numbers, names and arrows are left out, and lines are not broken."""
+
+_CROWD = 24  # leaves of one hub that stand on a circle round it; more fill the disc
 
 _WIDTH = 6.4  # inches
 _NODE = "#1F2F46"
@@ -101,14 +103,18 @@ def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
     behind = np.zeros((topology.agents, topology.agents), dtype=np.bool_)
     behind[tuple(topology.directed.T)] = topology.covered
     behind = behind[j, i]
-    width = float(np.clip(13 / np.sqrt(len(i)), 0.4, 1.6))
-    opacity = float(np.clip(15 / np.sqrt(len(i)), 0.35, 0.9))
+    sparse = len(i) < topology.agents + 2 and int(topology.degrees.max()) <= 8
+    crowd = len(i) / 3 if sparse else len(i)  # links of a tree do not cross
+    width = float(np.clip(13 / np.sqrt(crowd), 0.4, 1.6))
+    opacity = float(np.clip(15 / np.sqrt(crowd), 0.35, 0.9))
+    small = topology.agents <= LABEL_LIMIT
     handles = []
     for directions, text, colour, line in _CLASSES:
         chosen = ahead.astype(np.int64) + behind == directions
         if not chosen.any():
             continue
-        arrows = directions == 1 and topology.agents <= LABEL_LIMIT
+        arrows = directions == 1 and small
+        line = line if small else "solid"  # dashes of many lines from one place make rings
         axes.add_collection(
             LineCollection(
                 place[topology.edges[chosen]],
@@ -116,7 +122,7 @@ def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
                 linestyles=[line],
                 linewidths=width,
                 alpha=opacity,
-                zorder=1,
+                zorder=1 + 0.4 * (1 - float(chosen.mean())),  # what is rare is not hidden
             )
         )
         if arrows:
@@ -233,9 +239,14 @@ def _hubs(topology: Topology) -> Floats:
         place[hubs] = 0.25 * middle
         place[outer] = _circle(len(outer))
         return place
-    place[hubs] = 1.4 * middle
+    most = int(degrees[hubs].max())
+    apart = 1.4 if most <= _CROWD else 1.1 / np.sin(np.pi / max(2, len(hubs)))
+    place[hubs] = apart * middle
     for hub, centre in zip(hubs, middle, strict=True):
         leaves = np.flatnonzero(topology.adjacency[hub] & (degrees == 1))
+        if most > _CROWD:
+            place[leaves] = place[hub] + _disc(len(leaves))
+            continue
         if len(hubs) == 1:
             angle = 2 * np.pi * np.arange(len(leaves)) / len(leaves)
         else:
@@ -243,6 +254,15 @@ def _hubs(topology: Topology) -> Floats:
             angle = np.arctan2(centre[1], centre[0]) + reach * np.linspace(-1, 1, len(leaves))
         place[leaves] = place[hub] + np.column_stack([np.cos(angle), np.sin(angle)])
     return place
+
+
+def _disc(count: int) -> Floats:
+    """[count, 2]: points that fill a disc evenly but for its middle, like a sunflower (Vogel 1979)."""
+    number = np.arange(count)
+    angle = np.pi * (3 - np.sqrt(5)) * number
+    distance = np.sqrt(0.06 + 0.94 * (number + 0.5) / count)
+    points: Floats = distance[:, None] * np.column_stack([np.sin(angle), np.cos(angle)])
+    return points
 
 
 def _by_distance(topology: Topology) -> Floats:

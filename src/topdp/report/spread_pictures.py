@@ -11,13 +11,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from topdp.report.coinciding import coinciding, named
 from topdp.report.curves import noise_words
+from topdp.report.lettering import wrapped
 from topdp.report.metrics import is_share
 from topdp.report.spreads import Spread, as_number, label_of, metric_names, spread_of
 from topdp.report.style import (
     BLUE,
     GREEN,
     GREY,
+    LETTERS,
     ORANGE,
     PURPLE,
     RED,
@@ -64,12 +67,12 @@ def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
         label = f"{metric} (mean ± deviation over seeds)"
         if along is None:
             _column(axes, spreads, metric)
-            axes.set(xlabel=label, title=title)
+            axes.set(xlabel=label, title=wrapped(title, LETTERS))
             if is_share(metric):
                 axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
         else:
             _lines(axes, spreads, metric, along)
-            axes.set(xlabel=along, ylabel=label, title=title)
+            axes.set(xlabel=along, ylabel=label.replace("(mean ", "(mean\n"), title=wrapped(title, LETTERS))
             if is_share(metric):
                 percent_axis(axes)
         return save(figure, path)
@@ -83,25 +86,37 @@ def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
     with house_style():
         figure = Figure()
         axes = figure.subplots()
-        for label, one in runs.items():
-            by_round: dict[int, list[float]] = {}
-            for run in one.done:
-                for line in run["history"]:
-                    if line[metric]["mean"] is not None:
-                        by_round.setdefault(line["round"], []).append(line[metric]["mean"])
-            found = [spread_of(values) for values in by_round.values()]
-            rounds, mean = list(by_round), [_number(spread["mean"]) for spread in found]
-            half = [_number(spread["deviation"]) for spread in found]
-            low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
+        lines = {label: _along_rounds(one, metric) for label, one in runs.items()}
+        for label, same in coinciding(lines).items():
+            rounds, low, mean, high = lines[label]
             drawn = look(label)
             axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
-            axes.plot(rounds, mean, label=label or "all", markevery=max(1, len(rounds) // 8), **drawn)
-        axes.set(xlabel="rounds", ylabel=f"{metric} (mean ± deviation over seeds)", title=title)
+            every = max(1, len(rounds) // 8)
+            axes.plot(rounds, mean, label=named(same) or "all", markevery=every, **drawn)
+        axes.set(
+            xlabel="rounds",
+            ylabel=f"{metric} (mean,\nband: ± deviation over seeds)",
+            title=wrapped(title, LETTERS),
+        )
         if is_share(metric):
             percent_axis(axes)
         axes.margins(x=0.02)
         axes.legend(loc="best")
         return save(figure, path)
+
+
+def _along_rounds(one: Spread, metric: str) -> tuple[list[float], ...]:
+    """Rounds, and the mean over seeds after each, between its two ends of one deviation."""
+    by_round: dict[int, list[float]] = {}
+    for run in one.done:
+        for line in run["history"]:
+            if line[metric]["mean"] is not None:
+                by_round.setdefault(line["round"], []).append(line[metric]["mean"])
+    found = [spread_of(values) for values in by_round.values()]
+    mean = [_number(spread["mean"]) for spread in found]
+    half = [_number(spread["deviation"]) for spread in found]
+    low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
+    return [float(round) for round in by_round], low, mean, high
 
 
 def _axis(spreads: Sequence[Spread]) -> str | None:
@@ -118,15 +133,16 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
     for one in spreads:
         others = {key: value for key, value in one.chosen.items() if key != along}
         lines.setdefault(label_of(others), []).append(one)
-    for number, (label, line) in enumerate(lines.items()):
+    drawn: dict[str, tuple[list[float], ...]] = {}
+    for label, line in lines.items():
         line = [one for one in line if one.values(metric)]
         line.sort(key=lambda one: _number(as_number(one.chosen[along])))
+        places = [_number(as_number(one.chosen[along])) for one in line]
         found = [one.of(metric) for one in line]
+        drawn[label] = places, *([_number(one[key]) for one in found] for key in ("mean", "deviation"))
+    for number, (label, same) in enumerate(coinciding(drawn).items()):
         axes.errorbar(
-            [as_number(one.chosen[along]) for one in line],
-            [spread["mean"] for spread in found],
-            [_number(spread["deviation"]) for spread in found],
-            label=label or None, color=COLOURS[number % len(COLOURS)], capsize=3,
+            *drawn[label], label=named(same) or None, color=COLOURS[number % len(COLOURS)], capsize=3,
             marker=MARKERS[number % len(MARKERS)],
         )  # fmt: skip
     numbers = [_number(as_number(one.chosen[along])) for one in spreads]

@@ -22,6 +22,7 @@ from PIL import Image
 
 from topdp.errors import InputError
 from topdp.files import new_folder, write_whole
+from topdp.report.lettering import OURS, make_drawable
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -35,6 +36,7 @@ INK = "#222222"
 PALE = "#D9D9D9"
 
 FORMATS = (".png", ".svg", ".pdf")
+LETTERS = 52  # of a title in one line of a picture of usual width
 COLOURS = 128  # of a PNG: lines and text need no more, and the file is a third as large
 
 _RC: dict[str, Any] = {
@@ -45,7 +47,7 @@ _RC: dict[str, Any] = {
     "figure.constrained_layout.use": True,
     "savefig.dpi": 200,
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same picture on every machine
+    "font.sans-serif": [OURS],  # ships with matplotlib: the same picture on every machine
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -154,7 +156,8 @@ def percent_axis(axes: Axes) -> None:
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a figure as PNG, SVG or PDF, by the ending of `path`; the folder is made when missing.
 
-    The picture is drawn in memory first, so that a failure leaves no half-written file.
+    The picture is drawn in memory first, so that a failure leaves no half-written file. Letters that no font
+    has are written as codes (`lettering.py`).
     """
     path = Path(path)
     ending = path.suffix.lower()
@@ -162,6 +165,7 @@ def save(figure: Figure, path: str | Path) -> Path:
         raise InputError(f"Expected a picture ending in {', '.join(FORMATS)}, got {path.name!r}.")
     picture = io.BytesIO()
     date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(ending, {})
+    make_drawable(figure)
     with house_style():
         figure.savefig(picture, format=ending[1:], metadata=date)
     new_folder(path.parent)
@@ -172,6 +176,8 @@ def save(figure: Figure, path: str | Path) -> Path:
 def _of_few_colours(picture: io.BytesIO) -> bytes:
     small = io.BytesIO()
     with Image.open(picture) as image:
-        palette = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        # By coverage: the median cut takes the colour from what is thin, such as one line of a legend.
+        kept = Image.Quantize.MAXCOVERAGE
+        palette = image.convert("RGB").quantize(COLOURS, method=kept, dither=Image.Dither.NONE)
         palette.save(small, "png", optimize=True, dpi=image.info.get("dpi"))
     return small.getvalue()

@@ -15,6 +15,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from topdp.errors import InputError
 from topdp.files import write_whole
+from topdp.report.coinciding import coinciding, named
 from topdp.report.style import data_title, house_style, look, percent_axis, save
 from topdp.reproduce.figures.numbers import REMEDY
 from topdp.reproduce.figures.picture import ENDINGS
@@ -175,15 +176,21 @@ def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
     """The lines of one model on one data set."""
     ends: dict[str, tuple[float, str]] = {}
     budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
-    for name in dict.fromkeys(row.name for row in rows):
-        own = sorted((row.epsilon, row.accuracy) for row in rows if row.name == name)
+    points = {
+        name: sorted((row.epsilon, row.accuracy) for row in rows if row.name == name)
+        for name in dict.fromkeys(row.name for row in rows)
+    }
+    for name, same in coinciding(
+        {name: list(zip(*own, strict=True)) for name, own in points.items()}
+    ).items():
+        own = points[name]
         method = next(row for row in rows if row.name == name)
         style = look(f"{method.method}-{method.colluders}" if method.colluders > 1 else method.method)
         if math.isinf(own[-1][0]):
             axis.axhline(own[-1][1], **{**style, "marker": None, "linewidth": 1.0})
         else:
             axis.plot(*zip(*own, strict=True), **style)
-        ends[name] = own[-1][1], style["color"]
+        ends[named(same)] = own[-1][1], style["color"]
     axis.set(xlabel=f"ε ({rows[0].guarantee}, δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
     axis.xaxis.set_major_locator(FixedLocator(budgets))
     axis.xaxis.set_major_formatter(FixedFormatter([f"{budget:g}" for budget in budgets]))

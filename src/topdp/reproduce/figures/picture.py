@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from topdp.plan.arrays import Floats
+from topdp.report.coinciding import coinciding, named
+from topdp.report.lettering import wrapped
 from topdp.report.style import data_title, house_style, look, percent_axis, save
 from topdp.reproduce.figures.figure import FigureNumbers, Panel
 from topdp.reproduce.lenses import GUARANTEES, LENSES
@@ -16,6 +19,7 @@ from topdp.settings import build
 from topdp.settings.config import RunConfig
 
 ENDINGS = (".png", ".svg")
+LETTERS_PER_INCH = 13
 
 
 def draw(numbers: FigureNumbers, title: str, epochs: int, stem: Path) -> None:
@@ -24,28 +28,34 @@ def draw(numbers: FigureNumbers, title: str, epochs: int, stem: Path) -> None:
     columns = min(4, count)
     rows = -(-count // columns)
     with house_style():
-        picture = Picture(figsize=(3.1 * columns + 0.6, 2.6 * rows + 1.3))
+        picture = Picture(figsize=(3.1 * columns + 0.6, 2.9 * rows + 1.3))
         axes = picture.subplots(rows, columns, squeeze=False, sharey=True)
+        groups = _drawn_as_one(numbers, epochs)
         for panel, axis in zip(numbers.panels, axes.flat, strict=False):
-            for label in panel.lines:
+            for label, same in groups.items():
+                if label not in panel.lines:
+                    continue
                 style = look({"every baseline": "plain"}.get(label, label)) | {
                     "markersize": 4,
                     "linewidth": 1.4,
                 }
                 x, y = _line(numbers, panel, label, epochs)
                 axis.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.18, lw=0)
-                every = max(1, len(x) // 6)  # on long lines none at the start, which the edge cuts
-                axis.plot(x, y.mean(0), label=label, markevery=(every - 1, every), **style)
+                every = max(1, len(x) // 6)
+                axis.plot(x, y.mean(0), label=named(same), markevery=(every - 1, every), **style)
             axis.set(title=panel.title, xlabel=panel.xlabel)
             percent_axis(axis)
-        axes[0, 0].set_ylim(bottom=_floor(numbers, epochs))
         for axis in axes.flat[count:]:
             axis.set_visible(False)
         for axis in axes[:, 0]:
             axis.set_ylabel("mean test accuracy")
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        picture.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)))
-        above = f"{title}\n{caption(numbers)}\n{LENSES[numbers.lens]}"
+        shown: dict[str, Any] = {}
+        for axis in axes.flat:
+            handles, labels = axis.get_legend_handles_labels()
+            shown |= dict(zip(labels, handles, strict=True))
+        picture.legend(shown.values(), shown, loc="outside lower center", ncols=min(7, len(shown)))
+        above = f"{title}\n{caption(numbers)}\n{LENSES[numbers.lens]}{bands(numbers)}"
+        above = wrapped(above, int(LETTERS_PER_INCH * picture.get_figwidth()))
         picture.suptitle(above, x=0.01, ha="left", fontsize=10)
         for ending in ENDINGS:
             save(picture, stem.with_name(stem.name + ending))
@@ -66,6 +76,26 @@ def caption(numbers: FigureNumbers) -> str:
     )
 
 
+def bands(numbers: FigureNumbers) -> str:
+    """What the bands are, where there are any."""
+    seeds = {config.seed for panel in numbers.panels for config in panel.configs()}
+    return "; bands: least to largest seed" if len(seeds) > 1 else ""
+
+
+def _drawn_as_one(numbers: FigureNumbers, epochs: int) -> dict[str, list[str]]:
+    """Which lines coincide in every panel, so that one legend holds for all."""
+    lines: dict[str, list[list[Floats]]] = {}
+    for panel in numbers.panels:
+        for label in panel.lines:
+            x, y = _line(numbers, panel, label, epochs)
+            lines.setdefault(label, []).append([x, y.mean(0), y.min(0), y.max(0)])
+    whole = {
+        label: [np.concatenate(parts) for parts in zip(*of_panels, strict=True)]
+        for label, of_panels in lines.items()
+    }
+    return coinciding(whole)
+
+
 def _values(several: Iterable[float]) -> str:
     return " and ".join(f"{value:g}".replace("e-0", "e-") for value in sorted(set(several)))
 
@@ -73,17 +103,6 @@ def _values(several: Iterable[float]) -> str:
 def _seeds(configs: Sequence[RunConfig]) -> str:
     count = len({config.seed for config in configs})
     return "1 seed" if count == 1 else f"{count} seeds"
-
-
-def _floor(numbers: FigureNumbers, epochs: int) -> float:
-    """Where the picture begins: below all that it shows, but for the first tenth of runs, near chance."""
-    least = 1.0
-    for panel in numbers.panels:
-        for label in panel.lines:
-            x, y = _line(numbers, panel, label, epochs)
-            settled = x >= x[0] + (x[-1] - x[0]) / 10 if panel.x is None else slice(None)
-            least = min(least, float(y[:, settled].min()))
-    return max(0.0, least - 0.03)
 
 
 def _line(numbers: FigureNumbers, panel: Panel, label: str, epochs: int) -> tuple[Floats, Floats]:

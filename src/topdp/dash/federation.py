@@ -1,0 +1,221 @@
+"""The page of a federation: what its agents publish, put side by side. Not what their owners see.
+
+Each agent's owner runs `topdp dash` at home and gives the token of what is published to whoever may see it.
+A file names where each is:
+
+    [[agent]]
+    name = "ada"                        # refused if another name answers; leave away for several at one place
+    url = "https://ada.example.org:8765"
+    token-file = "ada.token"            # or token = "..."
+    certificate = "ada.pem"             # whom to believe, where no public authority has signed it
+
+**Guarantees.** What comes from elsewhere is checked, bounded and shown as text; it is somebody's word, and
+nothing here depends on it. A token is sent to its own address alone, never on to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from topdp.dash.access import PUBLISHED, is_loopback, token_from
+from topdp.dash.events import Events
+from topdp.errors import InputError
+
+EVERY = 3.0  # seconds between two questions
+PATIENCE = (3.05, 5.0)  # seconds to connect, and between two pieces of an answer
+WHOLE = 10.0  # seconds for a whole answer
+LARGEST = 2_000_000  # bytes of an answer
+PLACES = 500
+
+Name = Field(min_length=1, max_length=200)
+Number = Field(ge=-1, le=10**9)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class PublishedLink(_Strict):
+    state: Literal["heard", "silent", "waited for", "refused", "gone", "unknown"]
+    received: int | None = Number
+
+
+class PublishedAgent(_Strict):
+    """What one agent says of itself."""
+
+    name: str = Name
+    federation: str | None = Field(max_length=200)
+    process: Literal["running", "not answering", "not running"]
+    doing: Literal["waits", "computes", "paused", "ends", "ended"] | None
+    round: int = Number
+    rounds: int | None = Number
+    epsilon: float | None = Field(ge=0)  # None: infinite
+    budget: float | None = Field(ge=0)
+    charged_by: str = Field(max_length=200)
+    paused: bool
+    stopped: int | None = Number
+    links: dict[str, PublishedLink] = Field(max_length=2000)
+
+
+class PublishedAgents(_Strict):
+    agents: list[PublishedAgent] = Field(max_length=1000)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is published."""
+
+    url: str
+    token: str | None = field(repr=False)
+    name: str | None = None
+    certificate: Path | None = None
+
+
+@dataclass
+class _Heard:
+    agents: list[dict[str, Any]] = field(default_factory=list)
+    at: float | None = None
+    problem: str | None = "not asked yet"
+
+
+def read_places(file: Path) -> list[Place]:
+    """The places in a file as above; paths in it are beside it."""
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: expected a TOML file of [[agent]] tables: {error}") from error
+    found = tree.get("agent")
+    if not isinstance(found, list) or not found or set(tree) != {"agent"} or len(found) > PLACES:
+        raise InputError(f"{file}: expected 1 to {PLACES} [[agent]] tables and nothing else.")
+    return [_place(one, f"{file}, agent {number}", file.parent) for number, one in enumerate(found, 1)]
+
+
+def _place(table: object, where: str, beside: Path) -> Place:
+    known = ("name", "url", "token", "token-file", "certificate")
+    if not isinstance(table, dict) or not all(k in known and isinstance(v, str) for k, v in table.items()):
+        raise InputError(f"{where}: expected {', '.join(known)}, each as text, got {table!r:.200}.")
+    url = table.get("url", "").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and not parts.username
+        good = good and not (parts.query or parts.fragment) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise InputError(f'{where}: expected url = "https://host:port", got {url!r:.200}.')
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        raise InputError(
+            f"{where}: expected https, since a token in {url} could be read on the way: start that topdp "
+            "dash with --certificate and --key, or bring its port here with ssh -L."
+        )
+    token = table.get("token")
+    if "token-file" in table:
+        path = beside / table["token-file"]
+        if not path.exists():
+            raise InputError(f"{where}: expected a token in {path}, there is no such file.")
+        token = token_from(path, "")
+    certificate = beside / table["certificate"] if "certificate" in table else None
+    if certificate is not None and not certificate.is_file():
+        raise InputError(f"{where}: expected a certificate in {certificate}, there is no such file.")
+    return Place(url, token, table.get("name"), certificate)
+
+
+class Federation:
+    """What was last heard of every place."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.places = list(places)
+        self._heard = [_Heard() for _ in self.places]
+
+    def view(self, own: Iterable[dict[str, Any]], now: float | None = None) -> dict[str, Any]:
+        """All published agents, `own` ones included, and every place with how long ago it was heard."""
+        now = time.time() if now is None else now
+        agents = [{**agent, "place": None, "age": 0.0} for agent in own]
+        places = []
+        for place, heard in zip(self.places, self._heard, strict=True):
+            age = None if heard.at is None else max(0.0, now - heard.at)
+            shown = {"url": place.url, "name": place.name, "age": age, "problem": heard.problem}
+            places.append(shown)
+            agents += [
+                {**agent, "place": place.url, "age": age, "lost": heard.problem} for agent in heard.agents
+            ]
+        return {"agents": agents, "places": places}
+
+    async def run(self, events: Events) -> None:
+        """Asks all places again and again, until cancelled; tells when something has changed."""
+        while self.places:
+            changed = await asyncio.gather(*(self._ask(number) for number in range(len(self.places))))
+            if any(changed):
+                events.tell("federation", {})
+            await asyncio.sleep(EVERY)
+
+    async def _ask(self, number: int) -> bool:
+        heard, place = self._heard[number], self.places[number]
+        before = (heard.agents, heard.problem)
+        try:
+            heard.agents = await asyncio.to_thread(ask, place)
+            heard.at, heard.problem = time.time(), None
+        except NoAnswerError as error:
+            heard.problem = str(error)
+        return (heard.agents, heard.problem) != before
+
+
+class NoAnswerError(InputError):
+    """A place that did not answer, or not with what was expected. Caught here, shown on the page."""
+
+
+def ask(place: Place) -> list[dict[str, Any]]:
+    """What is published at a place, now."""
+    import requests
+
+    headers = {} if place.token is None else {"Authorization": f"Bearer {place.token}"}
+    try:
+        with requests.Session() as session:
+            session.trust_env = False  # neither proxies nor passwords of this machine
+            with session.get(
+                place.url + PUBLISHED,
+                headers=headers,
+                timeout=PATIENCE,
+                verify=str(place.certificate) if place.certificate else True,
+                allow_redirects=False,
+                stream=True,
+            ) as answer:
+                if answer.status_code != 200:
+                    words = {401: "its token is refused", 421: "it asks for another name, or a token"}
+                    raise NoAnswerError(words.get(answer.status_code, f"it answered {answer.status_code}"))
+                body = _bounded(answer.iter_content(65_536))
+    except requests.exceptions.SSLError as error:
+        raise NoAnswerError("its certificate is not believed") from error
+    except requests.exceptions.Timeout as error:
+        raise NoAnswerError("it did not answer in time") from error
+    except (requests.exceptions.RequestException, OSError) as error:
+        raise NoAnswerError("it cannot be reached") from error
+    try:
+        found = PublishedAgents.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:80]
+        raise NoAnswerError(f"what it published cannot be read: {where}: {first['msg']}") from error
+    names = [agent.name for agent in found.agents]
+    if place.name is not None and names != [place.name]:
+        raise NoAnswerError(f"expected {place.name} there, got {', '.join(names)[:80] or 'nobody'}")
+    return [json.loads(agent.model_dump_json()) for agent in found.agents]
+
+
+def _bounded(pieces: Iterable[bytes]) -> bytes:
+    until, body = time.monotonic() + WHOLE, b""
+    for piece in pieces:
+        body += piece
+        if len(body) > LARGEST or time.monotonic() > until:
+            raise NoAnswerError("its answer is too long")
+    return body

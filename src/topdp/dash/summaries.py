@@ -1,0 +1,78 @@
+"""One line about a run or an agent, for the list of them. Reads little: of metrics the last line alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from topdp.dash.sources import Source
+from topdp.errors import TopdpError
+from topdp.report.metrics import in_words, metric_names
+from topdp.report.style import data_title
+from topdp.runs.folder import RunFolder
+
+TAIL = 65_536  # bytes that are read for the last line at first
+
+
+def summary(source: Source) -> dict[str, Any]:
+    """Ready for JSON; `problem`: why there is nothing else to say, in words."""
+    told = {"id": source.id, "kind": source.kind, "name": source.name, "changed": source.changed_at()}
+    try:
+        return {
+            **told,
+            **(_run(source.path) if source.kind == "run" else _agent(source.path)),
+            "problem": None,
+        }
+    except TopdpError as error:
+        return {**told, "state": "cannot be read", "problem": str(error)}
+
+
+def _run(path: Path) -> dict[str, Any]:
+    folder = RunFolder.open(path)
+    config, line = folder.config, last_line(path / "metrics.jsonl")
+    names = metric_names(line) if line else []
+    score = f"{names[0]} {in_words(names[0], line[names[0]]['mean'])}" if line and names else None
+    return {
+        "state": folder.state,
+        "method": f"{config.method.name}, {config.method.mode}",
+        "data": data_title(config.data.name),
+        "agents": config.topology.agents,
+        "round": line["round"] if line else None,
+        "rounds": config.rounds,
+        "score": score,
+    }
+
+
+def _agent(path: Path) -> dict[str, Any]:
+    from topdp.agents.site.status import facts_of
+
+    facts = facts_of(path)
+    return {
+        "agent": str(facts["agent"]),
+        "state": facts["process"] if facts["doing"] is None else f"{facts['process']}, {facts['doing']}",
+        "round": facts["round"],
+        "rounds": facts["rounds"],
+        "epsilon": facts["epsilon"],
+        "budget": facts["budget"],
+    }
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a file of JSON lines, without reading what is before it; None: there is none."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            size = TAIL
+            while True:
+                start = max(0, end - size)
+                file.seek(start)
+                text = file.read(end - start).rstrip(b"\n")
+                if b"\n" in text or start == 0:
+                    break
+                size *= 4
+        found = json.loads(text.rpartition(b"\n")[2]) if text else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("round"), int) else None

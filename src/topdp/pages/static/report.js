@@ -1,0 +1,15 @@
+// The report: facts lie in the page itself, and every run gets its place.
+"use strict";
+(() => {
+  const topdp = window.topdp;
+  document.querySelector(".top").append(topdp.themeSwitch());
+  const all = JSON.parse(document.getElementById("facts").textContent);
+  if (all.length > 1) topdp.compareRuns(document.getElementById("comparison"), all);
+  all.forEach((facts, place) => {
+    const root = document.getElementById(`run-${place}`), fold = root.closest("details");
+    if (!fold) return topdp.showRun(root, facts);
+    // Of many runs each is drawn when somebody looks at it.
+    fold.addEventListener("toggle", () => fold.open && !root.childElementCount && topdp.showRun(root, facts));
+  });
+  document.documentElement.setAttribute("data-ready", "");
+})();

@@ -1,0 +1,51 @@
+"""How long an answer takes, before it is begun: what comes at once is told apart from what takes a while."""
+
+from __future__ import annotations
+
+import math
+
+from topdp.plan import Plan
+from topdp.privacy.basics.checks import NotCovered
+from topdp.privacy.observers.adaptive import has_short_form
+from topdp.privacy.observers.effort import A_MINUTE, LIMIT, view_work
+from topdp.privacy.observers.filtering import Public
+from topdp.privacy.observers.view import expect_unaccelerated
+
+SOON = 1.0
+"""Seconds that an answer may take to be given at once."""
+
+ALWAYS = ("claimed", "worst_case")
+
+
+def seconds(answer: str, plan: Plan, colluders: int, patient: bool) -> float:
+    """Roughly, on one core; 0 where there is a short form, or a refusal.
+
+    >>> import numpy as np
+    >>> from topdp import protocols, topology
+    >>> from topdp.plan import Schedule
+    >>> steps = Schedule(rate=np.ones(150), noise=np.ones(150))
+    >>> plan = protocols.TopSynchronous(0.5).plan(topology.ring(30), steps, np.ones(30), seed=0)
+    >>> seconds("adaptive", plan, 1, False) > SOON, seconds("outsider", plan, 1, False) > SOON
+    (True, False)
+    """
+    if answer in ALWAYS or plan.agents == 1:
+        return 0.0
+    if answer == "view":
+        if plan.adjusts is not None or plan.robust is not None or _accelerated(plan):
+            return 0.0  # refused
+        work = view_work(plan)
+    elif has_short_form(answer, plan, colluders):
+        return 0.0
+    else:
+        observers = 1 if answer == "outsider" else math.comb(plan.agents, colluders)
+        public = Public.LINKS if answer == "outsider" else Public.ESTIMATES
+        work = view_work(plan, observers, public)
+    return 0.0 if work > LIMIT and not patient else 60 * work / A_MINUTE
+
+
+def _accelerated(plan: Plan) -> bool:
+    try:
+        expect_unaccelerated(plan)
+    except NotCovered:
+        return True
+    return False
