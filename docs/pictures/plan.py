@@ -12,30 +12,22 @@ import sys
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Polygon, Rectangle
+from matplotlib.patches import Circle, FancyArrowPatch
+from shapes import NORMAL, RADIUS, SMALL, agent, arrow, bar, box, drawing, heading, message, write
 
 from topdp.report.style import BLUE, GREY, INK, ORANGE, PALE, house_style, save
 
 PICTURE = Path(__file__).with_name("plan.png")
 
-WIDTH, HEIGHT = 100.0, 75.0  # of the drawing; 8 inches are 1600 pixels, shown at half of that
+WIDTH, HEIGHT = 100.0, 75.0
 ALPHA = 0.25
-HEADING, NORMAL, SMALL = 13.0, 11.5, 10.5  # points
-LINE = 2.9  # from one line of a box to the next
-
-RADIUS = 3.6
 AT_K, AT_I, AT_J = (9.0, 53.0), (29.0, 53.0), (49.0, 53.0)
 
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
     with house_style():
-        figure = Figure(figsize=(8, 8 * HEIGHT / WIDTH))
-        figure.set_layout_engine("none")
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(0, WIDTH), ylim=(-1.6, HEIGHT - 1.6), aspect="equal")
-        axes.axis("off")
+        figure, axes = drawing(WIDTH, HEIGHT, below=1.6)
         cover(axes)
         shares(axes)
         axes.plot([2, 98], [37, 37], color=PALE, linewidth=1)
@@ -110,79 +102,6 @@ def readers(axes: Axes) -> None:
     ):
         box(axes, 63, y, 35, 8, name, does)
         arrow(axes, (53.8, 14.6 + (y - 10.6) / 3), (62.2, y + 4))
-
-
-def heading(axes: Axes, y: float, text: str) -> None:
-    axes.text(2, y, text, fontsize=HEADING, fontweight="bold", va="center")
-
-
-def write(
-    axes: Axes,
-    x: float,
-    y: float,
-    text: str,
-    colour: str,
-    size: float,
-    align: str = "center",
-    over: bool = False,
-) -> None:
-    back = {"facecolor": "white", "edgecolor": "none", "pad": 2.0} if over else None
-    axes.text(x, y, text, color=colour, fontsize=size, ha=align, va="center", bbox=back)
-
-
-def agent(axes: Axes, place: tuple[float, float], name: str, colour: str, ink: str) -> None:
-    axes.add_patch(Circle(place, RADIUS, facecolor=colour, edgecolor=INK, linewidth=1.6, zorder=3))
-    axes.text(
-        *place, name, color=ink, fontsize=15, fontweight="bold", ha="center", va="center_baseline", zorder=4
-    )
-
-
-def message(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], upper: str, lower: str, name: str
-) -> None:
-    """A level arrow from agent to agent whose two halves show whose noise it carries."""
-    (x, y), (u, _) = start, end
-    x, u = x + RADIUS + 0.9, u - RADIUS - 0.9
-    for colour, side in ((upper, 1), (lower, -1)):
-        half = [(x, 0.0), (x, 0.75), (u - 2.6, 0.75), (u - 2.6, 1.7), (u, 0.0)]
-        corners = [(across, y + side * up) for across, up in half]
-        axes.add_patch(Polygon(corners, facecolor=colour, edgecolor=colour, linewidth=0.4, zorder=2))
-    write(axes, (x + u) / 2, y + 3.2, name, INK, NORMAL)
-
-
-def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    axes.add_patch(
-        FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=15, color=INK, linewidth=1.8, shrinkA=0, shrinkB=0
-        )
-    )
-
-
-def bar(axes: Axes, left: float, right: float, y: float, colour: str, ink: str, text: str) -> None:
-    axes.add_patch(Rectangle((left, y), right - left, 3.8, facecolor=colour, edgecolor="white"))
-    write(axes, (left + right) / 2, y + 1.8, text, ink, SMALL)
-
-
-def box(
-    axes: Axes, x: float, y: float, width: float, height: float, name: str, does: str, line: float = 1.6
-) -> None:
-    axes.add_patch(
-        FancyBboxPatch(
-            (x, y),
-            width,
-            height,
-            boxstyle="round,pad=0,rounding_size=1.2",
-            facecolor="white",
-            edgecolor=INK,
-            linewidth=line,
-        )
-    )
-    # The middle of the letters of all lines, the name's included, is the middle of the box.
-    lines = does.count("\n") + 1 if does else 0
-    middle, top = x + width / 2, y + height / 2 + LINE * lines / 2
-    axes.text(middle, top, name, fontsize=NORMAL, fontweight="bold", ha="center", va="center")
-    for number, words in enumerate(does.splitlines(), start=1):
-        axes.text(middle, top - LINE * number - 0.1, words, fontsize=SMALL, ha="center", va="center")
 
 
 if __name__ == "__main__":
