@@ -756,7 +756,9 @@ def test_a_slow_loris_is_cut_after_the_idle_timeout(case, caplog):
                     await asyncio.sleep(0.05)
 
             task = asyncio.create_task(ping()) if pings else None
-            assert "nothing moved" in str(await ended(call))
+            end = await ended(call)
+            # Who writes while it is cut may hear gRPC's INTERNAL instead of the reason, which bee's log has below.
+            assert "nothing moved" in str(end) or (pings and isinstance(end, REFUSED))
             if task:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
