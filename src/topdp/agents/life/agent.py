@@ -146,7 +146,7 @@ class Agent:
             self.ledger,
             Inbox(self.ledger, sent, gaps=manifest.rules.goes_on),
             self.traffic,
-            lambda body: payload.decode(body, len(start), start.dtype.name, manifest.rules.largest_norm),
+            self._check,
             failpoints,
             Told(self.name),
             Proofs(
@@ -164,6 +164,13 @@ class Agent:
         self.life: Life = way(
             equipment, self.ledger, self.peers, failpoints, self._leave, self.sharing, self._note
         )
+
+    def _check(self, peer: str, round: int, body: bytes) -> None:
+        """Refuses bytes that are no row of this federation, or longer than one of this round may be."""
+        start, part, largest = self.equipment.start, self.equipment.part, self.equipment.limits
+        number = self.equipment.manifest.number(peer)
+        row = part.read(round).get(number, number)  # who meets as it comes hands over its estimate
+        payload.decode(body, len(start), str(start.dtype).removeprefix("torch."), largest.of(round, row))
 
     def _resumes(self) -> bool:
         """Whether rows of this agent may be out that its books do not know; an old copy is refused here."""

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from topdp.agents.life.draws import AgentDraws
+from topdp.agents.life.precision import Exact
 from topdp.agents.life.rehearsal import Rehearsal
 from topdp.agents.life.sums import mixed, noised, stepped
 from topdp.data.selection import select
 from topdp.errors import InputError
-from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, PlanError
 from topdp.plan.batches import Batches, Cycle
 from topdp.plan.plan import NOBODY
@@ -135,7 +135,7 @@ class Gradients:
 
     def __init__(
         self,
-        clipped: ClippedGradients,
+        exact: Exact,
         records: tuple[Tensor, Tensor],
         batches: tuple[Batches, ...],
         agent: int,
@@ -148,7 +148,7 @@ class Gradients:
         `rehearsal`: canaries stand in the place of some records.
         """
         self.rehearsal = rehearsal
-        self.clipped, self.batches, self.agent, self.seed, self.draws = clipped, batches, agent, seed, draws
+        self.exact, self.batches, self.agent, self.seed, self.draws = exact, batches, agent, seed, draws
         self.inputs, self.targets = records
         if len(self.inputs) != batches[agent].records:
             raise InputError(
@@ -156,10 +156,10 @@ class Gradients:
                 "the noise is calibrated for that number."
             )
         if self.inputs.is_floating_point():
-            self.inputs = self.inputs.to(clipped.flat.dtype)
+            self.inputs = self.inputs.to(exact.kind)
 
     def mean(self, round: int, estimate: Tensor) -> Tensor:
-        """[d]: the clipped gradients of this round's records, summed, over the divisor of the batch."""
+        """[d] in float64: the clipped gradients of this round's records, summed, over the batch's divisor."""
         chosen = self._chosen(round)
         if self.rehearsal is None:
             return self._mean_of(round, chosen, estimate)
@@ -173,12 +173,10 @@ class Gradients:
         if chosen is not None:
             inputs, targets = inputs[chosen], targets[chosen]
         if not len(inputs):
-            return torch.zeros_like(estimate)  # a sample may be empty
-        total, statistics = self.clipped.clipped_sum_and_statistics(
-            estimate[None].contiguous(), inputs[None], targets[None]
-        )
+            return torch.zeros_like(estimate, dtype=torch.float64)  # a sample may be empty
+        total, statistics = self.exact.sum(estimate, inputs, targets)
         self._tell_the_owner(round, int(statistics.ignored[0]))
-        return total[0].div_(self.batches[self.agent].divisor)
+        return total.div_(self.batches[self.agent].divisor)
 
     def order(self, key: bytes) -> str | None:
         """What tells whether records come in the same order again; None where the order does not matter.

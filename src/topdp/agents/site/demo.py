@@ -227,7 +227,7 @@ def _gathered(
     config = parts.config
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
-    )
+    ).to(parts.flat.dtype)
     metrics = []
     if parts.shards.test_inputs is not None:
         found = parts.engine(setup.plan).evaluate(State(0, estimates))
