@@ -21,8 +21,8 @@ class Tally:
     """Releases of one owner, each in one of `period` classes of rounds.
 
     >>> tally = Tally(period=2)
-    >>> for round, information in [(0, 0.5), (1, 2.0), (2, 1.75)]:
-    ...     tally.add(round, information)
+    >>> for r, information in [(0, 0.5), (1, 2.0), (2, 1.75)]:
+    ...     tally.add(r, information)
     >>> [round(tally.mu(*how), 9) for how in [(), ((3, 7.0),), ((3, 7.0), 1)]]  # of 2.25, 9 and 16
     [1.5, 3.0, 4.0]
     """
