@@ -757,7 +757,7 @@ def test_a_slow_loris_is_cut_after_the_idle_timeout(case, caplog):
 
             task = asyncio.create_task(ping()) if pings else None
             end = await ended(call)
-            # Who writes while it is cut may hear gRPC's INTERNAL instead of the reason, which bee's log has below.
+            # Who writes while it is cut may hear gRPC's INTERNAL instead of the reason; bee's log has it below.
             assert "nothing moved" in str(end) or (pings and isinstance(end, REFUSED))
             if task:
                 task.cancel()

@@ -89,7 +89,7 @@ def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: fl
             f"honest rows may reach in {plan.releases} releases, got {largest_norm:g}: hidden rows that are "
             'made shorter are no sums, and privacy.guarantee counts on sums. Take that, or "worst-case".'
         )
-    others = A * longest + B
+    others = np.minimum(A * longest + B, largest_norm)
     return Limits(np.full(plan.releases, longest) if seen.any() else others, others, plan.agents)
 
 

@@ -71,7 +71,7 @@ class Rules(Section):
     and the model's type elsewhere.
     """
 
-    largest_norm: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 1e6
+    largest_norm: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 1e4
     """Rows above this norm are refused. What may be sent must stay finite when it is squared and added."""
 
     largest_drift: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
