@@ -8,11 +8,15 @@ import torch
 from history import federation
 from torch import nn
 
+from topdp.agents.life.draws import SystemDraws
 from topdp.agents.life.precision import Exact, terms
+from topdp.agents.life.rows import Gradients
 from topdp.agents.life.sums import LARGEST_SHARE, rounded_share
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients.plain import PlainGradients
 from topdp.learning.models import FlatModel
+from topdp.plan.batches import Full
 
 CLIP = 4.0
 
@@ -49,7 +53,7 @@ class Tagged(nn.Module):
         return self.rest(self.tags(x[..., 0].long()) + x[..., 1:])
 
 
-@pytest.mark.parametrize("how", ["another class", "no finite gradient"])
+@pytest.mark.parametrize("how", ["another class", "no finite gradient", "the model raises"])
 def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
     records = 50
     torch.manual_seed(0)
@@ -57,12 +61,18 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
     inputs = torch.stack([torch.arange(records).float(), torch.rand(records)], dim=1)
     row, classes = flat.flatten(), torch.arange(records) % 3
     exact = Exact(flat, 0.1, "cross-entropy", "flat", inputs[:1])
-    before = exact.sum(row, inputs, classes)[0][: 7 * records].view(records, 7)
+
+    def found():
+        own = Gradients(exact, (inputs, classes), (Full(records),), 0, 0, SystemDraws())
+        return own.mean(1, row)[: 7 * records].view(records, 7)
+
+    before = found()
     if how == "another class":
         classes = classes.index_fill(0, torch.tensor([17]), 0)
     else:
-        inputs[17, 1] = torch.inf  # counts as zero
-    after = exact.sum(row, inputs, classes)[0][: 7 * records].view(records, 7)
+        inputs[17] = {"no finite gradient": torch.tensor([17, torch.inf]), "the model raises": 999}[how]
+    with mock.patch.object(PlainGradients, "one_by_one", side_effect=AssertionError("by another path")):
+        after = found()
     others = torch.arange(records) != 17
     assert after[others].equal(before[others]) and not after[17].equal(before[17])
 

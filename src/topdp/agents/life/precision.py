@@ -8,8 +8,8 @@ partial sums, and so how they are rounded. In float32 that can be more than the 
 together, beside what the clip allows. A record that is not there counts as one whose gradient is zero: the
 manifest says how many there are, and an agent with another number does not start. So the shapes of all
 products, and with them the order of every sum, are the same in both worlds, and what one record's numbers are
-in its own pass depends on no other record. (A record on which a model *raises* has the others computed by
-another path: their own digits change then, in float64.)
+in its own pass depends on no other record. A record on which a model raises would have the others computed by
+another path; it is set aside before (`failing`).
 """
 
 from __future__ import annotations
@@ -48,16 +48,43 @@ class Exact:
         self.terms = terms(self.flat, record)
         self._clipped = clipped.ClippedGradients(self.flat, clip, loss, clipping)
 
-    def sum(self, estimate: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, clipped.Statistics]:
-        """[d] of the records [b, ...] at `estimate`, and what only their owner may know."""
+    def sum(
+        self, estimate: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None = None
+    ) -> tuple[Tensor, clipped.Statistics]:
+        """[d] of the records [b, ...] at `estimate`, and what only their owner may know.
+
+        `weights` [b]: 0 for records that stand in for others and add exactly nothing, 1 for all else.
+        """
         with no_finer_than(FINEST):
             total, statistics = self._clipped.clipped_sum_and_statistics(
                 estimate.double()[None].contiguous(),
                 _wide(inputs)[None],
                 _wide(targets)[None],
+                None if weights is None else weights[None],
                 microbatch=None if self.terms == 1 else TOGETHER,
             )
         return total[0], statistics
+
+    def failing(self, inputs: Tensor) -> Tensor:
+        """[records] whether the model raises on them at the public start, as on a token that is none."""
+        module = _loaded(self.flat)
+
+        def raises(some: Tensor) -> bool:
+            try:
+                with torch.no_grad():
+                    module(_wide(some))
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception:  # of the model, on these records
+                return True
+            return False
+
+        found = torch.zeros(len(inputs), dtype=torch.bool)
+        for first in range(0, len(inputs), 4 * TOGETHER):
+            some = range(first, min(first + 4 * TOGETHER, len(inputs)))
+            if raises(inputs[some.start : some.stop]):
+                found[some.start : some.stop] = torch.tensor([raises(inputs[k : k + 1]) for k in some])
+        return found
 
     def off(self, records: int, clip: float, divisor: int) -> float:
         """How far rounding may move the mean of so many clipped gradients, in two worlds together.

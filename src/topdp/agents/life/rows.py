@@ -157,6 +157,8 @@ class Gradients:
             )
         if self.inputs.is_floating_point():
             self.inputs = self.inputs.to(exact.kind)
+        self._weights: Tensor | None = None
+        self._set_aside()
 
     def mean(self, round: int, estimate: Tensor) -> Tensor:
         """[d] in float64: the clipped gradients of this round's records, summed, over the batch's divisor."""
@@ -169,14 +171,35 @@ class Gradients:
         return mean
 
     def _mean_of(self, round: int, chosen: Tensor | None, estimate: Tensor) -> Tensor:
-        inputs, targets = self.inputs, self.targets
+        inputs, targets, weights = self.inputs, self.targets, self._weights
         if chosen is not None:
             inputs, targets = inputs[chosen], targets[chosen]
+            weights = None if weights is None else weights[chosen]
         if not len(inputs):
             return torch.zeros_like(estimate, dtype=torch.float64)  # a sample may be empty
-        total, statistics = self.exact.sum(estimate, inputs, targets)
+        total, statistics = self.exact.sum(estimate, inputs, targets, weights)
         self._tell_the_owner(round, int(statistics.ignored[0]))
         return total.div_(self.batches[self.agent].divisor)
+
+    def _set_aside(self) -> None:
+        """Records on which the model raises count as zero; another, of weight 0, is in the place of each.
+
+        So that how the others are computed, and rounded, does not depend on whether there are such.
+        """
+        failing = self.exact.failing(self.inputs)
+        if not failing.any() or failing.all():
+            return
+        stand_in = int((~failing).nonzero()[0])
+        where = failing.reshape(-1, *(1 for _ in self.inputs.shape[1:]))
+        self.inputs = torch.where(where, self.inputs[stand_in], self.inputs)
+        where = failing.reshape(-1, *(1 for _ in self.targets.shape[1:]))
+        self.targets = torch.where(where, self.targets[stand_in], self.targets)
+        self._weights = (~failing).double()
+        logger.warning(
+            "%d records count as zero: the model fails on them.",
+            int(failing.sum()),
+            extra={"agent": self.agent, "event": "ignored"},
+        )
 
     def order(self, key: bytes) -> str | None:
         """What tells whether records come in the same order again; None where the order does not matter.
