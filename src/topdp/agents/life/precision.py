@@ -33,6 +33,7 @@ FINEST = 2.0**-23
 """Norms of what cancels are enlarged as in float32: so what cancels is at most `ENLARGED` clips long."""
 
 ENLARGED = 1 / (2 * math.sqrt(FINEST))
+WIDE = 1024  # records at once
 TOGETHER = 64  # records whose products are added up at once, where one record alone has many
 MANY = 10_000  # terms of a record where they cannot be counted
 
@@ -46,24 +47,32 @@ class Exact:
         self.kind = flat.dtype
         self.flat = flat if flat.dtype == torch.float64 else _doubled(flat, record)
         self.terms = terms(self.flat, record)
+        self._block = WIDE if self.terms == 1 else TOGETHER
         self._clipped = clipped.ClippedGradients(self.flat, clip, loss, clipping)
 
     def sum(
         self, estimate: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None = None
-    ) -> tuple[Tensor, clipped.Statistics]:
-        """[d] of the records [b, ...] at `estimate`, and what only their owner may know.
+    ) -> tuple[Tensor, int]:
+        """[d] of the records [b, ...] at `estimate`; how many counted as zero is for their owner alone.
 
         `weights` [b]: 0 for records that stand in for others and add exactly nothing, 1 for all else.
         """
-        with no_finer_than(FINEST):
-            total, statistics = self._clipped.clipped_sum_and_statistics(
-                estimate.double()[None].contiguous(),
-                _wide(inputs)[None],
-                _wide(targets)[None],
-                None if weights is None else weights[None],
-                microbatch=None if self.terms == 1 else TOGETHER,
-            )
-        return total[0], statistics
+        row, ignored = estimate.double()[None].contiguous(), 0
+        out = torch.zeros_like(row)
+        # A block at a time: numbers are widened on their way, and stay near the processor.
+        for first in range(0, len(inputs), self._block):
+            block = slice(first, first + self._block)
+            with no_finer_than(FINEST):
+                _, statistics = self._clipped.clipped_sum_and_statistics(
+                    row,
+                    _wide(inputs[block])[None],
+                    _wide(targets[block])[None],
+                    None if weights is None else weights[None, block],
+                    out=out,
+                    microbatch=self._block,
+                )
+            ignored += int(statistics.ignored[0])
+        return out[0], ignored
 
     def failing(self, inputs: Tensor) -> Tensor:
         """[records] whether the model raises on them at the public start, as on a token that is none."""
@@ -80,8 +89,8 @@ class Exact:
             return False
 
         found = torch.zeros(len(inputs), dtype=torch.bool)
-        for first in range(0, len(inputs), 4 * TOGETHER):
-            some = range(first, min(first + 4 * TOGETHER, len(inputs)))
+        for first in range(0, len(inputs), WIDE):
+            some = range(first, min(first + WIDE, len(inputs)))
             if raises(inputs[some.start : some.stop]):
                 found[some.start : some.stop] = torch.tensor([raises(inputs[k : k + 1]) for k in some])
         return found

@@ -177,8 +177,8 @@ class Gradients:
             weights = None if weights is None else weights[chosen]
         if not len(inputs):
             return torch.zeros_like(estimate, dtype=torch.float64)  # a sample may be empty
-        total, statistics = self.exact.sum(estimate, inputs, targets, weights)
-        self._tell_the_owner(round, int(statistics.ignored[0]))
+        total, ignored = self.exact.sum(estimate, inputs, targets, weights)
+        self._tell_the_owner(round, ignored)
         return total.div_(self.batches[self.agent].divisor)
 
     def _set_aside(self) -> None:
