@@ -143,6 +143,15 @@ def test_rules_under_which_hidden_rows_would_be_no_sums_are_refused(tmp_path):
     assert federation(tmp_path, *TOP, dtype="float64").equipment(0).start.dtype == torch.float64
 
 
+def test_rows_that_no_link_would_carry_are_refused_before_one_is_charged(tmp_path):
+    made = hiding(tmp_path, largest_body=1800)
+    with pytest.raises(
+        ConfigError, match=r"largest_body: expected at least \d+, the bytes of a row of 51 fl"
+    ):
+        made.equipment(0)
+    federation(tmp_path / "float32", *TOP, largest_body=1800).equipment(0)
+
+
 def test_float64_holds_the_longest_rows_as_multiples_of_their_steps(tmp_path):
     plan = hiding(tmp_path).setup.plan
     least = min(float(std[std > 0].min()) for std in (np.abs(plan[r].std) for r in range(plan.releases)))

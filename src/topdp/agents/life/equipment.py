@@ -18,6 +18,7 @@ from topdp.agents.life.rows import Gradients, Part
 from topdp.agents.life.sums import expect_fine, rounded_share
 from topdp.agents.terms.manifest import Manifest, Rules
 from topdp.agents.terms.setup import Setup
+from topdp.agents.wire import payload
 from topdp.audit.recording import Planted
 from topdp.data.featured import of_records
 from topdp.data.progress import Progress
@@ -27,6 +28,8 @@ from topdp.privacy.basics.gaussian import mu_of
 from topdp.runs.assembly import expect_fitting
 from topdp.settings import build
 from topdp.settings.config import ConfigError
+
+LARGEST_HEAD = 1024  # bytes before a row that is handed over
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def equip(
     )
     hidden = hides(privacy.guarantee, setup.plan, setup.coalition, not rules.goes_on)
     start = flat.flatten().to(_type_of_rows(rules, flat.dtype, hidden))
+    _expect_rows_that_fit(rules, start)
     rehearsed = None
     if rehearsal is not None:
         planted, state = rehearsal.planted, rehearsal.state
@@ -161,6 +165,17 @@ def _type_of_rows(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype
     if rules.dtype == "auto":
         return torch.float64 if hidden else model
     return torch.float64 if rules.dtype == "float64" else torch.float32
+
+
+def _expect_rows_that_fit(rules: Rules, start: Tensor) -> None:
+    """Refuses rows that links would not carry: after the first of them was charged, nobody would get it."""
+    dtype = str(start.dtype).removeprefix("torch.")
+    needed = payload.largest_size(len(start), dtype) + LARGEST_HEAD
+    if needed > rules.largest_body:
+        raise ConfigError(
+            f"rules.largest_body: expected at least {needed}, the bytes of a row of {len(start)} {dtype}, "
+            f"got {rules.largest_body}: make the manifest anew with a larger one, or take a smaller model."
+        )
 
 
 def _longest(batches: Batches, clip: float) -> float:
