@@ -25,6 +25,7 @@ from topdp.agents.life.cards import Cards
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.greeting import Terms
+from topdp.agents.life.hidden import same_limits
 from topdp.agents.life.meetings import Meetings
 from topdp.agents.life.peers import Peers
 from topdp.agents.life.rounds import Rounds
@@ -124,6 +125,9 @@ class Agent:
         seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
         least = choices.settle(self.ledger, seeded, rehearses, equipment.asked, granted)
         choices.note_delta(self.ledger, manifest.config.privacy.delta)
+        if live_pairing:  # charges by worst case, and rounds are each agent's own count
+            every = same_limits(part.plan, manifest.rules.largest_norm)
+            equipment = replace(equipment, limits=every)
         self.equipment = equipment = replace(equipment, epsilon=least)
         folder_of_identity = private.folder if private else None
         self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
