@@ -29,6 +29,7 @@ from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.greeting import Terms
 from topdp.agents.life.peers import Peers
 from topdp.agents.terms import identity, manifest
+from topdp.agents.terms.proofs import Proofs
 from topdp.agents.wire import payload
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.refusals import Told
@@ -42,7 +43,8 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
     other = NAMES[1 - NAMES.index(name)]
     terms = manifest.read(folder / "manifest.toml")
     ledger = Ledger(folder / name / "state", terms.hash, name)
-    transport = GrpcTransport(identity.load(folder / name / "identity"), terms)
+    me = identity.load(folder / name / "identity")
+    transport = GrpcTransport(me, terms)
     peers = Peers(
         name,
         [other],
@@ -50,9 +52,11 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
         ledger,
         Inbox(ledger, {other: range(rows)}),
         transport,
-        lambda body: payload.decode(body, numbers),
+        lambda peer, round, body: payload.decode(body, numbers),
         Failpoints(),
         Told(name),
+        Proofs(name, terms, me),
+        rows - 1,
     )
     await peers.start()
     generator = np.random.default_rng()

@@ -24,9 +24,12 @@ import tempfile
 import time
 from pathlib import Path
 
+ROUNDS = 10  # of the demonstration: nothing is measured after the first
+
 
 def demonstration(out: Path, agents: int, changes: list[str]) -> dict[str, float]:
     command = [sys.executable, "-m", "topdp", "federation", "demo", "--agents", str(agents), "--json"]
+    changes = [f"rounds={ROUNDS}", *changes]
     command += ["--out", str(out), *(part for change in changes for part in ("--set", change))]
     begun = time.perf_counter()
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -19,7 +19,7 @@ def quick(monkeypatch):
     known = {}  # gradients of one small model: checked once, not once for each agent and restart
 
     def shared(flat, clip, *kinds, **options):
-        key = (flat.dimension, clip, kinds, *options.items())
+        key = (flat.dimension, flat.dtype, clip, kinds, *options.items())
         return known.setdefault(key, ClippedGradients(flat, clip, *kinds, **options))
 
     monkeypatch.setattr("topdp.learning.gradients.clipped.ClippedGradients", shared)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from history import Federation, Wire, live, on_virtual_time
 
-from topdp.agents.life import rounds, sums
+from topdp.agents.life import equipment, rounds, sums
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -112,7 +112,11 @@ class Symbolic(Federation):
 
         wire.lose = note
         # Coordinates are coefficients here, not numbers with noise: the grid of rows would only round them.
-        with mock.patch.object(rounds, "kept", kept), mock.patch.object(sums, "GRID", 2.0**-50):
+        with (
+            mock.patch.object(rounds, "kept", kept),
+            mock.patch.object(sums, "GRID", 2.0**-50),
+            mock.patch.object(equipment, "expect_exact", lambda *facts: None),
+        ):
             return on_virtual_time(live(self, wire=wire, **how))
 
     def seen_by(self, observer, estimates=False):

@@ -3,6 +3,7 @@
 import math
 import sqlite3
 import threading
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -175,3 +176,14 @@ def test_a_book_of_another_version_or_none_is_said(book, tmp_path):
     db.close()
     with pytest.raises(LedgerError, match="another version"):
         SiteBook(tmp_path)
+
+
+def test_a_set_is_named_once_however_many_records_it_has(book, monkeypatch):
+    """Naming it takes as long as it is large: once for each record would be hours for a large one."""
+    mine, named = records(book), []
+    monkeypatch.setattr(
+        "topdp.agents.books.fingerprints.hashlib.sha256", lambda data: named.append(data) or sha256(data)
+    )
+    book.enter(wanted(), mine, 0)
+    book.spent(mine)
+    assert len(named) == 1

@@ -117,7 +117,9 @@ def reference(name):
             return faults, None, None
         estimates = run.federation.estimates()
         if not job.job.budgets:  # the simulator knows of no other budget than the manifest's
-            torch.testing.assert_close(estimates, run.federation.simulated(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                estimates, run.federation.simulated(), rtol=1e-5, atol=1e-6, check_dtype=False
+            )
         loop.run_until_complete(end_all(run.processes))
         loop.close()
     return [], estimates, sent_by(run.network.events)

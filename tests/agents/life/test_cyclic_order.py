@@ -34,12 +34,12 @@ def used(monkeypatch):
         now[:] = [self.agent, round]
         return mean(self, round, estimate)
 
-    def spied(self, rows, inputs, labels, weights=None):
+    def spied(self, rows, inputs, labels, weights=None, **how):
         agent, round = now
         for k, record in enumerate(inputs[0]):
             if weights is None or weights[0, k]:
                 found[agent][record.numpy().tobytes()].append(round)
-        return clipped_sum(self, rows, inputs, labels, weights)
+        return clipped_sum(self, rows, inputs, labels, weights, **how)
 
     monkeypatch.setattr(Gradients, "mean", in_round)
     monkeypatch.setattr(ClippedGradients, "clipped_sum_and_statistics", spied)

@@ -6,16 +6,18 @@ import torch
 from torch import nn
 
 from topdp.agents.life.draws import SystemDraws
+from topdp.agents.life.precision import Exact
 from topdp.agents.life.rows import Gradients
-from topdp.learning.gradients import ClippedGradients
+from topdp.learning.models import FlatModel
 from topdp.plan.batches import Full
 
 
 def gradient(inputs, labels):
     torch.manual_seed(0)
-    clipped = ClippedGradients(nn.Linear(3, 2), 1.0)
-    own = Gradients(clipped, (inputs, labels), (Full(len(inputs)),), 0, 0, SystemDraws())
-    return own.mean(5, clipped.flat.flatten())
+    flat = FlatModel(nn.Linear(3, 2))
+    exact = Exact(flat, 1.0, "cross-entropy", "flat", inputs[:1])
+    own = Gradients(exact, (inputs, labels), (Full(len(inputs)),), 0, 0, SystemDraws())
+    return own.mean(5, flat.flatten())
 
 
 def test_a_record_without_a_finite_gradient_is_told_to_its_owner_and_changes_nothing(caplog):
@@ -24,7 +26,7 @@ def test_a_record_without_a_finite_gradient_is_told_to_its_owner_and_changes_not
     with caplog.at_level(logging.WARNING, logger="topdp.agents"):
         gradient(inputs, labels)
         assert not caplog.records
-        inputs[4, 1] = 3e38
+        inputs[4, 1] = torch.inf
         found = gradient(inputs, labels)
     (record,) = caplog.records
     assert record.event == "ignored" and record.round == 5 and "1 records" in record.getMessage()

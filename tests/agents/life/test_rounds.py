@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def row(made, value=1.0):
-    return payload.encode(torch.full((len(made.equipment(0).start),), value).numpy())
+    return payload.encode(torch.full_like(made.equipment(0).start, value).numpy())
 
 
 def message(round, body, kind=MessageKind.ROW):

@@ -757,7 +757,7 @@ def test_a_slow_loris_is_cut_after_the_idle_timeout(case, caplog):
 
             task = asyncio.create_task(ping()) if pings else None
             end = await ended(call)
-            # Who writes while it is cut may hear gRPC's INTERNAL instead of the reason, which bee's log has below.
+            # Who writes while it is cut may hear INTERNAL in the place of the reason; it is in the log below.
             assert "nothing moved" in str(end) or (pings and isinstance(end, REFUSED))
             if task:
                 task.cancel()
@@ -933,7 +933,7 @@ def test_rows_that_are_none_are_refused_and_the_link_goes_on(case):
 
         async def handle(peer, message):
             try:
-                payload.decode(message.body, D, rules.dtype, rules.largest_norm)
+                payload.decode(message.body, D, "float32", rules.largest_norm)
             except payload.PayloadError as error:
                 return Reply(ReplyCode.NOT_A_ROW, str(error))
             return Reply(ReplyCode.OK)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ class Fingerprint:
     records: frozenset[bytes]
     source: bytes
 
-    @property
+    @cached_property
     def name(self) -> bytes:
         """Of the set as a whole, in whatever order."""
         return hashlib.sha256(b"".join(sorted(self.records)) + self.source).digest()

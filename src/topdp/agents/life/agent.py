@@ -25,6 +25,7 @@ from topdp.agents.life.cards import Cards
 from topdp.agents.life.equipment import Equipment
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.life.greeting import Terms
+from topdp.agents.life.hidden import same_limits
 from topdp.agents.life.meetings import Meetings
 from topdp.agents.life.peers import Peers
 from topdp.agents.life.rounds import Rounds
@@ -124,6 +125,9 @@ class Agent:
         seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
         least = choices.settle(self.ledger, seeded, rehearses, equipment.asked, granted)
         choices.note_delta(self.ledger, manifest.config.privacy.delta)
+        if live_pairing:  # charges by worst case, and rounds are each agent's own count
+            every = same_limits(part.plan, manifest.rules.largest_norm)
+            equipment = replace(equipment, limits=every)
         self.equipment = equipment = replace(equipment, epsilon=least)
         folder_of_identity = private.folder if private else None
         self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
@@ -146,7 +150,7 @@ class Agent:
             self.ledger,
             Inbox(self.ledger, sent, gaps=manifest.rules.goes_on),
             self.traffic,
-            lambda body: payload.decode(body, len(start), start.dtype.name, manifest.rules.largest_norm),
+            self._check,
             failpoints,
             Told(self.name),
             Proofs(
@@ -164,6 +168,13 @@ class Agent:
         self.life: Life = way(
             equipment, self.ledger, self.peers, failpoints, self._leave, self.sharing, self._note
         )
+
+    def _check(self, peer: str, round: int, body: bytes) -> None:
+        """Refuses bytes that are no row of this federation, or longer than one of this round may be."""
+        start, part, largest = self.equipment.start, self.equipment.part, self.equipment.limits
+        number = self.equipment.manifest.number(peer)
+        row = part.read(round).get(number, number)  # who meets as it comes hands over its estimate
+        payload.decode(body, len(start), str(start.dtype).removeprefix("torch."), largest.of(round, row))
 
     def _resumes(self) -> bool:
         """Whether rows of this agent may be out that its books do not know; an old copy is refused here."""

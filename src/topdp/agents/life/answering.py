@@ -28,8 +28,8 @@ from topdp.errors import TrustError
 
 LARGEST_NUMBER = 2**31  # of a neighbour's statements
 
-Check = Callable[[bytes], object]
-"""Raises ValueError when a body is not a row of this federation."""
+Check = Callable[[str, int, bytes], object]
+"""Raises ValueError when a body is not a row that this neighbour may have made in this round."""
 
 
 @final
@@ -124,7 +124,7 @@ class Answering:
         verdict = self.inbox.judge(peer, message.round, message.digest)
         if verdict in (ReplyCode.OK, ReplyCode.LATER):
             try:
-                self.check(message.body)
+                self.check(peer, message.round, message.body)
             except ValueError as error:
                 self.contacts.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
                 return Reply(ReplyCode.NOT_A_ROW, str(error))

@@ -224,9 +224,12 @@ class Life(ABC):
             self.history.append((round, cost.information or 0.0))
         self.peers.wake()
 
-    def _bounded(self, round: int, row: Tensor) -> Tensor:
-        """A row that others take: rows of theirs just below the largest norm, and a step, would pass it."""
-        largest = self.equipment.manifest.rules.largest_norm
+    def _bounded(self, round: int, number: int, row: Tensor) -> Tensor:
+        """A row that others take: rows of theirs just below the largest norm, and a step, would pass it.
+
+        Where the guarantee counts on hidden rows, only estimates ever do (`hidden`).
+        """
+        largest = self.equipment.limits.of(round, number)
         bounded = within(row, largest)
         if bounded is not row:
             logger.warning(

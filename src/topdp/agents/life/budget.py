@@ -16,14 +16,17 @@ round follows from budget, plan and departures alone, never from the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
 from topdp.agents.books.entries import Cost
+from topdp.agents.life.tally import Tally
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
+from topdp.privacy.basics.loss import GaussianLoss
 from topdp.privacy.observers.adaptive import in_the_open
 from topdp.privacy.observers.survivors import RESERVE, most_learned_since, takes_back
 from topdp.privacy.published.claims import Analysis
@@ -43,6 +46,7 @@ class Meter:
     )
     reserved: int = 0  # releases that are charged beside, each the most telling that was made
     _known: dict[int, float] = field(default_factory=dict, repr=False)
+    _added: dict[str, tuple[History, Tally]] = field(default_factory=dict, repr=False)
 
     @property
     def planned(self) -> Floats:
@@ -56,16 +60,23 @@ class Meter:
 
     def worst_case(self, history: History) -> float:
         """ε of the releases (round, 1/z²) if all others collude."""
-        return self.spending.worst_case(history)
+        if self.spending.batches.sampled:
+            return self.spending.worst_case(history[-1:])
+        return self._epsilon(self._tally("worst", history).mu())
 
     def cost(self, round: int, history: History, total: float, information: float, planned: bool) -> Cost:
         """What the release of `round` would cost an agent that has spent `total`.
 
         `history`: its releases so far. `planned` False: something has departed from the plan.
         """
-        worst = self.worst_case([*history, (round, information)])
+        sampled = self.spending.batches.sampled
+        worst = (
+            self.spending.worst_case([(round, information)])
+            if sampled
+            else self._epsilon(self._tally("worst", history).mu((round, information)))
+        )
         if self.most is not None:
-            after = self._learned([*(made for made, _ in history), round])
+            after = self._learned(history, round)
         else:
             after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
         return Cost(_charge(total, after), _finite(worst), _finite(information))
@@ -78,7 +89,7 @@ class Meter:
         """
         worst = self.worst_case(history)
         if self.most is not None:
-            charge = _charge(total, self._learned([made for made, _ in history]))
+            charge = _charge(total, self._learned(history))
         else:
             charge = 0.0 if planned else _charge(total, worst)
         return Cost(charge, _finite(worst), 0.0)
@@ -88,23 +99,34 @@ class Meter:
         assert self.most is not None
         one = self.spending
         most = most_learned_since(one.plan, one.owner, gone, one.colluders, one.patient)
-        return replace(self, most=most * one.sensitivity**2, _known={})
+        return replace(self, most=most * one.sensitivity**2, _known={}, _added={})
 
-    def _learned(self, rounds: Sequence[int]) -> float:
-        """ε of the releases of `rounds` to the coalition that learns most of each."""
+    def _learned(self, history: History, one_more: int | None = None) -> float:
+        """ε of the releases made, and of one more, to the coalition that learns most of each."""
         assert self.most is not None
-        if not rounds:
+        if not history and one_more is None:
             return 0.0
         if self.spending.batches.sampled:  # all up to the next checkpoint: composing samples takes time
-            last = self.spending.checkpoint(max(rounds))
+            last = self.spending.checkpoint(history[-1][0] if one_more is None else one_more)
             if last not in self._known:
                 self._known[last] = self.spending.composed(self.most[: last + 1])
             return self._known[last]
-        made = np.zeros(max(rounds) + 1)
-        made[list(rounds)] = self.most[list(rounds)]
+        more = None if one_more is None else (one_more, float(self.most[one_more]))
         # A record is in one of `period` classes of rounds: each gets the reserve once.
-        reserve = np.full(self.spending.batches.period, self.reserved * made.max())
-        return self.spending.composed(np.concatenate([made, reserve]))
+        return self._epsilon(self._tally("learned", history).mu(more, self.reserved))
+
+    def _tally(self, what: Literal["worst", "learned"], history: History) -> Tally:
+        """What `history` adds up to. It only grows: what was added before is not added again."""
+        of, tally = self._added.get(what, (None, None))
+        if tally is None or of is not history or tally.count > len(history):
+            tally = Tally(self.spending.batches.period)
+            self._added[what] = history, tally
+        for made, information in (history[k] for k in range(tally.count, len(history))):
+            tally.add(made, information if self.most is None or what == "worst" else float(self.most[made]))
+        return tally
+
+    def _epsilon(self, mu: float) -> float:
+        return GaussianLoss(mu).epsilon(self.spending.delta)
 
 
 def allows(epsilon: float, total: float, cost: Cost) -> bool:

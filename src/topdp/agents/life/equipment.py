@@ -6,23 +6,30 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from topdp.agents.life.budget import Meter, meter
 from topdp.agents.life.draws import AgentDraws, SeededDraws, SystemDraws
+from topdp.agents.life.hidden import Limits, expect_exact, hides, limits, mixing_share, same_limits
+from topdp.agents.life.precision import Exact
 from topdp.agents.life.rehearsal import Rehearsal
 from topdp.agents.life.rows import Gradients, Part
 from topdp.agents.life.sums import expect_fine, rounded_share
-from topdp.agents.terms.manifest import Manifest
+from topdp.agents.terms.manifest import Manifest, Rules
 from topdp.agents.terms.setup import Setup
+from topdp.agents.wire import payload
 from topdp.audit.recording import Planted
 from topdp.data.featured import of_records
 from topdp.data.progress import Progress
-from topdp.learning.gradients import clipped
 from topdp.learning.models import FlatModel
+from topdp.plan.batches import Batches, Cycle
+from topdp.privacy.basics.gaussian import mu_of
 from topdp.runs.assembly import expect_fitting
 from topdp.settings import build
 from topdp.settings.config import ConfigError
+
+LARGEST_HEAD = 1024  # bytes before a row that is handed over
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,11 @@ class Equipment:
 
     setup: Setup
     part: Part
-    start: Tensor  # the public start row
+    start: Tensor  # the public start row, in the type in which rows travel
     gradients: Gradients
     draws: AgentDraws
     meter: Meter
+    limits: Limits  # how long rows may be
     epsilon: float  # the agent's budget
     order: str | None  # the records in the order of cyclic batches; the same after every restart
     asked: float | None = None  # the budget that this start asked for; None: that of earlier starts, if any
@@ -96,13 +104,16 @@ def equip(
     draws = (
         SeededDraws(config.seed, setup.plan, flat.dtype) if seeded else SystemDraws(frozenset(part.partner))
     )
-    start = flat.flatten()
+    hidden = hides(privacy.guarantee, setup.plan, setup.coalition, not rules.goes_on)
+    start = flat.flatten().to(_type_of_rows(rules, flat.dtype, hidden))
+    _expect_rows_that_fit(rules, start)
     rehearsed = None
     if rehearsal is not None:
         planted, state = rehearsal.planted, rehearsal.state
         rehearsed = Rehearsal(planted, setup.plan, agent, privacy.clip, start, state)
+    exact = Exact(flat, privacy.clip, task.loss, privacy.clipping, inputs[:1])
     gradients = Gradients(
-        clipped.ClippedGradients(flat, privacy.clip, task.loss, privacy.clipping),
+        exact,
         (inputs, targets),
         analysis.batches,
         agent,
@@ -120,10 +131,14 @@ def equip(
         setup.coalition,
         privacy.patient,
     )
-    longest = privacy.clip * analysis.batches[agent].records / analysis.batches[agent].divisor
-    moved = gauge.spending.sensitivity
-    share = rounded_share(setup.plan, agent, gauge.planned, moved, longest, rules.largest_norm)
-    expect_fine(share, rules.largest_norm)
+    bounds = same_limits(setup.plan, rules.largest_norm)
+    if hidden:
+        longest = max(_longest(one, privacy.clip) for one in analysis.batches)
+        norm = float(torch.linalg.vector_norm(start.double()))
+        facts = (longest, len(start), rules.largest_norm, norm)
+        bounds = limits(setup.plan, privacy.guarantee, *facts)
+        expect_exact(setup.plan, agent, rules.largest_norm)
+    _expect_little_rounding(setup, gauge, exact, analysis.batches[agent], hidden)
     return Equipment(
         setup=setup,
         part=part,
@@ -131,8 +146,60 @@ def equip(
         gradients=gradients,
         draws=draws,
         meter=gauge,
+        limits=bounds,
         epsilon=granted if epsilon is None else epsilon,
         asked=epsilon,
         order=gradients.order(key),
         in_thread=in_thread,
     )
+
+
+def _type_of_rows(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype:
+    """In which type rows travel: rounding one that some do not see must not happen (`hidden`)."""
+    if hidden and rules.dtype == "float32":
+        raise ConfigError(
+            'rules.dtype: expected "float64" or "auto", got "float32": privacy.guarantee counts on rows that '
+            "some do not see, and rounding those to float32 is no sum. Make the manifest anew, or take "
+            'privacy.guarantee = "worst-case".'
+        )
+    if rules.dtype == "auto":
+        return torch.float64 if hidden else model
+    return torch.float64 if rules.dtype == "float64" else torch.float32
+
+
+def _expect_rows_that_fit(rules: Rules, start: Tensor) -> None:
+    """Refuses rows that links would not carry: after the first of them was charged, nobody would get it."""
+    dtype = str(start.dtype).removeprefix("torch.")
+    needed = payload.largest_size(len(start), dtype) + LARGEST_HEAD
+    if needed > rules.largest_body:
+        raise ConfigError(
+            f"rules.largest_body: expected at least {needed}, the bytes of a row of {len(start)} {dtype}, "
+            f"got {rules.largest_body}: make the manifest anew with a larger one, or take a smaller model."
+        )
+
+
+def _longest(batches: Batches, clip: float) -> float:
+    """How long a mean gradient is at most."""
+    return clip * _at_once(batches) / batches.divisor
+
+
+def _at_once(batches: Batches) -> int:
+    return batches.size if isinstance(batches, Cycle) else batches.records
+
+
+def _expect_little_rounding(setup: Setup, gauge: Meter, exact: Exact, mine: Batches, hidden: bool) -> None:
+    """Refuses a run in which rounding before noise adds to what is charged more than nothing."""
+    privacy, largest = setup.manifest.config.privacy, setup.manifest.rules.largest_norm
+    share = rounded_share(
+        setup.plan,
+        gauge.spending.owner,
+        gauge.planned,
+        gauge.spending.sensitivity,
+        _longest(mine, privacy.clip),
+        largest,
+        exact.off(_at_once(mine), privacy.clip, mine.divisor),
+        together=not hidden,
+    )
+    if hidden and gauge.by_plan is not None:
+        share += mixing_share(setup.plan, largest, mu_of(float(gauge.by_plan[-1]), privacy.delta))
+    expect_fine(share, largest)

@@ -100,7 +100,7 @@ class Meetings(Life):
         information = self.equipment.meter.spending.release(rate, scale, std)
         kind, cost = self._decide(round, information, planned=False)
         job = self._job(round, pair, std * scale, rate if kind == "release" else None)
-        row = self._bounded(round, await self._compute(job))
+        row = self._bounded(round, me, await self._compute(job))
         self.pairing.forget_rows()
         applied = [(pair.partner, pair.partner_round or 0)] if pair else []
         body = payload.encode(row.numpy())
@@ -195,7 +195,7 @@ class Meetings(Life):
         """The row that `peer` hands over; who hands over something else is quarantined."""
         try:
             row = Handover.unpack(packed, self.peers.last)
-            self.peers.check(row.body)
+            self.peers.check(peer, row.round, row.body)
             signed = (peer, ANYBODY, row.round, digest_of(row.body), bytes.fromhex(row.signature))
             if not self.peers.proofs.holds(*signed):
                 row = replace(row, signature="")

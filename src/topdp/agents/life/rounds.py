@@ -86,7 +86,9 @@ class Rounds(Life):
         changed, notes = self.sharing.departures.changes(round) if self.sharing else (AS_PLANNED, {})
         rows = await self._compute(lambda: make(part, round, own, received, gradients, draws, changed))
         memories = part.plan.memories  # what nobody reads may be longer
-        rows = {row: value if memories[row] else self._bounded(round, value) for row, value in rows.items()}
+        rows = {
+            row: value if memories[row] else self._bounded(round, row, value) for row, value in rows.items()
+        }
         if (rehearsal := self.equipment.gradients.rehearsal) is not None:
             rehearsal.keep(round, rows, received, drawn(part, round, draws, own[part.agent]))
         names = self.equipment.manifest.names

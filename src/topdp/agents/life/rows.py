@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from topdp.agents.life.draws import AgentDraws
+from topdp.agents.life.precision import Exact
 from topdp.agents.life.rehearsal import Rehearsal
 from topdp.agents.life.sums import mixed, noised, stepped
 from topdp.data.selection import select
 from topdp.errors import InputError
-from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan, PlanError
 from topdp.plan.batches import Batches, Cycle
 from topdp.plan.plan import NOBODY
@@ -135,7 +135,7 @@ class Gradients:
 
     def __init__(
         self,
-        clipped: ClippedGradients,
+        exact: Exact,
         records: tuple[Tensor, Tensor],
         batches: tuple[Batches, ...],
         agent: int,
@@ -148,7 +148,7 @@ class Gradients:
         `rehearsal`: canaries stand in the place of some records.
         """
         self.rehearsal = rehearsal
-        self.clipped, self.batches, self.agent, self.seed, self.draws = clipped, batches, agent, seed, draws
+        self.exact, self.batches, self.agent, self.seed, self.draws = exact, batches, agent, seed, draws
         self.inputs, self.targets = records
         if len(self.inputs) != batches[agent].records:
             raise InputError(
@@ -156,10 +156,12 @@ class Gradients:
                 "the noise is calibrated for that number."
             )
         if self.inputs.is_floating_point():
-            self.inputs = self.inputs.to(clipped.flat.dtype)
+            self.inputs = self.inputs.to(exact.kind)
+        self._weights: Tensor | None = None
+        self._set_aside()
 
     def mean(self, round: int, estimate: Tensor) -> Tensor:
-        """[d]: the clipped gradients of this round's records, summed, over the divisor of the batch."""
+        """[d] in float64: the clipped gradients of this round's records, summed, over the batch's divisor."""
         chosen = self._chosen(round)
         if self.rehearsal is None:
             return self._mean_of(round, chosen, estimate)
@@ -169,16 +171,35 @@ class Gradients:
         return mean
 
     def _mean_of(self, round: int, chosen: Tensor | None, estimate: Tensor) -> Tensor:
-        inputs, targets = self.inputs, self.targets
+        inputs, targets, weights = self.inputs, self.targets, self._weights
         if chosen is not None:
             inputs, targets = inputs[chosen], targets[chosen]
+            weights = None if weights is None else weights[chosen]
         if not len(inputs):
-            return torch.zeros_like(estimate)  # a sample may be empty
-        total, statistics = self.clipped.clipped_sum_and_statistics(
-            estimate[None].contiguous(), inputs[None], targets[None]
+            return torch.zeros_like(estimate, dtype=torch.float64)  # a sample may be empty
+        total, ignored = self.exact.sum(estimate, inputs, targets, weights)
+        self._tell_the_owner(round, ignored)
+        return total.div_(self.batches[self.agent].divisor)
+
+    def _set_aside(self) -> None:
+        """Records on which the model raises count as zero; another, of weight 0, is in the place of each.
+
+        So that how the others are computed, and rounded, does not depend on whether there are such.
+        """
+        failing = self.exact.failing(self.inputs)
+        if not failing.any() or failing.all():
+            return
+        stand_in = int((~failing).nonzero()[0])
+        where = failing.reshape(-1, *(1 for _ in self.inputs.shape[1:]))
+        self.inputs = torch.where(where, self.inputs[stand_in], self.inputs)
+        where = failing.reshape(-1, *(1 for _ in self.targets.shape[1:]))
+        self.targets = torch.where(where, self.targets[stand_in], self.targets)
+        self._weights = (~failing).double()
+        logger.warning(
+            "%d records count as zero: the model fails on them.",
+            int(failing.sum()),
+            extra={"agent": self.agent, "event": "ignored"},
         )
-        self._tell_the_owner(round, int(statistics.ignored[0]))
-        return total[0].div_(self.batches[self.agent].divisor)
 
     def order(self, key: bytes) -> str | None:
         """What tells whether records come in the same order again; None where the order does not matter.

@@ -42,8 +42,8 @@ def mixed(parts: Iterable[tuple[int, float]], before: Mapping[int, Tensor], inst
 
 
 def stepped(mix: Tensor, gradient: Tensor, step: float) -> Tensor:
-    """`mix`, which is float64, and the step of a gradient: the one sum that is rounded before noise."""
-    return mix.add_(gradient.double(), alpha=step)
+    """`mix` and the step of a gradient, both float64: the one sum of them that is rounded before noise."""
+    return mix.add_(gradient, alpha=step)
 
 
 def noised(row: Tensor, add: Adds, deviations: Sequence[float], dtype: torch.dtype) -> Tensor:
@@ -84,29 +84,40 @@ def grid_of(deviation: float) -> float:
 
 
 def rounded_share(
-    plan: Plan, agent: int, information: Floats, moved: float, gradient: float, largest_norm: float
+    plan: Plan,
+    agent: int,
+    information: Floats,
+    moved: float,
+    gradient: float,
+    largest_norm: float,
+    off: float = 0.0,
+    together: bool = True,
 ) -> float:
-    """By what share of itself the agent's worst-case μ may be too low, for what is rounded before noise.
+    """By what share of itself the agent's μ may be too low, for what is rounded before noise.
 
     `information` [releases]: 1/z² of the agent's releases. `moved`: Δ, how far one record moves its mean
-    gradient, and `gradient` how long that is at most. `largest_norm`: of rows that are sent or estimates.
+    gradient, `gradient` how long that is at most, and `off` what rounding inside of it adds to Δ.
+    `largest_norm`: of rows that are sent or estimates.
 
     A product or a sum is off by `ROUNDED` of itself, number by number, so in norm too: the product with the
     step, and its sum with the mix, in either of two worlds. Relative to step · Δ that is the share of one
-    release; shifts of releases add up like the sides of a right triangle, so do their roundings.
+    release. In the worst case shifts of releases add up like the sides of a right triangle, so do their
+    roundings; not `together`: the largest share counts, whatever is made of shifts.
     """
     mine = plan.owner == agent
-    norms, total = np.ones(plan.rows), 0.0
+    norms, shares = np.ones(plan.rows), np.zeros(plan.releases)
     for r in range(plan.releases):
         source, weight = plan.source[r], np.abs(plan.weight[r])
         mixes = np.where(source >= 0, weight * norms[source], 0.0).sum(axis=1)
         carries = mine & (plan[r].step != 0)
-        if carries.any() and r < len(information):
+        if carries.any():
             step, largest = abs(plan.rate[r]), float(mixes[carries].max()) * largest_norm
-            share = 2 * ROUNDED * (largest + 2 * step * gradient) / (step * moved)
-            total += float(information[r]) * share**2
+            shares[r] = (2 * ROUNDED * (largest + 2 * step * gradient) + step * off) / (step * moved)
         norms = np.where(plan.memories, mixes, 1.0)  # what an agent keeps for itself nobody has measured
-    return math.sqrt(total / float(np.sum(information)))
+    if not together:
+        return float(shares.max())
+    counted = shares[: len(information)]
+    return math.sqrt(float(np.sum(information * counted**2)) / float(np.sum(information)))
 
 
 def expect_fine(share: float, largest_norm: float) -> None:
@@ -114,7 +125,7 @@ def expect_fine(share: float, largest_norm: float) -> None:
     if not share <= LARGEST_SHARE:
         raise InputError(
             f"Expected one record to move a row by far more than float64 rounds rows of norm {largest_norm:g}"
-            f" (rules.largest_norm), got rounding of {share:.1g} of that, above {LARGEST_SHARE:g}: noise "
-            f"does not cover it. Take a norm below {largest_norm * LARGEST_SHARE / share:.1g}, a larger clip "
-            "or larger steps."
+            f" (rules.largest_norm) and sums of gradients, got rounding of {share:.1g} of that, above "
+            f"{LARGEST_SHARE:g}: noise does not cover it. Take a norm below "
+            f"{largest_norm * LARGEST_SHARE / share:.1g}, a larger clip, larger steps or smaller batches."
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -84,7 +85,8 @@ def run(
     with _relaying(rules.relay, folder / "relay.log"):
         codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
     results = []
-    for name, code in zip(names, codes, strict=True):
+    asked = -signal.SIGTERM  # by the demonstration, because another one had failed: that one is to be told
+    for name, code in sorted(zip(names, codes, strict=True), key=lambda one: one[1] == asked):
         path = folder / name / "state" / RESULT
         if code not in ENDED_WELL or not path.exists():
             log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
@@ -227,7 +229,7 @@ def _gathered(
     config = parts.config
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
-    )
+    ).to(parts.flat.dtype)
     metrics = []
     if parts.shards.test_inputs is not None:
         found = parts.engine(setup.plan).evaluate(State(0, estimates))

@@ -82,4 +82,4 @@ def _fitting(row: Tensor, flat: FlatModel, state: Path) -> Tensor:
         raise InputError(
             f"Expected a row of {flat.dimension} numbers, as {state / NOTE} says, got {tuple(row.shape)}."
         )
-    return row
+    return row.to(flat.dtype)  # rows may travel in a wider type

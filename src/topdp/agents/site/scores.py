@@ -47,7 +47,8 @@ class Scores:
 
     def of(self, estimate: Tensor, round: int) -> dict[str, Any]:
         """Loss and metrics of `estimate`, with the round and the records that they are of."""
-        found = evaluate(self._gradients, self._metrics, estimate[None], self._inputs, self._targets)
+        row = estimate[None].to(self._gradients.flat.dtype)
+        found = evaluate(self._gradients, self._metrics, row, self._inputs, self._targets)
         values = {name: value[0].tolist() for name, value in found.metrics.items()}
         facts = {"round": round, "on": self.on, "records": self.records}
         return {**facts, "loss": float(found.loss[0]), "metrics": values}

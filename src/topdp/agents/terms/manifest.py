@@ -64,8 +64,14 @@ class Rules(Section):
     in_flight: Annotated[int, Field(ge=1, le=256)] = 4
     """Requests under way in one direction of a link; a link's memory stays below 4 · this · largest_body."""
 
-    dtype: Literal["float32", "float64"] = "float32"
-    largest_norm: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 1e6
+    dtype: Literal["auto", "float32", "float64"] = "auto"
+    """The type in which rows travel; gradients are summed in float64 in any case.
+
+    `auto`: float64 where the guarantee counts on rows that some do not see, which must not be rounded then,
+    and the model's type elsewhere.
+    """
+
+    largest_norm: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 1e4
     """Rows above this norm are refused. What may be sent must stay finite when it is squared and added."""
 
     largest_drift: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

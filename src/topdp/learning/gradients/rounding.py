@@ -7,10 +7,14 @@ An ordinary relative error is left as it is. What overflows is infinite, and cou
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+
+_finest: ContextVar[float] = ContextVar("finest", default=0.0)
 
 
 def squared(x: Tensor) -> Tensor:
@@ -36,11 +40,24 @@ def cancelled(a: Tensor, delta: Tensor, uses: float = 1.0) -> Tensor:
     up: a few units in the last place for 64 of them, 16 for 1,000 (seen on a GPU: up to 5).
     """
     tf32 = a.is_cuda and a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    unit = 2.0**-10 if tf32 else torch.finfo(a.dtype).eps
+    unit = max(_finest.get(), 2.0**-10 if tf32 else torch.finfo(a.dtype).eps)
     lengths, deltas = squared(a) * uses, squared(delta)
     lost = lengths * _underflown(delta) + deltas * _underflown(a)
     terms = max(math.prod(part.shape[2:]) for part in (a, delta))
     return lost.add_(lengths * deltas, alpha=4 * unit * max(1.0, math.sqrt(terms / 64)))
+
+
+@contextmanager
+def no_finer_than(unit: float) -> Iterator[None]:
+    """`cancelled` as in a type of this unit at least: then no sum that is left has terms far longer than it.
+
+    A record whose terms cancel is scaled to the clip C by its norm, so they are at most C / (2·√unit) long.
+    """
+    token = _finest.set(unit)
+    try:
+        yield
+    finally:
+        _finest.reset(token)
 
 
 def as_precise_as_matrix_products() -> AbstractContextManager[None]:
