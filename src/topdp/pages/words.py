@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 ANSWERS = ("adaptive", "worst_case", "outsider", "view", "claimed")
 """In the order in which they are worth relying on."""
@@ -72,3 +73,12 @@ def is_guarantee(answer: str) -> bool:
 
 def state_in_words(state: str) -> str:
     return STATES.get(state, f"The run says that it is {state}.")
+
+
+def in_utf8(name: str) -> str:
+    """The name of a file for people: bytes in it that are no text are shown as such.
+
+    >>> in_utf8(os.fsdecode(b"m\\xfcll"))
+    'm\ufffdll'
+    """
+    return os.fsencode(name).decode(errors="replace")
