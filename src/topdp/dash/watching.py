@@ -112,11 +112,14 @@ def mark_of(source: Source) -> object:
 
 
 def _as_json(facts: dict[str, Any], name: str) -> bytes:
-    """JSON knows no number that is not finite, and topdp writes none into its files."""
+    """JSON knows no number that is not finite and no half of a character, and topdp writes none."""
     try:
-        return json.dumps(facts, allow_nan=False).encode()
+        return json.dumps(facts, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
-        problem = f"Expected finite numbers in {name}, got others: its files were changed, or are damaged."
+        problem = (
+            f"Expected finite numbers and whole text in {name}, got others: its files were changed, or are "
+            "damaged."
+        )
         return json.dumps({"problem": problem, "name": name}).encode()
 
 
