@@ -88,6 +88,20 @@ def test_one_that_is_damaged_hides_no_other(ill, line):
         assert told(page, "agent", "well")["problem"] is None
 
 
+def test_what_is_wrong_says_nothing_of_where_it_is(ill):
+    place, path = ill
+    (path / "config.toml").unlink()
+    (place / "well" / "ledger.sqlite").write_bytes(
+        b"nothing of the kind, and long enough to be looked at" * 50
+    )
+    with served([place]) as page:
+        found = told(page, "run", "ill")
+        said = [page.client.get(f"/api/runs/{found['id']}/facts").text, page.client.get("/api/runs").text]
+        said.append(page.client.get(f"/api/agents/{told(page, 'agent', 'well')['id']}").text)
+        assert "in ill, could not read config.toml" in said[0]
+        assert str(place) not in "".join(said)
+
+
 def test_another_programs_status_hides_nobody(ill):
     place, _ = ill
     file = place / "well" / "status.json"

@@ -190,7 +190,7 @@ def _facts(source: Source) -> dict[str, Any]:
         expect_plain(source)
         return run_facts(RunFolder.open(source.path))
     except TopdpError as error:
-        return {PROBLEM: str(error), "name": source.name}
+        return {PROBLEM: source.in_words(str(error)), "name": source.name}
 
 
 def _view(source: Source) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _view(source: Source) -> dict[str, Any]:
         expect_plain(source)
         return agent_view(source.path)
     except TopdpError as error:
-        return {PROBLEM: str(error), "name": source.name}
+        return {PROBLEM: source.in_words(str(error)), "name": source.name}
 
 
 async def _in_words(request: Request, error: Exception) -> Response:

@@ -48,6 +48,14 @@ class Source:
     def id(self) -> str:
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
+    def in_words(self, problem: str) -> str:
+        """What is wrong with it, for a page: it says nothing of where the folder is, and is text in any case.
+
+        >>> Source("run", Path("/home/ada/runs/a"), "a").in_words("Expected a run in /home/ada/runs/a.")
+        'Expected a run in a.'
+        """
+        return problem.replace(str(self.path), self.name).encode(errors="replace").decode()
+
     def signature(self) -> Signature:
         """Another one once something on disk has changed."""
         return tuple(_stamp(self.path / name) for name in FILES[self.kind])

@@ -35,7 +35,7 @@ def summary(source: Source) -> dict[str, Any]:
         problem = (
             f"Expected what topdp writes, got something else: {error!r:.200}. It was changed, or is damaged."
         )
-    return {**told, "state": "cannot be read", "problem": problem.encode(errors="replace").decode()}
+    return {**told, "state": "cannot be read", "problem": source.in_words(problem)}
 
 
 def _run(path: Path) -> dict[str, Any]:

@@ -157,4 +157,4 @@ class Answers:
         except Exception as error:  # a page in words, also where nobody foresaw what is wrong
             logger.exception("could not read %s", source.path)
             problem = f"Expected what topdp writes in {source.name}, could not read it: {error!r:.200}."
-            return _as_json({"problem": problem, "name": source.name}, source.name)
+            return _as_json({"problem": source.in_words(problem), "name": source.name}, source.name)

@@ -117,7 +117,7 @@ def _how_far(books: OwnBooks) -> list[str]:
         return ["Nothing was released yet: nothing is charged."]
     if books.over:
         said = [
-            f"The run is over for it: release {books.round} is the last of "
+            f"The run is over for it, after release {books.round} of "
             f"{last if books.ends is None else books.ends}."
         ]
     else:
@@ -188,7 +188,7 @@ def not_protected(books: OwnBooks) -> list[str]:
         )
         said.insert(
             0,
-            f"More than {books.setup.coalition} other agents putting together what they see{spare}: "
+            f"More than {_others(books.setup.coalition)} putting together what they see{spare}: "
             "then, up to all others, the "
             "worst case counts.",
         )
@@ -212,6 +212,10 @@ def not_protected(books: OwnBooks) -> list[str]:
             "Releases of a version that signed no rows: nobody could show it if its books were an old copy."
         )
     return said
+
+
+def _others(count: int) -> str:
+    return f"{count} other agent{'s' if count != 1 else ''}"
 
 
 def _deployment(books: OwnBooks) -> dict[str, Any]:
