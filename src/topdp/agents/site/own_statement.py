@@ -197,6 +197,8 @@ def not_protected(books: OwnBooks) -> list[str]:
             "A departure from the plan far away, which this agent did not see: the worst case holds all "
             "the same.",
         )
+        if books.setup.coalition >= len(books.setup.manifest.names) - 1:  # all others are counted already
+            del said[0]
     if privacy.guarantee not in ("adaptive", "worst-case"):
         said.insert(
             0,
