@@ -72,13 +72,13 @@ def test_who_says_nothing_says_that_it_is_still_at_it(said, console):
     begun = said.spoke
     said.beat(begun + 0.9 * FIRST)
     assert lines(console) == []
-    said.beat(begun + FIRST)
+    said.beat(begun + 1.01 * FIRST)  # not FIRST itself: (a + b) - a may be less than b
     assert lines(console) == ["top: starting (0 s)"]
     said.watch("training", 1, 1000, None)
     said.watch("training", 37, 1000, None)  # no tenth, so no line of its own
     said.beat(said.spoke + 0.9 * SILENCE)
     assert len(lines(console)) == 2
-    said.beat(said.spoke + SILENCE)
+    said.beat(said.spoke + 1.01 * SILENCE)
     assert lines(console)[2:] == ["top: training, round 37 of 1000 (4 s)"]
 
 
