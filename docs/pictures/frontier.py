@@ -48,8 +48,7 @@ def picture(frontiers: dict[str, list[FrontierRow]]) -> None:
             of_model = [row for row in rows if row.model == model]
             few = [row for row in of_model if (row.method, row.colluders) in SHOWN]
             lines(axis, few)
-            for label in list(axis.texts):
-                label.remove()
+            axis.get_legend().remove()
             axis.set_title(data_title(rows[0].data), fontsize=10)
             axis.set_ylabel("mean test accuracy" if axis.get_subplotspec().is_first_col() else "")
             for row in sorted(few, key=lambda one: SHOWN.index((one.method, one.colluders))):
