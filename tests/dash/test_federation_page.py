@@ -109,6 +109,11 @@ def published(**changes):
         (published().replace(b"0.5", b"NaN"), "cannot be read"),
         (published(links={"bob": {"state": "anything", "received": 1}}), "cannot be read"),
         (b" " * (fetching.LARGEST + 1), "too long"),
+        (published(links={"b" * 10_000: {"state": "heard", "received": 1}}), "cannot be read"),
+        (published(round=10**30), "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (published().replace(b'"ada"', b'"\xff"'), "cannot be read"),
+        (published().replace(b'"ada"', b'"\\ud800"'), "cannot be read"),
     ],
 )
 def test_what_is_not_as_it_should_be_is_refused(body, words):

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -39,6 +39,7 @@ logger = logging.getLogger("topdp.dash")
 EVERY = 3.0  # seconds between two questions to one place; to one that does not answer three times that
 THREADS = 16  # questions at once
 PLACES = 500
+SHOWN = 5000  # agents on the page: a place may name a thousand
 
 Name = Field(min_length=1, max_length=200)
 Number = Field(ge=-1, le=10**9)
@@ -67,7 +68,7 @@ class PublishedAgent(_Strict):
     charged_by: str = Field(max_length=200)
     paused: bool
     stopped: int | None = Number
-    links: dict[str, PublishedLink] = Field(max_length=2000)
+    links: dict[Annotated[str, Name], PublishedLink] = Field(max_length=2000)
 
 
 class PublishedAgents(_Strict):
@@ -152,7 +153,7 @@ class Federation:
             agents += [
                 {**agent, "place": place.url, "age": age, "lost": heard.problem} for agent in heard.agents
             ]
-        return {"agents": agents, "places": places}
+        return {"agents": agents[:SHOWN], "places": places}
 
     async def run(self, events: Events) -> None:
         """Asks every place again and again, each at its own pace, until cancelled; tells of what has changed.
