@@ -75,6 +75,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return turned(markdown, here, page.file.src_uri, made | written)
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """A picture leads to itself: in a column of text, and on a phone, it is smaller than it was drawn."""
+    return re.sub(
+        r'(?<!<a )(<img [^>]*?src="([^":]+\.png)"[^>]*>)(?!</a>)',
+        lambda found: f'<a href="{found[2]}" title="Larger">{found[1]}</a>',
+        html,
+    )
+
+
 def turned(markdown: str, path: str, page: str, shown: dict[str, str]) -> str:
     """The text of the file at `path`, with links as they must be on its page of the site.
 

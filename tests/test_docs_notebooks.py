@@ -87,3 +87,12 @@ def test_links_of_the_repository_lead_to_pages_of_the_site():
         site.turned("[a](../data.md)", "docs/concepts/plans.md", "concepts/plans.md", shown)
         == "[a](../data.md)"
     )
+
+
+def test_a_picture_leads_to_itself():
+    """On a phone it is smaller than it was drawn."""
+    pages = program(DOCS.parent / "scripts" / "site_pages.py")
+    found = pages.on_page_content('<p><img alt="a" src="../pictures/a.png" /></p>', None, None, None)
+    assert found.startswith('<p><a href="../pictures/a.png"') and found.endswith("/></a></p>")
+    linked = '<a href="b"><img src="a.png"></a>'
+    assert pages.on_page_content(linked, None, None, None) == linked

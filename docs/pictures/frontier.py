@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from topdp.report.reached import RECOMMENDED
-from topdp.report.style import data_title, house_style, save
+from topdp.report.style import data_title, house_style, look, save
 from topdp.reproduce.frontier import FULL
 from topdp.reproduce.frontier_report import FrontierRow, accuracies, lines, read_rows
 
@@ -36,15 +38,30 @@ def main() -> None:
 
 
 def picture(frontiers: dict[str, list[FrontierRow]]) -> None:
-    """Few lines: what there was, what there is, and the ceiling."""
+    """Few lines: what there was, what there is, and the ceiling; legible in a column of text."""
     with house_style():
-        figure = Figure(figsize=(1 + 4.4 * len(frontiers), 3.6))
+        matplotlib.rcParams.update({"xtick.labelsize": 8, "ytick.labelsize": 8, "axes.labelsize": 9})
+        figure = Figure(figsize=(7.6, 4.0))
+        names: dict[str, dict[str, object]] = {}
         for axis, rows in zip(figure.subplots(1, len(frontiers)), frontiers.values(), strict=True):
             model = next(name for name in MODELS if any(row.model == name for row in rows))
             of_model = [row for row in rows if row.model == model]
             few = [row for row in of_model if (row.method, row.colluders) in SHOWN]
             lines(axis, few)
+            axis.get_legend().remove()
             axis.set_title(data_title(rows[0].data), fontsize=10)
+            axis.set_ylabel("mean test accuracy" if axis.get_subplotspec().is_first_col() else "")
+            for row in sorted(few, key=lambda one: SHOWN.index((one.method, one.colluders))):
+                names[row.name] = look(f"{row.method}-{row.colluders}" if row.colluders > 1 else row.method)
+        seeds = len(rows[0].by_seed.split())
+        figure.suptitle(
+            f"Accuracy at the same proved ε ({rows[0].guarantee}): 30 agents, {seeds} seeds, {model}",
+            fontsize=10,
+            x=0.01,
+            ha="left",
+        )
+        handles = [Line2D([], [], label=name, **style) for name, style in names.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5, handlelength=3)
         save(figure, PICTURE)
 
 

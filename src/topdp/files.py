@@ -22,6 +22,8 @@ DAMAGE = (
     TypeError,
     LookupError,
     AttributeError,
+    RuntimeError,  # nested too deeply; a compression that is not known; a password
+    OverflowError,
     zlib.error,
     zipfile.BadZipFile,
 )

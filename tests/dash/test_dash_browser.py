@@ -8,6 +8,7 @@ import pytest
 from serving import Held, books, living_federation, run_in, served, small, standing, until
 
 from browser import contrast, reachable, shows
+from topdp.dash.federation import Federation, Place
 from topdp.runs.run import run
 
 MARKUP = 'a<img src=x onerror="alert(1)"><b>b'
@@ -118,6 +119,41 @@ def test_markup_in_names_stays_text(serve, open_page, runs):
         assert page.locator("main img, main b").count() == 0
     page.goto(f"{server.url}/runs/{known['foreign']}")
     shows(page, "#problem", "Expected a run of format")
+
+
+def test_places_that_lie_do_not_spoil_the_page(serve, open_page, runs, monkeypatch):
+    """One name twice, names of a language's own, many links, and another story at every question."""
+    monkeypatch.setattr("topdp.dash.federation.EVERY", 0.05)
+    asked = []
+
+    def lies(place):
+        asked.append(place)
+        links = {f"n{k}": {"state": "heard", "received": len(asked)} for k in range(2500)}
+        strange = {
+            name: {"state": "silent", "received": None} for name in ("__proto__", "constructor", MARKUP)
+        }
+        agent = {
+            "federation": "f", "process": "running", "doing": None, "round": len(asked), "rounds": None,
+            "epsilon": 1e308, "budget": None, "charged_by": MARKUP, "paused": False, "stopped": None,
+        }  # fmt: skip
+        first = {**agent, "name": "__proto__", "links": {**strange, **links}}
+        return [first, {**agent, "name": "twice", "links": {}}, {**agent, "name": "twice", "links": {}}]
+
+    monkeypatch.setattr("topdp.dash.federation.ask", lies)
+    server = serve([runs], federation=Federation([Place("http://127.0.0.1:1", None)]))
+    page = open_page(f"{server.url}/federation")
+    shows(page, "#notes", "More than one place speaks for twice")
+    shows(page, "#links-cut", "2000 of")
+    seen = len(asked)
+    until(lambda: page.wait_for_timeout(50) or len(asked) > seen + 5, "more lies")
+    page.wait_for_function(
+        "n => Number(document.querySelector('#agents tr:nth-child(2) td:nth-child(3)').textContent) > n",
+        arg=seen,
+    )
+    assert page.locator("#agents tbody tr").count() == 4  # three, and the one of this machine
+    text = page.locator("#links tbody").inner_text()
+    assert "[object" not in text and "native code" not in text
+    assert page.locator("main img, main b").count() == 0
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

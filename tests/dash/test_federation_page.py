@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from serving import books, served, standing, until
 
-from topdp.dash import federation
+from topdp.dash import federation, fetching
 from topdp.dash.federation import Federation, NoAnswerError, Place, ask, read_places
 from topdp.errors import InputError
 
@@ -108,7 +108,12 @@ def published(**changes):
         (published(epsilon=-1.0), "cannot be read"),
         (published().replace(b"0.5", b"NaN"), "cannot be read"),
         (published(links={"bob": {"state": "anything", "received": 1}}), "cannot be read"),
-        (b" " * (federation.LARGEST + 1), "too long"),
+        (b" " * (fetching.LARGEST + 1), "too long"),
+        (published(links={"b" * 10_000: {"state": "heard", "received": 1}}), "cannot be read"),
+        (published(round=10**30), "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (published().replace(b'"ada"', b'"\xff"'), "cannot be read"),
+        (published().replace(b'"ada"', b'"\\ud800"'), "cannot be read"),
     ],
 )
 def test_what_is_not_as_it_should_be_is_refused(body, words):

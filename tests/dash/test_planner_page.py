@@ -40,6 +40,13 @@ def ask(client, values, name="a page"):
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
+def test_what_would_take_minutes_to_refuse_is_refused_at_once(client):
+    """The best noise for so many steps of averaging takes minutes to find, in which nothing could stop it."""
+    values = {"method.name": "correlated", "method.gossip": "100000", "topology.agents": "100"}
+    (told,) = ask(client, values)
+    assert "at most 32 steps" in told["problem"] + str(told["fields"])
+
+
 @pytest.mark.parametrize("method", ["top", "correlated"])
 def test_the_page_is_told_what_the_command_prints(client, method):
     values = {**FEW, "method.name": method, "privacy.epsilon": "2"}

@@ -11,7 +11,7 @@ import pytest
 
 from pages.conftest import NAMES
 from topdp.pages.assets import SCRIPTS, STATIC, STYLES
-from topdp.pages.facts import run_facts
+from topdp.pages.facts import LINES, run_facts
 from topdp.pages.folders import runs_in
 from topdp.pages.report import report_html
 from topdp.runs.folder import RunFolder, RunFolderError
@@ -112,3 +112,26 @@ def test_too_many_runs(made, monkeypatch):
     monkeypatch.setattr("topdp.pages.folders.MOST", 2)
     with pytest.raises(RunFolderError, match="name fewer"):
         runs_in([made])
+
+
+def test_a_long_run_of_thirty_agents_is_a_small_file(made):
+    """Every pair of agents linked, as many evaluations as are ever drawn, no number short."""
+    facts, n = run_facts(RunFolder(made / "top")), 30
+    pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
+    digits = [1 / (3 + k) for k in range(LINES)]
+    values = {name: dict.fromkeys(("mean", "min", "max"), digits) for name in facts["metrics"]["names"]}
+    links = {"from": [a for a, _ in pairs], "to": [b for _, b in pairs]}
+    numbers = {name: [1 / (3 + k) for k in range(len(pairs))] for name in ("mu", "epsilon")}
+    seen = {"observers": [[k] for k in range(n)], "mu": [[1 / (3 + k) for k in range(n)]] * n}
+    long = {
+        **facts,
+        "metrics": {**facts["metrics"], "rounds": list(range(LINES)), "values": values},
+        "graph": {
+            **facts["graph"],
+            "agents": n,
+            "names": list(map(str, range(n))),
+            "links": {**links, **numbers},
+        },
+        "privacy": {**facts["privacy"], "pairs": dict.fromkeys(("adaptive", "outsider", "view"), seen)},
+    }
+    assert len(report_html([long]).encode()) < 3e6

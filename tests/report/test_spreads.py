@@ -7,6 +7,7 @@ import pytest
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.report import spread_pictures, spreads
 from topdp.report.spreads import Spread
+from topdp.report.style import look
 from topdp.settings import config
 
 
@@ -58,11 +59,24 @@ def test_a_title_says_what_all_runs_have_in_common():
         configs = [config.read(changes=change) for change in changes]
         return spread_pictures.heading_of(configs, [one.topology.agents for one in configs])
 
-    assert titled(["privacy.epsilon=1.0"], ["privacy.epsilon=2.0"]) == "MNIST, 30 agents, sync"
+    budgets = titled(["privacy.epsilon=1.0"], ["privacy.epsilon=2.0"])
+    assert budgets == "MNIST, 30 agents, sync, ε = 1 to 2 (adaptive, δ = 1e-5)"
+    assert titled(["privacy.guarantee=worst-case"], ["privacy.epsilon=2.0"]) == "MNIST, 30 agents, sync"
     same = titled(["method.name=no-noise"], ["method.name=top"])
     assert same == "MNIST, 30 agents, sync, ε = 1 (adaptive, δ = 1e-5)"
     others = titled(["data.name=cifar10", "topology.agents=6"], ["method.mode=async", "privacy.sigma=1.0"])
     assert others == "sweep"
+
+
+def test_a_method_looks_the_same_in_every_picture(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(spread_pictures, "save", lambda figure, path: seen.append(figure))
+    chosen = [{"privacy.epsilon": value, "method.name": name} for value in "12" for name in ("plain", "top")]
+    spread_pictures.picture(
+        [Spread(one, [run(0, 0.1 * len(one["method.name"]))]) for one in chosen], tmp_path / "s.png", "title"
+    )
+    colours = [bars.lines[0].get_color() for bars in seen[0].axes[0].containers]
+    assert colours == [look("plain")["color"], look("top")["color"]]
 
 
 def test_a_run_that_diverged_is_counted_out():

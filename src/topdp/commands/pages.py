@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from topdp.errors import InputError
 from topdp.report.progress import signs_of_life
 from topdp.report.terminal import Json, err, print_json, show
 
@@ -21,7 +22,8 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Runs as one HTML file that needs no network: curves, graph, privacy, settings; several are compared."""
+    """Runs as one HTML file that needs no network: curves, graph, privacy, settings; several are "
+    "compared."""
     with signs_of_life(err, "report") as signs:
         signs.stage("reading")
         from topdp.pages.facts import run_facts
@@ -45,23 +47,66 @@ def report(
 
 
 def statement(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The folder of a run, or the state folder of an agent of one's own."
+        ),
+    ],
+    manifest: Annotated[
+        Path | None,
+        typer.Option(
+            "--manifest",
+            metavar="FILE",
+            help="Of an agent: what was agreed on, by which its books were kept.",
+        ),
+    ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="By default the folder of the run.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="By default the folder of the run; of an agent the one you are in."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a run guarantees to whom, and what not, in plain words: YAML, and a page to print."""
+    """What a run guarantees to whom, and what not, in plain words: YAML, and a page to print.
+
+    Of a simulated run for all its agents. Of real agents each organisation states its own part, from its own
+    books, which are read whole and not changed; books that are not whole are refused (code 4).
+    """
     with signs_of_life(err, "statement") as signs:
         signs.stage("reading")
-        from topdp.pages.facts import run_facts
-        from topdp.pages.statement import statement as said_of
         from topdp.pages.statement import write_statement
-        from topdp.runs.folder import RunFolder
 
-        said = said_of(run_facts(RunFolder.open(run), patience=0.0))
-        files = write_statement(said, folder or run)
+        of_agent = (run / "ledger.sqlite").exists()
+        said = _said_of_books(run, manifest) if of_agent else _said_of_run(run, manifest)
+        files = write_statement(said, folder or (Path() if of_agent else run))
     if as_json:
         print_json({"files": [str(file) for file in files], "statement": said})
     else:
         show(*said["summary"], f"The statement is {files[0]}, to print {files[1]}")
+
+
+def _said_of_run(run: Path, manifest: Path | None) -> dict[str, Any]:
+    from topdp.pages.facts import run_facts
+    from topdp.pages.statement import statement as said_of
+    from topdp.runs.folder import RunFolder
+
+    if manifest is not None:
+        raise InputError(
+            f"--manifest: expected the state folder of an agent with it, got {run}, which has no books."
+        )
+    return said_of(run_facts(RunFolder.open(run), patience=0.0))
+
+
+def _said_of_books(state: Path, manifest: Path | None) -> dict[str, Any]:
+    from topdp.agents.site.own_books import own_books
+    from topdp.agents.site.own_statement import own_statement
+
+    if manifest is None:
+        raise InputError(
+            f"Expected --manifest FILE: {state} has the books of an agent, and whom they protect "
+            "against is in the "
+            "manifest that they were kept by."
+        )
+    return own_statement(own_books(state, manifest))

@@ -87,7 +87,8 @@ class Access:
         """Why this request is not answered; None: it is. Names of headers are in small letters."""
         if self.token is None and not is_loopback(_host(headers.get("host", ""))):
             return UNKNOWN_HOST
-        if headers.get("sec-fetch-site") == "cross-site" and path.startswith("/api/"):
+        # Same-site is another port of this machine, which is another program and perhaps another user.
+        if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return FOREIGN
         if method == "POST" and path.startswith(POSTS):
             if urlsplit(headers.get("origin", "")).netloc != headers.get("host"):

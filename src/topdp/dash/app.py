@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import mimetypes
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -35,7 +36,7 @@ from topdp.dash.events import Events, TooManyListeners
 from topdp.dash.federation import Federation
 from topdp.dash.guard import Guard, refused
 from topdp.dash.planning import planner_routes
-from topdp.dash.sources import Source
+from topdp.dash.sources import Source, expect_plain
 from topdp.dash.streams import EventStream
 from topdp.dash.templates import page
 from topdp.dash.watching import Answers, Watch
@@ -131,8 +132,9 @@ class Dash:
     def _own(self) -> list[dict[str, Any]]:
         found = []
         for source in self.watch.sources("agent"):
-            with suppress(TopdpError):  # its own page says why
-                found.append(published(agent_view(source.path)))
+            view = json.loads(self.agents.of(source))
+            if PROBLEM not in view:  # else its own page says why
+                found.append(published(view))
         return found
 
     # Events and files
@@ -185,16 +187,18 @@ def application(dash: Dash, access: Access, secure: bool = False) -> Guard:
 
 def _facts(source: Source) -> dict[str, Any]:
     try:
+        expect_plain(source)
         return run_facts(RunFolder.open(source.path))
     except TopdpError as error:
-        return {PROBLEM: str(error), "name": source.name}
+        return {PROBLEM: source.in_words(str(error)), "name": source.name}
 
 
 def _view(source: Source) -> dict[str, Any]:
     try:
+        expect_plain(source)
         return agent_view(source.path)
     except TopdpError as error:
-        return {PROBLEM: str(error), "name": source.name}
+        return {PROBLEM: source.in_words(str(error)), "name": source.name}
 
 
 async def _in_words(request: Request, error: Exception) -> Response:

@@ -17,25 +17,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import tomllib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from topdp.dash.access import PUBLISHED, is_loopback, token_from
 from topdp.dash.events import Events
+from topdp.dash.fetching import NoAnswerError, fetched
 from topdp.errors import InputError
 
-EVERY = 3.0  # seconds between two questions
-PATIENCE = (3.05, 5.0)  # seconds to connect, and between two pieces of an answer
-WHOLE = 10.0  # seconds for a whole answer
-LARGEST = 2_000_000  # bytes of an answer
+logger = logging.getLogger("topdp.dash")
+
+EVERY = 3.0  # seconds between two questions to one place; to one that does not answer three times that
+THREADS = 16  # questions at once
 PLACES = 500
+SHOWN = 5000  # agents on the page: a place may name a thousand
 
 Name = Field(min_length=1, max_length=200)
 Number = Field(ge=-1, le=10**9)
@@ -64,7 +68,7 @@ class PublishedAgent(_Strict):
     charged_by: str = Field(max_length=200)
     paused: bool
     stopped: int | None = Number
-    links: dict[str, PublishedLink] = Field(max_length=2000)
+    links: dict[Annotated[str, Name], PublishedLink] = Field(max_length=2000)
 
 
 class PublishedAgents(_Strict):
@@ -149,57 +153,44 @@ class Federation:
             agents += [
                 {**agent, "place": place.url, "age": age, "lost": heard.problem} for agent in heard.agents
             ]
-        return {"agents": agents, "places": places}
+        return {"agents": agents[:SHOWN], "places": places}
 
     async def run(self, events: Events) -> None:
-        """Asks all places again and again, until cancelled; tells when something has changed."""
-        while self.places:
-            changed = await asyncio.gather(*(self._ask(number) for number in range(len(self.places))))
-            if any(changed):
-                events.tell("federation", {})
-            await asyncio.sleep(EVERY)
+        """Asks every place again and again, each at its own pace, until cancelled; tells of what has changed.
 
-    async def _ask(self, number: int) -> bool:
+        In threads of their own: places that do not answer keep nobody waiting but each other.
+        """
+        if not self.places:
+            return
+        with ThreadPoolExecutor(min(THREADS, len(self.places)), "federation") as threads:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for number in range(len(self.places)):
+                        group.create_task(self._keep_asking(number, threads, events))
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _keep_asking(self, number: int, threads: ThreadPoolExecutor, events: Events) -> None:
         heard, place = self._heard[number], self.places[number]
-        before = (heard.agents, heard.problem)
-        try:
-            heard.agents = await asyncio.to_thread(ask, place)
-            heard.at, heard.problem = time.time(), None
-        except NoAnswerError as error:
-            heard.problem = str(error)
-        return (heard.agents, heard.problem) != before
-
-
-class NoAnswerError(InputError):
-    """A place that did not answer, or not with what was expected. Caught here, shown on the page."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before = (heard.agents, heard.problem)
+            try:
+                heard.agents = await loop.run_in_executor(threads, ask, place)
+                heard.at, heard.problem = time.time(), None
+            except NoAnswerError as error:
+                heard.problem = str(error)
+            except Exception as error:  # a fault of ours is not the last question
+                logger.exception("could not ask %s", place.url)
+                heard.problem = f"a fault of ours: {type(error).__name__}"
+            if (heard.agents, heard.problem) != before:
+                events.tell("federation", {})
+            await asyncio.sleep(EVERY if heard.problem is None else 3 * EVERY)
 
 
 def ask(place: Place) -> list[dict[str, Any]]:
     """What is published at a place, now."""
-    import requests
-
-    headers = {} if place.token is None else {"Authorization": f"Bearer {place.token}"}
-    try:
-        with requests.Session() as session:
-            session.trust_env = False  # neither proxies nor passwords of this machine
-            with session.get(
-                place.url + PUBLISHED,
-                headers=headers,
-                timeout=PATIENCE,
-                verify=str(place.certificate) if place.certificate else True,
-                allow_redirects=False,
-                stream=True,
-            ) as answer:
-                if answer.status_code != 200:
-                    words = {401: "its token is refused", 421: "it asks for another name, or a token"}
-                    raise NoAnswerError(words.get(answer.status_code, f"it answered {answer.status_code}"))
-                body = _bounded(answer.iter_content(65_536))
-    except requests.exceptions.SSLError as error:
-        raise NoAnswerError("its certificate is not believed") from error
-    except requests.exceptions.Timeout as error:
-        raise NoAnswerError("it did not answer in time") from error
-    except (requests.exceptions.RequestException, OSError) as error:
-        raise NoAnswerError("it cannot be reached") from error
+    body = fetched(place.url + PUBLISHED, place.token, place.certificate)
     try:
         found = PublishedAgents.model_validate_json(body)
     except ValidationError as error:
@@ -210,12 +201,3 @@ def ask(place: Place) -> list[dict[str, Any]]:
     if place.name is not None and names != [place.name]:
         raise NoAnswerError(f"expected {place.name} there, got {', '.join(names)[:80] or 'nobody'}")
     return [json.loads(agent.model_dump_json()) for agent in found.agents]
-
-
-def _bounded(pieces: Iterable[bytes]) -> bytes:
-    until, body = time.monotonic() + WHOLE, b""
-    for piece in pieces:
-        body += piece
-        if len(body) > LARGEST or time.monotonic() > until:
-            raise NoAnswerError("its answer is too long")
-    return body

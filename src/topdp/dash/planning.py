@@ -31,6 +31,7 @@ from topdp.planner.memory import Memory
 from topdp.report.planned import lines, remarks
 
 LONGEST = 20_000  # bytes of a question
+ASKING = 10.0  # seconds to send one
 AT_ONCE = 2  # questions that are computed at the same time
 WAITING = 16  # questions, those included
 PATIENCE = 120.0
@@ -150,10 +151,14 @@ DESK = Desk()
 async def ask(request: Request) -> Response:
     """A body of {"client": a name of the page's own, "values": {key: text}}."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > LONGEST:
-            return JSONResponse({"problem": f"Expected at most {LONGEST} bytes."}, 413)
+    try:
+        async with asyncio.timeout(ASKING):
+            async for part in request.stream():
+                body += part
+                if len(body) > LONGEST:
+                    return JSONResponse({"problem": f"Expected at most {LONGEST} bytes."}, 413)
+    except TimeoutError:
+        return JSONResponse({"problem": f"Expected a question within {ASKING:.0f} s."}, 408)
     try:
         told = json.loads(body)
         client, values = told["client"], told["values"]

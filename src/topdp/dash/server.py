@@ -16,10 +16,10 @@ from pathlib import Path
 import uvicorn
 
 from topdp.dash.app import Dash
+from topdp.dash.connections import MOST, Prompt
 from topdp.dash.guard import Guard
 from topdp.errors import InputError, UnavailableError
 
-CONNECTIONS = 256  # at once; pages need one or two each
 END = 1  # seconds for whoever is being answered when the server ends
 
 
@@ -81,7 +81,8 @@ async def serve(
         ws="none",
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
+        http=Prompt,
+        limit_concurrency=MOST,
         timeout_graceful_shutdown=END,
         ssl_certfile=certificate,
         ssl_keyfile=key,

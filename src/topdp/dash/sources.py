@@ -1,19 +1,21 @@
 """What is looked at: run folders and agents' state folders, found below the paths that a user named.
 
 Each has an id that says nothing of where it is; whoever asks names an id, never a path. Links inside folders
-are not followed, so nothing outside is ever found.
+are not followed, be it to folders or to files, so nothing outside is ever found or read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from topdp.errors import InputError
+from topdp.pages.words import in_utf8
 
 RUN_FILE, BOOKS_FILE = "run.json", "ledger.sqlite"
 FILES = {
@@ -21,6 +23,11 @@ FILES = {
     "agent": (BOOKS_FILE, f"{BOOKS_FILE}-wal", "status.json", "pause"),
 }
 """What a page shows of each is in these files; it changes when one of them does."""
+READ = {"run": ("plan.npz", "graph.txt"), "agent": (f"{BOOKS_FILE}-shm",)}
+"""Read too, and never changed without one of those above."""
+LARGEST = {"run.json": 10**7, "config.toml": 10**6, "status.json": 10**7, "pause": 10**4}
+USUAL = 5 * 10**8
+"""Bytes of a file, by name and for all others, above which a page does not read it; commands do."""
 DEEPEST = 5  # folders below a named one: sweeps and demonstrations have three
 MOST = 1000
 FOLDERS = 20_000  # looked into at most
@@ -40,6 +47,14 @@ class Source:
     @property
     def id(self) -> str:
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+
+    def in_words(self, problem: str) -> str:
+        """What is wrong with it, for a page: it says nothing of where the folder is, and is text in any case.
+
+        >>> Source("run", Path("/home/ada/runs/a"), "a").in_words("Expected a run in /home/ada/runs/a.")
+        'Expected a run in a.'
+        """
+        return problem.replace(str(self.path), self.name).encode(errors="replace").decode()
 
     def signature(self) -> Signature:
         """Another one once something on disk has changed."""
@@ -77,13 +92,49 @@ def find(paths: Iterable[Path], most: int = MOST) -> Found:
     for top in paths:
         for path, depth in _below(top):
             looked += 1
-            if looked > FOLDERS or len(sources) >= most:
-                return Found(tuple(sources.values()), cut=True)
+            if looked > FOLDERS:
+                return replace(_newest(list(sources.values()), most), cut=True)
             kind = _kind(path)
             if kind is not None and path not in sources:
                 name = path.relative_to(top).as_posix() if depth else path.name
-                sources[path] = Source(kind, path, name)
-    return Found(tuple(sources.values()), cut=False)
+                sources[path] = Source(kind, path, in_utf8(name))
+    return _newest(list(sources.values()), most)
+
+
+def _newest(sources: list[Source], most: int) -> Found:
+    """Of too many the ones that were begun last: those are being looked at."""
+    if len(sources) <= most:
+        return Found(tuple(sources), cut=False)
+    begun = {one.path: (_stamp(one.path / FILES[one.kind][0]) or (0, 0))[0] for one in sources}
+    kept = set(sorted(begun, key=begun.__getitem__)[-most:])
+    return Found(tuple(one for one in sources if one.path in kept), cut=True)
+
+
+def expect_plain(source: Source) -> None:
+    """Refuses files that are links, pipes or devices, and those that are too large for a page.
+
+    A link may lead to what nobody meant to show; a pipe is waited for without end.
+    """
+    for name in (*FILES[source.kind], *READ[source.kind]):
+        try:
+            found = (source.path / name).lstat()
+        except OSError:
+            continue
+        if not stat.S_ISREG(found.st_mode):
+            raise InputError(f"Expected plain files in {source.name}, {name} is a link, a pipe or the like.")
+        if found.st_size > LARGEST.get(name, USUAL):
+            raise InputError(
+                f"Expected files that a page can show in {source.name}, {name} has "
+                f"{found.st_size / 1e6:.0f} MB: use topdp report."
+            )
+
+
+def is_plain(path: Path) -> bool:
+    """Whether it is a file, and no link, pipe or device."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def _kind(path: Path) -> Kind | None:

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from topdp.dash.sources import Source
+from topdp.dash.sources import Source, expect_plain
 from topdp.errors import TopdpError
 from topdp.report.metrics import in_words, metric_names
 from topdp.report.style import data_title
 from topdp.runs.folder import RunFolder
 
+logger = logging.getLogger("topdp.dash")
+
 TAIL = 65_536  # bytes that are read for the last line at first
+LONGEST = 50_000_000  # bytes of a line: one of a thousand agents has less than a tenth of that
 
 
 def summary(source: Source) -> dict[str, Any]:
     """Ready for JSON; `problem`: why there is nothing else to say, in words."""
     told = {"id": source.id, "kind": source.kind, "name": source.name, "changed": source.changed_at()}
     try:
-        return {
-            **told,
-            **(_run(source.path) if source.kind == "run" else _agent(source.path)),
-            "problem": None,
-        }
+        expect_plain(source)
+        found = _run(source.path) if source.kind == "run" else _agent(source.path)
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+        return {**told, **found, "problem": None}
     except TopdpError as error:
-        return {**told, "state": "cannot be read", "problem": str(error)}
+        problem = str(error)
+    except Exception as error:  # one that is damaged in a way nobody foresaw keeps no other from being seen
+        logger.debug("could not read %s", source.path, exc_info=True)
+        problem = (
+            f"Expected what topdp writes, got something else: {error!r:.200}. It was changed, or is damaged."
+        )
+    return {**told, "state": "cannot be read", "problem": source.in_words(problem)}
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -71,6 +80,8 @@ def last_line(path: Path) -> dict[str, Any] | None:
                 text = file.read(end - start).rstrip(b"\n")
                 if b"\n" in text or start == 0:
                     break
+                if size > LONGEST:
+                    return None
                 size *= 4
         found = json.loads(text.rpartition(b"\n")[2]) if text else None
     except (OSError, ValueError, RecursionError):

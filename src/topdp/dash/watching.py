@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from topdp.dash.events import Events
-from topdp.dash.sources import Source, find
+from topdp.dash.sources import Source, find, is_plain
 from topdp.dash.summaries import summary
 
 logger = logging.getLogger("topdp.dash")
@@ -26,6 +26,7 @@ logger = logging.getLogger("topdp.dash")
 EVERY = 1.0  # seconds between two looks
 SHARE = 20  # of the time: what took a second to read rests for so many
 LONGEST = 60.0  # seconds that anything rests
+AT_ONCE = 2  # sources that are read at the same time
 KEPT = 32  # answers kept, each until its source changes
 
 Read = Callable[[Source], dict[str, Any]]
@@ -102,35 +103,58 @@ def mark_of(source: Source) -> object:
         return source.signature()
     from topdp.agents.site.standing import Standing
 
-    standing = Standing.read(source.path)
-    return source.signature(), standing and standing.liveness
+    try:
+        standing = Standing.read(source.path) if is_plain(source.path / "status.json") else None
+        alive = standing and standing.liveness
+    except (AttributeError, TypeError, OverflowError):  # another program's file by that name
+        alive = None
+    return source.signature(), alive
 
 
 def _as_json(facts: dict[str, Any], name: str) -> bytes:
-    """JSON knows no number that is not finite, and topdp writes none into its files."""
+    """JSON knows no number that is not finite and no half of a character, and topdp writes none."""
     try:
-        return json.dumps(facts, allow_nan=False).encode()
+        return json.dumps(facts, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
-        problem = f"Expected finite numbers in {name}, got others: its files were changed, or are damaged."
+        problem = (
+            f"Expected finite numbers and whole text in {name}, got others: its files were changed, or are "
+            "damaged."
+        )
         return json.dumps({"problem": problem, "name": name}).encode()
 
 
 class Answers:
-    """What takes a while to read, as JSON, kept until its source changes. `read` is called once at a time."""
+    """What takes a while to read, as JSON, kept until its source changes.
+
+    `read` is called once at a time for a source, and for `AT_ONCE` of them: one that takes minutes keeps
+    nobody from looking at another.
+    """
 
     def __init__(self, read: Read) -> None:
         self._read = read
         self._kept: OrderedDict[str, tuple[object, bytes]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._reading: dict[str, threading.Lock] = {}
+        self._lock, self._few = threading.Lock(), threading.BoundedSemaphore(AT_ONCE)
 
     def of(self, source: Source) -> bytes:
         with self._lock:
-            mark = mark_of(source)
-            kept = self._kept.get(source.id)
+            mine = self._reading.setdefault(source.id, threading.Lock())
+        with mine:
+            mark, kept = mark_of(source), self._kept.get(source.id)
             if kept is None or kept[0] != mark:
-                kept = (mark, _as_json(self._read(source), source.name))
-            self._kept[source.id] = kept
-            self._kept.move_to_end(source.id)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+                with self._few:
+                    kept = (mark, self._answer(source))
+            with self._lock:
+                self._kept[source.id] = kept
+                self._kept.move_to_end(source.id)
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
             return kept[1]
+
+    def _answer(self, source: Source) -> bytes:
+        try:
+            return _as_json(self._read(source), source.name)
+        except Exception as error:  # a page in words, also where nobody foresaw what is wrong
+            logger.exception("could not read %s", source.path)
+            problem = f"Expected what topdp writes in {source.name}, could not read it: {error!r:.200}."
+            return _as_json({"problem": source.in_words(problem), "name": source.name}, source.name)

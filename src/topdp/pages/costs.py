@@ -1,7 +1,7 @@
 """What a page says of privacy beside privacy.json: links, an attacker's power, what is used along the rounds.
 
 Reads the account and the plan of a run; asks the accountants of `privacy/` and has no formula of its own but
-that of `_power_of_point`. Not for the answers themselves: those are in privacy.json, and shown as they are.
+that of `power_of_point`. Not for the answers themselves: those are in privacy.json, and shown as they are.
 
 **Guarantees.** Adjacency, sensitivity and δ are the account's. A link's ε is at least what its observer
 learns: that of a sound μ, or the owner's own where that is less. Power is at least that of the best attacker.
@@ -75,13 +75,14 @@ def powers(account: Account) -> dict[str, dict[str, Any]]:
             known = answer.power(share)  # samples without a known μ count as not hidden at all
             bounds = [] if known is None else [float(known.max())]
             if not values["exact"]:
-                bounds.append(_power_of_point(float(answer.epsilon.max()), account.delta, share))
+                bounds.append(power_of_point(float(answer.epsilon.max()), account.delta, share))
             values[f"{share:g}"] = min(bounds)
         found[name] = values
     return found
 
 
-def _power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
+def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
+    """At most how often an attacker recognises a record under (ε, δ), whatever the noise."""
     # power <= e^ε·α + δ and <= 1 - e^-ε(1 - δ - α): both sides of (ε, δ)-privacy (arXiv:1311.0776)
     if math.isinf(epsilon):
         return 1.0

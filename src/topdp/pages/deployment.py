@@ -63,14 +63,21 @@ def _flavor(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _privacy_loss(facts: dict[str, Any]) -> dict[str, Any]:
-    privacy, answer = facts["privacy"], relied_on(facts)
+def private_unit() -> dict[str, str]:
+    """What is protected, and what of that is not."""
     return {
         "privacy_unit": "record-level",
         "privacy_unit_description": (
             "One record of one agent. Somebody with several records is protected less: with k records at one "
             "agent μ is up to k times as large, and ε more than that."
         ),
+    }
+
+
+def _privacy_loss(facts: dict[str, Any]) -> dict[str, Any]:
+    privacy, answer = facts["privacy"], relied_on(facts)
+    return {
+        **private_unit(),
         "privacy_parameters": {
             "epsilon": promised_epsilon(facts),
             "delta": privacy["delta"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from topdp.errors import TopdpError
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats, Ints
 from topdp.report.graph import layout
-from topdp.runs.folder import RunFolder
+from topdp.runs.folder import RunFolder, RunFolderError
 from topdp.runs.planning import graph_of_run
 from topdp.topology import Topology, TopologyError, from_edges
 
@@ -18,15 +19,15 @@ WHOLE = 500
 """Above so many agents a page shows one agent and its neighbours, and nobody is given a place."""
 
 
+LARGEST = 50_000_000  # bytes of a file of links
+
+
 def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]:
     """The graph of a plan, with names where its configuration has them; None of one agent."""
     if plan.agents == 1:
         return None, []
     links = links_of(plan)
-    try:
-        stated = graph_of_run(folder.config, folder.path)
-    except TopdpError:
-        stated = None
+    stated = _stated(folder, plan.agents)
     if stated is not None and stated.agents == plan.agents and stated.adjacency[tuple(links.T)].all():
         return stated, []
     said = [
@@ -36,6 +37,24 @@ def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]
         return from_edges(links, plan.agents), said
     except TopologyError:  # a plan of one's own need not be connected
         return None, said
+
+
+def _stated(folder: RunFolder, agents: int) -> Topology | None:
+    """The graph of the configuration; None: its file is not there."""
+    topology = folder.config.topology
+    if topology.kind == "file":  # a plain file only: reading a pipe would never end
+        places = (folder.path / str(topology.path), Path(str(topology.path)))
+        found = next((place for place in places if place.is_file()), None)
+        if found is None or found.stat().st_size > LARGEST:
+            return None
+    elif topology.agents != agents:
+        raise RunFolderError(
+            f"Expected config.toml of {agents} agents in {folder.path}, like plan.npz, got {topology.agents}."
+        )
+    try:
+        return graph_of_run(folder.config, folder.path)
+    except (TopdpError, OSError):
+        return None
 
 
 def links_of(plan: Plan) -> Ints:

@@ -24,8 +24,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from topdp.pages import costs, drawing
-from topdp.pages.words import state_in_words, who_looks
+from topdp.errors import TopdpError
+from topdp.files import DAMAGE
+from topdp.pages import costs, drawing, whole
+from topdp.pages.words import in_utf8, state_in_words, who_looks
 from topdp.report.metrics import is_share, metric_names
 from topdp.report.style import data_title
 from topdp.runs.folder import GIVEN, STARTING, RunFolder, RunFolderError
@@ -48,17 +50,22 @@ def run_facts(folder: RunFolder, patience: float = costs.PATIENCE) -> dict[str, 
     `patience`: seconds for what is used along the rounds; 0 leaves that out.
     """
     info = RunFolder.open(folder.path).read_json("run.json")
-    state = str(info.get("state"))
+    whole.expect_info(info, folder.path)
+    state = str(info["state"])
     if state == STARTING:
         return _not_begun(folder, info)
     try:
         known = _fixed(folder.path, tuple(_stamp(folder.path / name) for name in _FIXED), patience)
         moving = _moving(folder, state, info, known["rounds"])
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except TopdpError:
+        raise
+    except (*DAMAGE, ArithmeticError, MemoryError) as error:
         raise RunFolderError(
-            f"Expected a run written by topdp in {folder.path}, could not read it: {error!r}."
+            f"Expected a run written by topdp in {folder.path}, could not read it: {error!r:.200}."
         ) from error
-    return {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
+    found = {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
+    whole.expect_text(found, folder.path)
+    return found
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
@@ -93,6 +100,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
     _expect_whole(folder)
     account = expect_account_of(config, tuple(counts), folder)
     privacy = folder.read_json("privacy.json")
+    whole.expect_agreed(privacy, account, path)
     answer = costs.shown_answer(privacy)
     graph, notes = drawing.graph_of(folder, plan)
     if graph is not None and not notes:
@@ -146,14 +154,14 @@ def _name(path: Path) -> str:
     >>> _name(Path("runs/compare-1/top")), _name(Path("runs/mine"))
     ('compare-1/top', 'mine')
     """
-    whole = path if path.name not in ("", "..") else path.resolve()
-    above = whole.parent
+    named = path if path.name not in ("", "..") else path.resolve()
+    above = named.parent
     among = (
         above.name.startswith("compare-")
         or (above / "compare.png").exists()
         or (above / "sweep.json").exists()
     )
-    return f"{above.name}/{whole.name}" if among else whole.name
+    return in_utf8(f"{above.name}/{named.name}" if among else named.name)
 
 
 def _data(config: RunConfig, folder: RunFolder, counts: list[int]) -> dict[str, Any]:
@@ -190,6 +198,7 @@ def _no_links(answer: str, agents: int) -> str:
 def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) -> dict[str, Any]:
     """How far the run is."""
     lines = folder.metrics
+    whole.expect_lines(lines, folder.path)
     stopped = info.get("stopped")
     notes = [] if state == "done" else [state_in_words(state)]
     if stopped is not None:

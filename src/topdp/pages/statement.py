@@ -33,6 +33,8 @@ def statement(facts: dict[str, Any]) -> dict[str, Any]:
     return {
         "summary": promises.summary(facts),
         "simulated": True,
+        "scope": "One record of one agent, the largest over agents",
+        "made_from": "a run folder",
         "deployment": deployment(facts),
         "guarantee": promises.answers(facts),
         "evaluation": limits.evaluation(facts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 ANSWERS = ("adaptive", "worst_case", "outsider", "view", "claimed")
 """In the order in which they are worth relying on."""
@@ -57,6 +58,18 @@ def at_most(share: float) -> str:
     return f"{math.ceil(1e4 * share - 1e-7) / 100:.2f}"
 
 
+def no_less(epsilon: float) -> str:
+    """Four digits, never less than it is; what is beyond the sixth is rounding.
+
+    >>> no_less(0.50004), no_less(2.0000000001), no_less(123456.0), no_less(0.0)
+    ('0.5001', '2', '1.235e+05', '0')
+    """
+    if epsilon == 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
+    return f"{math.ceil(epsilon / unit * (1 - 1e-6)) * unit:.4g}"
+
+
 def small(delta: float) -> str:
     """
     >>> small(1e-5), small(0.001)
@@ -72,3 +85,12 @@ def is_guarantee(answer: str) -> bool:
 
 def state_in_words(state: str) -> str:
     return STATES.get(state, f"The run says that it is {state}.")
+
+
+def in_utf8(name: str) -> str:
+    """The name of a file for people: bytes in it that are no text are shown as such.
+
+    >>> in_utf8(os.fsdecode(b"m\\xfcll"))
+    'm\ufffdll'
+    """
+    return os.fsencode(name).decode(errors="replace")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from topdp.report.coinciding import coinciding, named
@@ -21,6 +22,7 @@ from topdp.report.style import (
     GREEN,
     GREY,
     LETTERS,
+    METHOD_LOOKS,
     ORANGE,
     PURPLE,
     RED,
@@ -47,9 +49,20 @@ def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
         {data_title(config.data.name) for config in configs},
         {f"{count} agents" for count in agents},
         {config.method.mode for config in configs},
-        {noise_words(config) for config in noisy} or {"no noise"},
+        _noise_of(noisy),
     )
     return ", ".join(part.pop() for part in parts if len(part) == 1) or "sweep"
+
+
+def _noise_of(noisy: Sequence[RunConfig]) -> set[str]:
+    """Budgets that differ are told from the least to the largest, where guarantee and δ are the same."""
+    words = {noise_words(config) for config in noisy} or {"no noise"}
+    kinds = {(config.privacy.guarantee, config.privacy.delta) for config in noisy}
+    if len(words) == 1 or len(kinds) > 1 or any(config.privacy.sigma is not None for config in noisy):
+        return words
+    budgets = np.concatenate([np.atleast_1d(config.privacy.epsilon) for config in noisy])
+    wide = noisy[0].privacy.model_copy(update={"epsilon": budgets.tolist()})
+    return {noise_words(noisy[0].model_copy(update={"privacy": wide}))}
 
 
 def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
@@ -141,10 +154,9 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
         found = [one.of(metric) for one in line]
         drawn[label] = places, *([_number(one[key]) for one in found] for key in ("mean", "deviation"))
     for number, (label, same) in enumerate(coinciding(drawn).items()):
-        axes.errorbar(
-            *drawn[label], label=named(same) or None, color=COLOURS[number % len(COLOURS)], capsize=3,
-            marker=MARKERS[number % len(MARKERS)],
-        )  # fmt: skip
+        spare = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        style = look(label) if label in METHOD_LOOKS else spare
+        axes.errorbar(*drawn[label], label=named(same) or None, capsize=3, **style)
     numbers = [_number(as_number(one.chosen[along])) for one in spreads]
     if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         axes.set_xscale("log")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from topdp.errors import InputError
@@ -153,7 +154,7 @@ def read_rows(path: Path) -> list[FrontierRow]:
 
 
 def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
-    """A panel for each model, a line for each method, named at its end."""
+    """A panel for each model, a line for each method, named beside it."""
     models = list(dict.fromkeys(row.model for row in rows))
     with house_style():
         picture = Picture(figsize=(0.6 + 5.4 * len(models), 4.6))
@@ -174,7 +175,7 @@ def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
 
 def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
     """The lines of one model on one data set."""
-    ends: dict[str, tuple[float, str]] = {}
+    ends: dict[str, tuple[float, Line2D]] = {}
     budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
     points = {
         name: sorted((row.epsilon, row.accuracy) for row in rows if row.name == name)
@@ -187,39 +188,20 @@ def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
         method = next(row for row in rows if row.name == name)
         style = look(f"{method.method}-{method.colluders}" if method.colluders > 1 else method.method)
         if math.isinf(own[-1][0]):
-            axis.axhline(own[-1][1], **{**style, "marker": None, "linewidth": 1.0})
+            line = axis.axhline(own[-1][1], **{**style, "marker": None, "linewidth": 1.0})
         else:
-            axis.plot(*zip(*own, strict=True), **style)
-        ends[named(same)] = own[-1][1], style["color"]
+            (line,) = axis.plot(*zip(*own, strict=True), **style)
+        line.set_label(named(same))
+        ends[named(same)] = own[-1][1], line
     axis.set(xlabel=f"ε ({rows[0].guarantee}, δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
     axis.xaxis.set_major_locator(FixedLocator(budgets))
     axis.xaxis.set_major_formatter(FixedFormatter([f"{budget:g}" for budget in budgets]))
     axis.xaxis.set_minor_locator(NullLocator())
     percent_axis(axis)
     axis.margins(y=0.08)
-    low, high = axis.get_ylim()
-    order = sorted(ends, key=lambda name: ends[name][0])
-    places = side_by_side([ends[name][0] for name in order], 0.055 * (high - low))
-    for name, place in zip(order, places, strict=True):
-        axis.annotate(
-            name, (1.0, place), xycoords=("axes fraction", "data"), xytext=(4, 0), fontsize=8,
-            textcoords="offset points", va="center", color=ends[name][1], annotation_clip=False,
-        )  # fmt: skip
-
-
-def side_by_side(values: Sequence[float], gap: float) -> list[float]:
-    """Rising values moved apart to at least a gap, as a whole no further up than down.
-
-    >>> [round(place, 2) for place in side_by_side([0.0, 1.0, 1.01, 1.02], 0.1)]
-    [0.0, 0.91, 1.01, 1.11]
-    """
-    places: list[list[float]] = []  # groups of values that touch: [mean of their middles, how many]
-    for value in values:
-        places.append([value, 1])
-        while len(places) > 1 and places[-1][0] - places[-2][0] < gap * (places[-1][1] + places[-2][1]) / 2:
-            (above, many), (below, few) = places.pop(), places.pop()
-            places.append([(above * many + below * few) / (many + few), many + few])
-    return [middle + gap * (k - (many - 1) / 2) for middle, many in places for k in range(int(many))]
+    # Beside the lines, the best first: ends that lie close together leave no room for names of their own.
+    handles = [ends[name][1] for name in sorted(ends, key=lambda name: -ends[name][0])]
+    axis.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, handlelength=3)
 
 
 def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:

@@ -20,7 +20,7 @@ from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.shared_noise import enumerable
 from topdp.protocols import Correlated, Dsgd
-from topdp.protocols.gossip import metropolis, mixing_roots
+from topdp.protocols.gossip import expect_gossip, metropolis, mixing_roots
 from topdp.protocols.secrets import expect_uncut, secret_pairs
 from topdp.settings import build
 from topdp.settings.config import ConfigError, CycleBatch, RunConfig
@@ -133,7 +133,7 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
         _expect_uncut(config, graph, degrees[0])
         return config
     alone = _alone(config, graph, counts)
-    steps = _steps(config, counts) if c.gossip == "auto" else (c.gossip,)
+    steps = _steps(config, counts) if c.gossip == "auto" else (expect_gossip(c.gossip),)
     averaging, choices = _Averaging(graph), list[Choice]()
     for degree in degrees:
         try:

@@ -5,6 +5,7 @@
   const { el, dash } = topdp;
   const { find } = dash;
   const WHOLE = 500, LABELLED = 40; // agents in one picture, and with their names
+  const MOST = 2000; // links that are drawn and listed: who lies may name many
 
   const process = (one) => (one.doing ? `${one.process}, ${one.doing}` : one.process);
   const spent = (one) => `${dash.epsilon(one.epsilon)}${one.budget === null ? "" : ` of ${topdp.number(one.budget)}`}`;
@@ -70,7 +71,7 @@
     const found = new Map();
     agents.forEach((one) => Object.entries(one.links).forEach(([peer, link]) => {
       const [first, second] = [one.name, peer].sort(), key = JSON.stringify([one.federation, first, second]);
-      const both = found.get(key) || { key, first, second, says: {}, states: [] };
+      const both = found.get(key) || { key, first, second, says: Object.create(null), states: [] };
       both.says[one.name] = link.received === null ? link.state : `${link.state}, has its round ${link.received}`;
       both.states.push(link.state);
       found.set(key, both);
@@ -106,7 +107,8 @@
     find("#links").hidden = !all.length;
     find("#ego").hidden = !many;
     if (many && choice.length !== agents.length) choice.replaceChildren(...agents.map((one) => el("option", {}, one.name)));
-    const shown = many ? all.filter((one) => [one.first, one.second].includes(choice.value)) : all;
+    const wanted = many ? all.filter((one) => [one.first, one.second].includes(choice.value)) : all, shown = wanted.slice(0, MOST);
+    find("#links-cut").textContent = shown.length < wanted.length ? `${shown.length} of ${wanted.length} links are shown.` : "";
     const names = [...new Set(many ? shown.flatMap((one) => [one.first, one.second]) : agents.map((one) => one.name))];
     const text = JSON.stringify([names, shown]);
     if (drawn !== (drawn = text)) find("#graph").replaceChildren(picture(names, shown));

@@ -30,8 +30,11 @@
 
   // Rows are kept by key, and cells by what they say, so that focus, choices and scrolling stay where they are.
   dash.fill = (body, rows) => {
-    const kept = new Map([...body.rows].map((row) => [row.dataset.key, row]));
-    rows.forEach(([key, cells], place) => {
+    const kept = new Map([...body.rows].map((row) => [row.dataset.key, row])), times = new Map();
+    rows.forEach(([said, cells], place) => {
+      // Two may come under one name, from a place that lies: each is a row of its own.
+      const count = times.get(said) || 0, key = count ? JSON.stringify([said, count]) : said;
+      times.set(said, count + 1);
       const row = kept.get(key) || el("tr", { "data-key": key });
       kept.delete(key);
       cells.forEach((cell, column) => {

@@ -24,6 +24,7 @@
   // Four digits, as tables on the terminal have; the whole number is in data-value and the title.
   topdp.number = (value) => {
     if (value === null || value === undefined) return "–";
+    if (typeof value !== "number") return String(value);
     if (!Number.isFinite(value)) return "infinite";
     const rounded = Number(value.toPrecision(4));
     return Math.abs(rounded) < 1e-4 && rounded !== 0 ? rounded.toExponential() : String(rounded);

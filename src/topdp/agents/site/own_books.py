@@ -1,0 +1,143 @@
+"""What an organisation's own books say of its part in a run: read whole, of one moment, and not changed.
+
+For statements (`own_statement.py`). Not for where a running agent stands (`status.py`), nor for what other
+runs on the same records have cost (`books/site_book.py`).
+
+**Guarantees.** Books that are not whole, or are of another manifest, are refused. ε is what was charged, and
+that is at least what the releases on the books cost; μ is at least that of Gaussian noise with this ε, and
+none is named where it would not follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from topdp.agents.books import choices
+from topdp.agents.books.audit import verify
+from topdp.agents.books.ledger import Ledger
+from topdp.agents.life.ending import last_round
+from topdp.agents.terms import manifest as manifests
+from topdp.agents.terms.setup import Setup
+from topdp.errors import InputError, TrustError
+from topdp.pages.words import is_guarantee
+from topdp.privacy.basics.gaussian import mu_of
+from topdp.settings import build
+
+UPWARDS = 1 + 1e-9  # μ is found by halving: on the private side of the last step
+
+
+@dataclass(frozen=True)
+class OwnBooks:
+    """One agent's run. `epsilon`, `worst_case` None: infinite. `relied`: the answer that may be promised."""
+
+    agent: str
+    setup: Setup
+    charges: int
+    round: int  # the last on the books; -1 before the first
+    epsilon: float | None
+    worst_case: float | None
+    budget: float | None
+    charged_by: str
+    seeded: bool
+    rehearsal: bool
+    stopped: int | None
+    ends: int | None
+    departed: str | None
+    departures: tuple[str, ...]  # within the reserve
+    gone: tuple[str, ...]  # who counts as a colluder, because it is gone
+    upgraded: bool  # begun by a version that signed no rows
+
+    @property
+    def protects(self) -> bool:
+        """Whether anything may be promised: neither the noise nor the gradients are known to others."""
+        return not (self.seeded or self.rehearsal)
+
+    @property
+    def relied(self) -> str:
+        answer = self.charged_by.replace("-", "_")
+        return answer if is_guarantee(answer) else "worst_case"
+
+    @property
+    def promised(self) -> float | None:
+        """What was charged, where that is by a guarantee; else the worst case, which always is one."""
+        return self.epsilon if self.charged_by.replace("-", "_") == self.relied else self.worst_case
+
+    @property
+    def delta(self) -> float:
+        return self.setup.manifest.config.privacy.delta
+
+    @property
+    def colluders(self) -> int:
+        """How many of the others the guarantee lets put together what they see; the reserve is not in it."""
+        return self.setup.manifest.config.privacy.colluders
+
+    @property
+    def records(self) -> int:
+        return self.setup.counts[self.setup.manifest.names.index(self.agent)]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can be charged by the plan."""
+        last = self.setup.plan.releases - 1
+        return self.round >= (last if self.ends is None else min(last, self.ends))
+
+    @property
+    def sampled(self) -> bool:
+        analysis = build.analysis(self.setup.manifest.config, self.setup.counts)
+        return bool(analysis.exposure().sampled)
+
+    def mu(self, epsilon: float | None) -> float | None:
+        """Of Gaussian noise without samples one ε says the whole; 0 where nothing was charged."""
+        if epsilon is None or self.sampled:
+            return None
+        return UPWARDS * float(mu_of(epsilon, self.delta)) if epsilon > 0 else 0.0
+
+
+def own_books(state: Path, manifest: Path) -> OwnBooks:
+    """The books in a state folder, under the manifest that they were kept by."""
+    agreed = manifests.read(manifest)
+    ledger = Ledger(state, writable=False)
+    try:
+        charges = verify(ledger)
+        found = _read(ledger, Setup.of(_expect_agreed(ledger, agreed, manifest)), charges)
+    finally:
+        ledger.close()
+    return found
+
+
+def _expect_agreed(ledger: Ledger, agreed: manifests.Manifest, path: Path) -> manifests.Manifest:
+    """What the books do not say (colluders, records, rules) is in the manifest, whose hash they hold."""
+    meta, privacy = ledger.meta, agreed.config.privacy
+    if meta.get("federation") != agreed.hash:
+        raise InputError(
+            f"Expected the manifest by which the books in {ledger.folder} were kept "
+            f"({meta.get('federation', '')[:12]}), got {agreed.hash[:12]} in {path}."
+        )
+    delta = meta.get(choices.DELTA)
+    if meta.get("agent") not in agreed.names or (delta is not None and float(delta) != privacy.delta):
+        raise TrustError(
+            f"Expected the agent and delta of {path} in the books in {ledger.folder}, got others."
+        )
+    return agreed
+
+
+def _read(ledger: Ledger, setup: Setup, charges: int) -> OwnBooks:
+    return OwnBooks(
+        agent=ledger.meta["agent"],
+        setup=setup,
+        charges=charges,
+        round=ledger.round,
+        epsilon=ledger.spent,
+        worst_case=ledger.last.worst_case if ledger.last else 0.0,
+        budget=choices.budget(ledger),
+        charged_by=ledger.charged_by,
+        seeded=choices.was(ledger, choices.SEEDED),
+        rehearsal=choices.was(ledger, choices.REHEARSAL),
+        stopped=ledger.stopped_at,
+        ends=last_round(ledger),
+        departed=ledger.departed,
+        departures=tuple(ledger.departures()),
+        gone=tuple(ledger.counted_out()),
+        upgraded="migrated_from" in ledger.meta,
+    )
