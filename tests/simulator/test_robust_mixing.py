@@ -71,7 +71,7 @@ PROTOCOLS = {
 
 def by_hand(plan, start, seed):
     """All rows of all rounds of a plan whose gradients are zero."""
-    noise, generator = Noise(seed, plan.draws, plan.releases), torch.Generator()
+    noise = Noise(seed, plan.draws, plan.releases)
     before = np.tile(start, (plan.rows, 1))
     for r, this in enumerate(plan):
         now = np.zeros_like(before)
@@ -89,7 +89,7 @@ def by_hand(plan, start, seed):
             for draw, std in zip(this.draw[m], this.std[m], strict=True):
                 if draw >= 0 and std:
                     z = torch.empty(len(start), dtype=torch.float64)
-                    now[m] += std * noise.fill(z, r, int(draw), generator).numpy()
+                    now[m] += std * noise.fill(z, r, int(draw)).numpy()
         before = now
         yield now[this.exists]
 

@@ -50,20 +50,20 @@ class RowByRow:
         this, place = self.plan[work.round], slots(self.plan, work.round)
 
         def make(part: range) -> None:
-            generator = torch.Generator(self.device)
             z = torch.empty_like(work.out[0])
             for position in part:
                 row, target = rows[position], work.out[position]
-                target.zero_()
-                for source, weight in zip(this.source[row], this.weight[row], strict=True):
-                    if source >= 0 and weight:
-                        target.add_(work.before[place[source]], alpha=float(weight))
+                parts = [
+                    (work.before[place[source]], float(weight))
+                    for source, weight in zip(this.source[row], this.weight[row], strict=True)
+                    if source >= 0 and weight
+                ]
                 if this.step[row]:
-                    target.add_(work.gradient[self.plan.owner[row]], alpha=float(this.step[row]))
+                    parts.append((work.gradient[self.plan.owner[row]], float(this.step[row])))
+                _sum_into(target, parts)
                 for draw, std in zip(this.draw[row], this.std[row], strict=True):
                     if draw >= 0 and std:
-                        self.noise.fill(z, work.round, int(draw), generator)
-                        target.add_(z, alpha=float(std))
+                        target.add_(self.noise.fill(z, work.round, int(draw)), alpha=float(std))
 
         if self.workers == 1:
             make(range(len(rows)))
@@ -71,3 +71,14 @@ class RowByRow:
         if self._pool is None:
             self._pool = single_threaded_pool(self.workers)
         list(self._pool.map(make, (range(w, len(rows), self.workers) for w in range(self.workers))))
+
+
+def _sum_into(target: Tensor, parts: list[tuple[Tensor, float]]) -> None:
+    """target = Σ weight·part, in the order of the parts; nothing is read of what it holds."""
+    if not parts:
+        target.zero_()
+        return
+    first, weight = parts[0]
+    torch.mul(first, weight, out=target)
+    for part, weight in parts[1:]:
+        target.add_(part, alpha=weight)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
+from topdp.learning.gradients.products import add_outer
 from topdp.learning.gradients.rounding import as_precise_as_matrix_products, cancelled, squared
 
 WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
@@ -94,7 +95,8 @@ class Dense(Contribution):
         return squared(self.gradients)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        out.unsqueeze(1).baddbmm_(coefficients.unsqueeze(1), self.gradients)
+        # Two steps: in `out` rows lie apart, and `baddbmm_` would take them one by one.
+        out.add_(torch.matmul(coefficients.unsqueeze(1), self.gradients).squeeze(1))
 
     def blank(self, where: Tensor) -> None:
         self.gradients = _blank(self.gradients, where)
@@ -132,7 +134,7 @@ class Outer(Contribution):
             Dense(self._kept).add_to(out, coefficients)
             return
         scaled = (self.delta * coefficients.view(n, b, 1, 1)).reshape(n, b * L, -1)
-        out.view(n, -1, size_in).baddbmm_(scaled.mT, self.a.reshape(n, b * L, size_in))
+        add_outer(out.view(n, -1, size_in), scaled, self.a.reshape(n, b * L, size_in))
 
     def blank(self, where: Tensor) -> None:
         self.a, self.delta = _blank(self.a, where), _blank(self.delta, where)
