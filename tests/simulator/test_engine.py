@@ -228,3 +228,15 @@ def test_evaluation_without_a_test_set_is_refused():
     bare = Shards.from_arrays([(shards.inputs[i], shards.targets[i]) for i in range(8)])
     with pytest.raises(ValueError, match="test set"):
         Engine(plan, engine.gradients, bare, batches_of(bare), 0).evaluate(state)
+
+
+@pytest.mark.parametrize("batches", ["full", "poisson"])
+def test_gradients_that_are_added_in_place_are_those_of_a_buffer(batches, monkeypatch):
+    ends = []
+    for in_place in (True, False):
+        _, engine, state = make("dsgd", batches)
+        if not in_place:
+            monkeypatch.setattr(engine, "_one_step", lambda round: None)
+        ends.append(engine.estimates(finish(engine, state)).clone())
+        assert (engine._sums is None) == in_place
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)

@@ -102,10 +102,10 @@ def _normals(out: NDArray[Any], bits: NDArray[np.int32]) -> None:
     np.log(radius, out=radius)
     radius *= number(-2)
     np.sqrt(radius, out=radius)
-    angle = bits[half:].astype(number)
-    angle *= number(math.pi * 2.0**-31)
     first, second = out[:half], out[half:]
-    np.cos(angle, out=first)
+    first[:] = bits[half:]
+    first *= number(math.pi * 2.0**-31)
+    np.sin(first[: len(second)], out=second)
+    np.cos(first, out=first)
     first *= radius
-    np.sin(angle[: len(second)], out=second)
     second *= radius[: len(second)]

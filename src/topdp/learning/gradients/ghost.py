@@ -67,6 +67,10 @@ class Contribution(ABC):
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         """Add Σ_b coefficients[n, b] · gradient[n, b] to `out` [n, size], in place."""
 
+    def put_into(self, out: Tensor, coefficients: Tensor) -> None:
+        """The same sum in place of what `out` holds, which is not read."""
+        self.add_to(out.zero_(), coefficients)
+
     @abstractmethod
     def blank(self, where: Tensor) -> None:
         """Make the gradients of the examples `where` [n, b] exactly zero, whatever they hold."""
@@ -96,7 +100,13 @@ class Dense(Contribution):
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         # Two steps: in `out` rows lie apart, and `baddbmm_` would take them one by one.
-        out.add_(torch.matmul(coefficients.unsqueeze(1), self.gradients).squeeze(1))
+        out.add_(self._sum(coefficients))
+
+    def put_into(self, out: Tensor, coefficients: Tensor) -> None:
+        out.copy_(self._sum(coefficients))
+
+    def _sum(self, coefficients: Tensor) -> Tensor:
+        return torch.matmul(coefficients.unsqueeze(1), self.gradients).squeeze(1)
 
     def blank(self, where: Tensor) -> None:
         self.gradients = _blank(self.gradients, where)
@@ -129,12 +139,21 @@ class Outer(Contribution):
         return norms.clamp_min_(0).add_(cancelled(self.a, self.delta))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        n, b, L, size_in = self.a.shape
         if self._kept is not None:
             Dense(self._kept).add_to(out, coefficients)
             return
+        add_outer(*self._factors(out, coefficients))
+
+    def put_into(self, out: Tensor, coefficients: Tensor) -> None:
+        if self._kept is not None:
+            Dense(self._kept).put_into(out, coefficients)
+            return
+        add_outer(*self._factors(out, coefficients), fresh=True)
+
+    def _factors(self, out: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        n, b, L, size_in = self.a.shape
         scaled = (self.delta * coefficients.view(n, b, 1, 1)).reshape(n, b * L, -1)
-        add_outer(out.view(n, -1, size_in), scaled, self.a.reshape(n, b * L, size_in))
+        return out.view(n, -1, size_in), scaled, self.a.reshape(n, b * L, size_in)
 
     def blank(self, where: Tensor) -> None:
         self.a, self.delta = _blank(self.a, where), _blank(self.delta, where)

@@ -48,13 +48,15 @@ def _is_large(a: Tensor, width: int) -> bool:
 
 def _wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [m, k] times the transpose of weight [n, k], plus bias [n]."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return product
 
 
 def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[n, m, out] of a [n, m, in], with every agent's own weight [n, out, in] and bias [n, out]."""
     if _is_large(a, weight.shape[1]):
+        if not a.requires_grad:
+            return _each(a, weight, bias)
         product: Tensor = _Linear.apply(a, weight, bias)  # type: ignore[no-untyped-call]
         return product
     return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
@@ -80,14 +82,15 @@ class _Linear(torch.autograd.Function):
         return _each(delta, weight.mT, None), None, None
 
 
-def add_outer(out: Tensor, delta: Tensor, a: Tensor) -> None:
-    """out [n, o, i] gets the sum over m of delta [n, m, o] times a [n, m, i]."""
+def add_outer(out: Tensor, delta: Tensor, a: Tensor, fresh: bool = False) -> None:
+    """out [n, o, i] gets (or, where `fresh`, becomes) the sum over m of delta [n, m, o] times a [n, m, i]."""
     if not _is_large(a, delta.shape[2]):
-        out.baddbmm_(delta.mT, a)
+        out.baddbmm_(delta.mT, a, beta=0 if fresh else 1)
         return
     height = max(1, AT_ONCE // a.shape[2])
     for j in range(0, delta.shape[2], height):
         some = slice(j, j + height)
         each = out[:, some].unbind(), delta.mT[:, some].unbind(), a.mT.unbind()
         for target, left, right in zip(*each, strict=True):
-            target.add_(_wide(left, right))
+            product = _wide(left, right)
+            target.copy_(product) if fresh else target.add_(product)
