@@ -1,11 +1,13 @@
 """How time and memory of a round grow with agents, parameters, degree and rounds, one of them at a time.
 
 Each job runs in this process, and smaller ones come first; with a limit of minutes, what is left out is said.
-Memory is what the process holds more than before while the engine is at work: rows, sums, records and plan.
+Memory is by how much the peak of a job lies above what the process held before: rows, records, plan and
+activations.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +22,8 @@ from topdp.bench.timing import clock
 
 SMALL = Job(agents=100, batch=8, inputs=78, hidden=100, degree=1)
 """9,000 parameters: what of it takes time is not one product alone."""
+
+CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 LEAST = 0.5
 """Seconds that each job is timed for, if its rounds last that long."""
@@ -89,8 +93,7 @@ def _in_turn(all_series: dict[str, list[tuple[int, Job]]]) -> Iterator[tuple[str
 
 
 def _measured(name: str, value: int, job: Job) -> Point:
-    gc.collect()
-    before, (now, _) = resident(), clock()
+    (now, _), before = clock(), _memory_from_here()
     data = Data.of(job)
     engine = engine_of(job, data, job.noise_multiplier)
     state = engine.advance(engine.resume(0, data.rows))
@@ -100,18 +103,24 @@ def _measured(name: str, value: int, job: Job) -> Point:
         state = engine.advance(state)
         best = min(best, now() - begun)
         spent += now() - begun
-    after = resident()
-    held = None if before is None or after is None else (after - before) / 1e6
+    held = None if before is None else max(0.0, _status("VmHWM") - before)
     return Point(name, value, best, held, job.agents / best)
 
 
-def resident() -> int | None:
-    """Bytes of memory that this process holds; None where the system has no such file."""
-    status = Path("/proc/self/status")
-    if not status.exists():
+def _memory_from_here() -> float | None:
+    """Megabytes that this process holds; its peak counts anew. None where the system does not say."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier jobs have left would be used again, and not be seen
+        CLEAR.write_text("5")
+        return _status("VmRSS")
+    except (OSError, AttributeError):
         return None
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS"))
-    return 1024 * int(line.split()[1])
+
+
+def _status(name: str) -> float:
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(name))
+    return 1024e-6 * int(line.split()[1])
 
 
 def exponents(points: list[Point]) -> dict[str, float]:

@@ -14,8 +14,20 @@ from topdp.report.style import BLUE, RED, house_style, save
 AXES = {"agents": "agents", "parameters": "parameters", "degree": "rows in a mix", "rounds": "rounds"}
 
 
+def short(value: float) -> str:
+    """A power of ten in few letters.
+
+    >>> short(1000), short(1e7), short(0.1)
+    ('1k', '10M', '0.1')
+    """
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:g}{letter}"
+    return f"{value:g}"
+
+
 def draw(points: Sequence[Point], path: Path, title: str) -> Path:
-    """One column for each series: above the time of a round, below the memory that is held."""
+    """One column for each series: above the time of a round, below the most memory."""
     names = [name for name in AXES if any(point.series == name for point in points)]
     with house_style():
         figure = Figure(figsize=(2.2 * max(3, len(names)), 4.6))
@@ -26,14 +38,12 @@ def draw(points: Sequence[Point], path: Path, title: str) -> Path:
             values = [point.value for point in own]
             time, memory = both[0][column], both[1][column]
             time.loglog(values, [1e3 * point.seconds for point in own], color=BLUE, marker="o")
-            known = [point for point in own if point.megabytes is not None and point.megabytes > 0]
-            memory.loglog(
-                [point.value for point in known], [point.megabytes for point in known], color=RED, marker="s"
-            )
+            known = [(point.value, max(1.0, point.megabytes)) for point in own if point.megabytes is not None]
+            memory.loglog(*zip(*known, strict=True), color=RED, marker="s") if known else None
             memory.set_xlabel(AXES[name])
-            for axes in (time, memory):
-                axes.yaxis.set_minor_formatter(NullFormatter())
-                axes.xaxis.set_minor_formatter(NullFormatter())
+            for axis in (time.xaxis, time.yaxis, memory.xaxis, memory.yaxis):
+                axis.set_major_formatter(lambda value, _: short(value))
+                axis.set_minor_formatter(NullFormatter())
         both[0][0].set_ylabel("ms a round")
-        both[1][0].set_ylabel("MB held")
+        both[1][0].set_ylabel("MB at its peak")
         return save(figure, path)

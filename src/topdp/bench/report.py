@@ -104,7 +104,7 @@ def growth(found: dict[str, Any]) -> Table:
     grown = f"time grows as {', '.join(powers)}" if powers else "too few points for a law"
     about = found["machine"]
     table = uncut(
-        "what grows", "to", "ms a round", "MB held", "agents a second",
+        "what grows", "to", "ms a round", "MB at its peak", "agents a second",
         caption=f"{grown}; {about['clock']}, {about['threads']} thread(s), {about['processor']}",
     )  # fmt: skip
     order = list(dict.fromkeys(point["series"] for point in found["points"]))
