@@ -19,6 +19,7 @@ from topdp import __version__
 from topdp.agents.site.commands import agent_app, federation_app
 from topdp.agents.site.commands.relay import relay
 from topdp.commands import data, figures, pages, planning, privacy, training
+from topdp.commands.bench import bench
 from topdp.commands.dash import dash
 from topdp.errors import ExitCode, TopdpError, enough_memory
 from topdp.report.terminal import err, show
@@ -56,6 +57,7 @@ for command in (
     privacy.audit,
     privacy.calibrate,
     figures.reproduce,
+    bench,
     dash,
     relay,
 ):

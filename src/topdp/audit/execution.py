@@ -40,7 +40,7 @@ def execute(
         if parts.device.type != "cpu":
             raise AuditError("Draws that agents share cannot be read back from a GPU: use --device cpu.")
         row = torch.empty(parts.flat.dimension, dtype=parts.flat.dtype)
-        return _numbers(drawn.fill(row, round, number, torch.Generator())[at])
+        return _numbers(drawn.fill(row, round, number)[at])
 
     engine = Engine(
         plan,

@@ -110,6 +110,8 @@ class Engine:
         self._random_layers = any(map(drops, gradients.flat.module.modules()))
         self._capacity = int(self.plan.exists.sum(axis=1).max())
         self._buffers: list[Tensor] = []
+        self._sums: Tensor | None = None
+        self._divisors = {one.divisor for one in batches} if select is None else set()
         self._mix = _mixer(self.plan, noise or Noise(seed, plan.draws, plan.releases), self.device)
 
     def start(self, start: Tensor) -> State:
@@ -143,12 +145,16 @@ class Engine:
         r = state.releases
         if self.plan.adjusts is not None and self.plan.adjusts[r]:
             return self._adjusted(state)
-        # Rounds that mix alone read no data; whatever stands for their gradients is not read either.
-        carries = self.plan.carries[r].any()
-        gradient = self._mean_gradients(state) if carries else self.estimates(state)
         made = int(self.plan.exists[r].sum())
         out = self._buffer(r)[:made]
-        self._mix(Work(r, state.rows, gradient, out))
+        # Rounds that mix alone read no data; whatever stands for their gradients is not read either.
+        if not self.plan.carries[r].any():
+            self._mix(Work(r, state.rows, self.estimates(state), out))
+        elif (step := self._one_step(r)) is not None:
+            self._mix(Work(r, state.rows, None, out))
+            self._add_gradients(state, out[: self.plan.agents], step)
+        else:
+            self._mix(Work(r, state.rows, self._mean_gradients(state), out))
         return self._sent(State(r + 1, out))
 
     def _adjusted(self, state: State) -> State:
@@ -184,18 +190,42 @@ class Engine:
 
     def _mean_gradients(self, state: State) -> Tensor:
         """Sum of clipped gradients of the records of this round, over the divisor that fixes sensitivity."""
+        if self._sums is None:
+            self._sums = self._rows(torch.empty, self.plan.agents)
+        total = self._sums
+        chosen = self._add_gradients(state, total, fresh=True)
+        if self._plant is not None:
+            self._plant(state.releases, chosen, total)
+        return total.div_(chosen.divisor.to(total)[:, None])
+
+    def _add_gradients(
+        self, state: State, out: Tensor, step: float = 1.0, fresh: bool = False
+    ) -> selection.Selection:
+        """`out` [agents, d] gets step times the sums of clipped gradients of the records of this round."""
         chosen = self._select(state.releases, self.device)
         inputs, targets = self.shards.inputs, self.shards.targets
         if chosen.indices is not None:
             agent = torch.arange(len(inputs), device=self.device)[:, None]
             inputs, targets = inputs[agent, chosen.indices], targets[agent, chosen.indices]
-        rows = self.estimates(state)
-        total = self._rows(torch.zeros, len(rows))
+        rows, weights = self.estimates(state), chosen.weights
         with self._dropout_of(state.releases):
-            self.gradients.clipped_sum(rows, inputs, targets, chosen.weights, out=total, copies=self._copies)
-        if self._plant is not None:
-            self._plant(state.releases, chosen, total)
-        return total.div_(chosen.divisor.to(total)[:, None])
+            self.gradients.clipped_sum(
+                rows, inputs, targets, weights, out=out, scale=step, copies=self._copies, fresh=fresh
+            )
+        return chosen
+
+    def _one_step(self, round: int) -> float | None:
+        """Where gradients can be added to rows in place, and take no memory of their own: by what factor.
+
+        So where each agent's estimate carries its gradient, no other row does, and all steps are equal.
+        """
+        n, divisors = self.plan.agents, self._divisors
+        if self.device.type != "cpu" or self._plant is not None or len(divisors) != 1:
+            return None
+        steps = np.unique(-self.plan.rate[round] * self.plan.carries[round][:n])
+        if len(steps) > 1 or self.plan.carries[round][n:].any():
+            return None
+        return float(steps[0]) / min(divisors)
 
     def _dropout_of(self, round: int) -> AbstractContextManager[None]:
         """Random layers draw from torch's global generators: named by the round too, and given back."""

@@ -81,6 +81,7 @@ class Fused:
         self._packed: tuple[int, Packed] | None = None
 
     def __call__(self, work: Work) -> None:
+        assert work.gradient is not None, "the kernel adds gradients itself"
         packed = self._pack(work.round // PACKED_ROUNDS)
         position = work.round % PACKED_ROUNDS
         rows, d = work.out.shape

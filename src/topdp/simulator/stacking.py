@@ -189,9 +189,9 @@ class StackedNoise:
         self._first = _offsets([plan.draws for plan in plans])
         self._keys = np.concatenate([noise.names(np.zeros(1, np.int64))[0] for noise in self._runs])
 
-    def fill(self, out: Tensor, round: int, draw: int, generator: torch.Generator) -> Tensor:
+    def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
         run = int(self._run_of(np.asarray(draw)))
-        return self._runs[run].fill(out, round, draw - int(self._first[run]), generator)
+        return self._runs[run].fill(out, round, draw - int(self._first[run]))
 
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
         run = self._run_of(draws)

@@ -529,3 +529,15 @@ def test_no_example_moves_the_sum_by_more_than_clip_times_weight(name, seed, siz
     moved = gradients.clipped_sum(rows, x, y, weights) - without
     assert (moved[0] == 0).all()
     assert float(moved[1].norm()) <= weight * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:.*slow path")
+@pytest.mark.parametrize("microbatch", [None, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_fresh_sum_does_not_read_what_was_there(name, microbatch):
+    flat, rows, x, y, weights = problem(name, torch.float64)
+    gradients = ClippedGradients(flat, clip=0.5)
+    out = torch.full_like(rows, torch.nan)
+    gradients.clipped_sum(rows, x, y, weights, out=out, microbatch=microbatch, fresh=True)
+    expected = gradients.clipped_sum(rows, x, y, weights, out=torch.zeros_like(rows), microbatch=microbatch)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)

@@ -88,10 +88,10 @@ class SeededDraws(AgentDraws):
     def __init__(self, seed: int, plan: Plan, dtype: torch.dtype = torch.float32) -> None:
         """`dtype`: that of the model, in which the simulator draws."""
         self.seed, self.dtype = seed, dtype
-        self._noise, self._generator = Noise(seed, plan.draws, plan.releases), torch.Generator()
+        self._noise = Noise(seed, plan.draws, plan.releases)
 
     def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
-        z = self._noise.fill(torch.empty_like(row, dtype=self.dtype), round, draw, self._generator)
+        z = self._noise.fill(torch.empty_like(row, dtype=self.dtype), round, draw)
         row.add_(z.to(row.dtype), alpha=std)
 
     def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:

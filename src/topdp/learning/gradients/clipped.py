@@ -124,6 +124,7 @@ class ClippedGradients:
         scale: float = 1.0,
         microbatch: int | None = None,
         copies: int = 1,
+        fresh: bool = False,
     ) -> Tensor:
         """For each agent, scale · Σ_examples weight · clipped g; added to `out` if one is given.
 
@@ -132,13 +133,13 @@ class ClippedGradients:
         examples, of all agents together, in memory at once; the default keeps activations near 64 MB on a
         CPU and a thirty-second of a GPU's memory. With `copies`, inputs and targets are of n/copies agents,
         and rows i, i + n/copies, ... all have those of agent i: read once where the model allows
-        (`sharing`). Raises DivergedError, naming the agents, when norms
-        of `rows` are not finite.
+        (`sharing`). With `fresh`, `out` is overwritten, and what it held is not read. Raises DivergedError,
+        naming the agents, when norms of `rows` are not finite.
 
         **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
         norm, and no other row. No record makes it raise, or not raise.
         """
-        return self._run(rows, inputs, targets, weights, out, scale, microbatch, None, copies)
+        return self._run(rows, inputs, targets, weights, out, scale, microbatch, None, copies, fresh)
 
     def clipped_sum_and_statistics(
         self,
@@ -193,13 +194,14 @@ class ClippedGradients:
         microbatch: int | None,
         totals: Tensor | None,
         copies: int = 1,
+        fresh: bool = False,
     ) -> Tensor:
         n, b = expect(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
         rows = rows.detach()
         if out is None:
-            out = rows.new_zeros(n, self.flat.dimension)
+            out, fresh = rows.new_empty(n, self.flat.dimension), True
         if n == 0 or b == 0:
-            return out
+            return out.zero_() if fresh else out
         expect_finite(rows, weights)
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
@@ -209,6 +211,7 @@ class ClippedGradients:
                 once = math.prod(inputs.shape[2:])
                 elements = once + copies * max(1, self._elements[key] - once)
                 capacity = microbatch // copies if microbatch else _budget(rows.device) // elements
+                out = out.zero_() if fresh else out
                 self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
                 return out
             inputs, targets = (_repeated(part, copies) for part in (inputs, targets))
@@ -216,7 +219,8 @@ class ClippedGradients:
         for i, j in blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
             losses, found = self._contributions(rows[i], inputs[i, j], targets[i, j])
-            self._add(out[i], losses, found, weight, scale, None if totals is None else totals[:, i])
+            own = None if totals is None else totals[:, i]
+            self._add(out[i], losses, found, weight, scale, own, fresh and j.start == 0)
         return out
 
     def _add_shared(
@@ -274,6 +278,7 @@ class ClippedGradients:
         weights: Tensor | None,
         scale: float,
         totals: Tensor | None,
+        fresh: bool = False,
     ) -> None:
         factors, shortened, bad = shorten(self.clipping, found, self.clip, self._layers)
         if bool(bad.any()):
@@ -282,8 +287,11 @@ class ClippedGradients:
             losses = losses.masked_fill(bad, 0)
         times = scale if weights is None else scale * weights
         each = {id(factor): factor * times for factor in factors}  # most share one
+        if fresh and sum(slot.stop - slot.start for slot, _ in found) < out.shape[1]:
+            out.zero_()  # some parameters were not used
         for (slot, contribution), factor in zip(found, factors, strict=True):
-            contribution.add_to(out[:, slot.start : slot.stop], each[id(factor)])
+            place = contribution.put_into if fresh else contribution.add_to
+            place(out[:, slot.start : slot.stop], each[id(factor)])
         if totals is not None:
             weights = torch.ones_like(losses) if weights is None else weights
             clipped = shortened * weights

@@ -40,6 +40,7 @@ class FoldedGradients:
         self._evaluator = Skeleton(flat, self._tape).module.eval()
         self.known = is_known(loss) and not self._read and consists_of_known_layers(flat.module)
         self._one_first_layer = self.known and _begins_with_a_linear_layer(self._skeleton)
+        self._where: dict[int, tuple[torch.device, torch.dtype]] = {}
         self.elements = 0  # kept alive by the last call of `contributions`, roughly
 
     @property
@@ -54,7 +55,7 @@ class FoldedGradients:
 
         Where the model `shares`, several `copies` of rows may have the same records: then there are n/copies.
         """
-        self._skeleton.to(device=rows.device, dtype=rows.dtype)
+        self._placed(self._skeleton, rows)
         tape = self._tape
         try:
             tape.begin(rows, inputs.shape[1], recording=True, copies=copies)
@@ -68,6 +69,13 @@ class FoldedGradients:
             return losses.detach().view(len(rows), -1), found
         finally:
             tape.clear()
+
+    def _placed(self, skeleton: nn.Module, rows: Tensor) -> None:
+        """Buffers of the model stand where the rows are; to look at each takes longer than to remember."""
+        where = (rows.device, rows.dtype)
+        if self._where.get(id(skeleton)) != where:
+            skeleton.to(device=rows.device, dtype=rows.dtype)
+            self._where[id(skeleton)] = where
 
     def _losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """[n·b]"""
@@ -93,7 +101,7 @@ class FoldedGradients:
         """[n, b, ...]: all agents in evaluation mode on one batch [b, ...], which is never copied."""
         if self._read:
             raise NotFoldedError("agents share one batch here, and the model reads parameters itself")
-        self._evaluator.to(device=rows.device, dtype=rows.dtype)
+        self._placed(self._evaluator, rows)
         try:
             self._tape.begin(rows, inputs.shape[0], recording=False, shared=True)
             outputs: Tensor = self._evaluator(inputs)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
+from topdp.learning.gradients.products import add_outer
 from topdp.learning.gradients.rounding import as_precise_as_matrix_products, cancelled, squared
 
 WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
@@ -66,6 +67,10 @@ class Contribution(ABC):
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         """Add Σ_b coefficients[n, b] · gradient[n, b] to `out` [n, size], in place."""
 
+    def put_into(self, out: Tensor, coefficients: Tensor) -> None:
+        """The same sum in place of what `out` holds, which is not read."""
+        self.add_to(out.zero_(), coefficients)
+
     @abstractmethod
     def blank(self, where: Tensor) -> None:
         """Make the gradients of the examples `where` [n, b] exactly zero, whatever they hold."""
@@ -94,7 +99,14 @@ class Dense(Contribution):
         return squared(self.gradients)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        out.unsqueeze(1).baddbmm_(coefficients.unsqueeze(1), self.gradients)
+        # Two steps: in `out` rows lie apart, and `baddbmm_` would take them one by one.
+        out.add_(self._sum(coefficients))
+
+    def put_into(self, out: Tensor, coefficients: Tensor) -> None:
+        out.copy_(self._sum(coefficients))
+
+    def _sum(self, coefficients: Tensor) -> Tensor:
+        return torch.matmul(coefficients.unsqueeze(1), self.gradients).squeeze(1)
 
     def blank(self, where: Tensor) -> None:
         self.gradients = _blank(self.gradients, where)
@@ -127,12 +139,21 @@ class Outer(Contribution):
         return norms.clamp_min_(0).add_(cancelled(self.a, self.delta))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        n, b, L, size_in = self.a.shape
         if self._kept is not None:
             Dense(self._kept).add_to(out, coefficients)
             return
+        add_outer(*self._factors(out, coefficients))
+
+    def put_into(self, out: Tensor, coefficients: Tensor) -> None:
+        if self._kept is not None:
+            Dense(self._kept).put_into(out, coefficients)
+            return
+        add_outer(*self._factors(out, coefficients), fresh=True)
+
+    def _factors(self, out: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        n, b, L, size_in = self.a.shape
         scaled = (self.delta * coefficients.view(n, b, 1, 1)).reshape(n, b * L, -1)
-        out.view(n, -1, size_in).baddbmm_(scaled.mT, self.a.reshape(n, b * L, size_in))
+        return out.view(n, -1, size_in), scaled, self.a.reshape(n, b * L, size_in)
 
     def blank(self, where: Tensor) -> None:
         self.a, self.delta = _blank(self.a, where), _blank(self.delta, where)

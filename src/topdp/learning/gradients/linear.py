@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from topdp.errors import InputError
-from topdp.learning.gradients import ghost
+from topdp.learning.gradients import ghost, products
 from topdp.learning.gradients.sharing import SharedOuter, linear_of_all
 from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use
 from topdp.learning.models import Slot
@@ -46,7 +46,7 @@ class LinearTwin(Twin):
                 torch.bmm(weight, a.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, a.mT)
             )
             return turned.mT.contiguous()
-        return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+        return products.linear(a, weight, bias)
 
     def _of_copies(self, x: Tensor) -> Tensor:
         """x [agents·b, in], the records of all copies: as if it were there once for each."""
