@@ -9,7 +9,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,57 +16,55 @@ from topdp.data.threads import single_threaded_pool
 from topdp.plan import Plan
 from topdp.plan.arrays import Ints
 from topdp.simulator.draws import Draws
+from topdp.simulator.layout import Layout
 
 
 class Work(NamedTuple):
     """What one round needs: the rows of the round before, the agents' gradients, and where rows are put."""
 
     round: int
-    before: Tensor  # [rows made in the round before, d]; before round 0 the agents' starts
+    before: Tensor  # [rows made in the round before, d], then guests; before round 0 the agents' starts
     gradient: Tensor  # [agents, d]
     out: Tensor  # [rows made in this round, d]
-
-
-def slots(plan: Plan, round: int) -> Ints:
-    """Where each row of the round before stands in its buffer; before round 0, its owner's start."""
-    if round == 0:
-        return plan.owner.astype(np.int64)
-    return np.cumsum(plan.exists[round - 1]) - 1
+    only: Ints | None = None  # places in `out` that are filled now; None: all. On a CPU
+    first: int = 0  # whose gradient is the first: its place among the agents that are held. On a CPU
 
 
 class RowByRow:
     """A row at a time stays in the processor's cache; rows are independent, so threads share them."""
 
-    def __init__(self, plan: Plan, noise: Draws, device: torch.device) -> None:
+    def __init__(self, plan: Plan, noise: Draws, device: torch.device, layout: Layout | None = None) -> None:
         self.plan = plan
+        self.layout = layout or Layout(plan)
         self.device = device
         self.noise = noise
         self.workers = torch.get_num_threads() if device.type == "cpu" else 1
         self._pool: ThreadPoolExecutor | None = None
 
     def __call__(self, work: Work) -> None:
-        rows = np.flatnonzero(self.plan.exists[work.round])
-        this, place = self.plan[work.round], slots(self.plan, work.round)
+        rows, place = self.layout.made(work.round), self.layout.place(work.round)
+        this, whose = self.plan[work.round], self.layout.place_of[self.plan.owner] - work.first
+        filled = range(len(rows)) if work.only is None else work.only.tolist()
 
-        def make(part: range) -> None:
+        def make(worker: int) -> None:
             generator = torch.Generator(self.device)
             z = torch.empty_like(work.out[0])
-            for position in part:
+            for position in filled[worker :: self.workers]:
                 row, target = rows[position], work.out[position]
                 target.zero_()
                 for source, weight in zip(this.source[row], this.weight[row], strict=True):
                     if source >= 0 and weight:
                         target.add_(work.before[place[source]], alpha=float(weight))
                 if this.step[row]:
-                    target.add_(work.gradient[self.plan.owner[row]], alpha=float(this.step[row]))
+                    target.add_(work.gradient[whose[row]], alpha=float(this.step[row]))
                 for draw, std in zip(this.draw[row], this.std[row], strict=True):
                     if draw >= 0 and std:
                         self.noise.fill(z, work.round, int(draw), generator)
                         target.add_(z, alpha=float(std))
 
         if self.workers == 1:
-            make(range(len(rows)))
+            make(0)
             return
         if self._pool is None:
             self._pool = single_threaded_pool(self.workers)
-        list(self._pool.map(make, (range(w, len(rows), self.workers) for w in range(self.workers))))
+        list(self._pool.map(make, range(self.workers)))

@@ -1,0 +1,189 @@
+"""The processes of one simulation: torch.distributed in the words that a run needs.
+
+They trust each other: what one says is unpickled by the others. For one owner's machines behind one
+firewall; organisations that do not trust each other run agents (`agents/`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from topdp.errors import ExitCode, InputError, TopdpError
+
+Found = TypeVar("Found")
+
+PATIENCE = 300.0
+"""Seconds after which a rank that says nothing counts as lost; TOPDP_RANK_TIMEOUT says otherwise."""
+
+STARTED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun tells its processes."""
+
+
+class RankError(InputError):
+    """Ranks that cannot go on together: one is lost, failed or is not doing the same."""
+
+
+@final
+class OtherRankError(RankError):
+    """What went wrong on another rank, with its exit code."""
+
+    def __init__(self, rank: int, said: str, code: int) -> None:
+        super().__init__(f"Rank {rank} ended: {said}")
+        self.code = ExitCode(code)  # type: ignore[misc]  # of this one error, not of the class
+
+
+def is_one_of_several() -> bool:
+    """Whether torchrun (or who sets its variables) has started this process."""
+    return all(name in os.environ for name in STARTED_BY)
+
+
+@final
+@dataclass(frozen=True)
+class Group:
+    """This process among those of the run. Whatever is asked of the others must be asked by all."""
+
+    rank: int
+    size: int
+    patience: float
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 speaks to people and writes the run folder."""
+        return self.rank == 0
+
+    def all(self, value: Any) -> list[Any]:
+        """What each rank says, in their order."""
+        said: list[Any] = [None] * self.size
+        with self._lost():
+            dist.all_gather_object(said, value)
+        return said
+
+    def led(self, value: Any) -> Any:
+        """What rank 0 says; what others give is not looked at."""
+        box = [value if self.leads else None]
+        with self._lost():
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def any(self, value: bool) -> bool:
+        """Whether it is so on some rank."""
+        flag = torch.tensor(int(value))
+        with self._lost():
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)
+
+    def together(self, step: Callable[[], Found]) -> Found:
+        """What `step` gives here, if it fails on no rank; else every rank raises."""
+        found: Found | None = None
+        failed: Exception | None = None
+        try:
+            found = step()
+        except RankError:
+            raise
+        except Exception as error:
+            failed = error
+        self.expect_no_failure(failed)
+        return found  # type: ignore[return-value]  # there is one where nothing failed
+
+    def expect_no_failure(self, failed: Exception | None) -> None:
+        """Raises what failed here; where it was elsewhere, an error that says where and why."""
+        if not self.any(failed is not None):
+            return
+        said = self.all(None if failed is None else (_words(failed), _code(failed)))
+        if failed is not None:
+            raise failed
+        rank, (words, code) = next((rank, one) for rank, one in enumerate(said) if one is not None)
+        raise OtherRankError(rank, words, code)
+
+    def expect_same(self, what: str, value: object, to_do: str) -> None:
+        """Refuses, on all ranks, a value in which some differ from rank 0."""
+        said = self.all(value)
+        others = [rank for rank, one in enumerate(said) if one != said[0]]
+        if others:
+            named = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
+            raise RankError(f"Expected the same {what} on all ranks, got another on {named}: {to_do}")
+
+    def exchange(
+        self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]
+    ) -> Callable[[], None]:
+        """Begins to send and to receive, (rank, tensor) each; what it returns waits for both."""
+        ops = [
+            dist.P2POp(dist.irecv if into else dist.isend, tensor, rank)
+            for into, pairs in ((True, received), (False, sent))
+            for rank, tensor in pairs
+        ]
+        with self._lost():
+            works = dist.batch_isend_irecv(ops) if ops else []
+
+        def wait() -> None:
+            with self._lost():
+                for work in works:
+                    work.wait(timedelta(seconds=self.patience))
+            works.clear()
+            ops.clear()  # what was sent may be overwritten now
+
+        return wait
+
+    @contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:  # of torch: it has no error of its own for a lost peer
+            line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise RankError(
+                f"Rank {self.rank} lost another rank, or waited {self.patience:g} seconds for it ({line}). "
+                "Checkpoints are intact: start the same command again."
+            ) from error
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Group]:
+    """This process with the others that torchrun started; NCCL carries what is on GPUs."""
+    patience = _patience()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=patience))
+    except (RuntimeError, ValueError) as error:
+        raise RankError(f"Could not join the other ranks: {str(error).strip().splitlines()[0]}") from error
+    try:
+        yield Group(dist.get_rank(), dist.get_world_size(), patience)
+    finally:
+        with contextlib.suppress(Exception):  # of a lost peer: what mattered has been said
+            dist.destroy_process_group()
+
+
+def local_device(name: str) -> str:
+    """The device of this rank: `cuda` is the GPU with its number among the ranks of this machine."""
+    local = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+    if name == "auto":
+        return f"cuda:{local}" if torch.cuda.device_count() > local else "cpu"
+    return f"cuda:{local}" if name == "cuda" else name
+
+
+def _patience() -> float:
+    said = os.environ.get("TOPDP_RANK_TIMEOUT", str(PATIENCE))
+    try:
+        patience = float(said)
+    except ValueError:
+        patience = 0.0
+    if not 0 < patience < 1e6:
+        raise InputError(f"TOPDP_RANK_TIMEOUT: expected a number of seconds > 0, got {said!r}.")
+    return patience
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, TopdpError) else f"{type(error).__name__}: {error}"
+
+
+def _code(error: Exception) -> int:
+    return int(error.code) if isinstance(error, TopdpError) else int(ExitCode.UNEXPECTED)
