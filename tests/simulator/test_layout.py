@@ -1,6 +1,7 @@
-"""Agents held in several places, side by side in one process: what each makes equals the whole, bit by bit."""
+"""Agents held in several places, side by side in one process: what each makes equals the whole."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,8 +9,7 @@ import torch
 
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
-from topdp.data import Shards
-from topdp.data.selection import Selection, select
+from topdp.data import Shards, selection
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.plan import Optimiser, Robust, optimised, prune
@@ -56,14 +56,6 @@ class Parts:
         for here in range(max(home) + 1):
             layout = Layout(plan, np.array(home), here)
 
-            def own(round, device, agents=torch.from_numpy(layout.agents)):
-                found = select(every, 5, round, device)
-                return Selection(
-                    None if found.indices is None else found.indices[agents],
-                    None if found.weights is None else found.weights[agents],
-                    found.divisor[agents],
-                )
-
             self.engines.append(
                 Engine(
                     plan,
@@ -71,7 +63,7 @@ class Parts:
                     held(shards, layout.agents),
                     [every[agent] for agent in layout.agents],
                     5,
-                    select=own,
+                    select=partial(selection.of_agents, layout.agents.tolist(), every, 5),
                     layout=layout,
                     fetch=self.fetch(layout),
                 )

@@ -292,6 +292,10 @@ class Engine:
             return nullcontext()
         return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
 
+    def forget_buffers(self) -> None:
+        """Gives back the memory of rows that no state holds; where it goes on, it takes some again."""
+        self._buffers = []
+
     def _buffer(self, round: int) -> Tensor:
         if not self._buffers:
             self._buffers = [self._rows(torch.empty, self._capacity) for _ in range(2)]

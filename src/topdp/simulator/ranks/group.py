@@ -7,7 +7,6 @@ firewall; organisations that do not trust each other run agents (`agents/`).
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,19 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from topdp.errors import ExitCode, InputError, TopdpError
+from topdp.errors import ExitCode, TopdpError
+from topdp.learning.gradients import DivergedError
+from topdp.simulator.ranks.environment import RankError, local_rank, patience_of_environment
 
 Found = TypeVar("Found")
-
-PATIENCE = 300.0
-"""Seconds after which a rank that says nothing counts as lost; TOPDP_RANK_TIMEOUT says otherwise."""
-
-STARTED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells its processes."""
-
-
-class RankError(InputError):
-    """Ranks that cannot go on together: one is lost, failed or is not doing the same."""
 
 
 @final
@@ -40,11 +31,6 @@ class OtherRankError(RankError):
     def __init__(self, rank: int, said: str, code: int) -> None:
         super().__init__(f"Rank {rank} ended: {said}")
         self.code = ExitCode(code)  # type: ignore[misc]  # of this one error, not of the class
-
-
-def is_one_of_several() -> bool:
-    """Whether torchrun (or who sets its variables) has started this process."""
-    return all(name in os.environ for name in STARTED_BY)
 
 
 @final
@@ -66,6 +52,13 @@ class Group:
         said: list[Any] = [None] * self.size
         with self._lost():
             dist.all_gather_object(said, value)
+        return said
+
+    def gathered(self, value: Any) -> list[Any] | None:
+        """On rank 0 what each rank says; None on the others."""
+        said: list[Any] | None = [None] * self.size if self.leads else None
+        with self._lost():
+            dist.gather_object(value, said, dst=0)
         return said
 
     def led(self, value: Any) -> Any:
@@ -99,11 +92,12 @@ class Group:
         """Raises what failed here; where it was elsewhere, an error that says where and why."""
         if not self.any(failed is not None):
             return
-        said = self.all(None if failed is None else (_words(failed), _code(failed)))
+        off = isinstance(failed, DivergedError)
+        said = self.all(None if failed is None else (_words(failed), _code(failed), off))
         if failed is not None:
             raise failed
-        rank, (words, code) = next((rank, one) for rank, one in enumerate(said) if one is not None)
-        raise OtherRankError(rank, words, code)
+        rank, (words, code, off) = next((rank, one) for rank, one in enumerate(said) if one is not None)
+        raise DivergedError(words) if off else OtherRankError(rank, words, code)
 
     def expect_same(self, what: str, value: object, to_do: str) -> None:
         """Refuses, on all ranks, a value in which some differ from rank 0."""
@@ -149,7 +143,7 @@ class Group:
 @contextmanager
 def joined(device: torch.device) -> Iterator[Group]:
     """This process with the others that torchrun started; NCCL carries what is on GPUs."""
-    patience = _patience()
+    patience = patience_of_environment()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=patience))
@@ -164,21 +158,10 @@ def joined(device: torch.device) -> Iterator[Group]:
 
 def local_device(name: str) -> str:
     """The device of this rank: `cuda` is the GPU with its number among the ranks of this machine."""
-    local = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+    local = local_rank()
     if name == "auto":
         return f"cuda:{local}" if torch.cuda.device_count() > local else "cpu"
     return f"cuda:{local}" if name == "cuda" else name
-
-
-def _patience() -> float:
-    said = os.environ.get("TOPDP_RANK_TIMEOUT", str(PATIENCE))
-    try:
-        patience = float(said)
-    except ValueError:
-        patience = 0.0
-    if not 0 < patience < 1e6:
-        raise InputError(f"TOPDP_RANK_TIMEOUT: expected a number of seconds > 0, got {said!r}.")
-    return patience
 
 
 def _words(error: Exception) -> str:

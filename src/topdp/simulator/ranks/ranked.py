@@ -37,6 +37,9 @@ class RankedEngine:
         """Makes the next release."""
         return self.group.together(lambda: self.engine.advance(state))
 
+    def forget_buffers(self) -> None:
+        self.engine.forget_buffers()
+
     def evaluate(self, state: State) -> Evaluation:
         """Loss and metrics of all agents, on every rank."""
         here = self.group.together(lambda: self.engine.evaluate(state))
@@ -45,14 +48,14 @@ class RankedEngine:
         return Evaluation(found.pop(""), found)
 
     def reported(self, state: State) -> Tensor:
-        """On rank 0 those of all agents [agents, d]; elsewhere those of the agents held there."""
+        """On rank 0 those of all agents [agents, d]; elsewhere none [0, d]."""
         rows = self.engine.reported(state).detach().cpu()
         home, d = self.engine.layout.home, rows.shape[1]
         some = max(1, AT_ONCE // d)
         if not self.group.leads:
             for part in torch.split(rows, some):
                 self.group.exchange([(0, part.contiguous())], [])()
-            return rows
+            return rows[:0]
         found = torch.empty(len(home), d, dtype=rows.dtype)
         for rank in range(self.group.size):
             theirs = torch.from_numpy(np.flatnonzero(home == rank))
