@@ -31,6 +31,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
 
 
+def restarts() -> int:
+    """How often torchrun has started all of them again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def expect_one_process(command: str) -> None:
     """Refuses a command that several processes would each do on their own, into one folder."""
     if started_together() and os.environ["WORLD_SIZE"] != "1":

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from topdp.errors import ExitCode, TopdpError
 from topdp.learning.gradients import DivergedError
-from topdp.simulator.ranks.environment import RankError, local_rank, patience_of_environment
+from topdp.simulator.ranks.environment import RankError, local_rank, patience_of_environment, restarts
 
 Found = TypeVar("Found")
 
@@ -133,10 +133,11 @@ class Group:
         try:
             yield
         except (RuntimeError, ValueError) as error:  # of torch: it has no error of its own for a lost peer
-            line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            waited = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+            how = f"it said nothing for {self.patience:g} seconds" if waited else "its connection is closed"
             raise RankError(
-                f"Rank {self.rank} lost another rank, or waited {self.patience:g} seconds for it ({line}). "
-                "Checkpoints are intact: start the same command again."
+                f"Rank {self.rank} lost another rank: {how}. Checkpoints are intact: start the same command "
+                "again, which goes on from the last of them."
             ) from error
 
 
@@ -146,7 +147,11 @@ def joined(device: torch.device) -> Iterator[Group]:
     patience = patience_of_environment()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=patience))
+        wait = timedelta(seconds=patience)
+        store, rank, size = next(dist.rendezvous("env://", timeout=wait))
+        # torchrun keeps one store over its restarts: what those before have left there is not ours.
+        store = dist.PrefixStore(f"topdp/{restarts()}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     except (RuntimeError, ValueError) as error:
         raise RankError(f"Could not join the other ranks: {str(error).strip().splitlines()[0]}") from error
     try:
