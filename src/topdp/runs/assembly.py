@@ -167,14 +167,14 @@ class Assembly:
     def engine(self, plan: Plan, layout: Layout | None = None, fetch: Fetch | None = None) -> Engine:
         """Of all agents; with a `layout`, of those that it holds here, for its pruned plan."""
         gradients, shards = self._after_backbone
-        attack, seed = self.attack, self.config.seed
+        attack, seed, batches = self.attack, self.config.seed, self.batches
         held = range(self.graph.agents) if layout is None else layout.agents.tolist()
-        select = None if layout is None else partial(selection.of_agents, held, self.batches, seed)
+        select = None if layout is None else partial(selection.of_agents, held, batches, seed)
         return Engine(
             plan,
             gradients,
             shards if attack is None else attack.records(shards),
-            [self.batches[agent] for agent in held],
+            [batches[agent] for agent in held],
             seed,
             self.device,
             select=select,

@@ -11,7 +11,6 @@ a run may go on with another number of ranks, or with none, where all parts are 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, final
@@ -48,7 +47,7 @@ class Checkpoints:
 
     def newest(self) -> Checkpoint | None:
         """The rows of the newest release that all ranks can go on from; None: of no release."""
-        parts = list(self._parts())
+        parts = self._parts() if self.group is None else self.group.together(self._parts)
         mine = sorted({part.releases for part in parts if self._has(parts, part.releases)}, reverse=True)
         said = [mine] if self.group is None else self.group.all(mine)
         both = set(said[0]).intersection(*said[1:])
@@ -92,19 +91,24 @@ class Checkpoints:
         with written_whole(self.path / name) as beside:
             write_tensors(beside, tensors, None)
 
-    def _parts(self) -> Iterator[Part]:
-        """All files that can be read; one that is damaged, or only half there, is as if it were not."""
-        plan = self.layout.plan
+    def _parts(self) -> list[Part]:
+        """All files with rows. A rank's that cannot be read is as if it were not; one process has one."""
+        found, plan = [], self.layout.plan
         for file in sorted(self.path.glob("checkpoint*.safetensors")):
-            with suppress(*DAMAGE, SafetensorError), safe_open(file, "numpy") as opened:
-                releases = int(opened.get_tensor("releases")[0])
-                if not 0 < releases <= plan.releases:
-                    continue
-                numbers = np.flatnonzero(plan.exists[releases - 1])
-                if file.name != ONE:
+            if file.name == ONE:
+                releases, rows = RunFolder(self.path).checkpoint_size()
+                if not 0 < releases <= plan.releases or rows != plan.exists[releases - 1].sum():
+                    raise RunFolderError(
+                        f"Expected a checkpoint of this plan in {file}, got {rows} rows after {releases} "
+                        "releases."
+                    )
+                found.append(Part(releases, np.flatnonzero(plan.exists[releases - 1]), file))
+            elif PART.fullmatch(file.name):
+                with suppress(*DAMAGE, SafetensorError), safe_open(file, "numpy") as opened:
                     numbers = opened.get_tensor("numbers")
-                if opened.get_slice("rows").get_shape()[0] == len(numbers):
-                    yield Part(releases, numbers, file)
+                    if opened.get_slice("rows").get_shape()[0] == len(numbers):
+                        found.append(Part(int(opened.get_tensor("releases")[0]), numbers, file))
+        return [part for part in found if 0 < part.releases <= plan.releases]
 
     def _has(self, parts: list[Part], releases: int) -> bool:
         found = [part.numbers for part in parts if part.releases == releases]

@@ -134,6 +134,11 @@ class RunFolder:
         checkpoint: Checkpoint = self._read("checkpoint.safetensors", _read_checkpoint)
         return checkpoint
 
+    def checkpoint_size(self) -> tuple[int, int]:
+        """Releases and rows of the checkpoint, which is not read further."""
+        found: tuple[int, int] = self._read("checkpoint.safetensors", _read_size)
+        return found
+
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         tensors = {"releases": np.array([checkpoint.releases]), "rows": checkpoint.rows}
         self._write("checkpoint.safetensors", lambda file: write_tensors(file, tensors, None))
@@ -229,6 +234,11 @@ def _read_estimates(file: Path, notes: Sequence[str]) -> tuple[NDArray[Any], dic
 def _read_checkpoint(file: Path) -> Checkpoint:
     tensors = load_file(file)
     return Checkpoint(int(tensors["releases"][0]), tensors["rows"])
+
+
+def _read_size(file: Path) -> tuple[int, int]:
+    with safe_open(file, "numpy") as opened:
+        return int(opened.get_tensor("releases")[0]), int(opened.get_slice("rows").get_shape()[0])
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from topdp.errors import ExitCode, TopdpError
 from topdp.learning.gradients import DivergedError
@@ -148,9 +150,9 @@ def joined(device: torch.device) -> Iterator[Group]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         wait = timedelta(seconds=patience)
-        store, rank, size = next(dist.rendezvous("env://", timeout=wait))
+        store, rank, size = next(rendezvous("env://", timeout=wait))
         # torchrun keeps one store over its restarts: what those before have left there is not ours.
-        store = dist.PrefixStore(f"topdp/{restarts()}", store)
+        store = PrefixStore(f"topdp/{restarts()}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     except (RuntimeError, ValueError) as error:
         raise RankError(f"Could not join the other ranks: {str(error).strip().splitlines()[0]}") from error
