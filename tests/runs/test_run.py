@@ -462,15 +462,15 @@ def test_a_run_that_is_refused_leaves_no_folder_but_the_users_own(small, tmp_pat
 def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, monkeypatch):
     from topdp.runs import folder as result
 
-    real, calls = result.save_file, []
+    real, calls = result.write_tensors, []
 
-    def full(tensors, file, *notes):
+    def full(file, tensors, notes):
         calls.append(file)
         if len(calls) > 2:  # the best so far and the checkpoint of round 0
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(tensors, file, *notes)
+        real(file, tensors, notes)
 
-    monkeypatch.setattr(result, "save_file", full)
+    monkeypatch.setattr(result, "write_tensors", full)
     with pytest.raises(FileError, match="No space left"):
         run.run(small(), tmp_path / "run")
     monkeypatch.undo()

@@ -167,6 +167,8 @@ class ClippedGradients:
             path = self._folded if self._folded is not None and self._agrees[key] else self._plain
             elements = self._elements.get(key, 8 * math.prod(inputs.shape[1:]))
             size = max(1, min(1024, _budget(rows.device) // (elements * max(1, rows.shape[0]))))
+            # Powers of two: products of odd sizes round differently, and so would more agents side by side.
+            size = 1 << (size.bit_length() - 1)
             parts = torch.split(inputs, size)
             return torch.cat([_with_records(path.outputs(rows, part), len(part)) for part in parts], 1)
 
