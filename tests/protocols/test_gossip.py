@@ -9,7 +9,7 @@ from builders import GRAPHS, constant_schedule
 from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import NOBODY
-from topdp.protocols import Correlated, Dsgd, Muffliato
+from topdp.protocols import Correlated, Dsgd, Muffliato, gossip
 from topdp.protocols.gossip import MOST, expect_gossip, metropolis, mixing_steps
 
 SLOW = {"long ring": topology.ring(100), "long path": topology.tree(60)}
@@ -162,3 +162,17 @@ def test_steps_that_are_none_are_refused(steps, said):
     for make in (expect_gossip, Muffliato, lambda gossip: Correlated(gossip=gossip)):
         with pytest.raises(InputError, match=said):
             make(steps)
+
+
+@every_graph
+def test_sources_without_a_matrix_are_those_of_the_matrix_to_the_last_digit(monkeypatch, graph):
+    whole = gossip.as_sources(graph, gossip.metropolis(graph))
+    monkeypatch.setattr(gossip, "AT_ONCE", 4)
+    gossip.metropolis_sources.cache_clear()
+    for found, expected in zip(gossip.metropolis_sources(graph), whole, strict=True):
+        assert found.dtype == expected.dtype and np.array_equal(found, expected)
+    gossip.metropolis_sources.cache_clear()
+    for found, expected in zip(
+        gossip.own_sources(graph), gossip.as_sources(graph, np.eye(graph.agents)), strict=True
+    ):
+        assert found.dtype == expected.dtype and np.array_equal(found, expected)

@@ -7,6 +7,7 @@ cost no privacy. Not for the noise that is averaged.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,6 +26,8 @@ AWAY = 0.618
 MOST = 32
 """Steps between two gradients. More would lose digits in the factors of a Chebyshev polynomial."""
 
+AT_ONCE = 256  # agents whose weights are worked out side by side
+
 BEARABLE = 1e4
 """By so much rounding may be enlarged: three digits of float32 are left, of differences between agents."""
 
@@ -37,8 +40,8 @@ def expect_gossip(steps: int) -> int:
     return steps
 
 
-def metropolis(topology: Topology) -> Floats:
-    """[n, n]: W_ij = 1/(1 + max(degree i, degree j)) between neighbours, the rest on oneself.
+def metropolis(topology: Topology, rows: slice = slice(None)) -> Floats:
+    """[n, n]: W_ij = 1/(1 + max(degree i, degree j)) between neighbours, the rest on oneself; or some `rows`.
 
     Symmetric with rows that sum to one, so that mixing keeps the average (Xiao and Boyd 2004).
 
@@ -47,9 +50,19 @@ def metropolis(topology: Topology) -> Floats:
     [[0.333, 0.333, 0.333], [0.333, 0.667, 0.0], [0.333, 0.0, 0.667]]
     """
     degrees = topology.degrees
-    W = np.where(topology.adjacency, 1.0 / (1.0 + np.maximum(degrees[:, None], degrees)), 0.0)
-    W[np.diag_indices(len(W))] = 1.0 - W.sum(axis=1)
+    larger = np.maximum(degrees[rows, None], degrees)
+    W = np.where(topology.adjacency[rows], 1.0 / (1.0 + larger), 0.0)
+    W[np.arange(len(W)), np.arange(topology.agents)[rows]] = 1.0 - W.sum(axis=1)
     return np.asarray(W)
+
+
+@lru_cache(maxsize=1)  # a plan is written again and again while its noise is sought
+def metropolis_sources(topology: Topology) -> tuple[Ints, Floats]:
+    """As `as_sources` of `metropolis`, to the last digit, without a matrix of all agents by all agents."""
+    parts = [slice(first, first + AT_ONCE) for first in range(0, topology.agents, AT_ONCE)]
+    found = [as_sources(topology, metropolis(topology, rows), rows) for rows in parts]
+    source, weight = (np.concatenate(column) for column in zip(*found, strict=True))
+    return source, weight
 
 
 def mixing_steps(topology: Topology, steps: int, chebyshev: bool = True) -> list[Floats]:
@@ -130,9 +143,27 @@ def _rounding(order: list[float], grid: Floats) -> float:
     return float((np.abs(first).max(axis=1) * np.abs(later[::-1]).max(axis=1)).sum())
 
 
-def as_sources(topology: Topology, W: Floats) -> tuple[Ints, Floats]:
-    """(source, weight) [n, 1 + largest degree]: oneself first, then one's neighbours."""
-    own = np.arange(topology.agents)[:, None]
-    source = np.concatenate([own, topology.neighbours], axis=1)
-    weight = np.where(source >= 0, W[own, source], 0.0)
+def as_sources(
+    topology: Topology,
+    W: Floats,
+    rows: slice = slice(None),
+) -> tuple[Ints, Floats]:
+    """(source, weight) [n, 1 + largest degree]: oneself first, then one's neighbours; W: of some `rows`."""
+    own = np.arange(topology.agents)[rows, None]
+    source = np.concatenate([own, topology.neighbours[rows]], axis=1)
+    weight = np.where(source >= 0, W[np.arange(len(own))[:, None], source], 0.0)
     return np.where(weight == 0, NOBODY, source), weight
+
+
+def own_sources(topology: Topology) -> tuple[Ints, Floats]:
+    """Everybody stays where it is."""
+    source = np.full((topology.agents, 1 + topology.neighbours.shape[1]), NOBODY)
+    source[:, 0] = np.arange(topology.agents)
+    return source, (source >= 0).astype(np.float64)
+
+
+def mixing_sources(topology: Topology, steps: int, chebyshev: bool) -> list[tuple[Ints, Floats]]:
+    """`mixing_steps` as sources; where nothing is accelerated, no matrix is made."""
+    if not chebyshev or steps < 2:
+        return [metropolis_sources(topology)] * steps
+    return [as_sources(topology, W) for W in mixing_steps(topology, steps, chebyshev)]
