@@ -16,7 +16,7 @@ def metis(monkeypatch):
 
     def cuts(home):
         found = SimpleNamespace(vertex_part=home)
-        fake = SimpleNamespace(part_graph=lambda ranks, **_: found, Options=lambda **_: None)
+        fake = SimpleNamespace(part_graph=lambda ranks, neighbours, **_: found, Options=lambda **_: None)
         monkeypatch.setitem(sys.modules, "pymetis", fake)
         monkeypatch.setattr(cutting, "find_spec", lambda name: fake)
 

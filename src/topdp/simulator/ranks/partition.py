@@ -67,14 +67,8 @@ def blocks_of(agents: int, ranks: int) -> Ints:
 def _by_metis(graph: Topology, ranks: int) -> Ints:
     import pymetis
 
-    directed = graph.directed
-    starts = np.concatenate([[0], np.cumsum(graph.degrees)])
-    found = pymetis.part_graph(
-        ranks,
-        xadj=starts.tolist(),
-        adjncy=directed[:, 1].tolist(),
-        options=pymetis.Options(seed=0),
-    )
+    neighbours = np.split(graph.directed[:, 1], np.cumsum(graph.degrees)[:-1])
+    found = pymetis.part_graph(ranks, [one.tolist() for one in neighbours], options=pymetis.Options(seed=0))
     return np.asarray(found.vertex_part, np.int64)
 
 
