@@ -234,3 +234,25 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     given = {"rounds": np.int64(1), "epsilon": np.ones(4), "clip": torch.tensor(1.0), "seed": np.int32(3)}
     found = package.train(linear_model(), blobs(4), topology.ring(4), **given).config
     assert (found.rounds, found.privacy.epsilon, found.privacy.clip, found.seed) == (1, [1.0] * 4, 1.0, 3)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["run"], "--out: expected one with torchrun"),
+        (["sweep", "--seeds", "2"], "topdp sweep is for one process, got 2 ranks"),
+        (["compare"], "topdp compare is for one process, got 2 ranks"),
+        (["run", "--out", "new", "--device", "cuda:7"], "cuda:7 was asked for"),
+        (
+            ["run", "--out", "new", "--set", "attack.name=drift"],
+            "attack.name: 'drift' is not for several ranks",
+        ),
+    ],
+)
+def test_what_several_processes_cannot_do_is_said_before_they_meet(topdp, here, monkeypatch, words, said):
+    told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    done = topdp(*words, "--set", "data.name=blobs.npz")
+    assert done.code == 2 and said in done.err, done
+    assert not (here / "new").exists()

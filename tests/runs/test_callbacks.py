@@ -12,6 +12,7 @@ import topdp
 from builders import blobs, linear_model
 from topdp import topology
 from topdp.errors import InputError
+from topdp.runs import best
 from topdp.runs import run as runs
 from topdp.runs.callbacks import StopEarly
 from topdp.runs.folder import RunFolder
@@ -324,7 +325,10 @@ class TestBest:
         again = train(out=tmp_path / "run", resume=True, **settings)
         assert again.best[:3] == whole.best[:3] and torch.equal(again.best.estimates, whole.best.estimates)
 
-    def test_a_kill_between_best_and_checkpoint_changes_nothing(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("large", [best.LARGE, 1], ids=["in memory", "on disk"])
+    def test_a_kill_between_best_and_checkpoint_changes_nothing(self, tmp_path, monkeypatch, large):
+        monkeypatch.setattr(best, "LARGE", large)
+
         class Killed(BaseException):
             pass
 
@@ -340,6 +344,9 @@ class TestBest:
             train(out=tmp_path / "run", **settings)
         again, whole = train(out=tmp_path / "run", resume=True, **settings), train(**settings)
         assert again.best[:3] == whole.best[:3] and torch.equal(again.best.estimates, whole.best.estimates)
+        kept = best.read(RunFolder.open(tmp_path / "run"))
+        assert kept[:3] == whole.best[:3] and torch.equal(kept.estimates, whole.best.estimates)
+        assert not (tmp_path / "run" / best.NEXT).exists()
 
     def test_without_a_test_set_there_is_none(self, tmp_path):
         result = train(shards=topdp.Shards.from_arrays(_records(5)), out=tmp_path / "run")

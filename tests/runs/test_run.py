@@ -137,7 +137,7 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
     with pytest.raises(RunFolderError, match="got others"):
         run.run_or_continue(small("seed=9"), tmp_path / "run")
     assert torch.equal(run.run_or_continue(small(), tmp_path / "run").estimates, whole.estimates)
-    monkeypatch.setattr(run, "_execute", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr(run, "execute", lambda *_: pytest.fail("ran again"))
     read = run.run_or_continue(small(), tmp_path / "run")
     assert torch.equal(read.estimates, whole.estimates) and read.plan.digest() == whole.plan.digest()
     ends = [one.summary() for one in (read, whole)]
@@ -462,15 +462,15 @@ def test_a_run_that_is_refused_leaves_no_folder_but_the_users_own(small, tmp_pat
 def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, monkeypatch):
     from topdp.runs import folder as result
 
-    real, calls = result.save_file, []
+    real, calls = result.write_tensors, []
 
-    def full(tensors, file, *notes):
+    def full(file, tensors, notes):
         calls.append(file)
         if len(calls) > 2:  # the best so far and the checkpoint of round 0
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(tensors, file, *notes)
+        real(file, tensors, notes)
 
-    monkeypatch.setattr(result, "save_file", full)
+    monkeypatch.setattr(result, "write_tensors", full)
     with pytest.raises(FileError, match="No space left"):
         run.run(small(), tmp_path / "run")
     monkeypatch.undo()
@@ -555,7 +555,7 @@ class TestCommands:
         np.testing.assert_array_equal(plans[0].source.values, plans[1].source.values)
 
     def test_a_comparison_goes_on_where_it_was_broken_off(self, topdp, job, tmp_path, monkeypatch):
-        real = run._execute
+        real = run.execute
 
         def interrupted_at_li18(job, folder, *others):
             if job.parts.config.method.name == "li18":
@@ -564,7 +564,7 @@ class TestCommands:
 
         three = ("compare", job, "--methods", "plain,li18,top", "--out", tmp_path / "all")
         with monkeypatch.context() as patched:
-            patched.setattr(run, "_execute", interrupted_at_li18)
+            patched.setattr(run, "execute", interrupted_at_li18)
             stopped = topdp(*three)
         words = " ".join(stopped.err.split())
         assert stopped.code == 130 and "Continue with: the same command and --out" in words

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from topdp.errors import InputError
-from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients import ClippedGradients, clipped
 from topdp.learning.metrics import METRICS, Metric
 from topdp.learning.tasks import Task
 from topdp.simulator import evaluation
@@ -98,3 +98,18 @@ def test_a_model_that_squeezes_may_have_one_record_alone_in_a_chunk(monkeypatch,
     found = evaluate(gradients, [METRICS["mae"], METRICS["r2"]], rows, inputs, targets)
     expected = (inputs @ rows[:, :4].T + rows[:, 4] - targets[:, None]).abs().mean(0)
     np.testing.assert_allclose(found.metrics["mae"], expected, rtol=1e-5)
+
+
+def test_what_is_said_of_an_agent_does_not_depend_on_how_many_others_there_are(monkeypatch):
+    """To the last digit, whatever fits into memory at once: ranks hold different numbers of agents."""
+    model = torch.nn.Sequential(torch.nn.Linear(20, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    gradients = ClippedGradients(model, 1.0)
+    torch.manual_seed(0)
+    rows = torch.zeros(9, 80)[:, : gradients.flat.dimension]  # as the engine's begin
+    rows.copy_(torch.randn(rows.shape))
+    inputs = torch.randn(200, 20)
+    whole = gradients.outputs(rows, inputs)
+    for elements in (1 << 24, 1 << 11, 1 << 14):
+        monkeypatch.setattr(clipped, "_budget", lambda device, elements=elements: elements)
+        for some in (slice(0, 9), slice(0, 4), slice(4, 9), slice(2, 5)):
+            assert torch.equal(gradients.outputs(rows[some], inputs), whole[some])

@@ -108,8 +108,7 @@ def test_the_engine_mixes_by_the_rule_of_its_plan(name, robust, optimiser):
     gradients = ClippedGradients(model, 1.0)
     records = [(np.zeros((2, 5)), np.array([0, 1]))] * 9
     shards = Shards.from_arrays(records, classes=3, dtype=torch.float64)
-    # gradients of zero
-    gradients.clipped_sum = lambda *args, out, fresh=False, **named: out.zero_() if fresh else out
+    gradients.clipped_sum = lambda *args, out, **named: out.zero_()  # gradients of zero
     engine = Engine(plan, gradients, shards, [Full(2)] * 9, 7, every_row=True)
     start = gradients.flat.flatten()
     state = engine.start(start)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from topdp.commands.options import (
     Changes,
@@ -23,6 +24,7 @@ from topdp.report.progress import signs_of_life
 from topdp.report.terminal import Json, err, print_json, show
 from topdp.settings import config
 from topdp.settings.config import ConfigError, RunConfig
+from topdp.simulator.ranks.environment import expect_one_process, leads, started_together
 
 if TYPE_CHECKING:
     from topdp.report.spreads import Spread
@@ -44,19 +46,33 @@ def run(
         typer.Option("--sink", metavar="NAME", help="Metrics go there too: tensorboard, mlflow, wandb."),
     ] = None,
 ) -> None:
-    """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP."""
+    """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP.
+
+    Started by torchrun, its agents are shared out over the ranks, and the same command continues.
+    """
     if resume is not None and (file or preset or changes or folder or sinks):
         raise ConfigError("--resume takes its configuration from the run folder: leave the others away.")
     sent = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
     wanted = None if resume is not None else config.read(file, preset, [*(changes or []), *sent])
     title = str(resume) if wanted is None else wanted.method.name
-    with signs_of_life(err, title) as signs:
+    if (together := started_together()) and resume is None and folder is None:
+        raise ConfigError("--out: expected one with torchrun: a run that is started again goes on there.")
+    with signs_of_life(err if leads() else Console(quiet=True), title) as signs:
         signs.stage("loading torch")
         from topdp.report import tables
         from topdp.report.reached import hint
         from topdp.runs import run as runs
 
-        if wanted is None:
+        if together:
+            from topdp.runs.ranked import run_on_ranks
+
+            place = resume or folder
+            assert place is not None
+            found = run_on_ranks(wanted, place, device, signs.watch, signs.fetching)
+            if found is None:
+                return  # rank 0 says what was found
+            result = found
+        elif wanted is None:
             assert resume is not None
             result = runs.resume(resume, device, signs.watch, signs.fetching)
         else:
@@ -89,6 +105,7 @@ def compare(
 
     Broken off, the same command with the --out of before reads what is done and continues.
     """
+    expect_one_process("compare")
     wanted = {
         name: config.read(file, preset, [*(changes or []), f"method.name={name}"])
         for name in dict.fromkeys(part.strip() for part in methods.split(","))
@@ -190,6 +207,7 @@ def sweep(
     For example: topdp sweep --over privacy.epsilon=0.5,1,2 --over method.name=plain,top --seeds 3.
     Every point is checked before the first is run, and what is done is not done again.
     """
+    expect_one_process("sweep")
     if resume is not None and (file or preset or changes or over or folder or seeds > 1):
         raise ConfigError("--resume takes everything from the folder of the sweep: leave the others away.")
     if resume is None and not over and seeds == 1:

@@ -63,6 +63,18 @@ def select(batches: Sequence[Batches], seed: int, round: int, device: Device = N
     raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
 
 
+def of_agents(
+    agents: Sequence[int], batches: Sequence[Batches], seed: int, round: int, device: Device = None
+) -> Selection:
+    """What `select` says of some `agents`, given the batches of all."""
+    every, some = select(batches, seed, round, device), list(agents)
+    return Selection(
+        None if every.indices is None else every.indices[some],
+        None if every.weights is None else every.weights[some],
+        every.divisor[some],
+    )
+
+
 @lru_cache(maxsize=8)
 def _all(batches: tuple[Batches, ...], device: str) -> Selection:
     counts = [one.records for one in batches]

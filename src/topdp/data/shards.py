@@ -74,14 +74,39 @@ class Shards:
         """
         if self.origin is not None:
             return self.origin
-        head = f"{self.counts} {self.inputs.dtype} {tuple(self.inputs.shape)}"
-        if self.targets.dim() != 2 or self.targets.dtype != torch.int64:
-            head += f" {self.targets.dtype} {tuple(self.targets.shape)}"
-        sha = hashlib.sha256(head.encode())
-        for agent, count in enumerate(self.counts):
-            for values in (self.inputs[agent, :count], self.targets[agent, :count]):
-                sha.update(values.cpu().contiguous().numpy().data)
+        sha = hashlib.sha256(self.heading(self.counts))
+        for agent in range(self.agents):
+            for values in self.records(agent):
+                sha.update(values.data)
         return sha.hexdigest()
+
+    def heading(self, counts: tuple[int, ...]) -> bytes:
+        """What a digest begins with, where agents hold `counts` records: how many, and of which kind."""
+        inputs, targets = ((len(counts), *values.shape[1:]) for values in (self.inputs, self.targets))
+        head = f"{counts} {self.inputs.dtype} {inputs}"
+        if self.targets.dim() != 2 or self.targets.dtype != torch.int64:
+            head += f" {self.targets.dtype} {targets}"
+        return head.encode()
+
+    def records(self, agent: int) -> tuple[Array, Array]:
+        """Inputs and targets of one agent, without padding."""
+        count = self.counts[agent]
+        inputs, targets = (
+            values[agent, :count].cpu().contiguous().numpy() for values in (self.inputs, self.targets)
+        )
+        return inputs, targets
+
+    def padded(self, longest: int) -> Shards:
+        """The same with room for `longest` records of each agent."""
+        if longest == self.inputs.shape[1]:
+            return self
+        room = [
+            values.new_zeros(self.agents, longest, *values.shape[2:])
+            for values in (self.inputs, self.targets)
+        ]
+        for new, old in zip(room, (self.inputs, self.targets), strict=True):
+            new[:, : old.shape[1]] = old
+        return replace(self, inputs=room[0], targets=room[1])
 
     def to(self, device: str | torch.device) -> Shards:
         """The same shards on another device."""
@@ -109,10 +134,16 @@ class Shards:
         return replace(self, inputs=inputs, targets=targets, sizes=sizes, counts=(count,), origin=origin)
 
     @staticmethod
-    def from_dataset(dataset: Dataset, parts: Sequence[Ints], held_out: Ints | None = None) -> Shards:
+    def from_dataset(
+        dataset: Dataset,
+        parts: Sequence[Ints],
+        held_out: Ints | None = None,
+        only: Sequence[int] | None = None,
+    ) -> Shards:
         """Deal out `dataset`, scaled by its public constants: agent i holds the records `parts[i]`.
 
-        With `held_out`, these training records are tested on instead of the test set.
+        With `held_out`, these training records are tested on instead of the test set. `only`: the agents
+        whose records are dealt out, padded as for all.
         """
         records = len(dataset.train_targets)
         for agent, part in enumerate(parts):
@@ -120,11 +151,14 @@ class Shards:
                 raise DataError(f"agent {agent}: expected record indices in 0..{records - 1}, got others.")
         _check_disjoint(parts if held_out is None else [*parts, held_out])
         counts = _counts(parts)
+        longest = max(counts)
+        if only is not None:
+            parts, counts = [parts[agent] for agent in only], tuple(counts[agent] for agent in only)
         shape = dataset.train_inputs.shape[1:]
         kind = torch.from_numpy(dataset.scale(dataset.train_inputs[:1])).dtype
-        inputs = torch.zeros(len(parts), max(counts), *shape, dtype=kind)
+        inputs = torch.zeros(len(parts), longest, *shape, dtype=kind)
         like = torch.from_numpy(dataset.train_targets[:1])
-        targets = torch.zeros(len(parts), max(counts), *like.shape[1:], dtype=like.dtype)
+        targets = torch.zeros(len(parts), longest, *like.shape[1:], dtype=like.dtype)
         for agent, part in enumerate(parts):
             inputs[agent, : len(part)] = torch.from_numpy(dataset.scale(dataset.train_inputs[part]))
             targets[agent, : len(part)] = torch.from_numpy(dataset.train_targets[part])

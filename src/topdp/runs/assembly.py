@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from topdp.attacks import Attack
-from topdp.data import Shards
+from topdp.data import Shards, selection
 from topdp.data.checks import count_classes, expect_two_classes
 from topdp.data.featured import of_shards
 from topdp.data.features.own import OwnFeatures
@@ -31,11 +32,19 @@ from topdp.plan import Batches, Plan
 from topdp.runs.settling import settled
 from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig
-from topdp.simulator.engine import Engine
+from topdp.simulator.engine import Engine, Fetch
+from topdp.simulator.layout import Layout
 from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 from topdp.topology import Topology
 
 LARGEST_KEPT = 1 << 29  # numbers: what frozen layers make of all records is kept up to this, 2 GiB
+
+
+class Everyone(NamedTuple):
+    """The number of records of each agent, and the digest of all of them in their order."""
+
+    counts: tuple[int, ...]
+    digest: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +57,8 @@ class Assembly:
     flat: FlatModel
     device: torch.device
     task: Task
+    everyone: Everyone | None = None
+    """Where `shards` are of some agents only: what has to be known of all."""
 
     @classmethod
     def of(
@@ -56,6 +67,7 @@ class Assembly:
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
         shards: Shards | None = None,
+        everyone: Everyone | None = None,
     ) -> Assembly:
         """By the names in `config`; `shards`, where its records are dealt out already.
 
@@ -70,7 +82,7 @@ class Assembly:
         shards = _fitted(shards, task)
         outputs = task.outputs(shards.targets.flatten(0, 1), shards.classes)
         model = build.model(config, tuple(shards.inputs.shape[2:]), outputs)
-        return cls.given(config, graph, model, shards, torch.device(device), task)
+        return cls.given(config, graph, model, shards, torch.device(device), task, everyone)
 
     @classmethod
     def given(
@@ -81,18 +93,29 @@ class Assembly:
         shards: Shards,
         device: torch.device,
         task: Task | None = None,
+        everyone: Everyone | None = None,
     ) -> Assembly:
         """Of a user's own parts; `task`, where its loss or metrics are not those named in `config`."""
-        if shards.agents != graph.agents:
+        counts = shards.counts if everyone is None else everyone.counts
+        if len(counts) != graph.agents:
             raise ConfigError(
-                f"Expected shards for the {graph.agents} agents of the graph, got {shards.agents}."
+                f"Expected shards for the {graph.agents} agents of the graph, got {len(counts)}."
             )
         task = task or build.task(config)
         shards = _fitted(shards, task)
-        config = settled(config, graph, shards.counts)
+        config = settled(config, graph, counts)
         flat = FlatModel(model)
         expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
-        return cls(config, graph, shards, flat, device, task)
+        return cls(config, graph, shards, flat, device, task, everyone)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many records each agent holds."""
+        return self.shards.counts if self.everyone is None else self.everyone.counts
+
+    def digest(self) -> str:
+        """Of all records of all agents."""
+        return self.shards.digest() if self.everyone is None else self.everyone.digest
 
     @cached_property
     def gradients(self) -> ClippedGradients:
@@ -102,7 +125,7 @@ class Assembly:
     @property
     def batches(self) -> tuple[Batches, ...]:
         """One for each agent."""
-        return build.batches(self.config, self.shards.counts)
+        return build.batches(self.config, self.counts)
 
     @property
     def attack(self) -> Attack | None:
@@ -141,19 +164,25 @@ class Assembly:
         gradients = ClippedGradients(trained, privacy.clip, self.task.loss, privacy.clipping)
         return gradients, shards
 
-    def engine(self, plan: Plan) -> Engine:
+    def engine(self, plan: Plan, layout: Layout | None = None, fetch: Fetch | None = None) -> Engine:
+        """Of all agents; with a `layout`, of those that it holds here, for its pruned plan."""
         gradients, shards = self._after_backbone
-        attack = self.attack
+        attack, seed, batches = self.attack, self.config.seed, self.batches
+        held = range(self.graph.agents) if layout is None else layout.agents.tolist()
+        select = None if layout is None else partial(selection.of_agents, held, batches, seed)
         return Engine(
             plan,
             gradients,
             shards if attack is None else attack.records(shards),
-            self.batches,
-            self.config.seed,
+            [batches[agent] for agent in held],
+            seed,
             self.device,
+            select=select,
             metrics=self.task.metrics,
             tamper=attack,
             hostile=() if attack is None else attack.hostile,
+            layout=layout,
+            fetch=fetch,
         )
 
 

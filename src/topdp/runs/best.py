@@ -14,7 +14,7 @@ choice.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, final
 
 import torch
@@ -24,7 +24,11 @@ from topdp.errors import InputError
 from topdp.learning.metrics import larger_is_better
 from topdp.report.metrics import metric_names
 from topdp.runs.folder import RunFolder
+from topdp.runs.tensor_files import mapped
 from topdp.settings.config import did_you_mean
+
+LARGE = 1 << 28  # numbers: so many estimates are not kept in memory once more
+NEXT = "best-next.safetensors"
 
 
 class Best(NamedTuple):
@@ -46,16 +50,23 @@ class BestSoFar:
         resumed: bool,
         notes: dict[str, str],
         larger: Mapping[str, bool | None] | None = None,
+        shared: Callable[[Any], Any] = lambda known: known,
     ) -> None:
-        """`larger`: of each metric whether more is better; of those that are not in it, as we know it."""
+        """`larger`: of each metric whether more is better; of those that are not in it, as we know it.
+
+        `shared`: of several ranks, what rank 0 says, which alone has a folder. All decide alike.
+        """
         self._folder = folder
         self._larger = larger or {}
         self._notes = notes
-        self._unsaved = False
+        self._unsaved = self._waiting = False
         self.best = read(folder) if folder is not None and resumed else None
+        known = shared(None if self.best is None else self.best._replace(estimates=torch.empty(0)))
+        if folder is None:
+            self.best = known
 
-    def see(self, line: dict[str, Any], estimates: Tensor) -> None:
-        """Of equals the earlier stays."""
+    def see(self, line: dict[str, Any], estimates: Callable[[], Tensor]) -> None:
+        """Of equals the earlier stays; `estimates` is asked where this one is better."""
         name = first_metric(line, self._larger)
         value = metric_of(line, name, self._larger)
         if math.isnan(value):
@@ -63,20 +74,31 @@ class BestSoFar:
         sign = metric_sign(name, self._larger)
         if self.best is None or value > sign * self.best.value:
             shown = sign * value
-            self.best = Best(line["round"], name, shown, estimates.detach().cpu().clone())
+            self.best = self._keep(line["round"], name, shown, estimates().detach().cpu())
             self._unsaved = True
 
     def save(self) -> None:
         """With every checkpoint, and at the end: what is on disk is then of one moment."""
         if self._folder is None or self.best is None or not self._unsaved:
             return
-        write(self._folder, self.best, self._notes)
-        self._unsaved = False
+        if self._waiting:
+            self._folder.rename(NEXT, "best.safetensors")
+        else:
+            write(self._folder, self.best, self._notes)
+        self._unsaved = self._waiting = False
+
+    def _keep(self, round: int, metric: str, value: float, estimates: Tensor) -> Best:
+        """With a copy: in memory, or of many numbers in a file that waits for the next checkpoint."""
+        self._waiting = self._folder is not None and estimates.numel() >= LARGE
+        if self._folder is None or not self._waiting:
+            return Best(round, metric, value, estimates.clone())
+        write(self._folder, Best(round, metric, value, estimates), self._notes, NEXT)
+        return Best(round, metric, value, torch.from_numpy(mapped(self._folder.path / NEXT, "estimates")))
 
 
-def write(folder: RunFolder, best: Best, notes: dict[str, str]) -> None:
+def write(folder: RunFolder, best: Best, notes: dict[str, str], name: str = "best.safetensors") -> None:
     facts = {**notes, "round": str(best.round), "metric": best.metric, "value": repr(best.value)}
-    folder.save_estimates("best.safetensors", best.estimates.numpy(), facts)
+    folder.save_estimates(name, best.estimates.numpy(), facts)
 
 
 def read(folder: RunFolder) -> Best | None:

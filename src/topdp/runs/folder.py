@@ -8,6 +8,7 @@
     best.safetensors   their estimates at the best evaluation so far
     accuracy.png       the learning curve; likewise of every other metric
     checkpoint.safetensors  where an unfinished run stands, or one that was stopped; gone when it is done
+                       (of several ranks: one file each, checkpoints.py)
     run.json           versions, state and times; the file that makes a folder a run
 
 Nothing here needs torch, so reports can be made where it is not installed.
@@ -26,13 +27,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from topdp import __version__
 from topdp.errors import InputError
 from topdp.files import DAMAGE, FileError, new_folder, written_whole
 from topdp.plan import Plan, archive
 from topdp.report.metrics import metric_names
+from topdp.runs.tensor_files import write_tensors
 from topdp.settings.config import GIVEN as GIVEN
 from topdp.settings.config import RunConfig, parse
 
@@ -132,10 +134,18 @@ class RunFolder:
         checkpoint: Checkpoint = self._read("checkpoint.safetensors", _read_checkpoint)
         return checkpoint
 
+    def checkpoint_size(self) -> tuple[int, int]:
+        """Releases and rows of the checkpoint, which is not read further."""
+        found: tuple[int, int] = self._read("checkpoint.safetensors", _read_size)
+        return found
+
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        rows = np.ascontiguousarray(checkpoint.rows)
-        tensors = {"releases": np.array([checkpoint.releases]), "rows": rows}
-        self._write("checkpoint.safetensors", lambda file: save_file(tensors, file))
+        tensors = {"releases": np.array([checkpoint.releases]), "rows": checkpoint.rows}
+        self._write("checkpoint.safetensors", lambda file: write_tensors(file, tensors, None))
+
+    def rename(self, name: str, other: str) -> None:
+        """A file that is whole takes the place of another."""
+        (self.path / name).replace(self.path / other)
 
     def save_metrics(self, metrics: list[dict[str, Any]]) -> None:
         self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in metrics))
@@ -150,12 +160,15 @@ class RunFolder:
         stopped = facts.get("stopped") is not None
         self.mark("stopped" if stopped else "done", **facts)
         if not stopped:
-            (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+            self.write_json(
+                "run.json", {k: v for k, v in self.read_json("run.json").items() if k != "checkpoint"}
+            )
+            for file in self.path.glob("checkpoint*.safetensors"):
+                file.unlink(missing_ok=True)
 
     def save_estimates(self, name: str, estimates: NDArray[Any], notes: dict[str, str] | None) -> None:
         """[agents, d], with notes in words beside them."""
-        tensors = {"estimates": np.ascontiguousarray(estimates)}
-        self._write(name, lambda file: save_file(tensors, file, notes))
+        self._write(name, lambda file: write_tensors(file, {"estimates": estimates}, notes))
 
     def read_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
         """Estimates and all notes of such a file, which must have the `notes` named here."""
@@ -221,6 +234,11 @@ def _read_estimates(file: Path, notes: Sequence[str]) -> tuple[NDArray[Any], dic
 def _read_checkpoint(file: Path) -> Checkpoint:
     tensors = load_file(file)
     return Checkpoint(int(tensors["releases"][0]), tensors["rows"])
+
+
+def _read_size(file: Path) -> tuple[int, int]:
+    with safe_open(file, "numpy") as opened:
+        return int(opened.get_tensor("releases")[0]), int(opened.get_slice("rows").get_shape()[0])
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,11 +21,14 @@ from topdp.learning.gradients import DivergedError
 from topdp.privacy.observers.view import Progress
 from topdp.runs.best import Best, BestSoFar
 from topdp.runs.callbacks import Callbacks, Running
+from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.export import notes_of
-from topdp.runs.folder import GIVEN, Checkpoint, RunFolder
+from topdp.runs.folder import GIVEN, RunFolder
 from topdp.runs.result import Metrics, Stopped, metrics_of
 from topdp.settings.config import RunConfig
 from topdp.simulator.engine import Engine, State
+from topdp.simulator.ranks.group import Group
+from topdp.simulator.ranks.ranked import RankedEngine
 
 Watcher = Callable[[str, int, int, Metrics | None], None]
 """Called with (stage, steps done, steps in all, the last metrics): "accounting" and "training" step by step,
@@ -61,26 +65,33 @@ class Trained:
 
 
 def train_to_the_end(
-    engine: Engine,
+    engine: Engine | RankedEngine,
     start: torch.Tensor,
     config: RunConfig,
     folder: RunFolder | None,
     watch: Watcher | None,
     callbacks: Callbacks,
     seen_as: Callable[[list[Metrics]], Running],
+    checkpoints: Checkpoints | None,
 ) -> Trained:
-    """All releases that are left, from the checkpoint in `folder` or from `start`, or until a callback stops.
+    """All releases that are left, from the newest of `checkpoints` or `start`, or until a callback stops.
 
-    `seen_as` makes of the evaluations so far what callbacks are given.
+    `seen_as` makes of the evaluations so far what callbacks are given. Of several ranks all are here, with a
+    `RankedEngine`, and do the same in the same order; rank 0 alone has a folder.
     """
+    group = engine.group if isinstance(engine, RankedEngine) else None
     each = engine.plan.releases // (config.rounds + 1)  # one that carries gradients, and those that only mix
-    state, metrics = _begin(engine, start, folder, each)
+    state, metrics = _begin(engine, start, folder, each, checkpoints)
     larger = {metric.name: metric.larger_is_better for metric in engine.metrics}
     run = seen_as(metrics)
-    best = BestSoFar(folder, bool(metrics), notes_of(run.flat), larger)
+    shared = group.led if group is not None else _as_it_is
+    best = BestSoFar(folder, bool(metrics), notes_of(run.flat), larger, shared)
     callbacks.start(run)
     stopped: Stopped | None = None
-    with _leaving_it_loadable(folder, metrics, best, config) as keep, _stop_signals() as asked_to_stop:
+    with (
+        _leaving_it_loadable(folder, metrics, best, config, checkpoints) as keep,
+        _stop_signals(group) as asked_to_stop,
+    ):
         while state.releases < engine.plan.releases:
             state = engine.advance(state)
             t, within = divmod(state.releases - each, each)  # rounds done; one release stands before the loop
@@ -91,7 +102,7 @@ def train_to_the_end(
             due = due and engine.shards.test_inputs is not None
             if due:
                 metrics.append(metrics_of(t, engine.evaluate(state)))
-                best.see(metrics[-1], engine.reported(state))
+                best.see(metrics[-1], partial(engine.reported, state))
             keep(state, t % config.train.checkpoint_every == 0)
             if watch is not None:
                 watch("training", t, config.rounds, metrics[-1] if metrics else None)
@@ -109,23 +120,38 @@ def train_to_the_end(
 
 
 def _begin(
-    engine: Engine, start: torch.Tensor, folder: RunFolder | None, each: int
+    engine: Engine | RankedEngine,
+    start: torch.Tensor,
+    folder: RunFolder | None,
+    each: int,
+    checkpoints: Checkpoints | None,
 ) -> tuple[State, list[Metrics]]:
-    checkpoint = folder.checkpoint if folder is not None else None
-    if folder is None or checkpoint is None:
+    checkpoint = checkpoints.newest() if checkpoints is not None else None
+    if checkpoint is None:
         return engine.start(start), []
-    metrics = [line for line in folder.metrics if line["round"] < checkpoint.releases // each]
+    lines = folder.metrics if folder is not None else []
+    if isinstance(engine, RankedEngine):
+        lines = engine.group.led(lines)
+    metrics = [line for line in lines if line["round"] < checkpoint.releases // each]
     return engine.resume(checkpoint.releases, torch.from_numpy(checkpoint.rows)), metrics
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 @contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM are heard between rounds, where nothing is half done; a second one at once."""
+def _stop_signals(group: Group | None) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM are heard between rounds, where nothing is half done; a second one at once.
+
+    One rank that heard is enough for all. There a second is as the first: torchrun passes on what its
+    processes have heard already.
+    """
     asked = False
 
     def ask(signum: int, frame: object) -> None:
         nonlocal asked
-        if asked:
+        if asked and group is None:
             raise KeyboardInterrupt
         asked = True
 
@@ -134,7 +160,7 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
         return
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        yield lambda: asked if group is None else group.any(asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -142,7 +168,11 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _leaving_it_loadable(
-    folder: RunFolder | None, metrics: list[Metrics], best: BestSoFar, config: RunConfig
+    folder: RunFolder | None,
+    metrics: list[Metrics],
+    best: BestSoFar,
+    config: RunConfig,
+    checkpoints: Checkpoints | None,
 ) -> Iterator[Callable[[State, bool], None]]:
     """Saves checkpoints as the run goes, and once more when it is interrupted."""
     last: list[State] = []
@@ -151,7 +181,8 @@ def _leaving_it_loadable(
         if folder is not None:
             folder.save_metrics(metrics)
             best.save()
-            folder.save_checkpoint(Checkpoint(state.releases, state.rows.cpu().numpy()))
+        if checkpoints is not None:
+            checkpoints.save(folder, state)
 
     def keep(state: State, due: bool) -> None:
         last[:] = [state]
@@ -161,11 +192,11 @@ def _leaving_it_loadable(
     try:
         yield keep
     except KeyboardInterrupt:
+        if last:
+            save(last[0])
         if folder is not None:
-            if last:
-                save(last[0])
             folder.mark("interrupted")
-        raise InterruptedRun(*_how_to_continue(folder, config)) from None
+        raise InterruptedRun(*_how_to_continue(folder, config, checkpoints)) from None
     except DivergedError:
         if folder is not None:
             folder.mark("diverged")
@@ -184,8 +215,12 @@ def _kept_if_it_fails(folder: RunFolder | None, save: Callable[[], None]) -> Ite
         raise
 
 
-def _how_to_continue(folder: RunFolder | None, config: RunConfig) -> tuple[Path | None, str | None]:
+def _how_to_continue(
+    folder: RunFolder | None, config: RunConfig, checkpoints: Checkpoints | None
+) -> tuple[Path | None, str | None]:
     """The folder, and the call where the command line cannot do it: only Python has the module and shards."""
+    if folder is not None and checkpoints is not None and checkpoints.group is not None:
+        return folder.path, "the same command."
     if folder is None or config.data.name != GIVEN:
         return (folder.path if folder else None), None
     return folder.path, f"topdp.train(..., out={str(folder.path)!r}, resume=True)"

@@ -122,10 +122,10 @@ def sealed(plan: Plan, account: Account) -> dict[str, Any]:
     file under which a run goes on never says less than was spent. It does not stop who computes it anew.
     """
     details = {"plan": plan.digest(), **account.details()}
-    return {**details, "seal": _seal(details)}
+    return {**details, "seal": seal_of(details)}
 
 
-def _seal(details: dict[str, Any]) -> str:
+def seal_of(details: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(details, sort_keys=True).encode()).hexdigest()
 
 
@@ -137,7 +137,7 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
     """
     privacy = folder.read_json("privacy.json")
     seal = privacy.pop("seal", None) if isinstance(privacy, dict) else None
-    if seal is None or seal != _seal(privacy) or privacy.get("plan") != folder.plan.digest():
+    if seal is None or seal != seal_of(privacy) or privacy.get("plan") != folder.plan.digest():
         raise RunFolderError(
             f"Expected the account of plan.npz in {folder.path / 'privacy.json'}; it is of another plan, or "
             "was changed."

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx as nx
 import torch
@@ -41,11 +41,13 @@ from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.best import Best
 from topdp.runs.best import read as read_best
 from topdp.runs.callbacks import Callbacks, Running, expect_list
+from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.export import InputKind, facts_of, notes_of
 from topdp.runs.folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
 from topdp.runs.loop import Watcher, accounting, train_to_the_end
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
 from topdp.runs.result import Result, Stopped
+from topdp.runs.room import expect_room
 from topdp.runs.settling import agrees
 from topdp.settings import build
 from topdp.settings.config import (
@@ -60,6 +62,8 @@ from topdp.settings.config import (
     parse,
 )
 from topdp.settings.methods import METHODS
+from topdp.simulator.engine import Engine
+from topdp.simulator.ranks.ranked import RankedEngine
 from topdp.topology import Topology, alone, as_topology
 
 
@@ -73,9 +77,9 @@ def run(
 ) -> Result:
     """Executes a configuration and leaves a run folder in `out`."""
     called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
-    with _room_for(out):
-        job = _planned(Assembly.of(config, choose_device(device), progress), watch)
-    return _execute(job, new_run_folder(out, job), watch, called)
+    with room_for(out):
+        job = planned(Assembly.of(config, choose_device(device), progress), watch)
+    return execute(job, new_run_folder(out, job), watch, called)
 
 
 def resume(
@@ -86,7 +90,7 @@ def resume(
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Continues an unfinished run where its last checkpoint stands; ends as if it had not been broken off."""
-    folder = _unfinished(path)
+    folder = unfinished(path)
     config = folder.config
     if config.data.name == GIVEN:
         raise RunFolderError(
@@ -94,8 +98,8 @@ def resume(
             f"topdp.train(..., out={str(path)!r}, resume=True)."
         )
     called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
-    job = _begun(Assembly.of(config, choose_device(device), progress), folder)
-    return _execute(job, folder, watch, called)
+    job = begun_job(Assembly.of(config, choose_device(device), progress), folder)
+    return execute(job, folder, watch, called)
 
 
 def run_or_continue(
@@ -119,7 +123,7 @@ def run_or_continue(
         raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
     if folder.state != "done":
         return resume(out, device, watch, progress)
-    job = _begun(Assembly.of(folder.config, choose_device(device), progress), folder)
+    job = begun_job(Assembly.of(folder.config, choose_device(device), progress), folder)
     seconds = float(folder.fact("seconds"))
     return job.result(folder.metrics, torch.from_numpy(folder.estimates), seconds, out, read_best(folder))
 
@@ -189,7 +193,7 @@ def train(
     called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
-    begun = _unfinished(Path(out)) if resume and out is not None else None
+    begun = unfinished(Path(out)) if resume and out is not None else None
     if begun is not None and not agrees(config, begun.config):
         raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
     if begun is not None:
@@ -197,17 +201,24 @@ def train(
     if METHODS[config.method.name].pools:
         topology, shards = alone(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
-    with _room_for(new):
+    with room_for(new):
         place = choose_device(device)
         mapped = own or build.features(config)
         if mapped is not None:
             shards = featured.of_shards(shards, mapped, place, progress)
         parts = Assembly.given(config, topology, model, shards, place, task)
-        job = _planned(parts, watch) if begun is None else _begun(parts, begun)
+        job = planned(parts, watch) if begun is None else begun_job(parts, begun)
     if new is not None:
         begun = new_run_folder(new, job)
         begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
-    return _execute(job, begun, watch, called)
+    return execute(job, begun, watch, called)
+
+
+class Ranked(NamedTuple):
+    """What a run over several ranks has in the place of an engine and one checkpoint file."""
+
+    engine: RankedEngine
+    checkpoints: Checkpoints
 
 
 @dataclass(frozen=True)
@@ -242,19 +253,19 @@ class Job:
         )
 
 
-def _planned(parts: Assembly, watch: Watcher | None) -> Job:
+def planned(parts: Assembly, watch: Watcher | None) -> Job:
     if watch is not None:
         watch("planning", 0, 1, None)
-    found = plan_and_account(parts.config, parts.graph, parts.shards.counts, accounting(watch))
+    found = plan_and_account(parts.config, parts.graph, parts.counts, accounting(watch))
     return Job(parts, *found)
 
 
-def _begun(parts: Assembly, folder: RunFolder) -> Job:
+def begun_job(parts: Assembly, folder: RunFolder) -> Job:
     """The plan and account of a run that was begun are taken over after a check."""
-    plan, counts = folder.plan, parts.shards.counts
+    plan, counts = folder.plan, parts.counts
     expect_plan_of(parts.config, parts.graph, counts, plan, folder.path)
     found = expect_account_of(parts.config, counts, folder)
-    if folder.fact("data") != parts.shards.digest():
+    if folder.fact("data") != parts.digest():
         raise RunFolderError(
             f"Expected the records with which the run in {folder.path} was begun, in their order; got others."
             " A record in another place of its cycle would be used more often than the account says."
@@ -262,15 +273,27 @@ def _begun(parts: Assembly, folder: RunFolder) -> Job:
     return Job(parts, plan, found)
 
 
-def _execute(
-    job: Job, folder: RunFolder | None, watch: Watcher | None, callbacks: Callbacks | None = None
+def execute(
+    job: Job,
+    folder: RunFolder | None,
+    watch: Watcher | None,
+    callbacks: Callbacks | None = None,
+    ranked: Ranked | None = None,
 ) -> Result:
+    """Trains to the end, in `folder` where there is one; `ranked`: with the other ranks (ranked.py)."""
     callbacks = callbacks or Callbacks()
     started = time.perf_counter()
     parts, path = job.parts, folder.path if folder else None
     if watch is not None:
         watch("preparing", 0, 1, None)
-    engine = parts.engine(job.plan)
+    engine: Engine | RankedEngine
+    checkpoints: Checkpoints | None
+    if ranked is None:
+        engine = whole = parts.engine(job.plan)
+        expect_room(whole)
+        checkpoints = None if path is None else Checkpoints(path, whole.layout)
+    else:
+        engine, checkpoints = ranked
     before = folder.read_json("run.json").get("stopped") if folder is not None else None
     stopped_at = None if before is None else int(before["round"])
 
@@ -279,8 +302,11 @@ def _execute(
         return Running(parts.config, job.plan, job.privacy, parts.flat, path, history, stopped_at, larger)
 
     try:
-        found = train_to_the_end(engine, parts.start, parts.config, folder, watch, callbacks, seen_as)
+        found = train_to_the_end(
+            engine, parts.start, parts.config, folder, watch, callbacks, seen_as, checkpoints
+        )
         seconds = time.perf_counter() - started
+        engine.forget_buffers()
         estimates = engine.reported(found.state).detach().cpu().clone()
         result = job.result(found.metrics, estimates, seconds, path, found.best, found.stopped)
         if folder is not None:
@@ -313,7 +339,7 @@ def finish_run_folder(folder: RunFolder, result: Result, device: torch.device) -
     )
 
 
-def _unfinished(path: Path) -> RunFolder:
+def unfinished(path: Path) -> RunFolder:
     folder = RunFolder.open(path)
     if folder.state == "done":
         raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
@@ -329,7 +355,7 @@ def _unfinished(path: Path) -> RunFolder:
 
 
 @contextmanager
-def _room_for(out: Path | None) -> Iterator[None]:
+def room_for(out: Path | None) -> Iterator[None]:
     """A folder that cannot be made is said now, not after the account, which may take minutes."""
     if out is None:
         yield
@@ -343,8 +369,8 @@ def new_run_folder(path: Path, job: Job) -> RunFolder:
     """A folder for a run that is about to begin: configuration, plan and account, before the first round."""
     folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
     folder.write_json("privacy.json", sealed(job.plan, job.privacy))
-    shards = job.parts.shards
-    folder.mark("running", records=list(shards.counts), data=shards.digest(), **facts_of(job.parts))
+    parts = job.parts
+    folder.mark("running", records=list(parts.counts), data=parts.digest(), **facts_of(parts))
     return folder
 
 

@@ -254,7 +254,7 @@ def _together(stack: list[Point], place: Path, dealer: Dealer, watch: Watcher) -
                 lines, one.evaluations(state), kept, estimates, strict=True
             ):
                 own.append(metrics_of(t, evaluation))
-                keeper.see(own[-1], rows)
+                keeper.see(own[-1], rows.detach)
         watch("training", t, one.config.rounds, None)
     share = (time.perf_counter() - started) / len(stack)
     for point, job, own, keeper, rows in zip(stack, jobs, lines, kept, estimates, strict=True):

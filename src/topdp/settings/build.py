@@ -260,22 +260,26 @@ def features(config: RunConfig) -> FeatureMap | None:
 
 
 def shards(
-    config: RunConfig, agents: int, progress: Progress | None = None, device: torch.device | str = "cpu"
+    config: RunConfig,
+    agents: int,
+    progress: Progress | None = None,
+    device: torch.device | str = "cpu",
+    only: Sequence[int] | None = None,
 ) -> Shards:
     """Loads the data set and deals it out to the agents, or pools what they hold where the method does.
 
-    Features are computed on `device`.
+    Features are computed on `device`. `only`: the agents whose records are kept, where not those of all.
     """
     from topdp.data import Shards, featured
 
     named = features(config)
     if _sites(config) is not None:
-        read = _shards_of_sites(config, agents)
+        read = _shards_of_sites(config, agents, only)
         return read if named is None else featured.of_shards(read, named, device, progress)
     dataset = _dataset(config, progress)
     parts, held_out = _parts(config, dataset, agents)
     if named is None:
-        return Shards.from_dataset(dataset, parts, held_out)
+        return Shards.from_dataset(dataset, parts, held_out, only)
     return featured.of_dataset(dataset, parts, named, held_out, device, progress)
 
 
@@ -304,8 +308,9 @@ def _sites(config: RunConfig) -> list[str] | None:
     return [named] if glob.has_magic(named) and not os.path.exists(named) else None
 
 
-def _shards_of_sites(config: RunConfig, agents: int) -> Shards:
+def _shards_of_sites(config: RunConfig, agents: int, only: Sequence[int] | None = None) -> Shards:
     from topdp.data import Shards
+    from topdp.data.readers.paths import sites
 
     c, files = config.data, _sites(config)
     assert files is not None
@@ -314,14 +319,16 @@ def _shards_of_sites(config: RunConfig, agents: int) -> Shards:
             "data: expected no partition, validation or records where each agent has a file of its own: the "
             "files say who holds what, and data.test what is tested on."
         )
-    read = Shards.from_files(files, c.test, schema(config))
+    paths = sites(files)
     pools = method(config).pools
     parties = _links(config).agents if pools else agents
-    if read.agents != parties:
+    if len(paths) != parties:
         raise ConfigError(
-            f"Expected a file for each of the {parties} agents of the graph, got {read.agents}: set "
-            f"topology.agents to {read.agents}."
+            f"Expected a file for each of the {parties} agents of the graph, got {len(paths)}: set "
+            f"topology.agents to {len(paths)}."
         )
+    chosen = files if only is None else [glob.escape(str(paths[agent])) for agent in only]
+    read = Shards.from_files(chosen, c.test, schema(config))
     return read.pooled() if pools else read
 
 

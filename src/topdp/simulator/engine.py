@@ -1,7 +1,8 @@
-"""Executes a plan on data: all rows of all agents, on one device.
+"""Executes a plan on data: all rows of all agents, on one device, or of those agents that are held here.
 
 The engine knows plans, gradients and shards, and nothing of methods, budgets or files. State goes in and
-comes out; what to evaluate, print or save in between is for the caller (run.py).
+comes out; what to evaluate, print or save in between is for the caller (run.py). Rows of agents that are held
+elsewhere come by `Fetch` (ranks/).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch import Tensor
 from topdp.data import selection
 from topdp.data.shards import Shards
 from topdp.errors import InputError
-from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients import ClippedGradients, DivergedError
+from topdp.learning.gradients.arguments import diverged
 from topdp.learning.gradients.check import drops
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
@@ -31,10 +33,17 @@ from topdp.plan.streams import stream
 from topdp.simulator.adam import adam_step
 from topdp.simulator.draws import Draws, Noise
 from topdp.simulator.evaluation import Evaluation, evaluate
-from topdp.simulator.mixing import RowByRow, Work, slots
+from topdp.simulator.layout import Layout
+from topdp.simulator.mixing import RowByRow, Work
 from topdp.simulator.robust_mixing import RobustRows, own_part
 
 LARGEST_STD = 1e30
+AT_ONCE = 1 << 26  # numbers of gradients in memory at once, where agents are many
+ALIGN = {"cpu": 16, "cuda": 32}  # numbers
+"""Where rows begin: matrix products on a CPU differ in their last digits with that, and so would an agent's
+row with how many others stand before it; the matrix units of a GPU like it."""
+
+EVERYBODY = slice(None)
 
 Select = Callable[[int, torch.device], selection.Selection]
 """(round, device) -> the records of all agents in that round."""
@@ -44,6 +53,11 @@ Plant = Callable[[int, selection.Selection, Tensor], None]
 
 Tamper = Callable[[int, Tensor, Ints], None]
 """(round, rows that were made [rows, d], their owners): may change rows before anybody reads them."""
+
+
+Fetch = Callable[[int, Tensor], Callable[[], None]]
+"""(round, rows of the round before, and behind them room for guests): begins to send and to fetch; what it
+returns waits until the guests are there."""
 
 
 class State(NamedTuple):
@@ -63,6 +77,10 @@ class Engine:
     agents in the plan, one after the other, all copies of an agent have its records; all of them, each round.
     `metrics` are what `evaluate` reports beside the loss; None: those that are usual for it. `tamper` is what
     the `hostile` agents do to their rows; those agents are not evaluated.
+
+    With a `layout`, shards and batches are those of the agents that it holds here, and `fetch` brings what
+    their rows are mixed of; the numbers of agents in plans stay what they are. Gradients of many agents are
+    taken for some of them at a time (`AT_ONCE`).
 
     Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
     `every_row` makes those too that are only read, for an audit of their readers.
@@ -84,9 +102,12 @@ class Engine:
         metrics: Sequence[Metric] | None = None,
         tamper: Tamper | None = None,
         hostile: Sequence[int] = (),
+        layout: Layout | None = None,
+        fetch: Fetch | None = None,
     ) -> None:
-        if shards.agents * copies != plan.agents:
-            raise InputError(f"Expected shards for {plan.agents} agents, got {shards.agents * copies}.")
+        held = plan.agents if layout is None else len(layout.agents)
+        if shards.agents * copies != held:
+            raise InputError(f"Expected shards for {held} agents, got {shards.agents * copies}.")
         if copies > 1 and not all(isinstance(one, Full) for one in batches):
             raise InputError("Expected full batches where several runs share their records, got others.")
         if [one.records for one in batches] != list(shards.counts) * copies:
@@ -99,6 +120,9 @@ class Engine:
                 f"Expected noise below {LARGEST_STD:g} in float32: use a smaller sigma, clip or rate."
             )
         self.plan = plan if plan.pruned or every_row else prune(plan)
+        self.layout = layout or Layout(self.plan)
+        if self.layout.plan is not self.plan:
+            raise InputError("Expected the layout of the pruned plan that is executed, got another's.")
         self.gradients = gradients
         self.device = torch.device(device)
         self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
@@ -108,63 +132,99 @@ class Engine:
         self._select = select or partial(selection.select, tuple(batches), seed)
         self._plant, self._tamper, self._hostile = plant, tamper, list(hostile)
         self._random_layers = any(map(drops, gradients.flat.module.modules()))
-        self._capacity = int(self.plan.exists.sum(axis=1).max())
+        self._fetch = fetch
+        self._held = held
+        self._capacity = self.layout.capacity
         self._buffers: list[Tensor] = []
         self._sums: Tensor | None = None
-        self._divisors = {one.divisor for one in batches} if select is None else set()
-        self._mix = _mixer(self.plan, noise or Noise(seed, plan.draws, plan.releases), self.device)
+        noise = noise or Noise(seed, plan.draws, plan.releases)
+        self._mix = _mixer(self.plan, noise, self.device, self.layout)
 
     def start(self, start: Tensor) -> State:
         """The state before round 0: the public start, one row [d] for all agents or [agents, d]."""
-        return State(0, start.detach().to(self.device).expand(self.plan.agents, -1).clone())
+        return State(0, self._aligned(start.detach().expand(self._held, -1)))
 
     def resume(self, releases: int, rows: Tensor) -> State:
         """The state that an interrupted run had left behind."""
         if not 0 <= releases <= self.plan.releases:
             raise InputError(f"Expected 0 to {self.plan.releases} releases, got {releases}.")
-        expected = self.plan.agents if releases == 0 else int(self.plan.exists[releases - 1].sum())
-        shape = (expected, self.gradients.flat.dimension)
+        shape = (len(self.layout.made(releases - 1)), self.gradients.flat.dimension)
         if rows.shape != shape:
             raise InputError(
                 f"Expected rows of shape {shape} after {releases} releases, got {tuple(rows.shape)}."
             )
-        return State(releases, rows.to(self.device))
+        return State(releases, self._aligned(rows))
 
     def estimates(self, state: State) -> Tensor:
         """[agents, d]"""
-        return state.rows[: self.plan.agents]
+        return state.rows[: self._held]
 
     def reported(self, state: State) -> Tensor:
         """[agents, d]: what users are shown; the estimates, unless the plan has averages of them."""
         if self.plan.reported is None or state.releases == 0:
             return self.estimates(state)
-        return state.rows[torch.from_numpy(slots(self.plan, state.releases)[self.plan.reported])]
+        place = self.layout.place_made(state.releases - 1)[self.plan.reported[self.layout.agents]]
+        return self._aligned(state.rows[torch.from_numpy(place)])
 
     def advance(self, state: State) -> State:
         """Makes the next release."""
         r = state.releases
         if self.plan.adjusts is not None and self.plan.adjusts[r]:
             return self._adjusted(state)
-        made = int(self.plan.exists[r].sum())
-        out = self._buffer(r)[:made]
+        made = self.layout.made(r)
+        out = self._buffer(r)[: len(made)]
+        before, arrive = self._with_guests(state)
         # Rounds that mix alone read no data; whatever stands for their gradients is not read either.
         if not self.plan.carries[r].any():
-            self._mix(Work(r, state.rows, self.estimates(state), out))
-        elif (step := self._one_step(r)) is not None:
-            self._mix(Work(r, state.rows, None, out))
-            self._add_gradients(state, out[: self.plan.agents], step)
-        else:
-            self._mix(Work(r, state.rows, self._mean_gradients(state), out))
+            self._make(Work(r, before, before, out), arrive)
+            return self._sent(State(r + 1, out))
+        chosen = self._select(r, self.device)
+        whose = self.layout.place_of[self.plan.owner[made]]
+        for some in self._turns():
+            only = None if some == EVERYBODY else np.flatnonzero((whose >= some.start) & (whose < some.stop))
+            gradient = self._mean_gradients(state, chosen, some)
+            self._make(Work(r, before, gradient, out, only, some.start or 0), arrive)
         return self._sent(State(r + 1, out))
+
+    def _turns(self) -> list[slice]:
+        """Agents whose gradients are taken together; all, where something needs to see all of them."""
+        count = max(2, AT_ONCE // self.gradients.flat.dimension)
+        together = self._copies > 1 or self._random_layers or self._plant is not None
+        if together or self.device.type != "cpu" or count >= self._held:
+            return [EVERYBODY]
+        return [slice(first, first + count) for first in range(0, self._held, count)]
+
+    def _with_guests(self, state: State) -> tuple[Tensor, Callable[[], None]]:
+        """The rows of the round before with room for guests behind them, and how to wait for those."""
+        r = state.releases
+        if self._fetch is None:
+            return state.rows, lambda: None
+        count = len(state.rows)
+        room = self._buffer(r - 1)[: count + sum(len(rows) for _, rows in self.layout.arriving(r))]
+        if room.data_ptr() != state.rows.data_ptr():  # a start, or of a checkpoint
+            room[:count] = state.rows
+        return room, self._fetch(r, room)
+
+    def _make(self, work: Work, arrive: Callable[[], None]) -> None:
+        """Rows that need no guests are made while those are on their way."""
+        if self._fetch is None or self.device.type != "cpu":
+            arrive()
+            self._mix(work)
+            return
+        waits = self.layout.needs_guests(work.round)[self.layout.made(work.round)]
+        only = np.arange(len(waits)) if work.only is None else work.only
+        self._mix(work._replace(only=only[~waits[only]]))
+        arrive()
+        self._mix(work._replace(only=only[waits[only]]))
 
     def _adjusted(self, state: State) -> State:
         """Where Adam makes new estimates of rows that are there: no data, no noise, nothing to mix."""
-        r, n = state.releases, self.plan.agents
-        place, made = slots(self.plan, r), np.flatnonzero(self.plan.exists[r])
+        r = state.releases
+        place, made = self.layout.place(r), self.layout.made(r)
         out = self._buffer(r)[: len(made)]
         out.copy_(state.rows[torch.from_numpy(place[made])])  # what Adam leaves alone stays as it is
-        four = self.plan.source[r][:n, :4]
-        position = np.cumsum(self.plan.exists[r]) - 1
+        four = self.plan.source[r][self.layout.agents, :4]
+        position = self.layout.place_made(r)
         before = [state.rows[torch.from_numpy(place[rows])] for rows in four.T]
         for rows, value in zip(four.T, adam_step(self.plan, r, before), strict=True):
             if self.plan.exists[r][rows].all():  # a pruned plan lacks what is not needed again
@@ -183,49 +243,51 @@ class Engine:
         inputs, targets = self.shards.test_inputs, self.shards.test_targets
         if inputs is None or targets is None:
             raise InputError("Expected shards with a test set, got none: pass test=(inputs, targets).")
-        found = evaluate(self.gradients, self.metrics, self.reported(state), inputs, targets)
+        rows = self.reported(state)
+        if len(rows) == 1 < self.plan.agents:  # as in `_add_gradients`
+            twice = evaluate(self.gradients, self.metrics, self._aligned(rows.repeat(2, 1)), inputs, targets)
+            return Evaluation(twice.loss[:1], {name: values[:1] for name, values in twice.metrics.items()})
+        found = evaluate(self.gradients, self.metrics, rows, inputs, targets)
         for values in (found.loss, *found.metrics.values()) if self._hostile else ():
             values[self._hostile] = np.nan
         return found
 
-    def _mean_gradients(self, state: State) -> Tensor:
-        """Sum of clipped gradients of the records of this round, over the divisor that fixes sensitivity."""
-        if self._sums is None:
-            self._sums = self._rows(torch.empty, self.plan.agents)
-        total = self._sums
-        chosen = self._add_gradients(state, total, fresh=True)
-        if self._plant is not None:
-            self._plant(state.releases, chosen, total)
-        return total.div_(chosen.divisor.to(total)[:, None])
+    def _mean_gradients(self, state: State, chosen: selection.Selection, some: slice = EVERYBODY) -> Tensor:
+        """Sum of clipped gradients of the `chosen` records, over the divisor that fixes sensitivity.
 
-    def _add_gradients(
-        self, state: State, out: Tensor, step: float = 1.0, fresh: bool = False
-    ) -> selection.Selection:
-        """`out` [agents, d] gets step times the sums of clipped gradients of the records of this round."""
-        chosen = self._select(state.releases, self.device)
-        inputs, targets = self.shards.inputs, self.shards.targets
+        Of all agents, or of `some` of them.
+        """
+        rows = self.estimates(state)[some]
+        inputs, targets = self.shards.inputs[some], self.shards.targets[some]
+        weights = None if chosen.weights is None else chosen.weights[some]
         if chosen.indices is not None:
             agent = torch.arange(len(inputs), device=self.device)[:, None]
-            inputs, targets = inputs[agent, chosen.indices], targets[agent, chosen.indices]
-        rows, weights = self.estimates(state), chosen.weights
-        with self._dropout_of(state.releases):
-            self.gradients.clipped_sum(
-                rows, inputs, targets, weights, out=out, scale=step, copies=self._copies, fresh=fresh
-            )
-        return chosen
+            inputs, targets = inputs[agent, chosen.indices[some]], targets[agent, chosen.indices[some]]
+        count = len(rows)
+        if self._copies == 1 and count == 1 < self.plan.agents:
+            # Products of one agent alone are rounded otherwise than those of several side by side.
+            rows = self._aligned(rows.repeat(2, 1))
+            inputs, targets = torch.cat([inputs, inputs]), torch.cat([targets, targets])
+            weights = None if weights is None else torch.cat([weights, weights])
+        if self._sums is None or len(self._sums) < len(rows):
+            self._sums = self._rows(torch.empty, len(rows))
+        total = self._sums[: len(rows)]
+        try:
+            with self._dropout_of(state.releases):
+                self.gradients.clipped_sum(
+                    rows, inputs, targets, weights, out=total, copies=self._copies, fresh=True
+                )
+        except DivergedError as error:
+            raise self._named(state, error) from error
+        if self._plant is not None:
+            self._plant(state.releases, chosen, total)
+        return total[:count].div_(chosen.divisor[some].to(total)[:, None])
 
-    def _one_step(self, round: int) -> float | None:
-        """Where gradients can be added to rows in place, and take no memory of their own: by what factor.
-
-        So where each agent's estimate carries its gradient, no other row does, and all steps are equal.
-        """
-        n, divisors = self.plan.agents, self._divisors
-        if self.device.type != "cpu" or self._plant is not None or len(divisors) != 1:
-            return None
-        steps = np.unique(-self.plan.rate[round] * self.plan.carries[round][:n])
-        if len(steps) > 1 or self.plan.carries[round][n:].any():
-            return None
-        return float(steps[0]) / min(divisors)
+    def _named(self, state: State, error: DivergedError) -> DivergedError:
+        """The same, with the numbers that agents have in the plan."""
+        norms = torch.linalg.vector_norm(self.estimates(state), dim=1)
+        bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
+        return diverged(self.layout.agents[bad].tolist()) if self._copies == 1 else error
 
     def _dropout_of(self, round: int) -> AbstractContextManager[None]:
         """Random layers draw from torch's global generators: named by the round too, and given back."""
@@ -233,28 +295,36 @@ class Engine:
             return nullcontext()
         return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
 
+    def forget_buffers(self) -> None:
+        """Gives back the memory of rows that no state holds; where it goes on, it takes some again."""
+        self._buffers = []
+
     def _buffer(self, round: int) -> Tensor:
         if not self._buffers:
             self._buffers = [self._rows(torch.empty, self._capacity) for _ in range(2)]
         return self._buffers[round % 2]
 
+    def _aligned(self, rows: Tensor) -> Tensor:
+        """A copy, in which rows begin where they should."""
+        return self._rows(torch.empty, len(rows)).copy_(rows)
+
     def _rows(self, make: Callable[..., Tensor], count: int) -> Tensor:
-        """[count, d]; on a GPU every row begins where its matrix units like to begin."""
+        """[count, d]; every row begins at a multiple of `ALIGN`."""
         flat = self.gradients.flat
-        align = 32 if self.device.type == "cuda" else 1
+        align = ALIGN[self.device.type]
         width = -(-flat.dimension // align) * align
         return make(count, width, dtype=flat.dtype, device=self.device)[:, : flat.dimension]
 
 
-def _mixer(plan: Plan, noise: Draws, device: torch.device) -> Callable[[Work], None]:
+def _mixer(plan: Plan, noise: Draws, device: torch.device, layout: Layout) -> Callable[[Work], None]:
     """The function that makes the rows of a round on `device`."""
     if plan.robust is not None:
-        return RobustRows(plan, _mixer(own_part(plan), noise, device))
+        return RobustRows(plan, _mixer(own_part(plan), noise, device, layout), layout)
     if device.type == "cuda" and find_spec("triton") is not None:
         from topdp.simulator.mixing_cuda import Fused
 
-        return Fused(plan, noise, device)
-    return RowByRow(plan, noise, device)
+        return Fused(plan, noise, device, layout)
+    return RowByRow(plan, noise, device, layout)
 
 
 def _in_the_models_type(shards: Shards, dtype: torch.dtype) -> Shards:

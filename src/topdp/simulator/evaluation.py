@@ -22,6 +22,7 @@ from topdp.plan.arrays import Floats
 
 CHUNK = 1000  # test records at once
 KEPT = 1 << 24  # outputs kept at once, where a metric needs those of all records
+AGENTS = 256  # at once: more of them only take more memory
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,11 @@ def evaluate(
 ) -> Evaluation:
     """Of the models with parameters `rows` [n, d] on the records `inputs` and `targets` [M, ...]."""
     whole = [metric for metric in metrics if metric.each is None]
-    at_once = len(rows)
+    at_once = min(AGENTS, len(rows))
     if whole:
         with torch.no_grad():
             one = gradients.outputs(rows[:1], inputs[:1])
-        at_once = max(1, KEPT // (len(targets) * max(1, one.numel())))
+        at_once = max(1, min(at_once, KEPT // (len(targets) * max(1, one.numel()))))
     parts = [_some(gradients, metrics, part, inputs, targets) for part in torch.split(rows, at_once)]
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Evaluation(found.pop("loss"), found)

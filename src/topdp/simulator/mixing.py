@@ -6,11 +6,10 @@ what is read from the plan; a draw does not depend on which other rows are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,70 +17,68 @@ from topdp.data.threads import single_threaded_pool
 from topdp.plan import Plan
 from topdp.plan.arrays import Ints
 from topdp.simulator.draws import Draws
+from topdp.simulator.layout import Layout
 
 
 class Work(NamedTuple):
     """What one round needs: the rows of the round before, the agents' gradients, and where rows are put."""
 
     round: int
-    before: Tensor  # [rows made in the round before, d]; before round 0 the agents' starts
-    gradient: Tensor | None  # [agents, d]; None: somebody else adds them
+    before: Tensor  # [rows made in the round before, d], then guests; before round 0 the agents' starts
+    gradient: Tensor  # [agents, d]
     out: Tensor  # [rows made in this round, d]
-
-
-def slots(plan: Plan, round: int) -> Ints:
-    """Where each row of the round before stands in its buffer; before round 0, its owner's start."""
-    if round == 0:
-        return plan.owner.astype(np.int64)
-    return np.cumsum(plan.exists[round - 1]) - 1
+    only: Ints | None = None  # places in `out` that are filled now; None: all. On a CPU
+    first: int = 0  # whose gradient is the first: its place among the agents that are held. On a CPU
 
 
 Recipe = tuple[list[tuple[int, float]], int, float, list[tuple[int, float]]]
-"""Of a row: (place of a source, weight) of each, owner, step, (draw, deviation) of each."""
+"""Of a row: (place of a source, weight) of each, place of its gradient, step, (draw, deviation) of each."""
 
 
 class RowByRow:
     """A row at a time stays in the processor's cache; rows are independent, so threads share them."""
 
-    def __init__(self, plan: Plan, noise: Draws, device: torch.device) -> None:
+    def __init__(self, plan: Plan, noise: Draws, device: torch.device, layout: Layout | None = None) -> None:
         self.plan = plan
+        self.layout = layout or Layout(plan)
         self.device = device
         self.noise = noise
         self.workers = torch.get_num_threads() if device.type == "cpu" else 1
         self._pool: ThreadPoolExecutor | None = None
 
     def __call__(self, work: Work) -> None:
-        recipes = list(self._recipes(work.round))
+        filled = range(len(work.out)) if work.only is None else work.only.tolist()
+        recipes = list(self._recipes(work, filled))
 
-        def make(part: range) -> None:
+        def make(worker: int) -> None:
             z = torch.empty_like(work.out[0])
-            for position in part:
-                sources, owner, step, draws = recipes[position]
+            for position, (sources, whose, step, draws) in recipes[worker :: self.workers]:
                 target = work.out[position]
                 parts = [(work.before[place], weight) for place, weight in sources]
-                if step and work.gradient is not None:
-                    parts.append((work.gradient[owner], step))
+                if step:
+                    parts.append((work.gradient[whose], step))
                 _sum_into(target, parts)
                 for draw, std in draws:
                     target.add_(self.noise.fill(z, work.round, draw), alpha=std)
 
         if self.workers == 1:
-            make(range(len(recipes)))
+            make(0)
             return
         if self._pool is None:
             self._pool = single_threaded_pool(self.workers)
-        list(self._pool.map(make, (range(w, len(recipes), self.workers) for w in range(self.workers))))
+        list(self._pool.map(make, range(self.workers)))
 
-    def _recipes(self, round: int) -> Iterator[Recipe]:
-        """What each row of the round is made of, in the order in which rows are put."""
-        this, place = self.plan[round], slots(self.plan, round)
-        rows = np.flatnonzero(this.exists)
-        columns = (this.source, this.weight, self.plan.owner, this.step, this.draw, this.std)
-        for sources, weights, owner, step, draws, stds in zip(
-            *(c[rows].tolist() for c in columns), strict=True
-        ):
+    def _recipes(self, work: Work, filled: Sequence[int]) -> Iterator[tuple[int, Recipe]]:
+        """Where rows of the round are put, and what each is made of."""
+        this, place = self.plan[work.round], self.layout.place(work.round)
+        rows = self.layout.made(work.round)[list(filled)]
+        whose = self.layout.place_of[self.plan.owner[rows]] - work.first
+        columns = (this.source, this.weight, this.step, this.draw, this.std)
+        each = zip(filled, whose.tolist(), *(column[rows].tolist() for column in columns), strict=True)
+        for position, owner, sources, weights, step, draws, stds in each:
             mixed = [(int(place[s]), w) for s, w in zip(sources, weights, strict=True) if s >= 0 and w]
-            yield mixed, owner, step, [(d, s) for d, s in zip(draws, stds, strict=True) if d >= 0 and s]
+            drawn = [(d, s) for d, s in zip(draws, stds, strict=True) if d >= 0 and s]
+            yield position, (mixed, owner, step, drawn)
 
 
 def _sum_into(target: Tensor, parts: list[tuple[Tensor, float]]) -> None:

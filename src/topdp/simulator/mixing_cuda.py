@@ -20,7 +20,8 @@ from torch import Tensor
 
 from topdp.plan import Plan
 from topdp.simulator.draws import Draws
-from topdp.simulator.mixing import Work, slots
+from topdp.simulator.layout import Layout
+from topdp.simulator.mixing import Work
 
 PACKED_ROUNDS = 256  # rounds whose indices are sent to the GPU at once
 LANES = 256  # four columns a lane: one Philox call gives four normals
@@ -74,14 +75,14 @@ class Packed(NamedTuple):
 class Fused:
     """All rows of a round in one launch."""
 
-    def __init__(self, plan: Plan, noise: Draws, device: torch.device) -> None:
+    def __init__(self, plan: Plan, noise: Draws, device: torch.device, layout: Layout | None = None) -> None:
         self.plan = plan
+        self.layout = layout or Layout(plan)
         self.noise = noise
         self.device = device
         self._packed: tuple[int, Packed] | None = None
 
     def __call__(self, work: Work) -> None:
-        assert work.gradient is not None, "the kernel adds gradients itself"
         packed = self._pack(work.round // PACKED_ROUNDS)
         position = work.round % PACKED_ROUNDS
         rows, d = work.out.shape
@@ -105,14 +106,14 @@ class Fused:
         starts, total = [], 0
         for r in rounds:
             this = self.plan[r]
-            rows = np.flatnonzero(this.exists)
+            rows, place = self.layout.made(r), self.layout.place(r)
             source, draw = this.source[rows], this.draw[rows]
             absent, silent = source < 0, draw < 0
             key, number = self.noise.names(np.where(silent, 0, draw))
             columns = (
-                np.where(absent, 0, slots(self.plan, r)[source]).astype(np.int32),
+                np.where(absent, 0, place[source]).astype(np.int32),
                 np.where(absent, 0.0, this.weight[rows]).astype(np.float32),
-                self.plan.owner[rows].astype(np.int32),
+                self.layout.place_of[self.plan.owner[rows]].astype(np.int32),
                 this.step[rows].astype(np.float32),
                 key.astype(np.int32),
                 number.astype(np.int32),

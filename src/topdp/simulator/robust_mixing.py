@@ -15,7 +15,8 @@ from torch import Tensor
 
 from topdp.plan import PerRound, Plan, Robust
 from topdp.plan.arrays import Floats, Ints
-from topdp.simulator.mixing import Work, slots
+from topdp.simulator.layout import Layout
+from topdp.simulator.mixing import Work
 
 AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers of received rows that are put side by side
 
@@ -94,14 +95,15 @@ def _weighted(weight: Tensor, rows: Tensor) -> Tensor:
 class RobustRows:
     """The rows of a round: own rows, gradients and noise by `mix`, and what stands for the received ones."""
 
-    def __init__(self, plan: Plan, mix: Callable[[Work], None]) -> None:
+    def __init__(self, plan: Plan, mix: Callable[[Work], None], layout: Layout | None = None) -> None:
         assert plan.robust is not None
         self.plan, self.robust, self.mix = plan, plan.robust, mix
+        self.layout = layout or Layout(plan)
 
     def __call__(self, work: Work) -> None:
         self.mix(work)
         device = work.out.device
-        for at, index, weight, own in self._groups(work.round):
+        for at, index, weight, own in self._groups(work.round, work.only):
             count = max(1, AT_ONCE.get(device.type, AT_ONCE["cpu"]) // (index.shape[1] * work.out.shape[1]))
             for start in range(0, len(at), count):
                 some = slice(start, start + count)
@@ -111,12 +113,14 @@ class RobustRows:
                 made = entering(self.robust, centre, rows, weights)
                 work.out[torch.from_numpy(at[some]).to(device)] += made
 
-    def _groups(self, round: int) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
+    def _groups(self, round: int, only: Ints | None) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
         """Rows with as many received ones: places, those of what they received, weights, owners' places."""
-        plan, place = self.plan, slots(self.plan, round)
-        exists = plan.exists[round]
-        others = plan.received(round) & exists[:, None]
-        position, counts = np.cumsum(exists) - 1, others.sum(axis=1)
+        plan, made, place = self.plan, self.layout.made(round), self.layout.place(round)
+        position = np.full(plan.rows, -1)
+        position[made] = np.arange(len(made))
+        filled = np.isin(position, only) if only is not None else position >= 0
+        others = plan.received(round) & filled[:, None]
+        counts = others.sum(axis=1)
         for k in np.unique(counts[counts > 0]).tolist():
             rows = np.flatnonzero(counts == k)
             slot = np.argsort(~others[rows], axis=1, kind="stable")[:, :k]  # in the plan's order

@@ -243,7 +243,11 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
             f"Expected no self loops, got one at agent {name(loops[0])} ({len(loops)} in all); remove them: "
             f"an agent always keeps its own estimate."
         )
-    one_way = np.argwhere(matrix & ~matrix.T)
+    some = max(1, _CHUNK // n)
+    parts = [np.nonzero(matrix[i : i + some] & ~matrix[:, i : i + some].T) for i in range(0, n, some)]
+    one_way = [
+        (i * some + int(a), int(b)) for i, found in enumerate(parts) for a, b in zip(*found, strict=True)
+    ]
     if len(one_way):
         i, j = one_way[0]
         raise TopologyError(

@@ -71,7 +71,11 @@ def expect_finite(rows: Tensor, weights: Tensor | None) -> None:
         raise InputError("Expected finite weights >= 0, got others.")
     bad = ~torch.isfinite(torch.linalg.vector_norm(rows, dim=1))
     if bool(bad.any()):
-        raise DivergedError(
-            "Expected parameters of a finite norm, got others for agents "
-            f"{bad.nonzero().flatten().tolist()}. Lower the learning rate or the noise."
-        )
+        raise diverged(bad.nonzero().flatten().tolist())
+
+
+def diverged(agents: list[int]) -> DivergedError:
+    return DivergedError(
+        f"Expected parameters of a finite norm, got others for agents {agents}. Lower the learning rate or "
+        "the noise."
+    )

@@ -28,6 +28,8 @@ from topdp.learning.losses import Loss, PerExample, named_loss
 from topdp.learning.models import FlatModel, Slot
 
 Found = tuple[Tensor, list[tuple[Slot, Contribution]]]
+SIDE = 64  # records that several agents' models look at side by side
+
 Key = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
 
 
@@ -167,9 +169,13 @@ class ClippedGradients:
                 self._agrees[key] = self._outputs_agree(rows, inputs)
             path = self._folded if self._folded is not None and self._agrees[key] else self._plain
             elements = self._elements.get(key, 8 * math.prod(inputs.shape[1:]))
-            size = max(1, min(1024, _budget(rows.device) // (elements * max(1, rows.shape[0]))))
-            parts = torch.split(inputs, size)
-            return torch.cat([_with_records(path.outputs(rows, part), len(part)) for part in parts], 1)
+            height, size = _sides(rows, elements)
+            return torch.cat([self._outputs(path, part, inputs, size) for part in _groups(rows, height)])
+
+    @staticmethod
+    def _outputs(path: FoldedGradients | PlainGradients, rows: Tensor, inputs: Tensor, size: int) -> Tensor:
+        parts = torch.split(inputs, size)
+        return torch.cat([_with_records(path.outputs(rows, part), len(part)) for part in parts], 1)
 
     def _outputs_agree(self, rows: Tensor, inputs: Tensor) -> bool:
         if self._folded is None:
@@ -329,6 +335,26 @@ class ClippedGradients:
                 "for speed, use layers of torch.nn (docs/sharp-edges.md, Models).",
                 stacklevel=5,
             )
+
+
+def _sides(rows: Tensor, elements: int) -> tuple[int, int]:
+    """How many agents and records are looked at side by side, where one of each keeps `elements`.
+
+    Several agents on a CPU always see as many records: the last digits of products differ with that, and what
+    is said of an agent should not depend on how many others there are.
+    """
+    n, budget = max(1, rows.shape[0]), _budget(rows.device)
+    if n == 1 or rows.is_cuda:
+        return n, max(1, min(1024, budget // (elements * n)))
+    return max(2, budget // (elements * SIDE)), SIDE
+
+
+def _groups(rows: Tensor, height: int) -> list[Tensor]:
+    """So many agents each, and nobody alone that is not alone: for one, products are rounded otherwise."""
+    starts = list(range(0, max(1, len(rows)), height))
+    if len(starts) > 1 and len(rows) - starts[-1] == 1:
+        starts.pop()
+    return [rows[i:j] for i, j in zip(starts, [*starts[1:], len(rows)], strict=True)]
 
 
 def _with_records(outputs: Tensor, records: int) -> Tensor:

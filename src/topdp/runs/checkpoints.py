@@ -1,0 +1,146 @@
+"""Where an unfinished run stands: in one file, or in one of each rank, which fit each other.
+
+    checkpoint.safetensors   of one process: the rows of a release, in the order of their numbers
+    checkpoint-<release>.<rank>-of-<ranks>.safetensors   of a rank: those of its agents, with their numbers
+
+A rank removes its older parts once all have written theirs, and a run goes on from the newest release of
+which every rank finds what it needs. So a kill at any moment leaves one that all have. Parts name their rows:
+a run may go on with another number of ranks, or with none, where all parts are in one folder.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from topdp.files import DAMAGE, written_whole
+from topdp.plan.arrays import Ints
+from topdp.runs.folder import Checkpoint, RunFolder, RunFolderError
+from topdp.runs.tensor_files import write_tensors
+from topdp.simulator.engine import State
+from topdp.simulator.layout import Layout
+from topdp.simulator.ranks.group import Group
+
+ONE = "checkpoint.safetensors"
+PART = re.compile(r"checkpoint-(\d+)\.(\d+)-of-(\d+)\.safetensors")
+
+
+class Part(NamedTuple):
+    """A file that holds the rows `numbers` of release `releases`."""
+
+    releases: int
+    numbers: Ints
+    file: Path
+
+
+@final
+class Checkpoints:
+    """Of the run in `path`, for the agents that `layout` holds here; `group`: the other ranks, if any."""
+
+    def __init__(self, path: Path, layout: Layout, group: Group | None = None) -> None:
+        self.path, self.layout, self.group = path, layout, group
+
+    def newest(self) -> Checkpoint | None:
+        """The rows of the newest release that all ranks can go on from; None: of no release."""
+        parts = self._parts() if self.group is None else self.group.together(self._parts)
+        mine = sorted({part.releases for part in parts if self._has(parts, part.releases)}, reverse=True)
+        said = [mine] if self.group is None else self.group.all(mine)
+        both = set(said[0]).intersection(*said[1:])
+        self._expect_what_was_marked(max(both, default=0), said)
+        if not both:
+            return None
+        releases = max(both)
+        return Checkpoint(releases, self._read(parts, releases))
+
+    def save(self, folder: RunFolder | None, state: State) -> None:
+        """By all ranks, of the same release."""
+        rows = state.rows.cpu().numpy()
+        if self.group is None:
+            RunFolder(self.path).save_checkpoint(Checkpoint(state.releases, rows))
+        else:
+            self.group.together(lambda: self._write_part(state.releases, rows))
+        # From here on all ranks have this one.
+        if folder is not None and self.group is not None:
+            folder.mark(folder.state, checkpoint={"releases": state.releases, "ranks": self.group.size})
+        self.forget(but=state.releases)
+
+    def forget(self, but: int | None = None) -> None:
+        """Removes what is not needed any more: all, `but` what was just written."""
+        for file in self.path.glob("checkpoint*.safetensors"):
+            part = PART.fullmatch(file.name)
+            newest = file.name == ONE if part is None else int(part[1]) == but
+            size = 0 if self.group is None else self.group.size
+            kept = but is not None and newest and (int(part[3]) if part else 0) == size
+            if not kept and (part is not None or file.name == ONE):
+                file.unlink(missing_ok=True)  # by several ranks, perhaps
+
+    def _write_part(self, releases: int, rows: np.ndarray) -> None:
+        assert self.group is not None
+        name = f"checkpoint-{releases}.{self.group.rank}-of-{self.group.size}.safetensors"
+        self.path.mkdir(parents=True, exist_ok=True)  # on a machine that does not share the folder
+        tensors = {
+            "releases": np.array([releases]),
+            "numbers": self.layout.made(releases - 1).astype(np.int64),
+            "rows": rows,
+        }
+        with written_whole(self.path / name) as beside:
+            write_tensors(beside, tensors, None)
+
+    def _parts(self) -> list[Part]:
+        """All files with rows. A rank's that cannot be read is as if it were not; one process has one."""
+        found, plan = [], self.layout.plan
+        for file in sorted(self.path.glob("checkpoint*.safetensors")):
+            if file.name == ONE:
+                releases, rows = RunFolder(self.path).checkpoint_size()
+                if not 0 < releases <= plan.releases or rows != plan.exists[releases - 1].sum():
+                    raise RunFolderError(
+                        f"Expected a checkpoint of this plan in {file}, got {rows} rows after {releases} "
+                        "releases."
+                    )
+                found.append(Part(releases, np.flatnonzero(plan.exists[releases - 1]), file))
+            elif PART.fullmatch(file.name):
+                with suppress(*DAMAGE, SafetensorError), safe_open(file, "numpy") as opened:
+                    numbers = opened.get_tensor("numbers")
+                    if opened.get_slice("rows").get_shape()[0] == len(numbers):
+                        found.append(Part(int(opened.get_tensor("releases")[0]), numbers, file))
+        return [part for part in found if 0 < part.releases <= plan.releases]
+
+    def _has(self, parts: list[Part], releases: int) -> bool:
+        found = [part.numbers for part in parts if part.releases == releases]
+        return bool(np.isin(self.layout.made(releases - 1), np.concatenate(found)).all())
+
+    def _read(self, parts: list[Part], releases: int) -> np.ndarray:
+        wanted = self.layout.made(releases - 1)
+        rows: np.ndarray | None = None
+        for part in parts:
+            here = np.flatnonzero(np.isin(part.numbers, wanted))
+            if part.releases != releases or not len(here):
+                continue
+            with safe_open(part.file, "numpy") as opened:
+                values = opened.get_tensor("rows")
+            if np.array_equal(part.numbers, wanted):
+                return np.asarray(values)
+            if rows is None:
+                rows = np.empty((len(wanted), values.shape[1]), values.dtype)
+            rows[np.searchsorted(wanted, part.numbers[here])] = values[here]
+        assert rows is not None
+        return rows
+
+    def _expect_what_was_marked(self, found: int, said: list[list[int]]) -> None:
+        """run.json is rank 0's; what all had once, all must have still."""
+        file, marked = self.path / "run.json", 0
+        if file.exists() and (self.group is None or self.group.leads):
+            marked = (RunFolder(self.path).read_json("run.json").get("checkpoint") or {}).get("releases", 0)
+        marked = marked if self.group is None else self.group.led(marked)
+        if found < marked:
+            without = [rank for rank, mine in enumerate(said) if not any(one >= marked for one in mine)]
+            raise RunFolderError(
+                f"Expected the checkpoint after {marked} releases in {self.path}, which all ranks had by "
+                f"run.json; ranks {without} do not find or cannot read the rows of their agents. Bring the "
+                "missing parts back, or start with the ranks and folders of before."
+            )

@@ -1,0 +1,124 @@
+"""What one of three processes does for test_ranked.py: the jobs of a list, each with some of the others.
+
+Started with the store of who started it, its own number and a folder. Between jobs nothing is kept but the
+process: joining, running and leaving is what a process of torchrun does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytest import MonkeyPatch
+
+from topdp.errors import DataError, TopdpError
+from topdp.runs import ranked, room
+from topdp.settings import build, config
+from topdp.simulator.engine import Engine
+
+AGENTS, ROUNDS = 7, 6
+
+BASE = [
+    f"topology.agents={AGENTS}", "topology.connection=0.5", f"rounds={ROUNDS}", "model.name=linear", "seed=3",
+    "privacy.sigma=0.05", "privacy.guarantee=worst-case", "privacy.clip=1.0", "train.learning_rate=0.5",
+    "train.evaluate_every=2", "train.checkpoint_every=2",
+]  # fmt: skip
+
+EQUAL: dict[str, tuple[int, list[str]]] = {
+    "top": (2, ["method.name=top"]),
+    "top of one": (1, ["method.name=top"]),
+    "top in pairs": (3, ["method.name=top", "method.mode=async"]),
+    "plain": (3, ["method.name=plain", "data.batch={cycle=5}"]),
+    "dsgd with momentum": (2, ["method.name=dsgd", "train.optimiser=momentum", "train.average=0.5"]),
+    "correlated": (3, ["method.name=correlated", "data.batch={poisson=6}"]),
+    "muffliato with Adam": (2, ["method.name=muffliato", "method.gossip=2", "train.optimiser=adam"]),
+    "dsgd, trimmed": (2, ["method.name=dsgd", "robust.rule=trimmed"]),
+}
+"""Ranks and settings of runs that end as one process ends them."""
+
+REFUSED: dict[str, tuple[int, list[str]]] = {
+    "more ranks than agents": (3, ["topology.agents=2"]),
+    "another seed on rank 1": (2, []),
+    "an attack": (2, ["attack.name=drift"]),
+    "all records in one place": (2, ["method.name=central"]),
+    "features": (2, ["data.features=scattering"]),
+    "no such file on rank 1": (2, []),
+    "no memory": (2, []),
+    "no GPU": (2, []),
+    "diverged": (2, ["train.learning_rate=1e30", "privacy.clip=1e30", "privacy.sigma=0"]),
+    "dropout": (2, ["model.name=rank_jobs:dropping"]),
+}
+
+BROKEN: list[tuple[str, int]] = [("stopped", 2), ("stopped", 3), ("lost", 2)]
+"""One after the other: stopped by a signal on rank 1, continued by three, and a rank that dies."""
+
+
+def dropping(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, outputs), torch.nn.Dropout(0.5))
+
+
+def settings(folder: Path, changes: list[str]) -> config.RunConfig:
+    return config.read(None, None, [*BASE, f"data.name={folder / 'blobs.npz'}", *changes])
+
+
+def after(releases: int, act: Any) -> Any:
+    """`Engine.advance` that acts before it has made so many."""
+    real = Engine.advance
+
+    def advance(self: Engine, state: Any) -> Any:
+        if state.releases == releases:
+            act()
+        return real(self, state)
+
+    return advance
+
+
+def main(folder: Path, rank: int) -> None:
+    jobs = [(name, *job, "run") for name, job in EQUAL.items()]
+    jobs += [(name, *job, name) for name, job in REFUSED.items()]
+    jobs += [(name, ranks, ["method.name=top"], f"{name} {ranks}") for name, ranks in BROKEN]
+    for number, (name, ranks, changes, what) in enumerate(jobs):
+        if rank < ranks:
+            os.environ |= {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "TORCHELASTIC_RESTART_COUNT": str(number),
+            }
+            said = outcome(folder, rank, name, changes, what)
+            (folder / f"{what if what != 'run' else name}.{rank}.json").write_text(json.dumps(said))
+
+
+def outcome(folder: Path, rank: int, name: str, changes: list[str], what: str) -> dict[str, Any]:
+    """How the run ends here; what goes wrong on purpose does so in this job only."""
+    device = "cuda" if what == "no GPU" else "cpu"
+    with MonkeyPatch.context() as patched:
+        if what == "another seed on rank 1" and rank == 1:
+            changes = [*changes, "seed=4"]
+        elif what == "no such file on rank 1" and rank == 1:
+            patched.setattr(build, "shards", gone)
+        elif what == "no memory":
+            patched.setattr(room, "free_on", lambda device: 1000)
+            patched.setattr(room, "SMALL", 0)
+        elif what == "stopped 2" and rank == 1:
+            patched.setattr(Engine, "advance", after(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        elif what == "lost 2" and rank == 1:
+            patched.setattr(Engine, "advance", after(4, lambda: os._exit(9)))
+        try:
+            result = ranked.run_on_ranks(settings(folder, changes), folder / name, device)
+        except TopdpError as error:
+            return {"code": int(error.code), "said": str(error), "kind": type(error).__name__}
+    return {"code": 0, "said": "", "found": result is not None}
+
+
+def gone(*_: Any) -> Any:
+    raise DataError("Expected the file of an agent, found none.")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), int(sys.argv[2]))

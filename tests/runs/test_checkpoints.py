@@ -1,0 +1,146 @@
+"""Checkpoints of several ranks, as files: the newest that all have, whoever reads them."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from builders import PROTOCOLS, constant_schedule
+from topdp import topology
+from topdp.plan import prune
+from topdp.runs.checkpoints import Checkpoints
+from topdp.runs.folder import RunFolder, RunFolderError
+from topdp.simulator.engine import State
+from topdp.simulator.layout import Layout
+
+PLAN = prune(PROTOCOLS["top-sync"](0.25).plan(topology.ring(6), constant_schedule(5), np.ones(6), 0))
+TWO, THREE = np.array([0, 0, 0, 1, 1, 1]), np.array([2, 0, 1, 1, 0, 2])
+
+
+class Together:
+    """Ranks as threads: `all` waits for what each says."""
+
+    def __init__(self, size):
+        self.size, self.said = size, [None] * size
+        self.barrier = threading.Barrier(size)
+
+    def rank(self, rank):
+        def every(value):
+            self.said[rank] = value
+            self.barrier.wait(30)
+            said = list(self.said)
+            self.barrier.wait(30)
+            return said
+
+        def together(step):
+            found = step()
+            every(None)
+            return found
+
+        return SimpleNamespace(
+            rank=rank,
+            size=self.size,
+            leads=rank == 0,
+            all=every,
+            led=lambda v: every(v)[0],
+            together=together,
+        )
+
+
+def on_all(home, path, act):
+    """What `act(checkpoints)` gives on each rank."""
+    size = int(home.max()) + 1
+    together, found = Together(size), [None] * size
+
+    def one(rank):
+        try:
+            found[rank] = act(Checkpoints(path, Layout(PLAN, home, rank), together.rank(rank)))
+        except RunFolderError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=one, args=[rank]) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def rows_of(layout, releases):
+    """Every row says its number and its release."""
+    return torch.tensor([[row, releases] for row in layout.made(releases - 1)], dtype=torch.float32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    RunFolder(tmp_path).write_json("run.json", {"format": 2, "state": "running"})
+    return RunFolder(tmp_path)
+
+
+def save(folder, home, releases):
+    def act(checkpoints):
+        state = State(releases, rows_of(checkpoints.layout, releases))
+        checkpoints.save(folder if checkpoints.group.leads else None, state)
+
+    on_all(home, folder.path, act)
+
+
+def names(folder):
+    return sorted(file.name for file in folder.path.glob("checkpoint*"))
+
+
+@pytest.mark.parametrize("later", [TWO, THREE], ids=["as many", "others"])
+def test_ranks_go_on_from_what_ranks_have_kept(folder, later):
+    save(folder, TWO, 2)
+    save(folder, TWO, 4)
+    assert names(folder) == ["checkpoint-4.0-of-2.safetensors", "checkpoint-4.1-of-2.safetensors"]
+    assert folder.fact("checkpoint") == {"releases": 4, "ranks": 2}
+    for rank, found in enumerate(on_all(later, folder.path, Checkpoints.newest)):
+        assert found.releases == 4
+        assert np.array_equal(found.rows, rows_of(Layout(PLAN, later, rank), 4).numpy())
+
+
+def test_one_process_goes_on_from_parts_and_ranks_from_one_file(folder):
+    save(folder, THREE, 3)
+    alone = Checkpoints(folder.path, Layout(PLAN))
+    found = alone.newest()
+    assert np.array_equal(found.rows, rows_of(Layout(PLAN), 3).numpy())
+    alone.save(folder, State(5, rows_of(Layout(PLAN), 5)))
+    assert names(folder) == ["checkpoint.safetensors"]
+    for rank, found in enumerate(on_all(TWO, folder.path, Checkpoints.newest)):
+        assert np.array_equal(found.rows, rows_of(Layout(PLAN, TWO, rank), 5).numpy())
+
+
+def test_what_one_rank_has_not_written_is_not_gone_on_from(folder):
+    """Killed while all wrote: rank 1 has the older one only, and nobody has removed that."""
+    save(folder, TWO, 2)
+    kept = {file.name: file.read_bytes() for file in folder.path.glob("checkpoint*")}
+    save(folder, TWO, 4)
+    (folder.path / "checkpoint-4.1-of-2.safetensors").unlink()
+    for name, content in kept.items():
+        (folder.path / name).write_bytes(content)
+    folder.mark("running", checkpoint={"releases": 2, "ranks": 2})
+    assert [found.releases for found in on_all(TWO, folder.path, Checkpoints.newest)] == [2, 2]
+
+
+@pytest.mark.parametrize("damage", ["gone", "half"])
+def test_a_part_that_all_had_and_one_lost_is_said_with_its_rank(folder, damage):
+    save(folder, TWO, 4)
+    file = folder.path / "checkpoint-4.1-of-2.safetensors"
+    content = file.read_bytes()
+    file.unlink() if damage == "gone" else file.write_bytes(content[: len(content) // 2])
+    for error in on_all(TWO, folder.path, Checkpoints.newest):
+        assert isinstance(error, RunFolderError)
+        assert "after 4 releases" in str(error) and "ranks [1] do not find" in str(error)
+
+
+def test_without_checkpoints_there_is_nothing_to_go_on_from(folder):
+    assert on_all(TWO, folder.path, Checkpoints.newest) == [None, None]
+
+
+def test_at_the_end_all_parts_go(folder):
+    save(folder, TWO, 2)
+    Checkpoints(folder.path, Layout(PLAN)).forget()
+    assert names(folder) == []
