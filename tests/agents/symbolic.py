@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from history import Federation, Wire, live, on_virtual_time
 
-from topdp.agents.life import equipment, rounds, sums
+from topdp.agents.life import equipment, rounds
+from topdp.agents.terms import hidden_rows
 from topdp.agents.wire import payload
 from topdp.agents.wire.codes import MessageKind
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -114,7 +115,7 @@ class Symbolic(Federation):
         # Coordinates are coefficients here, not numbers with noise: the grid of rows would only round them.
         with (
             mock.patch.object(rounds, "kept", kept),
-            mock.patch.object(sums, "GRID", 2.0**-50),
+            mock.patch.object(hidden_rows, "GRID", 2.0**-50),
             mock.patch.object(equipment, "expect_exact", lambda *facts: None),
         ):
             return on_virtual_time(live(self, wire=wire, **how))

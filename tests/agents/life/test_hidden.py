@@ -6,15 +6,21 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from history import Wire, federation, on_virtual_time
+from history import CARDS, Wire, federation, on_virtual_time
 from test_rounds import alone, ended
 
+from topdp import topology
 from topdp.agents.life.draws import AgentDraws
-from topdp.agents.life.hidden import expect_exact, hides, limits, mixing_share
+from topdp.agents.life.hidden import expect_exact, limits, mixing_share
 from topdp.agents.life.rows import make
 from topdp.agents.life.sums import grid_of, within
+from topdp.agents.terms import federation as federations
+from topdp.agents.terms.hidden_rows import hides, largest_exact
+from topdp.agents.terms.manifest import Rules
+from topdp.agents.terms.setup import Setup
 from topdp.agents.wire import payload
 from topdp.errors import InputError
+from topdp.settings import config
 from topdp.settings.config import ConfigError
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -156,12 +162,23 @@ def test_float64_holds_the_longest_rows_as_multiples_of_their_steps(tmp_path):
     plan = hiding(tmp_path).setup.plan
     least = min(float(std[std > 0].min()) for std in (np.abs(plan[r].std) for r in range(plan.releases)))
     most = 2.0**53 * grid_of(least)
-    expect_exact(plan, 0, most)
+    expect_exact(plan, most)
     with pytest.raises(InputError):
-        for agent in range(plan.agents):
-            expect_exact(plan, agent, most * 1.001)
+        expect_exact(plan, most * 1.001)
     step = grid_of(least)
     assert most - step != most and math.nextafter(most, 0) == most - step
+
+
+def test_a_manifest_is_made_with_a_norm_that_its_noise_allows(tmp_path):
+    """Next to no noise: nobody could start by the usual norm, and no command sets another."""
+    wanted = config.read(changes=[*TOP, "topology.agents=6", "rounds=4", "privacy.sigma=1e-7"])
+    made, _, said = federations.of(CARDS, topology.ring(6), (100,) * 6, wanted, Rules())
+    plan = Setup.of(made).plan
+    assert made.rules.largest_norm == largest_exact(plan) < 1e4
+    assert any("rules.largest_norm" in words for words in said)
+    expect_exact(plan, made.rules.largest_norm)
+    plain = config.read(changes=["method.name=plain", "topology.agents=6", "rounds=4", "privacy.sigma=1e-7"])
+    assert federations.of(CARDS, topology.ring(6), (100,) * 6, plain, Rules())[0].rules == Rules()
 
 
 def test_what_mixing_rounds_grows_with_rows_and_shrinks_with_noise(tmp_path):

@@ -11,7 +11,8 @@ from topdp.agents.life.agent import Agent
 from topdp.agents.life.draws import AgentDraws
 from topdp.agents.life.keystream import _normals, words
 from topdp.agents.life.rows import make
-from topdp.agents.life.sums import GRID, grid_of, mixed, noised
+from topdp.agents.life.sums import grid_of, mixed, noised
+from topdp.agents.terms.hidden_rows import GRID
 from topdp.agents.wire.transport import Memory
 from topdp.errors import InputError
 

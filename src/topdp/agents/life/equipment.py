@@ -11,11 +11,12 @@ from torch import Tensor
 
 from topdp.agents.life.budget import Meter, meter
 from topdp.agents.life.draws import AgentDraws, SeededDraws, SystemDraws
-from topdp.agents.life.hidden import Limits, expect_exact, hides, limits, mixing_share, same_limits
+from topdp.agents.life.hidden import Limits, expect_exact, limits, mixing_share, same_limits
 from topdp.agents.life.precision import Exact
 from topdp.agents.life.rehearsal import Rehearsal
 from topdp.agents.life.rows import Gradients, Part
 from topdp.agents.life.sums import expect_fine, rounded_share
+from topdp.agents.terms.hidden_rows import hides
 from topdp.agents.terms.manifest import Manifest, Rules
 from topdp.agents.terms.setup import Setup
 from topdp.agents.wire import payload
@@ -137,7 +138,7 @@ def equip(
         norm = float(torch.linalg.vector_norm(start.double()))
         facts = (longest, len(start), rules.largest_norm, norm)
         bounds = limits(setup.plan, privacy.guarantee, *facts)
-        expect_exact(setup.plan, agent, rules.largest_norm)
+        expect_exact(setup.plan, rules.largest_norm)
     _expect_little_rounding(setup, gauge, exact, analysis.batches[agent], hidden)
     return Equipment(
         setup=setup,

@@ -5,7 +5,7 @@ steps and noise (docs/privacy.md, step 2 of the proof). Rounding it to float32 o
 shorter because it is too long, is no sum. Not for guarantees under which every row counts as seen: there any
 function of a row that has its noise is free.
 
-**Guarantees.** Where `hides`, a row with noise is an exact multiple of its public step when it leaves
+**Guarantees.** Where a guarantee hides rows, one with noise is an exact multiple of its step when it leaves
 (`expect_exact`), and no honest row gets too long, whatever neighbours send (`limits`): except with a
 probability below 10⁻²⁰ a row. Mixing rounds in float64; `mixing_share` bounds what all of that adds to μ.
 """
@@ -18,21 +18,14 @@ from typing import final
 
 import numpy as np
 
-from topdp.agents.life.sums import ROUNDED, grid_of
+from topdp.agents.life.sums import ROUNDED
+from topdp.agents.terms.hidden_rows import largest_exact, least_deviation
 from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats
-from topdp.privacy.observers.adaptive import has_short_form, in_the_open
 
 TAIL = 10.0
 """Deviations by which a draw of d numbers is longer than √d: with a probability below 10⁻²¹."""
-
-
-def hides(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
-    """Whether what is charged counts on rows that somebody does not see."""
-    if not follows_plan or guarantee not in ("adaptive", "view") or in_the_open(plan):
-        return False
-    return guarantee == "view" or not has_short_form("adaptive", plan, coalition)
 
 
 @final
@@ -93,18 +86,15 @@ def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: fl
     return Limits(np.full(plan.releases, longest) if seen.any() else others, others, plan.agents)
 
 
-def expect_exact(plan: Plan, agent: int, largest_norm: float) -> None:
+def expect_exact(plan: Plan, largest_norm: float) -> None:
     """Refuses rows that float64 could not carry as multiples of their steps."""
-    mine = plan.owner == agent
-    least = min(
-        (float(std[std > 0].min()) for std in _deviations(plan, mine) if (std > 0).any()), default=math.inf
-    )
-    most = 2.0**53 * grid_of(least) if math.isfinite(least) else math.inf
+    most = largest_exact(plan)
     if not largest_norm <= most:
         raise InputError(
             f"rules.largest_norm: expected at most {most:.3g}, so that float64 holds rows of that length to "
-            f"2⁻²⁰ of their noise, of deviation {least:.3g}, got {largest_norm:g}: privacy.guarantee counts "
-            'on rows that some do not see, and these must not be rounded. Take that, or "worst-case".'
+            f"2⁻²⁰ of their noise, of deviation {least_deviation(plan):.3g}, got {largest_norm:g}: "
+            "privacy.guarantee counts on rows that some do not see, and these must not be rounded. Make the "
+            'manifest anew with `topdp federation create`, which takes that, or take "worst-case".'
         )
 
 
@@ -133,7 +123,3 @@ def _weights(plan: Plan, r: int, seen: Bools) -> tuple[Floats, Bools, Bools]:
     there = source >= 0
     known = there & seen[source]
     return np.where(there, np.abs(plan.weight[r]), 0.0), known, there & ~known
-
-
-def _deviations(plan: Plan, mine: Bools) -> list[Floats]:
-    return [np.abs(plan[r].std[mine & plan.exists[r]]) for r in range(plan.releases)]

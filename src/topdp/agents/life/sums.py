@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.agents.terms.hidden_rows import step_of as grid_of
 from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.arrays import Floats
 
-GRID = 2.0**-20  # of the deviation of a row's noise, at most: all its numbers are multiples of it
 SLACK = 1e-6  # of the largest norm: so far below it rows are that would be above
 ROUNDED = 2.0**-53  # of a number: what one operation in float64 is off, at most
 LARGEST_SHARE = 1e-3  # of an agent's μ: so much may rounding before noise add, and no more
@@ -72,15 +72,6 @@ def within(row: Tensor, largest_norm: float) -> Tensor:
     if not norm > largest_norm:
         return row
     return (row.double() * ((1 - SLACK) * largest_norm / norm)).to(row.dtype)
-
-
-def grid_of(deviation: float) -> float:
-    """The power of two at or below `GRID` · `deviation`: dividing by it is exact.
-
-    >>> grid_of(1.0) == 2.0**-20 == grid_of(1.9)
-    True
-    """
-    return 2.0 ** math.floor(math.log2(GRID * deviation))
 
 
 def rounded_share(

@@ -10,8 +10,9 @@ import numpy as np
 
 from topdp.agents.terms import manifest
 from topdp.agents.terms.card import Card, read_card
+from topdp.agents.terms.hidden_rows import hides, largest_exact
 from topdp.agents.terms.manifest import Manifest, Rules, rules_from
-from topdp.agents.terms.setup import completed
+from topdp.agents.terms.setup import Setup, completed
 from topdp.privacy.account import Account
 from topdp.privacy.observers.adaptive import COALITIONS
 from topdp.settings import build
@@ -78,7 +79,16 @@ def of(
             f"is refused, an agent charges by worst case (up to epsilon {_largest(account):.4g}) and its "
             "data may enter no more. privacy.guarantee=adaptive keeps a reserve for that."
         )
-    return manifest.create(cards, pairs, complete, rules), account, said
+    made = manifest.create(cards, pairs, complete, rules)
+    setup = Setup.of(made)
+    exact = largest_exact(setup.plan)
+    if hides(guarantee, setup.plan, setup.coalition, not rules.goes_on) and rules.largest_norm > exact:
+        said.append(
+            f"rules.largest_norm is {exact:.3g}: longer rows would be rounded on their way next to so little "
+            f"noise, and {guarantee} counts on rows that some do not see."
+        )
+        made = manifest.create(cards, pairs, complete, rules.model_copy(update={"largest_norm": exact}))
+    return made, account, said
 
 
 def keeps_reserve(config: RunConfig, rules: Rules) -> bool:

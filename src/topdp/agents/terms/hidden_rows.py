@@ -1,0 +1,48 @@
+"""Whether a guarantee counts on rows that some agents do not see, and how long those may be to be exact.
+
+Follows from the plan alone, so a manifest can be made for it. What agents do about such rows is in
+`life.hidden`.
+
+**Guarantees.** Numbers up to `largest_exact` that are multiples of the step of their row are numbers of
+float64: such a row is not rounded on its way.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from topdp.plan import Plan
+from topdp.privacy.observers.adaptive import has_short_form, in_the_open
+
+GRID = 2.0**-20  # of the deviation of a row's noise, at most: all its numbers are multiples of it
+DIGITS = 2.0**53  # numbers of float64 below it are exact
+
+
+def hides(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
+    """Whether what is charged counts on rows that somebody does not see."""
+    if not follows_plan or guarantee not in ("adaptive", "view") or in_the_open(plan):
+        return False
+    return guarantee == "view" or not has_short_form("adaptive", plan, coalition)
+
+
+def step_of(deviation: float) -> float:
+    """The power of two at or below `GRID` · `deviation`: dividing by it is exact.
+
+    >>> step_of(1.0) == 2.0**-20 == step_of(1.9)
+    True
+    """
+    return 2.0 ** math.floor(math.log2(GRID * deviation))
+
+
+def least_deviation(plan: Plan) -> float:
+    """Of all draws of all rows; infinite where there are none."""
+    found = (np.abs(plan[r].std[plan.exists[r]]) for r in range(plan.releases))
+    return min((float(std[std > 0].min()) for std in found if (std > 0).any()), default=math.inf)
+
+
+def largest_exact(plan: Plan) -> float:
+    """The longest rows that float64 holds as multiples of their steps."""
+    least = least_deviation(plan)
+    return DIGITS * step_of(least) if math.isfinite(least) else math.inf
