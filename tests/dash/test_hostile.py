@@ -145,6 +145,13 @@ def test_a_file_that_is_too_large_for_a_page_is_not_read(ill, monkeypatch):
     assert "use topdp report" in summary(source)["problem"]
 
 
+def test_a_plan_that_unpacks_to_too_much_is_not_read(ill, monkeypatch):
+    (source,) = (one for one in sources.find([ill[0]]).sources if one.name == "ill")
+    assert summary(source)["problem"] is None
+    monkeypatch.setattr(sources, "UNPACKED", 1000)
+    assert "too large unpacked" in summary(source)["problem"]
+
+
 def test_one_that_takes_long_keeps_nobody_from_another(tmp_path):
     books(tmp_path / "slow", "slow")
     books(tmp_path / "quick", "quick")

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from topdp.errors import InputError
+from topdp.files import DAMAGE
 from topdp.pages.words import in_utf8
 
 RUN_FILE, BOOKS_FILE = "run.json", "ledger.sqlite"
@@ -28,6 +30,7 @@ READ = {"run": ("plan.npz", "graph.txt"), "agent": (f"{BOOKS_FILE}-shm",)}
 LARGEST = {"run.json": 10**7, "config.toml": 10**6, "status.json": 10**7, "pause": 10**4}
 USUAL = 5 * 10**8
 """Bytes of a file, by name and for all others, above which a page does not read it; commands do."""
+UNPACKED = 2 * 10**9  # bytes of a plan: a small file can unpack to more than a machine has
 DEEPEST = 5  # folders below a named one: sweeps and demonstrations have three
 MOST = 1000
 FOLDERS = 20_000  # looked into at most
@@ -49,7 +52,7 @@ class Source:
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
     def in_words(self, problem: str) -> str:
-        """What is wrong with it, for a page: it says nothing of where the folder is, and is text in any case.
+        """What is wrong with it, for a page: says nothing of where the folder is, and is text in any case.
 
         >>> Source("run", Path("/home/ada/runs/a"), "a").in_words("Expected a run in /home/ada/runs/a.")
         'Expected a run in a.'
@@ -127,6 +130,20 @@ def expect_plain(source: Source) -> None:
                 f"Expected files that a page can show in {source.name}, {name} has "
                 f"{found.st_size / 1e6:.0f} MB: use topdp report."
             )
+    plan = source.path / "plan.npz"
+    if source.kind == "run" and is_plain(plan) and _unpacked(plan) > UNPACKED:
+        raise InputError(
+            f"Expected a plan that a page can read in {source.name}, plan.npz is too large unpacked."
+        )
+
+
+def _unpacked(path: Path) -> int:
+    """Bytes that reading it takes at most; 0 of what is no archive, which its reader refuses."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(member.file_size for member in archive.infolist())
+    except DAMAGE:
+        return 0
 
 
 def is_plain(path: Path) -> bool:
