@@ -32,8 +32,11 @@ from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats
 from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
-from topdp.privacy.observers.effort import WIDEST, expect_bearable
+from topdp.privacy.observers.closely import closely
+from topdp.privacy.observers.effort import LIMIT, WIDEST, expect_bearable, look_work
 from topdp.privacy.observers.filtering import Public, seen_rows
+from topdp.privacy.observers.layout import Unsuited, Ways
+from topdp.privacy.observers.neighbourhoods import affordable, bounded_nearby
 from topdp.privacy.observers.shared_noise import (
     Coalition,
     Releases,
@@ -44,6 +47,9 @@ from topdp.privacy.observers.shared_noise import (
 )
 from topdp.privacy.observers.view import Bound, Progress, View, amplified, leading_view, view
 from topdp.privacy.observers.worst_case import all_draws_count, every_round, information
+
+PATIENCE = 60 * LIMIT
+"""Work that is done for a patient user, about two hours of one core; beyond, neighbourhoods are a bound."""
 
 COALITIONS = 2000
 """More coalitions than these are not looked at one by one unless the user is patient, where each is work."""
@@ -76,6 +82,9 @@ def adaptive(
     expect_colluders(colluders, plan.agents)
     if _shares_noise_in_the_open(plan, Public.ESTIMATES):
         return _by_coalitions(plan, exposure, colluders, patient)
+    nearby = _nearby(plan, exposure, colluders, progress, patient, bound)
+    if nearby is not None:
+        return nearby
     coalitions = _coalitions(plan, Public.ESTIMATES, colluders, patient)
     return _seen_by(plan, exposure, Public.ESTIMATES, coalitions, progress, patient, bound)
 
@@ -179,6 +188,32 @@ def _coalitions(plan: Plan, public: Public, colluders: int, patient: bool) -> li
     return list(itertools.combinations(range(n), colluders))
 
 
+def _nearby(
+    plan: Plan,
+    exposure: Exposure,
+    colluders: int,
+    progress: Progress | None,
+    patient: bool,
+    bound: Bound,
+) -> View | None:
+    """A bound by neighbourhoods, where to look at every coalition would take far too long; else None."""
+    possible = math.comb(plan.agents, colluders)
+    few = possible <= COALITIONS and look_work(plan, possible) <= LIMIT
+    if few or not plan.std.values.any() or _all_seen(plan, Public.ESTIMATES, [()]):
+        return None
+    if patient and look_work(plan, possible) <= PATIENCE:
+        return None
+    try:
+        ways = Ways(plan)
+        found = bounded_nearby(
+            ways, exposure, colluders, progress=progress, room=affordable(ways, colluders, patient)
+        )
+    except Unsuited:
+        return None
+    # Where noise is sought, the bound itself is what is asked of it.
+    return found if bound == "upper" else replace(found, lower=found.upper, upper=None)
+
+
 def _seen_by(
     plan: Plan,
     exposure: Exposure,
@@ -190,6 +225,11 @@ def _seen_by(
 ) -> View:
     noiseless = not plan.std.values.any()  # then estimates tell all, whoever reads what
     if not noiseless and not _all_seen(plan, public, coalitions):
+        if public is Public.ESTIMATES:
+            try:
+                return closely(Ways(plan), exposure, coalitions, bound, progress)
+            except Unsuited:
+                pass
         expect_bearable(plan, patient, len(coalitions), public)
         widest = None if patient else WIDEST
         return view(plan, exposure, coalitions, "all", bound, progress, widest, public)

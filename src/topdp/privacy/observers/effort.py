@@ -22,6 +22,10 @@ USUAL, WIDEST = 256, 2048
 """Rounds for which a change has to be followed in a long plan: on the paper's graphs, and at most unasked."""
 
 
+FOLLOWED = 14
+"""Rounds for which `closely` follows a change, more or less."""
+
+
 def view_work(
     plan: Plan, observers: int | None = None, public: Public = Public.NOTHING, owners: int | None = None
 ) -> float:
@@ -35,6 +39,15 @@ def view_work(
     shifts = plan.rows * (2 + seen) * R * followed
     each = (n - 1 if owners is None else owners) * (shifts + 2 / 3 * seen * R * followed**2) + R * A_ROUND
     return (n if observers is None else observers) * each
+
+
+def look_work(plan: Plan, observers: int | None = None) -> float:
+    """Roughly, the operations of `closely`, in the same unit; default every agent alone."""
+    n = plan.agents
+    hidden = 0.4 * (plan.rows - n)  # of which something is made later
+    seen = n + 1 + (plan.rows - n) / n
+    each = 2 * hidden * seen * (hidden + FOLLOWED * (n - 1)) + A_ROUND / 25
+    return 2.5 * each * plan.releases * (n if observers is None else observers)
 
 
 def expect_bearable(
