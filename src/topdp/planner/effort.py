@@ -7,12 +7,15 @@ import math
 from topdp.plan import Plan
 from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.observers.adaptive import has_short_form
-from topdp.privacy.observers.effort import A_MINUTE, LIMIT, view_work
+from topdp.privacy.observers.effort import A_MINUTE, LIMIT, look_work, view_work
 from topdp.privacy.observers.filtering import Public
 from topdp.privacy.observers.view import expect_unaccelerated
 
 SOON = 1.0
 """Seconds that an answer may take to be given at once."""
+
+BEARABLE = 6.0
+"""Seconds of an answer of which there is a quick bound first, in half of them or less."""
 
 ALWAYS = ("claimed", "worst_case")
 
@@ -37,10 +40,13 @@ def seconds(answer: str, plan: Plan, colluders: int, patient: bool) -> float:
     elif has_short_form(answer, plan, colluders):
         return 0.0
     else:
-        observers = 1 if answer == "outsider" else math.comb(plan.agents, colluders)
-        public = Public.LINKS if answer == "outsider" else Public.ESTIMATES
-        work = view_work(plan, observers, public)
+        work = view_work(plan, 1, Public.LINKS) if answer == "outsider" else _adaptive(plan, colluders)
     return 0.0 if work > LIMIT and not patient else 60 * work / A_MINUTE
+
+
+def _adaptive(plan: Plan, colluders: int) -> float:
+    """Where to look at everybody takes too long there is a bound by neighbourhoods, which takes a while."""
+    return min(look_work(plan, math.comb(plan.agents, colluders)), LIMIT)
 
 
 def _accelerated(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.arrays import Floats, Indices
 from topdp.plan.schedules import Schedule
-from topdp.protocols.gossip import as_sources, expect_gossip, metropolis, mixing_steps
+from topdp.protocols.gossip import expect_gossip, metropolis_sources, mixing_sources, own_sources
 from topdp.topology import Topology
 
 
@@ -31,8 +31,8 @@ def broadcast_plan(
     draw, std, known_by = noise
     n, each = topology.agents, 1 + expect_gossip(gossip)
     own = np.arange(n)
-    first = as_sources(topology, np.eye(n) if gossip else metropolis(topology))
-    mixes = [as_sources(topology, W) for W in mixing_steps(topology, gossip, chebyshev)]
+    first = own_sources(topology) if gossip else metropolis_sources(topology)
+    mixes = mixing_sources(topology, gossip, chebyshev)
     source, weight = (np.stack(parts) for parts in zip(first, *mixes, strict=True))
     sent, kept = np.array(topology.neighbours), np.full_like(topology.neighbours, NOBODY)
 

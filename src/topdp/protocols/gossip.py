@@ -9,12 +9,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy import sparse
+from scipy.sparse.linalg import LinearOperator, eigsh
 
 from topdp.errors import InputError
 from topdp.plan import NOBODY
 from topdp.plan.arrays import Floats, Ints
 from topdp.plan.checks import expect_count
+from topdp.plan.streams import stream
 from topdp.topology import Topology
+
+DENSE = 2000
+"""Agents up to whom all eigenvalues of W are computed."""
+
+ROWS = 256
+"""Rows of W that are there at once."""
 
 DIGITS = 6
 """To which the ends of a spectrum are rounded, outwards: so that every machine writes the same plan."""
@@ -130,9 +139,75 @@ def _rounding(order: list[float], grid: Floats) -> float:
     return float((np.abs(first).max(axis=1) * np.abs(later[::-1]).max(axis=1)).sum())
 
 
-def as_sources(topology: Topology, W: Floats) -> tuple[Ints, Floats]:
-    """(source, weight) [n, 1 + largest degree]: oneself first, then one's neighbours."""
-    own = np.arange(topology.agents)[:, None]
-    source = np.concatenate([own, topology.neighbours], axis=1)
-    weight = np.where(source >= 0, W[own, source], 0.0)
-    return np.where(weight == 0, NOBODY, source), weight
+Sources = tuple[Ints, Floats]
+"""(source, weight) [n, 1 + largest degree]: oneself first, then one's neighbours."""
+
+
+def mixing_sources(topology: Topology, steps: int, chebyshev: bool = True) -> list[Sources]:
+    """`mixing_steps` as the rows that every agent mixes, to the last bit; no matrix [n, n] is kept."""
+    weights = _weights(topology)
+    if not chebyshev or steps < 2:
+        return [_as_sources(topology, weights)] * steps
+    found = []
+    for root in mixing_roots(_spectrum(topology, weights), steps):
+        these = weights.copy()
+        these[:, 0] -= root
+        found.append(_as_sources(topology, these / (1.0 - root)))
+    return found
+
+
+def metropolis_sources(topology: Topology) -> Sources:
+    """`metropolis` as the rows that every agent mixes."""
+    return _as_sources(topology, _weights(topology))
+
+
+def own_sources(topology: Topology) -> Sources:
+    """Everybody goes on from its own row."""
+    weights = np.zeros((topology.agents, 1 + topology.neighbours.shape[1]))
+    weights[:, 0] = 1.0
+    return _as_sources(topology, weights)
+
+
+def _as_sources(topology: Topology, weights: Floats) -> Sources:
+    source = np.concatenate([np.arange(topology.agents)[:, None], topology.neighbours], axis=1)
+    return np.where(weights == 0, NOBODY, source), weights
+
+
+def _weights(topology: Topology) -> Floats:
+    """[n, 1 + largest degree]: the weights of `metropolis`, oneself first, then one's neighbours."""
+    degrees, near = topology.degrees, topology.neighbours
+    weights = np.zeros((topology.agents, 1 + near.shape[1]))
+    each = 1.0 / (1.0 + np.maximum(degrees[:, None], degrees[near]))
+    weights[:, 1:] = np.where(near >= 0, each, 0.0)
+    n = topology.agents
+    for start in range(0, n, ROWS):
+        # Summed in the order of a whole row of the matrix, in which the last bit depends on it.
+        row, slot = np.nonzero(near[start : start + ROWS] >= 0)
+        whole = np.zeros((min(ROWS, n - start), n))
+        whole[row, near[start + row, slot]] = weights[start + row, 1 + slot]
+        weights[start : start + ROWS, 0] = 1.0 - whole.sum(axis=1)
+    return weights
+
+
+def _spectrum(topology: Topology, weights: Floats) -> Floats:
+    """All eigenvalues of W; of a large graph the least, the largest but that of the average, and 1.
+
+    Those are rounded to six digits, so that it does not matter how they were found.
+    """
+    n = topology.agents
+    if n <= DENSE:
+        return np.asarray(np.linalg.eigvalsh(metropolis(topology)), np.float64)
+    row, slot = np.nonzero(topology.neighbours >= 0)
+    links = sparse.csr_array((weights[row, 1 + slot], (row, topology.neighbours[row, slot])), shape=(n, n))
+    W = (links + sparse.diags_array(weights[:, 0])).tocsr()
+
+    def without_average(x: Floats) -> Floats:
+        return np.asarray(W @ x - x.mean())
+
+    operator = LinearOperator((n, n), matvec=without_average, dtype=np.float64)
+    start = stream(0, "gossip.spectrum").normal(size=n)
+    ends = [
+        float(eigsh(operator, k=1, which=end, ncv=60, v0=start, return_eigenvectors=False)[0])
+        for end in ("SA", "LA")
+    ]
+    return np.array([*ends, 1.0])

@@ -6,7 +6,8 @@ is still free; never with its partner of the round before.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from topdp.plan.streams import stream
 from topdp.topology import Topology
 
 CHUNK = 1024
+FEW = 100  # agents among whom edges are walked one by one
 
 
 class Pairs(NamedTuple):
@@ -36,7 +38,7 @@ def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pa
     first, second = topology.edges[:, 0], topology.edges[:, 1]
     partner = np.full((rounds, n), NOBODY, np.int64)
     online = np.ones((rounds, n), bool)
-    before = np.full(n, NOBODY, np.int64)
+    before: Any = [NOBODY] * n if n <= FEW else np.full(n, NOBODY, np.int64)
     for start in range(0, rounds, CHUNK):
         stop = min(start + CHUNK, rounds)
         size = stop - start
@@ -47,11 +49,29 @@ def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pa
         tie = stream(seed, "pairs.tie", start).random((size, len(first)))
         keys = np.minimum(rank[:, first], rank[:, second]) + tie
         free = online[start:stop, first] & online[start:stop, second]
+        if n <= FEW:
+            # Few agents: a walk through the edges in their order takes less than arrays do.
+            walk = np.where(free, keys, np.inf).argsort(axis=1)
+            many = np.count_nonzero(free, axis=1).tolist()
+            for t in range(start, stop):
+                edges = walk[t - start, : many[t - start]]
+                before = _walked(first[edges].tolist(), second[edges].tolist(), before)
+                partner[t] = before
+            continue
         for t in range(start, stop):
             usable = free[t - start] & (before[first] != second)
             _match(first, second, np.where(usable, keys[t - start], np.inf), partner[t])
             before = partner[t]
     return Pairs(partner, online)
+
+
+def _walked(first: list[int], second: list[int], before: Sequence[int]) -> list[int]:
+    """Greedy matching of edges in this order, none of which is a pair of `before`."""
+    partner = [NOBODY] * len(before)
+    for i, j in zip(first, second, strict=True):
+        if partner[i] < 0 and partner[j] < 0 and before[i] != j:
+            partner[i], partner[j] = j, i
+    return partner
 
 
 def _match(first: Ints, second: Ints, key: Floats, partner: Ints) -> None:

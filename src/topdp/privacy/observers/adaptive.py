@@ -211,7 +211,7 @@ def _nearby(
     except Unsuited:
         return None
     # Where noise is sought, the bound itself is what is asked of it.
-    return found if bound == "upper" else replace(found, lower=found.upper, upper=None)
+    return found if bound != "aligned" else replace(found, lower=found.upper, upper=None)
 
 
 def _seen_by(

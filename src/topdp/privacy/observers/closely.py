@@ -43,10 +43,9 @@ def closely(
     coalitions: Sequence[tuple[int, ...]],
     bound: Bound = "upper",
     progress: Progress | None = None,
-    quick: bool = False,
     workers: int | None = None,
 ) -> View:
-    """What each coalition learns of all others; `quick`: as it is after the first look.
+    """What each coalition learns of all others; with bound="quick" as it is after the first look.
 
     >>> import numpy as np
     >>> from topdp import topology
@@ -61,7 +60,7 @@ def closely(
     """
     look = _Look(ways, exposure, list(coalitions), workers)
     look.first(bound, progress)
-    if bound == "upper" and not quick:
+    if bound == "upper":
         look.closer(progress)
     sensitivity = exposure.sensitivity[:, None]
     per_release = information(ways.plan)
@@ -95,10 +94,11 @@ class _Look:
     def first(self, bound: Bound, progress: Progress | None) -> None:
         """Every pair, for a few rounds of each change."""
         everybody = [(o, np.flatnonzero(self.asked[:, o])) for o in range(len(self.coalitions))]
-        single = bound == "upper" or self.period.max() > CLASSES
+        single = bound != "aligned" or self.period.max() > CLASSES
         rough = self.period.max() <= CLASSES
-        done, total = 0, len(self.coalitions) * (2 if bound == "upper" else 1)
-        look = partial(self._told, rough=rough, single=single)
+        done, total = 0, len(self.coalitions)
+        halves = 2 if bound == "upper" else 1  # the first look is about half of the work
+        look = partial(self._told, rough=rough, single=single, sums=bound != "quick")
         for told in at_once(look, _batched(everybody), self.workers):
             for o, owners, found in told:
                 for place, i in enumerate(owners.tolist()):
@@ -109,12 +109,12 @@ class _Look:
                         self.most[i, o] = high
                 done += 1
                 if progress is not None:
-                    progress(done, total)
+                    progress(-(-done // halves), total)
 
     def closer(self, progress: Progress | None) -> None:
         """The pairs that may be an owner's largest, to the end, until all those are tight."""
         observers = len(self.coalitions)
-        left = 1.0
+        left = observers // 2
         while wanted := self._wanted():
             by_observer = [
                 (o, np.array([i for i, at in wanted if at == o])) for o in sorted({o for _, o in wanted})
@@ -124,11 +124,11 @@ class _Look:
                     self.reached[i, o] = max(low, self.reached[i, o])
                     self.most[i, o] = max(min(high, self.most[i, o]), self.reached[i, o])
                     self.tight[i, o] = True
-            left /= 2
+            left //= 2
             if progress is not None:
-                progress(2 * observers - max(1, round(left * observers)), 2 * observers)
+                progress(observers - max(1, left), observers)
         if progress is not None:
-            progress(2 * observers, 2 * observers)
+            progress(observers, observers)
 
     def _wanted(self) -> list[Pair]:
         """The two largest pairs of every owner, where the largest is not tight."""
@@ -140,7 +140,7 @@ class _Look:
         return found
 
     def _told(
-        self, batch: list[tuple[int, Ints]], rough: bool, single: bool
+        self, batch: list[tuple[int, Ints]], rough: bool, single: bool, sums: bool = True
     ) -> list[tuple[int, Ints, Told]]:
         questions = [Question(self.coalitions[o], owners, self.hidden) for o, owners in batch]
         most = max(len(owners) for _, owners in batch)
@@ -148,7 +148,7 @@ class _Look:
         for b, (_, owners) in enumerate(batch):
             periods[b, : len(owners)] = self.period[owners]
         longest, rest = (FIRST, ROUGH) if rough else (LONGEST, REST)
-        summed = periods if self.period.max() <= CLASSES else None
+        summed = periods if sums and self.period.max() <= CLASSES else None
         found = tracked(lay_out(self.ways, questions), summed, longest, single, rest, most)
         return [(o, owners, one) for (o, owners), one in zip(batch, found, strict=True)]
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -43,7 +43,8 @@ from topdp.privacy.observers.gram import aligned, grams
 from topdp.privacy.observers.worst_case import composed, every_round, information
 
 Observer = int | Sequence[int]
-Bound = Literal["upper", "aligned"]
+Bound = Literal["upper", "aligned", "quick"]
+"""How closely it is looked: `quick` is an upper bound, too, where one is known that takes half the time."""
 
 
 class Progress(Protocol):
@@ -146,7 +147,7 @@ def view(
 
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
     are those some row of which the observer sees, `all` everybody else. `bound="aligned"` leaves the upper
-    bound out: a lower value for all owners at once, many times faster. `progress(done, total)` is called
+    bound out: a lower value for all owners at once, many times faster. `quick` is the same as `upper` here. `progress(done, total)` is called
     after each observer. `widest`: a plan of more than LONG releases is refused if changes have to be followed
     for more rounds than this. `public`: what everybody can read besides.
 
@@ -162,8 +163,9 @@ def view(
     [2.91, 4.68]
     """
     check(plan, exposure)
-    if bound not in ("upper", "aligned"):
-        raise PrivacyError(f"Expected bound to be 'upper' or 'aligned', got {bound!r}.")
+    if bound not in get_args(Bound):
+        raise PrivacyError(f"Expected bound to be one of {', '.join(get_args(Bound))}, got {bound!r}.")
+    bound = "upper" if bound == "quick" else bound
     outsiders = public is not Public.NOTHING
     members = tuple(
         _members(J, plan.agents, outsiders) for J in (range(plan.agents) if observers is None else observers)
