@@ -126,7 +126,7 @@ class _Look:
                     self.tight[i, o] = True
             left //= 2
             if progress is not None:
-                progress(observers - max(1, left), observers)
+                progress(max(-(-observers // 2), observers - max(1, left)), observers)
         if progress is not None:
             progress(observers, observers)
 

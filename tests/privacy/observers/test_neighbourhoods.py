@@ -1,0 +1,113 @@
+"""Bounds by neighbourhoods: never below what somebody learns, and near to it where balls are large."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+
+import dense_adaptive
+from builders import constant_schedule
+from topdp import topology as graphs
+from topdp.plan import Cycle, Full
+from topdp.privacy.account import account
+from topdp.privacy.basics.checks import NotCovered
+from topdp.privacy.basics.exposure import Exposure, exposure
+from topdp.privacy.observers import adaptive as answers
+from topdp.privacy.observers import neighbourhoods
+from topdp.privacy.observers.adaptive import adaptive
+from topdp.privacy.observers.layout import Ways
+from topdp.privacy.observers.neighbourhoods import Surroundings, bounded_nearby
+from topdp.privacy.observers.worst_case import worst_case
+from topdp.privacy.published.claims import Analysis
+from topdp.protocols import TopSynchronous
+
+GRAPHS = {
+    "ring": graphs.ring(9),
+    "star": graphs.star(7, hubs=2),
+    "tree": graphs.tree(8),
+    "random": graphs.random(8, 0.4, 1),
+    "regular": graphs.regular(10, 3, 2),
+}
+
+
+@cache
+def plan_of(name, rounds=4, alpha=0.25):
+    graph = GRAPHS[name]
+    noise = np.geomspace(0.5, 2.0, graph.agents)
+    return TopSynchronous(alpha).plan(graph, constant_schedule(rounds), noise, seed=1)
+
+
+@pytest.mark.parametrize("room", [0, 6, 1000])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_pair_learns_more(name, room):
+    """An oracle: dense linear algebra over all rows, of which it knows no ball."""
+    plan = plan_of(name)
+    n = plan.agents
+    exposed = Exposure(np.linspace(0.5, 1.5, n), ((Full(4), Cycle(8, 4)) * n)[:n])
+    found = bounded_nearby(Ways(plan), exposed, room=room)
+    for j, i in itertools.permutations(range(n), 2):
+        if (i + j) % 3 == 0:  # a third of them, for time
+            below, above = dense_adaptive.mu(plan, i, (j,), "estimates", int(exposed.periods()[i]))
+            assert found.upper[i, j] >= below * exposed.sensitivity[i] * (1 - 1e-9), (i, j)
+            if room == 1000 and j == found.sees_most(i):
+                assert found.upper[i, j] <= above * exposed.sensitivity[i] * 1.02
+
+
+@pytest.mark.parametrize("colluders", [2, 3])
+@pytest.mark.parametrize("room", [0, 4, 12])
+def test_no_coalition_learns_more(colluders, room):
+    plan = plan_of("regular", rounds=12)
+    exposed = exposure(plan.agents, 1.0)
+    found = bounded_nearby(Ways(plan), exposed, colluders, room=room)
+    exact = adaptive(plan, exposed, colluders)
+    assert found.observers == ((),)
+    assert (found.worst() >= exact.worst() * (1 - 1e-9)).all()
+    assert (found.worst() <= worst_case(plan, exposed).mu * (1 + 1e-12)).all()
+
+
+def test_larger_balls_hide_more():
+    plan = TopSynchronous(0.25).plan(graphs.regular(40, 4, 0), constant_schedule(20), np.ones(40), 0)
+    exposed, ways, some = exposure(40, 1.0), Ways(plan), [0, 7, 23]
+    exact = adaptive(plan, exposed).worst()[some]
+    ratios = [
+        (bounded_nearby(ways, exposed, owners=some, room=room).worst()[some] / exact).max()
+        for room in (0, 20, 70)
+    ]
+    # As docs/privacy.md says: a few percent with a ball of two links.
+    assert ratios[0] > ratios[1] > ratios[2] >= 1 - 1e-9
+    assert ratios[2] < 1.05 < ratios[1] < 1.2 < ratios[0]
+
+
+def test_who_is_not_asked_about_has_no_number_and_any_number_of_cores_says_the_same():
+    plan = plan_of("ring", rounds=12)
+    exposed = exposure(9, 1.0)
+    found = [bounded_nearby(Ways(plan), exposed, owners=[2, 5], room=6, workers=w) for w in (1, 2)]
+    np.testing.assert_array_equal(found[0].upper, found[1].upper)
+    assert np.isfinite(found[0].worst()[[2, 5]]).all() and np.isnan(found[0].worst()).sum() == 7
+
+
+def test_who_is_near_reads_makes_or_knows_something_of_the_ball():
+    around = Surroundings(Ways(plan_of("ring")))
+    assert sorted(around.near(0, 0)) == [1, 8] and sorted(around.near(0, 1)) == [1, 2, 7, 8]
+    assert [len(around.hidden(0, reach)) for reach in (0, 1, 2)] == [2, 6, 10]
+    assert around.farthest(0, room=9) == 1
+
+
+def test_a_large_graph_is_bounded_instead_of_refused(monkeypatch):
+    """With a warning that says so; and noise that is calibrated by it keeps the exact answer within budget."""
+    plan = plan_of("regular", rounds=12)
+    n = plan.agents
+    exact = adaptive(plan, exposure(n, 0.25))
+    monkeypatch.setattr(answers, "LIMIT", 0.0)
+    found = account(plan, Analysis("tight", (Full(4),) * n, clip=1.0), delta=1e-5, answers=["adaptive"])
+    assert found.adaptive.status == "finite" and "bounded by what is within" in found.warnings[0]
+    assert (found.adaptive.mu >= exact.worst() * (1 - 1e-9)).all()
+    quick = adaptive(plan, exposure(n, 0.25), bound="aligned")
+    np.testing.assert_array_equal(np.nanmax(quick.lower, axis=1), found.adaptive.mu)
+    monkeypatch.setattr(neighbourhoods, "BUDGET", 0.0)
+    with pytest.raises(NotCovered, match="even as a bound"):
+        adaptive(plan, exposure(n, 0.25))
+    assert adaptive(plan, exposure(n, 0.25), patient=True).worst() == pytest.approx(exact.worst())
