@@ -1,6 +1,6 @@
 """How long does it take to write a plan, for every protocol? Processor seconds of one core, and digests.
 
-    python benchmarks/plans.py            # 10,000 rounds of 30 agents, and 100 rounds of 10,000 agents; --json
+    python benchmarks/plans.py            # 10,000 rounds of 30 agents, 100 rounds of 10,000 agents; --json
     python benchmarks/plans.py --quick    # a tenth of both
 
 It ends with 1 where a plan takes longer than it is allowed.
@@ -77,7 +77,10 @@ def main() -> int:
             found[f"{title}, {name}"] = {"seconds": seconds, "digest": digest}
             late = seconds > most
             missed += [name] if late else []
-            print(f"{title}, {name:16} {seconds:8.2f} s  {digest[:12]}{'  too long' if late else ''}", flush=True)
+            print(
+                f"{title}, {name:16} {seconds:8.2f} s  {digest[:12]}{'  too long' if late else ''}",
+                flush=True,
+            )
     if chosen.json:
         print(json.dumps(found))
     return 1 if missed else 0

@@ -95,11 +95,11 @@ def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
     monkeypatch.setattr(answers, "SOON", 0.0)  # everything that looks at observers takes long
     seen = list(stages(Question.of(settings("method.name=top"))))
     assert [one["pending"] for one in seen] == [
-        list(answers.EVERY), ["outsider", "view"], ["view"], [],
+        list(answers.EVERY), list(answers.EVERY), ["outsider", "view"], ["view"], [],
     ]  # fmt: skip
     assert seen[0]["sigma"] is None and set(seen[0]["privacy"]["status"].values()) == {NOT_YET}
     assert all(value is None for value in seen[0]["privacy"]["epsilon"].values())
-    for before, after in itertools.pairwise(seen[1:]):
+    for before, after in itertools.pairwise(seen[2:]):
         for name, value in before["privacy"]["epsilon"].items():
             assert value is None or after["privacy"]["epsilon"][name] == value
         assert before["sigma"] == after["sigma"]
@@ -107,8 +107,14 @@ def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
     assert min(seen[0]["sigma_at_most"]) >= max(seen[-1]["sigma"])
     enough = settings("method.name=top", f"privacy.sigma={seen[0]['sigma_at_most'][0]}")
     assert max(plan_answers(enough)["privacy"]["epsilon"].values()) <= 1.0 + 1e-9
+    # The quick bound on the guarantee's own answer is enough for that, and near.
+    near = seen[1]["sigma_at_most"][0]
+    assert max(seen[-1]["sigma"]) <= near <= 1.02 * max(seen[-1]["sigma"])
+    assert near < min(seen[0]["sigma_at_most"])
+    enough = settings("method.name=top", f"privacy.sigma={near}", "privacy.answers=['adaptive']")
+    assert plan_answers(enough)["privacy"]["epsilon"]["adaptive"] <= 1.0 + 1e-9
     quick = list(stages(Question.of(settings("method.name=top")), quick=True))
-    assert [one["pending"] for one in quick] == [seen[0]["pending"]]
+    assert [one["pending"] for one in quick] == [one["pending"] for one in seen[:2]]
 
 
 def test_quick_leaves_out_what_takes_long_and_nothing_else():

@@ -209,9 +209,17 @@ def _enough(question: Question, look: Look | None = None) -> list[float] | None:
     if look is not None and (np.ptp(epsilon) > 0 or len(set(analysis.exposure().batches)) > 1):
         return None
     asked = observed if look is None else partial(_quickly, look)
-    more = {"colluders": privacy.colluders, "patient": privacy.patient}
     try:
-        found = calibrate(question.write, analysis, guarantee, epsilon, privacy.delta, look=asked, **more)
+        found = calibrate(
+            question.write,
+            analysis,
+            guarantee,
+            epsilon,
+            privacy.delta,
+            patient=privacy.patient,
+            colluders=privacy.colluders,
+            look=asked,
+        )
     except TopdpError:
         return None
     return [float(one) for one in found.deviation / privacy.clip]

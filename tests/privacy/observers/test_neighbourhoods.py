@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 from functools import cache
 
+import dense_adaptive
 import numpy as np
 import pytest
 
-import dense_adaptive
 from builders import constant_schedule
 from topdp import topology as graphs
-from topdp.plan import Cycle, Full
+from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan
 from topdp.privacy.account import account
 from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.observers import adaptive as answers
 from topdp.privacy.observers import neighbourhoods
 from topdp.privacy.observers.adaptive import adaptive
+from topdp.privacy.observers.closely import closely
 from topdp.privacy.observers.layout import Ways
 from topdp.privacy.observers.neighbourhoods import Surroundings, bounded_nearby
 from topdp.privacy.observers.worst_case import worst_case
@@ -56,16 +57,60 @@ def test_no_pair_learns_more(name, room):
                 assert found.upper[i, j] <= above * exposed.sensitivity[i] * 1.02
 
 
-@pytest.mark.parametrize("colluders", [2, 3])
+@pytest.mark.parametrize(("name", "colluders"), [("regular", 2), ("regular", 3), ("ring", 3)])
 @pytest.mark.parametrize("room", [0, 4, 12])
-def test_no_coalition_learns_more(colluders, room):
-    plan = plan_of("regular", rounds=12)
+def test_no_coalition_learns_more(name, colluders, room):
+    plan = plan_of(name, rounds=12)
     exposed = exposure(plan.agents, 1.0)
     found = bounded_nearby(Ways(plan), exposed, colluders, room=room)
     exact = adaptive(plan, exposed, colluders)
     assert found.observers == ((),)
     assert (found.worst() >= exact.worst() * (1 - 1e-9)).all()
     assert (found.worst() <= worst_case(plan, exposed).mu * (1 + 1e-12)).all()
+
+
+def odd_plan(rng):
+    """Rows of any rows, read by anybody; sometimes somebody else knows a draw, or makes a row of what it
+    does not read."""
+    n, R, more = int(rng.integers(3, 6)), int(rng.integers(2, 5)), int(rng.integers(2, 8))
+    m = n + more
+    owner = np.concatenate([np.arange(n), rng.integers(0, n, more)])
+    source, weight = np.full((R, m, 2), NOBODY), np.zeros((R, m, 2))
+    source[:, :, 0], weight[:, :, 0] = owner % n, 0.5
+    source[1:, :, 1] = rng.integers(0, m, (R - 1, m))
+    weight[1:, :, 1] = rng.choice([0.5, 0.9, -0.4, 0.0], (R - 1, m))
+    readers = np.where(rng.random((R, m, 2)) < 0.3, rng.integers(0, n, (R, m, 2)), NOBODY)
+    known = np.stack([owner, np.where(rng.random(m) < 0.3, rng.integers(0, n, m), NOBODY)], axis=1)
+    alone = np.stack([owner, np.full(m, NOBODY)], axis=1)
+    draw = np.arange(2 * m).reshape(2, m).T
+    return Plan(
+        agents=n,
+        owner=owner,
+        source=PerRound.each(source),
+        weight=PerRound.each(weight),
+        carries=PerRound.each(rng.random((R, m)) < 0.8),
+        rate=rng.choice([0.1, 0.5, 1.0], R),
+        draw=PerRound.same(draw, R),
+        std=PerRound.each(rng.uniform(0.3, 3.0, (R, m, 2))),
+        scale=rng.uniform(0.5, 2.0, R),
+        known_by=np.concatenate([known, alone]),
+        readers=PerRound.each(readers),
+    )
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_odd_plans_are_bounded_too(seed):
+    rng = np.random.default_rng(seed)
+    plan = odd_plan(rng)
+    exposed, alone = exposure(plan.agents, 1.0), [(j,) for j in range(plan.agents)]
+    looks = closely(Ways(plan), exposed, alone)
+    nearby = [bounded_nearby(Ways(plan), exposed, room=room) for room in (0, 3, 100)]
+    for j, i in itertools.permutations(range(plan.agents), 2):
+        below, above = dense_adaptive.mu(plan, i, (j,), "estimates")
+        assert all(found.upper[i, j] >= below * (1 - 1e-9) for found in (looks, *nearby)), (i, j)
+        assert looks.lower[i, j] <= above * (1 + 1e-9)
+        if j == looks.sees_most(i):
+            assert looks.upper[i, j] <= above * (1 + 1e-6)
 
 
 def test_larger_balls_hide_more():
@@ -97,7 +142,7 @@ def test_who_is_near_reads_makes_or_knows_something_of_the_ball():
 
 
 def test_a_large_graph_is_bounded_instead_of_refused(monkeypatch):
-    """With a warning that says so; and noise that is calibrated by it keeps the exact answer within budget."""
+    """With a warning that says so; never below the answer, and refused where there is no time at all."""
     plan = plan_of("regular", rounds=12)
     n = plan.agents
     exact = adaptive(plan, exposure(n, 0.25))

@@ -14,7 +14,7 @@ from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.bounds import bracket
 from topdp.privacy.observers.filtering import Public
 from topdp.privacy.observers.gram import grams
-from topdp.privacy.observers.layout import Question, Unsuited, Ways, lay_out
+from topdp.privacy.observers.layout import Question, UnsuitedError, Ways, lay_out
 from topdp.privacy.observers.tracking import tracked
 from topdp.protocols import TopSynchronous
 
@@ -90,15 +90,15 @@ def test_what_is_of_another_kind_is_said_to_be():
     plan = plan_of(GRAPHS["ring"])
     twice = plan.draw.values.copy()
     twice[:, 8] = twice[:, 7]
-    with pytest.raises(Unsuited, match="two rows"):
+    with pytest.raises(UnsuitedError, match="two rows"):
         Ways(replace(plan, draw=PerRound(twice, plan.draw.which)))
     silent = plan.std.values.copy()
     silent[:, 9] = 0.0
     ways = Ways(replace(plan, std=PerRound(silent, plan.std.which)))
-    with pytest.raises(Unsuited, match="no noise"):
+    with pytest.raises(UnsuitedError, match="no noise"):
         lay_out(ways, [Question((0,), np.arange(1, 7), np.arange(7, plan.rows))])
     source = np.array(plan.source.values)
     source[2:, 7:, 0] = np.roll(np.arange(7, plan.rows), 5)  # messages of two messages
-    with pytest.raises(Unsuited, match="meet"):
+    with pytest.raises(UnsuitedError, match="meet"):
         ways = Ways(replace(plan, source=PerRound(source, plan.source.which)))
         lay_out(ways, [Question((0,), np.arange(1, 7), np.arange(7, plan.rows))])

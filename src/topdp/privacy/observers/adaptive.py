@@ -35,7 +35,7 @@ from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.observers.closely import closely
 from topdp.privacy.observers.effort import LIMIT, WIDEST, expect_bearable, look_work
 from topdp.privacy.observers.filtering import Public, seen_rows
-from topdp.privacy.observers.layout import Unsuited, Ways
+from topdp.privacy.observers.layout import UnsuitedError, Ways
 from topdp.privacy.observers.neighbourhoods import affordable, bounded_nearby
 from topdp.privacy.observers.shared_noise import (
     Coalition,
@@ -208,10 +208,12 @@ def _nearby(
         found = bounded_nearby(
             ways, exposure, colluders, progress=progress, room=affordable(ways, colluders, patient)
         )
-    except Unsuited:
+    except UnsuitedError:
         return None
     # Where noise is sought, the bound itself is what is asked of it.
-    return found if bound != "aligned" else replace(found, lower=found.upper, upper=None)
+    if bound != "aligned" or found.upper is None:
+        return found
+    return replace(found, lower=found.upper, upper=None)
 
 
 def _seen_by(
@@ -228,7 +230,7 @@ def _seen_by(
         if public is Public.ESTIMATES:
             try:
                 return closely(Ways(plan), exposure, coalitions, bound, progress)
-            except Unsuited:
+            except UnsuitedError:
                 pass
         expect_bearable(plan, patient, len(coalitions), public)
         widest = None if patient else WIDEST

@@ -10,12 +10,12 @@ here. `lower` is what aligned records reach. The same on any number of cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from topdp.plan.arrays import Floats, Ints
+from topdp.plan.arrays import Ints
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.at_once import at_once
 from topdp.privacy.observers.band_bounds import bracket_band

@@ -7,7 +7,7 @@ not read estimates (`filtering`).
 
 **Guarantees.** Whatever may be hidden is a choice of who asks: counting more rows as seen never makes anybody
 learn less. Left out are rows that say nothing: seen ones in which neither a hidden row nor a gradient of the
-owners in question enters, and hidden ones that nothing later is made of. `Unsuited`: a row in which two
+owners in question enters, and hidden ones that nothing later is made of. `UnsuitedError`: a row in which two
 hidden rows meet, a draw that enters two rows, or a row that tells something and has no noise.
 """
 
@@ -25,11 +25,11 @@ from scipy import sparse
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats, Ints
 
-Nowhere = -1
+NOWHERE = -1
 
 
-class Unsuited(Exception):
-    """The plan is not of the kind that is followed here."""
+class UnsuitedError(Exception):
+    """The plan is not of the kind that is followed here; never shown to users."""
 
 
 class Question(NamedTuple):
@@ -51,13 +51,13 @@ class Ways:
         for draw in plan.draw.values:
             entering = draw[draw >= 0]
             if len(np.unique(entering)) != len(entering):
-                raise Unsuited("A draw enters two rows.")
+                raise UnsuitedError("A draw enters two rows.")
         for r in range(1, plan.releases):
             used = plan.source[r][(plan.source[r] >= 0) & (plan.weight[r] != 0)]
             if not plan.exists[r - 1, used].all():
-                raise Unsuited("A row is made of one that is not there.")
+                raise UnsuitedError("A row is made of one that is not there.")
         if plan.adjusts is not None or plan.robust is not None or plan.pruned:
-            raise Unsuited("Rows are no sums of rows.")
+            raise UnsuitedError("Rows are no sums of rows.")
 
     @cached_property
     def secret(self) -> Bools:
@@ -95,7 +95,7 @@ class Ways:
 class Layout:
     """The rows that matter to a batch of questions, [releases, batch, rows]; padded with rows that are not.
 
-    `at`: the position of the one hidden row of the round before that enters, or Nowhere; `weight`: with what
+    `at`: the position of the one hidden row of the round before that enters, or NOWHERE; `weight`: with what
     weight. `live`: hidden, and something later is made of it. `tells`: seen, and a hidden row or the step of
     an owner in question enters. `variance`: of the fresh noise that the observers do not know.
     """
@@ -106,7 +106,7 @@ class Layout:
     live: Bools
     tells: Bools
     step: Floats
-    owner: NDArray[np.int32]  # [batch, rows] position among the owners of the question, or Nowhere
+    owner: NDArray[np.int32]  # [batch, rows] position among the owners of the question, or NOWHERE
 
     @property
     def widest(self) -> int:
@@ -133,11 +133,11 @@ def lay_out(ways: Ways, questions: Sequence[Question]) -> Layout:
             whole[..., b, : part.shape[-1]] = part
         return whole
 
-    at, tells, variance = padded("at", Nowhere), padded("tells", False), padded("variance", 0.0)
+    at, tells, variance = padded("at", NOWHERE), padded("tells", False), padded("variance", 0.0)
     live = _live(at, tells)
     if (variance[tells | live] <= 0).any():
-        raise Unsuited("A row has no noise.")
-    step, owner = padded("step", 0.0), padded("owner", Nowhere)
+        raise UnsuitedError("A row has no noise.")
+    step, owner = padded("step", 0.0), padded("owner", NOWHERE)
     return Layout(at, padded("weight", 0.0), variance, live, tells, step, owner)
 
 
@@ -170,15 +170,15 @@ def _ground(ways: Ways, owners: Ints, hidden: Ints) -> _Ground:
     hidden = hidden[ways.secret[hidden]]
     mine = [ways.rows_of[i] for i in owners.tolist()]
     rows = np.unique(np.concatenate([hidden, ways.entered(hidden), *mine]).astype(np.int64))
-    place = np.full(plan.rows, Nowhere, np.int32)
+    place = np.full(plan.rows, NOWHERE, np.int32)
     place[hidden] = np.searchsorted(rows, hidden)
     source = plan.source.values[:, rows]
     weight = plan.weight.values[:, rows][plan.weight.which]
-    exists = (source >= 0).any(axis=-1)[plan.source.which]
-    at = np.where(source >= 0, place[source], Nowhere)[plan.source.which]
-    at[weight == 0] = Nowhere
-    at[0] = Nowhere
-    position = np.full(plan.agents, Nowhere, np.int32)
+    exists = np.asarray((source >= 0).any(axis=-1))[plan.source.which]
+    at = np.where(source >= 0, place[source], NOWHERE)[plan.source.which]
+    at[weight == 0] = NOWHERE
+    at[0] = NOWHERE
+    position = np.full(plan.agents, NOWHERE, np.int32)
     position[owners] = np.arange(len(owners))
     owner = position[plan.owner[rows]]
     step = -plan.rate[:, None] * plan.carries.values[:, rows][plan.carries.which]
@@ -205,13 +205,13 @@ def _one(ways: Ways, ground: _Ground, members: tuple[int, ...]) -> _One:
     enters = np.zeros(at.shape, bool)
     enters[1:] = (at[1:] >= 0) & unknown[np.arange(R - 1)[:, None, None], at[1:]]
     if sources > 1 and (np.count_nonzero(enters, axis=-1) > 1).any():
-        raise Unsuited("Two hidden rows meet in one.")
-    one, share = np.full((R, count), Nowhere, np.int32), np.zeros((R, count))
+        raise UnsuitedError("Two hidden rows meet in one.")
+    one, share = np.full((R, count), NOWHERE, np.int32), np.zeros((R, count))
     for s in range(sources):
         one[enters[:, :, s]] = at[:, :, s][enters[:, :, s]]
         share[enters[:, :, s]] = ground.weight[:, :, s][enters[:, :, s]]
     tells = ground.exists & ~unknown & ((one >= 0) | (ground.step != 0))
-    known = ((plan.known_by >= 0) & J[plan.known_by]).any(axis=1)
+    known = np.asarray(((plan.known_by >= 0) & J[plan.known_by]).any(axis=1))
     for agent in members:  # who makes a row knows what enters it
         entering = plan.draw.values[:, ways.rows_of[agent]]
         known[entering[entering >= 0]] = True

@@ -30,7 +30,7 @@ from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.at_once import at_once
 from topdp.privacy.observers.band_bounds import bracket_band
-from topdp.privacy.observers.layout import Question, Unsuited, Ways, lay_out
+from topdp.privacy.observers.layout import Question, UnsuitedError, Ways, lay_out
 from topdp.privacy.observers.tracking import tracked
 from topdp.privacy.observers.view import Progress, View, amplified
 from topdp.privacy.observers.worst_case import every_round, information
@@ -180,8 +180,8 @@ def affordable(ways: Ways, colluders: int = 1, patient: bool = False) -> int:
             return room
     raise NotCovered(
         f"The adaptive answer of {ways.plan.releases} releases among {n} agents takes about {work / 60:.0f} "
-        f"minutes on one core, even as a bound by the nearest rows alone. Set privacy.patient=true to have it "
-        "anyway, take fewer colluders or rounds, or choose guarantee='worst-case'."
+        "minutes on one core, even as a bound by the nearest rows alone. Set privacy.patient=true to have "
+        "it anyway, take fewer colluders or rounds, or choose guarantee='worst-case'."
     )
 
 
@@ -276,7 +276,7 @@ class _Search:
         periods = self.periods[[state.number for state, _, _ in batch]][:, None]
         try:
             layout = lay_out(self.around.ways, questions)
-        except Unsuited:  # a row without noise, say: all others together are the bound then
+        except UnsuitedError:  # a row without noise, say: all others together are the bound then
             return [np.inf] if len(batch) == 1 else [self._values([node])[0] for node in batch]
         told = tracked(layout, None, LONGEST, rest=ROUGH)
         return [
@@ -309,8 +309,8 @@ def _view(around: Surroundings, exposure: Exposure, colluders: int, found: list[
     asked = ~np.isnan(upper)
     reach = sorted({state.largest()[0] for state in found})
     note = (
-        f"at most: bounded by what is within {_from_to(reach)} links of each agent, all rows beyond counted as "
-        "seen; privacy.patient=true looks farther, and asks for less noise."
+        f"at most: bounded by what is within {_from_to(reach)} links of each agent, all rows beyond counted "
+        "as seen; privacy.patient=true looks farther, and asks for less noise."
     )
     return View(observers, np.where(asked, 0.0, np.nan), upper, asked, amplified(exposure, per_release), note)
 
@@ -321,9 +321,7 @@ def _from_to(numbers: list[int]) -> str:
 
 def _up_to(count: int, agents: frozenset[int]) -> list[Trace]:
     """All sets of at most so many of them."""
-    return [
-        others for size in range(count + 1) for others in itertools.combinations(sorted(agents), size)
-    ]
+    return [others for size in range(count + 1) for others in itertools.combinations(sorted(agents), size)]
 
 
 def _columns(relation: Any, rows: Ints) -> Ints:
@@ -338,6 +336,4 @@ def _relation(values: Any, rows: int, columns: int) -> Any:
     for kind in values:
         row, slot = np.nonzero(kind >= 0)
         codes = np.union1d(codes, row.astype(np.int64) * columns + kind[row, slot])
-    return sparse.csr_array(
-        (np.ones(len(codes)), (codes // columns, codes % columns)), shape=(rows, columns)
-    )
+    return sparse.csr_array((np.ones(len(codes)), (codes // columns, codes % columns)), shape=(rows, columns))

@@ -111,12 +111,12 @@ class _Tracks:
         b, a = np.nonzero(layout.tells[r])
         if not len(b):
             return
-        slot = self.place[b, layout.at[r, b, a]]  # Nowhere is the last row of `place`: no hidden row
+        slot = self.place[b, layout.at[r, b, a]]  # NOWHERE is the last row of `place`: no hidden row
         w, nu, d = layout.weight[r, b, a], layout.variance[r, b, a], layout.step[r, b, a]
         share = np.bincount(b, 1 + w * w * self.V[b, slot] / nu, minlength=self.B) * ROUNDING
         guard = np.where(share < 0.5, 1 / (1 - np.minimum(share, 0.5)), np.inf)
 
-        q = np.bincount(b * k + slot, w * w / nu, minlength=self.B * k).reshape(self.B, k)
+        q = np.asarray(np.bincount(b * k + slot, w * w / nu, self.B * k), np.float64).reshape(self.B, k)
         q[:, -1] = 0.0
         mine = np.flatnonzero(d)
         b, slot, owner = b[mine], slot[mine], layout.owner[b, a][mine]
@@ -134,8 +134,8 @@ class _Tracks:
         if self.single:
             self.G[:, :, r - self.low, r - self.low] += alone
         if self.periods is not None:
-            batch, owner = np.indices(self.periods.shape)
-            self.aligned[batch, owner, r % self.periods] += alone
+            questions, owners = np.indices(self.periods.shape)
+            self.aligned[questions, owners, r % self.periods] += alone
         self._condition(r, q, enters, guard)
 
     def _condition(self, r: int, q: Floats, enters: Floats, guard: Floats) -> None:
@@ -256,7 +256,7 @@ class _Tracks:
     def _write(self, gone: int) -> None:
         """The first rows of what M is so far are final."""
         W = min(self.G.shape[2], self.R - self.low)
-        if W > self.values.shape[3]:
+        if self.values.shape[3] < W:
             room = ((0, 0), (0, 0), (0, 0), (0, W - self.values.shape[3]))
             self.values = np.pad(self.values, room)
         for s in range(gone):

@@ -35,11 +35,13 @@ from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.loss import GaussianLoss, Loss, Smaller
+from topdp.privacy.observers.at_once import at_once, cores
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.banded import Band, bands
 from topdp.privacy.observers.bounds import bracket
 from topdp.privacy.observers.filtering import Public, seen_rows
 from topdp.privacy.observers.gram import aligned, grams
+from topdp.privacy.observers.symmetry import alike
 from topdp.privacy.observers.worst_case import composed, every_round, information
 
 Observer = int | Sequence[int]
@@ -55,6 +57,9 @@ class Progress(Protocol):
 
 GRAM_BYTES = 1 << 29
 """Memory for the matrices M of one observer; more owners than fit are taken in turns."""
+
+ALL_BYTES = 1 << 31
+"""The same for all observers that are looked at at once."""
 
 LONG = 512
 """Of plans with more releases, M is computed near its diagonal only, with a bound on the rest (`banded`)."""
@@ -147,9 +152,9 @@ def view(
 
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
     are those some row of which the observer sees, `all` everybody else. `bound="aligned"` leaves the upper
-    bound out: a lower value for all owners at once, many times faster. `quick` is the same as `upper` here. `progress(done, total)` is called
-    after each observer. `widest`: a plan of more than LONG releases is refused if changes have to be followed
-    for more rounds than this. `public`: what everybody can read besides.
+    bound out: a lower value for all owners at once, many times faster; `quick` is `upper` here.
+    `progress(done, total)` is called after each observer. `widest`: a plan of more than LONG releases is
+    refused if changes have to be followed for more rounds than this. `public`: what everybody can read.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -174,30 +179,47 @@ def view(
     asked = np.zeros((plan.agents, len(members)), bool)
     for o, coalition in enumerate(coalitions):
         asked[:, o] = _owners(plan, coalition, owners, public)
-    lower, upper = np.full(asked.shape, np.nan), np.full(asked.shape, np.nan)
+    upper = np.full(asked.shape, np.nan)
     period, sensitivity = exposure.periods(), exposure.sensitivity
     wanted = [np.flatnonzero(asked[:, o]) for o in range(len(members))]
     reached = np.zeros(asked.shape)  # μ² at unit sensitivity of aligned records
     per_release = information(plan)
     # Nobody learns more than all others together, who see all the rows of an owner.
     ceiling = np.array([every_round(per_release[:, i], period[i]) for i in range(plan.agents)]) * sensitivity
-    # One thread: the matrices are small, and threads that wait for each other spin where others work.
-    with threadpool_limits(1, "blas"):
-        for o, coalition in enumerate(coalitions):
-            squares = aligned(plan, coalition, wanted[o], period, public)
-            reached[wanted[o], o] = [classes.max() for classes in squares]
-            lower[wanted[o], o] = sensitivity[wanted[o]] * np.sqrt(reached[wanted[o], o])
-            if progress is not None and bound == "aligned":
-                progress(o + 1, len(members))
-        most = reached.max(axis=1)
-        for o, coalition in enumerate(coalitions if bound == "upper" else []):
-            pairs = _brackets(plan, coalition, wanted[o], period, most, widest, public)
-            low, high = sensitivity[wanted[o]] * np.sqrt(np.array(pairs).reshape(-1, 2)).T
-            lower[wanted[o], o] = low
-            upper[wanted[o], o] = np.maximum(np.minimum(high, ceiling[wanted[o]]), low)
-            if progress is not None:
-                progress(o + 1, len(members))
+    same = alike(plan, exposure, members) if isinstance(owners, str) else {}
+    first = [o for o in range(len(members)) if o not in same]
+
+    def sums(o: int) -> list[Floats]:
+        return aligned(plan, coalitions[o], wanted[o], period, public)
+
+    def brackets(o: int) -> list[tuple[float, float]]:
+        return _brackets(plan, coalitions[o], wanted[o], period, most, widest, public)
+
+    for done, (o, squares) in enumerate(zip(first, at_once(sums, first), strict=True), 1):
+        reached[wanted[o], o] = [classes.max() for classes in squares]
+        if progress is not None and bound == "aligned":
+            progress(done, len(first))
+    _relabelled(same, reached)
+    lower = np.where(asked, sensitivity[:, None] * np.sqrt(reached), np.nan)
+    most = reached.max(axis=1)
+    looked = first if bound == "upper" else []
+    each = min(GRAM_BYTES, 8 * plan.agents * plan.releases * min(plan.releases, LONG // 2))
+    workers = min(cores(), max(1, ALL_BYTES // each))
+    for done, (o, pairs) in enumerate(zip(looked, at_once(brackets, looked, workers), strict=True), 1):
+        low, high = sensitivity[wanted[o]] * np.sqrt(np.array(pairs).reshape(-1, 2)).T
+        lower[wanted[o], o] = low
+        upper[wanted[o], o] = np.maximum(np.minimum(high, ceiling[wanted[o]]), low)
+        if progress is not None:
+            progress(done, len(first))
+    _relabelled(same, lower, upper)
     return View(members, lower, upper if bound == "upper" else None, asked, amplified(exposure, per_release))
+
+
+def _relabelled(same: dict[int, tuple[int, Ints]], *pairs: Floats) -> None:
+    """What one coalition learns of i, another that sees the same learns of whoever has i's place there."""
+    for at, (first, turn) in same.items():
+        for values in pairs:
+            values[turn, at] = values[:, first]
 
 
 def expect_unaccelerated(plan: Plan) -> None:
