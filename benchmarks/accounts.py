@@ -80,7 +80,12 @@ def huge(chosen: argparse.Namespace) -> dict[str, Any]:
     )
     what = f"a sample: {some} of {n} owners, and every coalition against each; nothing is said of the others"
     mu = found.worst()[owners]
-    return {"plan": written, "seconds": clock.read(), "mu from, to": [mu.min(), mu.max()], "what": what}
+    return {
+        "plan": written,
+        "seconds": clock.read(),
+        "mu from, to": [float(mu.min()), float(mu.max())],
+        "what": what,
+    }
 
 
 def tightness(chosen: argparse.Namespace) -> dict[str, Any]:

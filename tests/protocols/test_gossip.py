@@ -9,8 +9,8 @@ from builders import GRAPHS, constant_schedule
 from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import NOBODY
-from topdp.protocols import Correlated, Dsgd, Muffliato
-from topdp.protocols.gossip import MOST, expect_gossip, metropolis, mixing_steps
+from topdp.protocols import Correlated, Dsgd, Muffliato, gossip
+from topdp.protocols.gossip import MOST, expect_gossip, metropolis, mixing_sources, mixing_steps
 
 SLOW = {"long ring": topology.ring(100), "long path": topology.tree(60)}
 every_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
@@ -115,6 +115,21 @@ def test_ends_of_the_spectrum_are_rounded_alike_on_every_machine():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("numpy.linalg.eigvalsh", lambda W, shift=shift: real(W) + shift)
             np.testing.assert_array_equal(mixing_steps(graph, 5), steps)
+
+
+@every_graph
+@pytest.mark.parametrize("K", [1, 4])
+def test_rows_that_are_mixed_are_those_of_the_matrix_to_the_last_bit(graph, K, monkeypatch):
+    """So plans have the digests that they had when matrices were written out; also by few eigenvalues."""
+    monkeypatch.setattr(gossip, "ROWS", 5)
+    dense = mixing_steps(graph, K)
+    for limit in (gossip.DENSE, 4):
+        monkeypatch.setattr(gossip, "DENSE", limit)
+        for W, (source, weight) in zip(dense, mixing_sources(graph, K), strict=True):
+            near = np.concatenate([np.arange(graph.agents)[:, None], graph.neighbours], axis=1)
+            of_matrix = np.where(near >= 0, W[np.arange(graph.agents)[:, None], near], 0.0)
+            np.testing.assert_array_equal(weight, of_matrix)
+            np.testing.assert_array_equal(source, np.where(of_matrix == 0, NOBODY, near))
 
 
 @every_graph

@@ -521,7 +521,7 @@ def test_coalitions_all_of_them_or_a_sample_that_says_so():
         (lambda p: view(p, exposure(5, 1.0), ["a"]), "an agent or several"),
         (lambda p: view(p, exposure(5, 1.0), owners=[-1]), "between 0 and 4"),
         (lambda p: view(p, exposure(5, 1.0), owners="near"), "'linked', 'all'"),
-        (lambda p: view(p, exposure(5, 1.0), bound="tight"), "'upper' or 'aligned'"),
+        (lambda p: view(p, exposure(5, 1.0), bound="tight"), "one of upper, aligned, quick"),
         (lambda p: coalitions(p, exposure(5, 1.0), 0), "coalition size=0"),
         (lambda p: coalitions(p, exposure(5, 1.0), 1, limit=0), "limit=0"),
         (lambda p: exposure(5, 0.0), "sensitivity=0.0"),
