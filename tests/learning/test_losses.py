@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.losses import LOSSES, is_known, named_loss
+from topdp.learning.losses import FEW, LOSSES, cross_entropy, is_known, named_loss
 
 CLASSES = 4
 EXAMPLES = {
@@ -110,3 +110,18 @@ def test_a_loss_is_known_by_its_name_its_old_name_or_itself():
 def test_a_loss_without_one_value_per_record_is_refused(loss, came):
     with pytest.raises(InputError, match=rf"Expected one loss per example \(3,\), got {came}"):
         named_loss(loss)(torch.zeros(3, 1), torch.zeros(3))
+
+
+@pytest.mark.parametrize("classes", [2, 10, FEW, FEW + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cross_entropy_is_torchs_whatever_the_number_of_classes(classes, dtype):
+    outputs = torch.randn(70, classes, dtype=dtype).mul_(5).requires_grad_()
+    targets = torch.randint(classes, (70,))
+    weights = torch.rand(70, dtype=dtype)
+    found = []
+    for losses in (
+        cross_entropy(outputs, targets),
+        functional.cross_entropy(outputs, targets, reduction="none"),
+    ):
+        found.append((losses.detach(), *torch.autograd.grad(losses @ weights, outputs)))
+    torch.testing.assert_close(*found)

@@ -23,18 +23,18 @@ def longest(d):
 
 def test_who_mixes_the_longest_rows_that_are_taken_sends_none_that_are_not(tmp_path, caplog):
     """With step and noise the third of such rows would pass the bound: honest agents would refuse them."""
-    made = federation(tmp_path, "method.name=plain", agents=3, rounds=8, largest_norm=LARGEST)
+    made = federation(tmp_path, "method.name=plain", agents=3, rounds=16, largest_norm=LARGEST)
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
         d = len(agent.equipment.start)
         for peer in ("bob", "cleo"):
             await agent.peers.handle(peer, message(0, newcomer(agent, peer), MessageKind.HELLO))
-        for round in range(8):
+        for round in range(16):
             for peer in ("bob", "cleo"):
                 await agent.peers.handle(peer, message(round, payload.encode(longest(d))))
             await asyncio.sleep(0.1)
-        assert agent.ledger.round == 8
+        assert agent.ledger.round == 16
         bodies = agent.ledger.database.rows("SELECT body FROM outbox WHERE body IS NOT NULL")
         norms = [np.linalg.norm(payload.decode(body, d, "float32", LARGEST)) for (body,) in bodies]
         await ended(agent, task)

@@ -76,9 +76,9 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
     assert faults(run) == [] and set(known) == set(range(6, 21)) and len(set(known.values())) == 15
     fill = Noise.fill
 
-    def derived(self, out, round, draw, generator):
+    def derived(self, out, round, draw):
         if draw not in known:
-            return fill(self, out, round, draw, generator)
+            return fill(self, out, round, draw)
         pieces = keystream.normals(len(out), lambda piece: draw_key(known[draw], round, draw, piece))
         return out.copy_(torch.cat(list(pieces)))
 
