@@ -12,7 +12,7 @@ from topdp.pages.facts import run_facts
 from topdp.pages.report import report_html
 from topdp.pages.statement import statement, statement_html, statement_yaml
 from topdp.runs.folder import RunFolder, RunFolderError
-from topdp.runs.planning import _seal
+from topdp.runs.planning import seal_of
 
 HUGE = 10**400
 
@@ -80,7 +80,7 @@ def test_numbers_of_all_agents_follow_from_those_of_each(copied):
     said = json.loads(file.read_text())
     said.pop("seal")
     said["epsilon"]["worst_case"] /= 2
-    file.write_text(json.dumps({**said, "seal": _seal(said)}))
+    file.write_text(json.dumps({**said, "seal": seal_of(said)}))
     with pytest.raises(RunFolderError, match=r"privacy\.json, got something else under epsilon"):
         all_pages(path)
 

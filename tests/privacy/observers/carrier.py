@@ -107,11 +107,11 @@ class Carrier:
 
     def draws_of_the_engine(self, plan: Plan, seed: int) -> np.ndarray:
         """[R, draws, width, 1]"""
-        noise, scratch = Noise(seed, plan.draws, plan.releases), torch.Generator()
+        noise = Noise(seed, plan.draws, plan.releases)
         return np.array(
             [
                 [
-                    noise.fill(torch.empty(self.width, dtype=torch.float64), r, d, scratch).numpy()
+                    noise.fill(torch.empty(self.width, dtype=torch.float64), r, d).numpy()
                     for d in range(plan.draws)
                 ]
                 for r in range(plan.releases)

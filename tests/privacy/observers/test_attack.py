@@ -115,7 +115,6 @@ def execute_by_the_engine(
     assert seed is not None
     noise = Noise(seed, plan.draws, plan.releases)
     make = RowByRow(plan, noise, torch.device("cpu"))
-    scratch = torch.Generator()
     rows = torch.zeros(plan.agents, runs)
     seen, known = [], []
     for r, this in enumerate(plan):
@@ -124,10 +123,7 @@ def execute_by_the_engine(
         make(Work(r, rows, gradient, out))
         rows, place = out, np.cumsum(this.exists) - 1
         seen.append(rows[place[reads(plan, r, observer)]].double().numpy())
-        own = [
-            noise.fill(torch.empty(runs), r, k, scratch)
-            for k in np.flatnonzero(knows(plan, observer)).tolist()
-        ]
+        own = [noise.fill(torch.empty(runs), r, k) for k in np.flatnonzero(knows(plan, observer)).tolist()]
         known.append(torch.stack(own).double().numpy())
     return np.concatenate(seen), np.stack(known)
 

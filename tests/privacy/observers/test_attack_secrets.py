@@ -77,10 +77,10 @@ def by_the_engine(plan: Plan, owner: int, with_record: bool, seed: int) -> np.nd
 
 def draws_of_the_engine(plan: Plan, known: np.ndarray, seed: int) -> np.ndarray:
     """[releases, those draws, attacks]"""
-    noise, scratch = Noise(seed, plan.draws, plan.releases), torch.Generator()
+    noise = Noise(seed, plan.draws, plan.releases)
     return np.array(
         [
-            [noise.fill(torch.empty(ATTACKS, dtype=torch.float64), r, int(d), scratch).numpy() for d in known]
+            [noise.fill(torch.empty(ATTACKS, dtype=torch.float64), r, int(d)).numpy() for d in known]
             for r in range(plan.releases)
         ]
     )
