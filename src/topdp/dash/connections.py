@@ -27,7 +27,8 @@ class Prompt(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         mine = self.client[0] if self.client else ""
-        same = sum(one.client is not None and one.client[0] == mine for one in self.connections)  # type: ignore
+        clients = [getattr(one, "client", None) for one in self.connections]
+        same = sum(client is not None and client[0] == mine for client in clients)
         if len(self.connections) > MOST or (same > OF_ONE and not is_loopback(mine)):
             transport.abort()
             return
