@@ -90,6 +90,7 @@ class _Tracks:
         self.values = np.zeros((self.B, owners, self.R, W))
         self.rest = np.zeros((self.B, owners, self.R))
         self.leaks = np.zeros((self.B, owners, self.R), bool)
+        self.written = np.zeros(self.B)  # the most that a change told whose row of M is final
 
     def all(self) -> list[Told]:
         for r in range(self.R):
@@ -251,7 +252,7 @@ class _Tracks:
     def _largest(self) -> Floats:
         """[batch]: the most that a single change told so far."""
         now = np.einsum("boww->bow", self.G).max(axis=(1, 2), initial=0.0)
-        return np.asarray(np.maximum(self.values[..., 0].max(axis=(1, 2), initial=0.0), now))
+        return np.asarray(np.maximum(self.written, now))
 
     def _write(self, gone: int) -> None:
         """The first rows of what M is so far are final."""
@@ -261,6 +262,7 @@ class _Tracks:
             self.values = np.pad(self.values, room)
         for s in range(gone):
             self.values[:, :, self.low + s, : W - s] = self.G[:, :, s, s:W]
+            self.written = np.maximum(self.written, self.G[:, :, s, s].max(axis=1))
 
 
 def _ranks(batch: Ints, size: int) -> tuple[Ints, int]:
