@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+from contextlib import closing
+from statistics import NormalDist
 
 import pytest
 from history import federation, live, on_virtual_time
@@ -167,3 +169,31 @@ def test_another_manifest_or_none_is_refused(tmp_path, ran):
     assert isinstance(found.exception, InputError) or found.exit_code == 2
     found = CliRunner().invoke(app, ["statement", str(tmp_path), "--manifest", str(tmp_path / "other.toml")])
     assert isinstance(found.exception, InputError) or found.exit_code == 2
+
+
+def test_releases_that_cost_nothing_at_their_delta_have_a_mu_all_the_same(tmp_path, ran):
+    """(0, δ)-private noise is noise: a curve of μ = 0 would promise that there is nothing to see."""
+    with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
+        assert own_statement(_books(tmp_path, ran))["guarantee"]["answers"]["adaptive"]["mu"] == 0
+        delta = ran.setup.manifest.config.privacy.delta
+        mu = 0.9 * 2 * NormalDist().inv_cdf((1 + delta) / 2)
+        assert epsilon_of(mu, delta) == 0
+        ledger.release(0, Cost(0.0, 0.0, mu**2), {"bob": b"row"}, b"state")
+    for one in own_statement(_books(tmp_path, ran))["guarantee"]["answers"].values():
+        assert one["epsilon"] == 0 and mu < one["mu"] < 2 * mu
+
+
+def test_what_a_claim_says_has_no_mu(tmp_path):
+    made = federation(tmp_path, "privacy.epsilon=9.0", agents=4, rounds=4, guarantee="claimed")
+    made.setup.manifest.write(tmp_path / "manifest.toml")
+    with closing(Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee="claimed")) as ledger:
+        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    answers = said_of(made)["guarantee"]["answers"]
+    assert answers["claimed"]["mu"] is None and answers["worst_case"]["mu"] > 0
+
+
+def test_books_of_a_version_that_did_not_say_so_may_be_seeded(tmp_path, ran):
+    with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
+        assert "from a seed" not in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+        ledger.database.remember("migrated_from", "4")
+    assert "whether noise came from a seed" in " ".join(own_statement(_books(tmp_path, ran))["summary"])

@@ -25,6 +25,7 @@ from topdp.privacy.basics.gaussian import mu_of
 from topdp.settings import build
 
 UPWARDS = 1 + 1e-9  # μ is found by halving: on the private side of the last step
+LEAST = 1e-9  # ε of which μ is found: that of less is smaller
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,13 @@ class OwnBooks:
         return bool(analysis.exposure().sampled)
 
     def mu(self, epsilon: float | None) -> float | None:
-        """Of Gaussian noise without samples one ε says the whole; 0 where nothing was charged."""
+        """Of Gaussian noise without samples one ε says the whole; 0 where nothing was released.
+
+        Releases can cost nothing at this δ, and have a μ all the same.
+        """
         if epsilon is None or self.sampled:
             return None
-        return UPWARDS * float(mu_of(epsilon, self.delta)) if epsilon > 0 else 0.0
+        return UPWARDS * float(mu_of(max(epsilon, LEAST), self.delta)) if self.round >= 0 else 0.0
 
 
 def own_books(state: Path, manifest: Path) -> OwnBooks:

@@ -63,14 +63,20 @@ def _answer(books: OwnBooks, answer: str) -> dict[str, Any]:
         "is_a_guarantee": known and is_guarantee(answer),
         "status": "not private" if not books.protects else "finite" if known else "infinite",
         "epsilon": epsilon if known else None,
-        "mu": books.mu(epsilon) if known else None,
+        "mu": books.mu(epsilon) if known and answer != "claimed" else None,
         "recognised_at_1_percent_false_alarms": power[0],
         "recognised_at_5_percent_false_alarms": power[1],
     }
 
 
 def _summary(books: OwnBooks) -> list[str]:
-    return [*_promise(books), *_how_far(books), *_departures(books), _whose_word(books)]
+    return [
+        *_promise(books),
+        *_unknown_noise(books),
+        *_how_far(books),
+        *_departures(books),
+        _whose_word(books),
+    ]
 
 
 def _promise(books: OwnBooks) -> list[str]:
@@ -109,6 +115,15 @@ def _promise(books: OwnBooks) -> list[str]:
             + ("nothing is guaranteed." if worst is None else f"the same number is ε = {no_less(worst)}.")
         )
     return said
+
+
+def _unknown_noise(books: OwnBooks) -> list[str]:
+    if not (books.upgraded and books.protects):
+        return []
+    return [
+        "Its books were begun by a version that did not write down whether noise came from a seed: all of "
+        "this holds if it did not (--seeded was never given)."
+    ]
 
 
 def _how_far(books: OwnBooks) -> list[str]:

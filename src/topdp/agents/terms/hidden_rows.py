@@ -22,9 +22,11 @@ DIGITS = 2.0**53  # numbers of float64 below it are exact
 
 def hides(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
     """Whether what is charged counts on rows that somebody does not see."""
-    if not follows_plan or guarantee not in ("adaptive", "view") or in_the_open(plan):
+    if not follows_plan or guarantee not in ("adaptive", "view"):
         return False
-    return guarantee == "view" or not has_short_form("adaptive", plan, coalition)
+    if guarantee == "view":  # of what one agent reads, whoever shares draws
+        return True
+    return not in_the_open(plan) and not has_short_form("adaptive", plan, coalition)
 
 
 def step_of(deviation: float) -> float:
