@@ -214,3 +214,13 @@ def test_rows_without_noise_have_room_for_the_longest_that_are_taken(tmp_path):
 def test_a_view_counts_on_hidden_rows_whoever_shares_draws(tmp_path):
     plan = sharing(tmp_path, gossip=1).setup.plan
     assert hides("view", plan, 1, True) and not hides("adaptive", plan, 1, True)
+
+
+def test_noise_smaller_than_the_steps_of_other_rows_is_refused(tmp_path):
+    """A row on a grid, in a row with less noise than its steps: what is below them shows between."""
+    sigmas = [1.0, 1.0, 1e-6, 1.0, 1.0]
+    uneven = hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan
+    with pytest.raises(InputError, match="their steps would show"):
+        expect_exact(uneven, 1.0)
+    sigmas[2] = 1e-4
+    expect_exact(hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan, 1.0)

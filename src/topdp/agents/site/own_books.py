@@ -18,6 +18,7 @@ from topdp.agents.books.audit import verify
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.ending import last_round
 from topdp.agents.terms import manifest as manifests
+from topdp.agents.terms.hidden_rows import hides
 from topdp.agents.terms.setup import Setup
 from topdp.errors import InputError, TrustError
 from topdp.pages.words import is_guarantee
@@ -55,9 +56,22 @@ class OwnBooks:
         return not (self.seeded or self.rehearsal)
 
     @property
+    def of_older_version(self) -> bool:
+        """Whether manifest, and so maybe releases, are of a version that summed in the model's type."""
+        return self.setup.manifest.rules.dtype != "auto"
+
+    @property
+    def rounded(self) -> bool:
+        """Whether rows that some do not see were rounded on their way: then only the worst case holds."""
+        setup, rules = self.setup, self.setup.manifest.rules
+        guarantee = setup.manifest.config.privacy.guarantee
+        hidden = hides(guarantee, setup.plan, setup.coalition, not rules.goes_on)
+        return hidden and rules.dtype == "float32"
+
+    @property
     def relied(self) -> str:
         answer = self.charged_by.replace("-", "_")
-        return answer if is_guarantee(answer) else "worst_case"
+        return answer if is_guarantee(answer) and not self.rounded else "worst_case"
 
     @property
     def promised(self) -> float | None:

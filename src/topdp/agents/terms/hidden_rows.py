@@ -18,6 +18,7 @@ from topdp.privacy.observers.adaptive import has_short_form, in_the_open
 
 GRID = 2.0**-20  # of the deviation of a row's noise, at most: all its numbers are multiples of it
 DIGITS = 2.0**53  # numbers of float64 below it are exact
+FINE = 8.0  # steps of every row in every deviation: sums over all steps are integrals then
 
 
 def hides(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
@@ -48,3 +49,14 @@ def largest_exact(plan: Plan) -> float:
     """The longest rows that float64 holds as multiples of their steps."""
     least = least_deviation(plan)
     return DIGITS * step_of(least) if math.isfinite(least) else math.inf
+
+
+def coarsest_step(plan: Plan) -> float:
+    """The longest step of a row, as others get it: times the largest weight where that is above 1."""
+    longest = 0.0
+    for r in range(plan.releases):
+        std = np.abs(plan[r].std[plan.exists[r]])
+        least = np.where(std > 0, std, np.inf).min(axis=1, initial=np.inf)
+        longest = max(longest, float(least[np.isfinite(least)].max(initial=0.0)))
+    weight = max(1.0, float(np.abs(plan.weight.values).max(initial=0.0)))
+    return step_of(longest) * weight if longest else 0.0
