@@ -153,3 +153,14 @@ def test_a_start_longer_than_rows_may_be_is_refused(tmp_path):
     made = federation(tmp_path, "method.name=plain", largest_norm=1e-3)
     with pytest.raises(InputError, match=r"largest_norm: expected at least .* the norm of the public start"):
         made.equipment(0)
+
+
+class Picky(nn.Linear):
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+def test_a_model_that_asks_for_float32_is_refused_in_words_whatever_it_raises():
+    with pytest.raises(InputError, match=r"also runs in float64.*AssertionError"):
+        Exact(FlatModel(Picky(3, 2)), 1.0, "cross-entropy", "flat", torch.zeros(1, 3))

@@ -24,6 +24,7 @@ from torch.nn.modules.conv import _ConvNd
 from topdp.errors import InputError
 from topdp.learning.gradients import clipped
 from topdp.learning.gradients.calls import called, without_kernels_for_inference
+from topdp.learning.gradients.plain import first_line
 from topdp.learning.gradients.rounding import no_finer_than
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel
@@ -149,14 +150,16 @@ def _doubled(flat: FlatModel, record: Tensor) -> FlatModel:
     double = FlatModel(flat.load(flat.flatten().double()))
     try:
         _try(double, record)
-    except (InputError, RuntimeError) as error:
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of the model: it may raise anything
         try:
             _try(flat, record)
         except Exception:  # nor in its own type: it does not take zeros, and the first gradient will tell
             return double
         raise InputError(
             "Expected a model that also runs in float64, in which agents sum gradients (rounding a sum in "
-            f"float32 can show a record), got one that does not: {str(error).splitlines()[0]:.200} "
+            f"float32 can show a record), got one that does not: {first_line(error):.200} "
             "Let it take the type of its parameters: no .float(), no fixed dtype."
         ) from error
     return double
