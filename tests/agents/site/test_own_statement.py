@@ -1,6 +1,7 @@
 """What an organisation may say of its own run, from its own books; and the books of which it may not."""
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from statistics import NormalDist
@@ -9,7 +10,7 @@ import pytest
 from history import federation, live, on_virtual_time
 from typer.testing import CliRunner
 
-from topdp.agents.books.database import TamperedError
+from topdp.agents.books.database import FILE, TamperedError
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.site.amending import Change, amend
@@ -225,3 +226,14 @@ def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
     spent = amendment_of(amended).spent["ada"]
     assert spent > 0 and f"by the plan at most ε = {no_less(spent)} at" in words
     assert "takes the place" not in " ".join(said_of(ran)["summary"])
+
+
+@pytest.mark.parametrize(("table", "column"), [("outbox", "round"), ("inbox", "round"), ("notes", "charges")])
+def test_a_word_where_a_number_belongs_is_found_and_no_fault_of_ours(tmp_path, ran, table, column):
+    shutil.copytree(ran.state(0), tmp_path / "ada")
+    with closing(sqlite3.connect(tmp_path / "ada" / FILE)) as db:
+        newest = f"SELECT max(rowid) FROM {table}"
+        db.execute(f"UPDATE {table} SET {column} = 'x' WHERE rowid = ({newest})")
+        db.commit()
+    with pytest.raises(TamperedError):
+        _books(tmp_path, ran)
