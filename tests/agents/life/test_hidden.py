@@ -222,5 +222,8 @@ def test_noise_smaller_than_the_steps_of_other_rows_is_refused(tmp_path):
     uneven = hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan
     with pytest.raises(InputError, match="their steps would show"):
         expect_exact(uneven, 1.0)
+    wanted = config.read(changes=[*TOP, "topology.agents=5", "rounds=4", f"privacy.sigma={sigmas}"])
+    with pytest.raises(InputError, match="their steps would show"):
+        federations.of(CARDS[:5], topology.ring(5), (100,) * 5, wanted, Rules())
     sigmas[2] = 1e-4
     expect_exact(hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan, 1.0)

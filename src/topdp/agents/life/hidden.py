@@ -19,7 +19,7 @@ from typing import final
 import numpy as np
 
 from topdp.agents.life.sums import ROUNDED
-from topdp.agents.terms.hidden_rows import FINE, coarsest_step, largest_exact, least_deviation
+from topdp.agents.terms.hidden_rows import expect_steps_below_noise, largest_exact, least_deviation
 from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats
@@ -97,18 +97,8 @@ def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: fl
 
 
 def expect_exact(plan: Plan, largest_norm: float) -> None:
-    """Refuses rows that float64 could not carry as multiples of their steps, and steps like others' noise.
-
-    What hides behind a row on a grid would show between its steps, next to noise as small as they are.
-    """
-    least, longest = least_deviation(plan), coarsest_step(plan)
-    if not FINE * longest <= least:
-        raise InputError(
-            f"Expected noise of at least {FINE * longest:.3g} in every row, {FINE:g} steps of the row with "
-            f"most, got {least:.3g}: privacy.guarantee counts on rows that some do not see, and next to so "
-            "little noise their steps would show. Take budgets, and steps of noise along the rounds, that "
-            'differ by less than a factor of 100,000, or "worst-case".'
-        )
+    """Refuses rows that float64 could not carry as multiples of their steps, and steps like others' noise."""
+    expect_steps_below_noise(plan)
     most = largest_exact(plan)
     if not largest_norm <= most:
         raise InputError(

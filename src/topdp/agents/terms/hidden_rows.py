@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 
+from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.privacy.observers.adaptive import has_short_form, in_the_open
 
@@ -51,7 +52,7 @@ def largest_exact(plan: Plan) -> float:
     return DIGITS * step_of(least) if math.isfinite(least) else math.inf
 
 
-def coarsest_step(plan: Plan) -> float:
+def _coarsest_step(plan: Plan) -> float:
     """The longest step of a row, as others get it: times the largest weight where that is above 1."""
     longest = 0.0
     for r in range(plan.releases):
@@ -60,3 +61,15 @@ def coarsest_step(plan: Plan) -> float:
         longest = max(longest, float(least[np.isfinite(least)].max(initial=0.0)))
     weight = max(1.0, float(np.abs(plan.weight.values).max(initial=0.0)))
     return step_of(longest) * weight if longest else 0.0
+
+
+def expect_steps_below_noise(plan: Plan) -> None:
+    """Refuses noise as small as the steps of other rows: what hides behind such a row shows between them."""
+    least, longest = least_deviation(plan), _coarsest_step(plan)
+    if not FINE * longest <= least:
+        raise InputError(
+            f"Expected noise of at least {FINE * longest:.3g} in every row, {FINE:g} steps of the row with "
+            f"most, got {least:.3g}: privacy.guarantee counts on rows that some do not see, and next to so "
+            "little noise their steps would show. Take budgets, and steps of noise along the rounds, that "
+            'differ by less than a factor of 100,000, or "worst-case".'
+        )
