@@ -6,12 +6,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from history import CARDS, Wire, federation, on_virtual_time
+from history import CARDS, Wire, federation, on_virtual_time, sharing
 from test_rounds import alone, ended
 
 from topdp import topology
 from topdp.agents.life.draws import AgentDraws
-from topdp.agents.life.hidden import expect_exact, limits, mixing_share
+from topdp.agents.life.hidden import ALIKE, expect_exact, limits, mixing_share
 from topdp.agents.life.rows import make
 from topdp.agents.life.sums import grid_of, within
 from topdp.agents.terms import federation as federations
@@ -121,6 +121,9 @@ def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(
         (peer, row), *_ = ((made.names[k], row) for k, row in kit.part.read(1).items())
         agent._check(peer, 1, payload.encode(longest(kit, row).numpy()))
         assert kit.limits.of(1, row) < 1e4
+        # Two ways to add up squares differ in the last digits: honest rows that were made shorter are taken.
+        at_most = longest(kit, row) / (1 - 1e-9)
+        agent._check(peer, 1, payload.encode((at_most * (1 + 1e-14)).numpy()))
         with pytest.raises(InputError, match="norm at most"):
             agent._check(peer, 1, payload.encode((longest(kit, row) * 1.001).numpy()))
         with pytest.raises(InputError, match="F64"):
@@ -193,3 +196,34 @@ def test_limits_leave_room_for_what_honest_agents_add(tmp_path):
     near, far = (limits(plan, "view", 1.0, d, 1e4, 1.0) for d in (50, 5000))
     assert (np.diff(near.others) > 0).all() and near.others[-1] == pytest.approx(1e4)
     assert near.others[0] > far.others[0]
+
+
+def test_rows_without_noise_have_room_for_the_longest_that_are_taken(tmp_path):
+    """Averages of rows at the limit are at the limit, and their last digits above it."""
+    made = federation(
+        tmp_path, "method.name=muffliato", "method.gossip=3", "method.chebyshev=false", guarantee="view"
+    )
+    plan = made.setup.plan
+    every = limits(plan, "view", 1.0, 50, 1e4, 1.0)
+    quiet = [r for r in range(1, plan.releases) if not plan[r].std.any()]
+    assert quiet
+    for r in quiet:
+        assert every.others[r] > every.taken(r - 1, 0) * (1 + ALIKE / 2)
+
+
+def test_a_view_counts_on_hidden_rows_whoever_shares_draws(tmp_path):
+    plan = sharing(tmp_path, gossip=1).setup.plan
+    assert hides("view", plan, 1, True) and not hides("adaptive", plan, 1, True)
+
+
+def test_noise_smaller_than_the_steps_of_other_rows_is_refused(tmp_path):
+    """A row on a grid, in a row with less noise than its steps: what is below them shows between."""
+    sigmas = [1.0, 1.0, 1e-6, 1.0, 1.0]
+    uneven = hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan
+    with pytest.raises(InputError, match="their steps would show"):
+        expect_exact(uneven, 1.0)
+    wanted = config.read(changes=[*TOP, "topology.agents=5", "rounds=4", f"privacy.sigma={sigmas}"])
+    with pytest.raises(InputError, match="their steps would show"):
+        federations.of(CARDS[:5], topology.ring(5), (100,) * 5, wanted, Rules())
+    sigmas[2] = 1e-4
+    expect_exact(hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan, 1.0)

@@ -3,6 +3,7 @@
 from fractions import Fraction
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from history import federation
@@ -53,7 +54,9 @@ class Tagged(nn.Module):
         return self.rest(self.tags[x[..., 0].long()] + x[..., 1:])
 
 
-@pytest.mark.parametrize("how", ["another class", "no finite gradient", "the model raises"])
+@pytest.mark.parametrize(
+    "how", ["another class", "no finite gradient", "the model raises", "the loss raises"]
+)
 def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
     records = 50
     torch.manual_seed(0)
@@ -67,8 +70,8 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
         return own.mean(1, row)[: 7 * records].view(records, 7)
 
     before = found()
-    if how == "another class":
-        classes = classes.index_fill(0, torch.tensor([17]), 0)
+    if how in ("another class", "the loss raises"):
+        classes = classes.index_fill(0, torch.tensor([17]), 0 if how == "another class" else 3)
     else:
         inputs[17] = {"no finite gradient": torch.tensor([17, torch.inf]), "the model raises": 999}[how]
     with mock.patch.object(PlainGradients, "one_by_one", side_effect=AssertionError("by another path")):
@@ -108,3 +111,56 @@ class Narrow(nn.Linear):
 def test_a_model_that_cannot_run_in_float64_is_refused():
     with pytest.raises(InputError, match=r"also runs in float64.*no \.float\(\)"):
         Exact(FlatModel(Narrow(3, 2)), 1.0, "cross-entropy", "flat", torch.zeros(1, 3))
+
+
+class Tied(nn.Module):
+    """One weight in two layers: what one record does to it may cancel."""
+
+    def __init__(self):
+        super().__init__()
+        self.there, self.back = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.back.weight = self.there.weight
+
+    def forward(self, x):
+        return self.back(torch.tanh(self.there(x)))
+
+
+def test_a_weight_that_two_layers_have_in_common_is_used_twice():
+    assert terms(FlatModel(Tied()), torch.zeros(1, 3)) == 2
+
+
+def test_the_share_is_that_of_the_rounds_that_use_a_record(tmp_path):
+    """Steps become smaller, and rounding next to them larger: the last class of rounds has most of it."""
+    plan = federation(tmp_path, "train.fading=linear", rounds=5).setup.plan
+    even = np.ones(plan.releases)
+    alone = [rounded_share(plan, 0, even[: k + 1], 1e-3, 1.0, 1e4, period=k + 1) for k in range(6)]
+    assert alone[-1] == pytest.approx(rounded_share(plan, 0, even, 1e-3, 1.0, 1e4, together=False))
+    assert alone[-1] > 1.2 * rounded_share(plan, 0, even, 1e-3, 1.0, 1e4)
+
+
+def test_rows_that_a_rule_takes_number_by_number_may_be_longer(tmp_path):
+    shares = [
+        rounded_share(made.setup.plan, 0, np.ones(made.setup.plan.releases), 1e-3, 1.0, 1e4)
+        for made in (
+            federation(tmp_path, "method.name=dsgd"),
+            federation(tmp_path, "method.name=dsgd", "robust.rule=trimmed"),
+        )
+    ]
+    assert shares[1] > 1.2 * shares[0]
+
+
+def test_a_start_longer_than_rows_may_be_is_refused(tmp_path):
+    made = federation(tmp_path, "method.name=plain", largest_norm=1e-3)
+    with pytest.raises(InputError, match=r"largest_norm: expected at least .* the norm of the public start"):
+        made.equipment(0)
+
+
+class Picky(nn.Linear):
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+def test_a_model_that_asks_for_float32_is_refused_in_words_whatever_it_raises():
+    with pytest.raises(InputError, match=r"also runs in float64.*AssertionError"):
+        Exact(FlatModel(Picky(3, 2)), 1.0, "cross-entropy", "flat", torch.zeros(1, 3))

@@ -5,10 +5,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from history import federation, sharing
+from history import Wire, federation, sharing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topdp.agents.books.entries import Cost
+from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.tally import Tally
 from topdp.privacy.observers.worst_case import every_round
 
@@ -36,6 +38,9 @@ def test_a_release_without_noise_is_worth_no_number():
     assert tally.mu((1, math.inf)) == math.inf
     tally.add(1, math.inf)
     assert tally.mu() == math.inf
+    tally = Tally()
+    tally.add(0, 1.5e308)
+    assert tally.mu((1, 1.5e308)) == math.inf  # more than float64 holds
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -53,3 +58,13 @@ def test_a_meter_adds_every_release_once(tmp_path, monkeypatch, shares):
     assert len(added) == 12 * (2 if shares else 1)
     again = list(history)  # the books of another start
     assert meter.worst_case(again) == meter.worst_case(history)
+
+
+def test_a_release_without_noise_stays_one_over_a_restart(tmp_path):
+    made = federation(tmp_path, agents=3, rounds=2)
+    ledger = Ledger(made.state(0), made.setup.manifest.hash, "ada")
+    ledger.release(0, Cost(0.1, None, None), {"bob": b"row"}, b"state")
+    ledger.close()
+    agent = made.agent(0, Wire().transport("ada"), seeded=False)
+    assert agent.life.history == [(0, math.inf)]
+    agent.abandon()

@@ -1,20 +1,26 @@
 """What an organisation may say of its own run, from its own books; and the books of which it may not."""
 
 import json
+import shutil
 import sqlite3
+from contextlib import closing
+from statistics import NormalDist
 
 import pytest
 from history import federation, live, on_virtual_time
 from typer.testing import CliRunner
 
-from topdp.agents.books.database import TamperedError
+from topdp.agents.books.database import FILE, TamperedError
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
+from topdp.agents.site.amending import Change, amend
 from topdp.agents.site.own_books import own_books
 from topdp.agents.site.own_statement import own_statement
+from topdp.agents.terms.amendments import amendment_of
 from topdp.cli import app
 from topdp.errors import InputError
 from topdp.pages.statement import statement_html, statement_yaml
+from topdp.pages.words import no_less
 from topdp.privacy.basics.gaussian import epsilon_of
 
 OWN_NOISE = {number: {"seeded": False} for number in range(4)}
@@ -167,3 +173,67 @@ def test_another_manifest_or_none_is_refused(tmp_path, ran):
     assert isinstance(found.exception, InputError) or found.exit_code == 2
     found = CliRunner().invoke(app, ["statement", str(tmp_path), "--manifest", str(tmp_path / "other.toml")])
     assert isinstance(found.exception, InputError) or found.exit_code == 2
+
+
+def test_releases_that_cost_nothing_at_their_delta_have_a_mu_all_the_same(tmp_path, ran):
+    """(0, δ)-private noise is noise: a curve of μ = 0 would promise that there is nothing to see."""
+    with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
+        assert own_statement(_books(tmp_path, ran))["guarantee"]["answers"]["adaptive"]["mu"] == 0
+        delta = ran.setup.manifest.config.privacy.delta
+        mu = 0.9 * 2 * NormalDist().inv_cdf((1 + delta) / 2)
+        assert epsilon_of(mu, delta) == 0
+        ledger.release(0, Cost(0.0, 0.0, mu**2), {"bob": b"row"}, b"state")
+    for one in own_statement(_books(tmp_path, ran))["guarantee"]["answers"].values():
+        assert one["epsilon"] == 0 and mu < one["mu"] < 2 * mu
+
+
+def test_what_a_claim_says_has_no_mu(tmp_path):
+    made = federation(tmp_path, "privacy.epsilon=9.0", agents=4, rounds=4, guarantee="claimed")
+    made.setup.manifest.write(tmp_path / "manifest.toml")
+    with closing(Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee="claimed")) as ledger:
+        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    answers = said_of(made)["guarantee"]["answers"]
+    assert answers["claimed"]["mu"] is None and answers["worst_case"]["mu"] > 0
+
+
+def test_books_of_a_version_that_did_not_say_so_may_be_seeded(tmp_path, ran):
+    with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
+        assert "from a seed" not in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+        ledger.database.remember("migrated_from", "4")
+    assert "whether noise came from a seed" in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+
+
+def test_hidden_rows_that_an_older_version_rounded_leave_the_worst_case(tmp_path):
+    """No agent starts by such a manifest any more; the books of an older version are there all the same."""
+    made = federation(tmp_path, "method.name=top", agents=5, rounds=4, guarantee="adaptive", dtype="float32")
+    made.setup.manifest.write(tmp_path / "manifest.toml")
+    with closing(Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
+        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    said = said_of(made)
+    answers = said["guarantee"]["answers"]
+    assert answers["worst_case"]["is_a_guarantee"] and not answers["adaptive"]["is_a_guarantee"]
+    assert "ε = 0.7 at" in said["summary"][0] and "rounded to float32" in said["summary"][1]
+    assert "not on a grid" in said["deployment"]["implementation"]["floating_point"]
+
+
+def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
+    """The same records: ε of the new run alone is not that of all that has left the agent."""
+    amended = amend(ran.setup.manifest, Change(2, remove=("dan",), links=(("ada", "cleo"),)))[0]
+    amended.write(tmp_path / "manifest.toml")
+    with closing(Ledger(tmp_path / "ada", amended.hash, "ada", guarantee="adaptive")) as ledger:
+        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    words = " ".join(own_statement(own_books(tmp_path / "ada", tmp_path / "manifest.toml"))["summary"])
+    spent = amendment_of(amended).spent["ada"]
+    assert spent > 0 and f"by the plan at most ε = {no_less(spent)} at" in words
+    assert "takes the place" not in " ".join(said_of(ran)["summary"])
+
+
+@pytest.mark.parametrize(("table", "column"), [("outbox", "round"), ("inbox", "round"), ("notes", "charges")])
+def test_a_word_where_a_number_belongs_is_found_and_no_fault_of_ours(tmp_path, ran, table, column):
+    shutil.copytree(ran.state(0), tmp_path / "ada")
+    with closing(sqlite3.connect(tmp_path / "ada" / FILE)) as db:
+        newest = f"SELECT max(rowid) FROM {table}"
+        db.execute(f"UPDATE {table} SET {column} = 'x' WHERE rowid = ({newest})")
+        db.commit()
+    with pytest.raises(TamperedError):
+        _books(tmp_path, ran)

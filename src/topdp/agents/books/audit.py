@@ -23,6 +23,7 @@ from topdp.agents.books.database import FILE, TamperedError, unusable
 from topdp.agents.books.entries import LedgerEntry, digest_of, genesis, link
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.wire.codes import ReplyCode
+from topdp.errors import TopdpError
 
 PAIRS = ("prepared", "committed", "aborted")
 
@@ -37,7 +38,9 @@ def verify(ledger: Ledger) -> int:
         _inbox(ledger, entries)
         _pairs(ledger, entries)
         last, state = (entries[-1] if entries else None), ledger.state()
-    except (sqlite3.Error, TypeError) as error:  # a table that is gone; a value of a kind that cannot be
+    except TopdpError:
+        raise
+    except (sqlite3.Error, TypeError, ValueError) as error:  # a table that is gone; a value that cannot be
         raise (
             unusable(ledger.folder, error)
             if isinstance(error, sqlite3.Error)

@@ -174,7 +174,7 @@ class Agent:
         start, part, largest = self.equipment.start, self.equipment.part, self.equipment.limits
         number = self.equipment.manifest.number(peer)
         row = part.read(round).get(number, number)  # who meets as it comes hands over its estimate
-        payload.decode(body, len(start), str(start.dtype).removeprefix("torch."), largest.of(round, row))
+        payload.decode(body, len(start), str(start.dtype).removeprefix("torch."), largest.taken(round, row))
 
     def _resumes(self) -> bool:
         """Whether rows of this agent may be out that its books do not know; an old copy is refused here."""

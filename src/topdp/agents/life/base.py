@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -73,7 +74,7 @@ class Life(ABC):
         self.timing, self.waits = Timing(), Waits()
         self.paused: Callable[[], bool] = lambda: False  # whether a person wants no further release for now
         self.doing: Doing = "waits"
-        self.history = [(e.round, e.information or 0.0) for e in ledger.entries() if e.kind == "release"]
+        self.history = [(e.round, _known(e.information)) for e in ledger.entries() if e.kind == "release"]
 
     @property
     def out_of_budget(self) -> bool:
@@ -221,7 +222,7 @@ class Life(ABC):
         if self.sharing is not None:
             self.sharing.note(round)
         if kind == "release":
-            self.history.append((round, cost.information or 0.0))
+            self.history.append((round, _known(cost.information)))
         self.peers.wake()
 
     def _bounded(self, round: int, number: int, row: Tensor) -> Tensor:
@@ -288,6 +289,11 @@ class Life(ABC):
     def _raise_faults(self) -> None:
         if self.peers.fault is not None:
             raise self.peers.fault
+
+
+def _known(information: float | None) -> float:
+    """1/z² as it is on the books: nothing there is no noise."""
+    return math.inf if information is None else information
 
 
 class Ticks:

@@ -133,12 +133,17 @@ def equip(
         privacy.patient,
     )
     bounds = same_limits(setup.plan, rules.largest_norm)
+    norm = float(torch.linalg.vector_norm(start.double()))
     if hidden:
         longest = max(_longest(one, privacy.clip) for one in analysis.batches)
-        norm = float(torch.linalg.vector_norm(start.double()))
         facts = (longest, len(start), rules.largest_norm, norm)
         bounds = limits(setup.plan, privacy.guarantee, *facts)
         expect_exact(setup.plan, rules.largest_norm)
+    elif not norm <= rules.largest_norm:
+        raise ConfigError(
+            f"rules.largest_norm: expected at least {norm:.3g}, the norm of the public start, got "
+            f"{rules.largest_norm:g}: what is rounded next to longer rows is not accounted for."
+        )
     _expect_little_rounding(setup, gauge, exact, analysis.batches[agent], hidden)
     return Equipment(
         setup=setup,
@@ -194,12 +199,13 @@ def _expect_little_rounding(setup: Setup, gauge: Meter, exact: Exact, mine: Batc
     share = rounded_share(
         setup.plan,
         gauge.spending.owner,
-        gauge.planned,
+        gauge.planned if gauge.most is None else gauge.most,
         gauge.spending.sensitivity,
         _longest(mine, privacy.clip),
         largest,
         exact.off(_at_once(mine), privacy.clip, mine.divisor),
         together=not hidden,
+        period=gauge.spending.batches.period,
     )
     if hidden and gauge.by_plan is not None:
         share += mixing_share(setup.plan, largest, mu_of(float(gauge.by_plan[-1]), privacy.delta))

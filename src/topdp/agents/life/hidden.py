@@ -19,13 +19,16 @@ from typing import final
 import numpy as np
 
 from topdp.agents.life.sums import ROUNDED
-from topdp.agents.terms.hidden_rows import largest_exact, least_deviation
+from topdp.agents.terms.hidden_rows import expect_steps_below_noise, largest_exact, least_deviation
 from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.arrays import Bools, Floats
 
 TAIL = 10.0
 """Deviations by which a draw of d numbers is longer than √d: with a probability below 10⁻²¹."""
+
+ALIKE = 1e-9
+"""Of a norm: by so much two ways to compute it may differ, and who sends and who reads take two."""
 
 
 @final
@@ -39,6 +42,10 @@ class Limits:
 
     def of(self, round: int, row: int) -> float:
         return float((self.estimates if row < self.agents else self.others)[round])
+
+    def taken(self, round: int, row: int) -> float:
+        """How long a row may be that comes in: nobody is refused for how its sender has added up squares."""
+        return self.of(round, row) * (1 + ALIKE)
 
 
 def same_limits(plan: Plan, largest_norm: float) -> Limits:
@@ -55,6 +62,8 @@ def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: fl
     Under `adaptive` estimates count as seen, and are made shorter where they are too long: E. A hidden row is
     H_r <= Σ|weights of seen rows|·E + Σ|weights of hidden ones|·H_{r-1} + step + noise = A_r·E + B_r, and E
     is chosen so that none is above `largest_norm`. Under `view` all are hidden, and E is that of the start.
+    H_r is larger by twice `ALIKE` in every round: a row without noise, of rows as long as they are taken, has
+    no other room.
     """
     seen = np.zeros(plan.rows, bool)
     if guarantee == "adaptive":
@@ -69,9 +78,10 @@ def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: fl
             more = (weight * unknown).sum(axis=1)
             this = plan[r]
             grows = np.abs(this.step) * gradient + np.abs(this.std).sum(axis=1) * (math.sqrt(d) + TAIL)
+            room = 1 + 2 * ALIKE
             a, b = (
-                max(1.0, float((reach + more * a)[hidden].max())),
-                float((more * b + grows)[hidden].max()),
+                room * max(1.0, float((reach + more * a)[hidden].max())),
+                room * float((more * b + grows)[hidden].max()),
             )
         A[r], B[r] = a, b
         lengths = np.where(plan.memories, reach, 1.0)
@@ -87,7 +97,8 @@ def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: fl
 
 
 def expect_exact(plan: Plan, largest_norm: float) -> None:
-    """Refuses rows that float64 could not carry as multiples of their steps."""
+    """Refuses rows that float64 could not carry as multiples of their steps, and steps like others' noise."""
+    expect_steps_below_noise(plan)
     most = largest_exact(plan)
     if not largest_norm <= most:
         raise InputError(

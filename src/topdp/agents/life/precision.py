@@ -24,6 +24,7 @@ from torch.nn.modules.conv import _ConvNd
 from topdp.errors import InputError
 from topdp.learning.gradients import clipped
 from topdp.learning.gradients.calls import called, without_kernels_for_inference
+from topdp.learning.gradients.plain import first_line
 from topdp.learning.gradients.rounding import no_finer_than
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel
@@ -74,14 +75,14 @@ class Exact:
             ignored += int(statistics.ignored[0])
         return out[0], ignored
 
-    def failing(self, inputs: Tensor) -> Tensor:
-        """[records] whether the model raises on them at the public start, as on a token that is none."""
+    def failing(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """[records] whether model or loss raises on them at the public start, as on a class that is none."""
         module = _loaded(self.flat)
 
-        def raises(some: Tensor) -> bool:
+        def raises(some: slice) -> bool:
             try:
                 with torch.no_grad():
-                    module(_wide(some))
+                    self._clipped.loss(module(_wide(inputs[some])), _wide(targets[some]))
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception:  # of the model, on these records
@@ -91,8 +92,8 @@ class Exact:
         found = torch.zeros(len(inputs), dtype=torch.bool)
         for first in range(0, len(inputs), WIDE):
             some = range(first, min(first + WIDE, len(inputs)))
-            if raises(inputs[some.start : some.stop]):
-                found[some.start : some.stop] = torch.tensor([raises(inputs[k : k + 1]) for k in some])
+            if raises(slice(some.start, some.stop)):
+                found[some.start : some.stop] = torch.tensor([raises(slice(k, k + 1)) for k in some])
         return found
 
     def off(self, records: int, clip: float, divisor: int) -> float:
@@ -115,7 +116,7 @@ def terms(flat: FlatModel, record: Tensor) -> int:
     >>> terms(FlatModel(nn.Conv1d(1, 1, 2)), torch.zeros(1, 1, 5))
     4
     """
-    counts: dict[nn.Module, int] = {}
+    counts: dict[nn.Parameter, int] = {}  # several modules may have one in common
 
     def count(module: nn.Module, given: tuple[object, ...], result: object) -> None:
         sizes = [part.numel() for part in (*given, result) if isinstance(part, Tensor)]
@@ -125,7 +126,8 @@ def terms(flat: FlatModel, record: Tensor) -> int:
             uses = result.numel() // module.out_channels
         else:
             uses = max(sizes, default=MANY)
-        counts[module] = counts.get(module, 0) + uses
+        for own in {one for one in module._parameters.values() if one is not None and one.requires_grad}:
+            counts[own] = counts.get(own, 0) + uses
 
     module = _loaded(flat)
     hooks = [
@@ -148,14 +150,16 @@ def _doubled(flat: FlatModel, record: Tensor) -> FlatModel:
     double = FlatModel(flat.load(flat.flatten().double()))
     try:
         _try(double, record)
-    except (InputError, RuntimeError) as error:
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of the model: it may raise anything
         try:
             _try(flat, record)
         except Exception:  # nor in its own type: it does not take zeros, and the first gradient will tell
             return double
         raise InputError(
             "Expected a model that also runs in float64, in which agents sum gradients (rounding a sum in "
-            f"float32 can show a record), got one that does not: {str(error).splitlines()[0]:.200} "
+            f"float32 can show a record), got one that does not: {first_line(error):.200} "
             "Let it take the type of its parameters: no .float(), no fixed dtype."
         ) from error
     return double

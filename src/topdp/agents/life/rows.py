@@ -182,11 +182,11 @@ class Gradients:
         return total.div_(self.batches[self.agent].divisor)
 
     def _set_aside(self) -> None:
-        """Records on which the model raises count as zero; another, of weight 0, is in the place of each.
+        """Records on which model or loss raises count as zero; another, of weight 0, is in the place of each.
 
         So that how the others are computed, and rounded, does not depend on whether there are such.
         """
-        failing = self.exact.failing(self.inputs)
+        failing = self.exact.failing(self.inputs, self.targets)
         if not failing.any() or failing.all():
             return
         stand_in = int((~failing).nonzero()[0])
@@ -196,7 +196,7 @@ class Gradients:
         self.targets = torch.where(where, self.targets[stand_in], self.targets)
         self._weights = (~failing).double()
         logger.warning(
-            "%d records count as zero: the model fails on them.",
+            "%d records count as zero: the model or the loss fails on them.",
             int(failing.sum()),
             extra={"agent": self.agent, "event": "ignored"},
         )

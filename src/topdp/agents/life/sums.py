@@ -83,32 +83,38 @@ def rounded_share(
     largest_norm: float,
     off: float = 0.0,
     together: bool = True,
+    period: int = 1,
 ) -> float:
     """By what share of itself the agent's μ may be too low, for what is rounded before noise.
 
     `information` [releases]: 1/z² of the agent's releases. `moved`: Δ, how far one record moves its mean
     gradient, `gradient` how long that is at most, and `off` what rounding inside of it adds to Δ.
-    `largest_norm`: of rows that are sent or estimates.
+    `largest_norm`: of rows that are sent or estimates. `period`: a record is in one of so many classes of
+    rounds.
 
-    A product or a sum is off by `ROUNDED` of itself, number by number, so in norm too: the product with the
-    step, and its sum with the mix, in either of two worlds. Relative to step · Δ that is the share of one
-    release. In the worst case shifts of releases add up like the sides of a right triangle, so do their
-    roundings; not `together`: the largest share counts, whatever is made of shifts.
+    A quotient, product or sum is off by `ROUNDED` of itself, number by number, so in norm too: the mean, its
+    product with the step, and the sum with the mix, in either of two worlds. Relative to step · Δ that is the
+    share of one release. In the worst case shifts of releases add up like the sides of a right triangle, so
+    do their roundings; not `together`: the largest share counts, whatever is made of shifts. What a robust
+    rule takes of k rows number by number may be √k times as long as they are.
     """
     mine = plan.owner == agent
     norms, shares = np.ones(plan.rows), np.zeros(plan.releases)
     for r in range(plan.releases):
         source, weight = plan.source[r], np.abs(plan.weight[r])
         mixes = np.where(source >= 0, weight * norms[source], 0.0).sum(axis=1)
+        if plan.robust is not None:
+            mixes *= np.sqrt(np.maximum((source >= 0).sum(axis=1), 1))
         carries = mine & (plan[r].step != 0)
         if carries.any():
             step, largest = abs(plan.rate[r]), float(mixes[carries].max()) * largest_norm
-            shares[r] = (2 * ROUNDED * (largest + 2 * step * gradient) + step * off) / (step * moved)
+            shares[r] = (2 * ROUNDED * (largest + 3 * step * gradient) + step * off) / (step * moved)
         norms = np.where(plan.memories, mixes, 1.0)  # what an agent keeps for itself nobody has measured
     if not together:
         return float(shares.max())
-    counted = shares[: len(information)]
-    return math.sqrt(float(np.sum(information * counted**2)) / float(np.sum(information)))
+    off_by = information * shares[: len(information)] ** 2
+    most = [max(float(what[k::period].sum()) for k in range(period)) for what in (off_by, information)]
+    return math.sqrt(most[0] / most[1])
 
 
 def expect_fine(share: float, largest_norm: float) -> None:

@@ -55,6 +55,9 @@ class Tally:
 
 
 def _up(value: Fraction) -> float:
-    """The nearest number that is not below."""
-    nearest = float(value)
+    """The nearest number that is not below; infinite where there is none."""
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return math.inf
     return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)

@@ -18,6 +18,7 @@ from topdp.agents.books.audit import verify
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.ending import last_round
 from topdp.agents.terms import manifest as manifests
+from topdp.agents.terms.hidden_rows import hides
 from topdp.agents.terms.setup import Setup
 from topdp.errors import InputError, TrustError
 from topdp.pages.words import is_guarantee
@@ -25,6 +26,7 @@ from topdp.privacy.basics.gaussian import mu_of
 from topdp.settings import build
 
 UPWARDS = 1 + 1e-9  # μ is found by halving: on the private side of the last step
+LEAST = 1e-9  # ε of which μ is found: that of less is smaller
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,22 @@ class OwnBooks:
         return not (self.seeded or self.rehearsal)
 
     @property
+    def of_older_version(self) -> bool:
+        """Whether manifest, and so maybe releases, are of a version that summed in the model's type."""
+        return self.setup.manifest.rules.dtype != "auto"
+
+    @property
+    def rounded(self) -> bool:
+        """Whether rows that some do not see were rounded on their way: then only the worst case holds."""
+        setup, rules = self.setup, self.setup.manifest.rules
+        guarantee = setup.manifest.config.privacy.guarantee
+        hidden = hides(guarantee, setup.plan, setup.coalition, not rules.goes_on)
+        return hidden and rules.dtype == "float32"
+
+    @property
     def relied(self) -> str:
         answer = self.charged_by.replace("-", "_")
-        return answer if is_guarantee(answer) else "worst_case"
+        return answer if is_guarantee(answer) and not self.rounded else "worst_case"
 
     @property
     def promised(self) -> float | None:
@@ -88,10 +103,13 @@ class OwnBooks:
         return bool(analysis.exposure().sampled)
 
     def mu(self, epsilon: float | None) -> float | None:
-        """Of Gaussian noise without samples one ε says the whole; 0 where nothing was charged."""
+        """Of Gaussian noise without samples one ε says the whole; 0 where nothing was released.
+
+        Releases can cost nothing at this δ, and have a μ all the same.
+        """
         if epsilon is None or self.sampled:
             return None
-        return UPWARDS * float(mu_of(epsilon, self.delta)) if epsilon > 0 else 0.0
+        return UPWARDS * float(mu_of(max(epsilon, LEAST), self.delta)) if self.round >= 0 else 0.0
 
 
 def own_books(state: Path, manifest: Path) -> OwnBooks:

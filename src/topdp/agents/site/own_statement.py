@@ -14,6 +14,7 @@ from typing import Any
 
 from topdp import __version__
 from topdp.agents.site.own_books import OwnBooks
+from topdp.agents.terms.amendments import amendment_of
 from topdp.pages.costs import power_of_point
 from topdp.pages.deployment import TO_FILL_IN, private_unit
 from topdp.pages.words import at_most, is_guarantee, no_less, small, who_looks
@@ -63,14 +64,21 @@ def _answer(books: OwnBooks, answer: str) -> dict[str, Any]:
         "is_a_guarantee": known and is_guarantee(answer),
         "status": "not private" if not books.protects else "finite" if known else "infinite",
         "epsilon": epsilon if known else None,
-        "mu": books.mu(epsilon) if known else None,
+        "mu": books.mu(epsilon) if known and answer != "claimed" else None,
         "recognised_at_1_percent_false_alarms": power[0],
         "recognised_at_5_percent_false_alarms": power[1],
     }
 
 
 def _summary(books: OwnBooks) -> list[str]:
-    return [*_promise(books), *_how_far(books), *_departures(books), _whose_word(books)]
+    return [
+        *_promise(books),
+        *_unknown_noise(books),
+        *_before(books),
+        *_how_far(books),
+        *_departures(books),
+        _whose_word(books),
+    ]
 
 
 def _promise(books: OwnBooks) -> list[str]:
@@ -89,12 +97,13 @@ def _promise(books: OwnBooks) -> list[str]:
         f"{agents} agents. "
         f"For {who_looks(books.relied, books.colluders)}, it is hard to tell whether any one of its "
         "records was used: "
-        f"ε = {no_less(books.promised)} at δ = {small(books.delta)}, for all that has left it so far."
+        f"ε = {no_less(books.promised)} at δ = {small(books.delta)}, for all that has left it so far "
+        "in this run."
     ]
     if books.charged_by.replace("-", "_") != books.relied:
+        why = "does not hold where rows are rounded to float32" if books.rounded else "guarantees nothing"
         said.append(
-            f"Its budget was kept by another answer, {books.charged_by}, which guarantees nothing: do "
-            "not rely on it."
+            f"Its budget was kept by another answer, {books.charged_by}, which {why}: do not rely on it."
         )
     one, five = (at_most(power_of_point(books.promised, books.delta, share)) for share in SHARES)
     said.append(
@@ -109,6 +118,27 @@ def _promise(books: OwnBooks) -> list[str]:
             + ("nothing is guaranteed." if worst is None else f"the same number is ε = {no_less(worst)}.")
         )
     return said
+
+
+def _unknown_noise(books: OwnBooks) -> list[str]:
+    if not (books.upgraded and books.protects):
+        return []
+    return [
+        "Its books were begun by a version that did not write down whether noise came from a seed: all of "
+        "this holds if it did not (--seeded was never given)."
+    ]
+
+
+def _before(books: OwnBooks) -> list[str]:
+    """What a run that this one takes the place of has cost is on other books."""
+    found = amendment_of(books.setup.manifest)
+    if found is None or books.agent not in found.spent:
+        return []
+    return [
+        f"It takes the place of the run {found.manifest[:12]}, in which {books.agent} took part: what left "
+        f"it then is on other books, by the plan at most ε = {no_less(found.spent[books.agent])} at δ = "
+        f"{small(found.delta)}, and adds to this."
+    ]
 
 
 def _how_far(books: OwnBooks) -> list[str]:
@@ -294,8 +324,10 @@ def _deployment(books: OwnBooks) -> dict[str, Any]:
             "noise_source": "A cipher keyed by the operating system, for every release anew."
             if books.protects
             else "Known to others: not private.",
-            "floating_point": "Sums and noise in float64, on a public grid, rounded once after noise; "
-            "what is left is in "
+            "floating_point": "The manifest is of a version that summed gradients in the type of the model, "
+            "and not on a grid: what rounding shows of releases made by it is in no ε."
+            if books.of_older_version
+            else "Sums and noise in float64, on a public grid, rounded once after noise; what is left is in "
             "docs/privacy.md, and in no ε.",
             "verification": "Open source. The books were read whole by this command; no outside party "
             "has certified it.",

@@ -10,7 +10,7 @@ import numpy as np
 
 from topdp.agents.terms import manifest
 from topdp.agents.terms.card import Card, read_card
-from topdp.agents.terms.hidden_rows import hides, largest_exact
+from topdp.agents.terms.hidden_rows import expect_steps_below_noise, hides, largest_exact
 from topdp.agents.terms.manifest import Manifest, Rules, rules_from
 from topdp.agents.terms.setup import Setup, completed
 from topdp.privacy.account import Account
@@ -82,7 +82,10 @@ def of(
     made = manifest.create(cards, pairs, complete, rules)
     setup = Setup.of(made)
     exact = largest_exact(setup.plan)
-    if hides(guarantee, setup.plan, setup.coalition, not rules.goes_on) and rules.largest_norm > exact:
+    hidden = hides(guarantee, setup.plan, setup.coalition, not rules.goes_on)
+    if hidden:
+        expect_steps_below_noise(setup.plan)
+    if hidden and rules.largest_norm > exact:
         said.append(
             f"rules.largest_norm is {exact:.3g}: longer rows would be rounded on their way next to so little "
             f"noise, and {guarantee} counts on rows that some do not see."

@@ -13,18 +13,22 @@ import math
 
 import numpy as np
 
+from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.privacy.observers.adaptive import has_short_form, in_the_open
 
 GRID = 2.0**-20  # of the deviation of a row's noise, at most: all its numbers are multiples of it
 DIGITS = 2.0**53  # numbers of float64 below it are exact
+FINE = 8.0  # steps of every row in every deviation: sums over all steps are integrals then
 
 
 def hides(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
     """Whether what is charged counts on rows that somebody does not see."""
-    if not follows_plan or guarantee not in ("adaptive", "view") or in_the_open(plan):
+    if not follows_plan or guarantee not in ("adaptive", "view"):
         return False
-    return guarantee == "view" or not has_short_form("adaptive", plan, coalition)
+    if guarantee == "view":  # of what one agent reads, whoever shares draws
+        return True
+    return not in_the_open(plan) and not has_short_form("adaptive", plan, coalition)
 
 
 def step_of(deviation: float) -> float:
@@ -46,3 +50,26 @@ def largest_exact(plan: Plan) -> float:
     """The longest rows that float64 holds as multiples of their steps."""
     least = least_deviation(plan)
     return DIGITS * step_of(least) if math.isfinite(least) else math.inf
+
+
+def _coarsest_step(plan: Plan) -> float:
+    """The longest step of a row, as others get it: times the largest weight where that is above 1."""
+    longest = 0.0
+    for r in range(plan.releases):
+        std = np.abs(plan[r].std[plan.exists[r]])
+        least = np.where(std > 0, std, np.inf).min(axis=1, initial=np.inf)
+        longest = max(longest, float(least[np.isfinite(least)].max(initial=0.0)))
+    weight = max(1.0, float(np.abs(plan.weight.values).max(initial=0.0)))
+    return step_of(longest) * weight if longest else 0.0
+
+
+def expect_steps_below_noise(plan: Plan) -> None:
+    """Refuses noise as small as the steps of other rows: what hides behind such a row shows between them."""
+    least, longest = least_deviation(plan), _coarsest_step(plan)
+    if not FINE * longest <= least:
+        raise InputError(
+            f"Expected noise of at least {FINE * longest:.3g} in every row, {FINE:g} steps of the row with "
+            f"most, got {least:.3g}: privacy.guarantee counts on rows that some do not see, and next to so "
+            "little noise their steps would show. Take budgets, and steps of noise along the rounds, that "
+            'differ by less than a factor of 100,000, or "worst-case".'
+        )
