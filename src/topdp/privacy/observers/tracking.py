@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topdp.plan.arrays import Floats, Ints
+from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.privacy.observers.banded import REST, Band
 from topdp.privacy.observers.filtering import ROUNDING
-from topdp.privacy.observers.layout import Layout
+from topdp.privacy.observers.layout import Layout, UnsuitedError
 
 PAUSE = 4
 """Rounds between attempts to let old changes go."""
@@ -114,7 +114,11 @@ class _Tracks:
         slot = self.place[b, layout.at[r, b, a]]  # NOWHERE is the last row of `place`: no hidden row
         w, nu, d = layout.weight[r, b, a], layout.variance[r, b, a], layout.step[r, b, a]
         share = np.bincount(b, 1 + w * w * self.V[b, slot] / nu, minlength=self.B) * ROUNDING
-        guard = np.where(share < 0.5, 1 / (1 - np.minimum(share, 0.5)), np.inf)
+        lost = share >= 0.5
+        guard = 1 / (1 - np.minimum(share, 0.5))
+        # Rounding is all that is left of some noise, and P is not to be relied on from here: nothing is said.
+        self.leaks[lost] = True
+        self.aligned[lost] = np.inf
 
         q = np.asarray(np.bincount(b * k + slot, w * w / nu, self.B * k), np.float64).reshape(self.B, k)
         q[:, -1] = 0.0
@@ -130,15 +134,15 @@ class _Tracks:
             enters = np.where(q[:, :, None] > 0, enters / q[:, :, None], 0.0)
         # Σ d²/ν over the rows that are made of one hidden row: of their mean, and what they say beside it
         alone = np.maximum(alone - np.einsum("bk,bko,bko->bo", q, enters, enters), 0.0)
-        alone[alone > 0] *= np.broadcast_to(guard[:, None], alone.shape)[alone > 0]
+        alone *= guard[:, None]
         if self.single:
             self.G[:, :, r - self.low, r - self.low] += alone
         if self.periods is not None:
             questions, owners = np.indices(self.periods.shape)
             self.aligned[questions, owners, r % self.periods] += alone
-        self._condition(r, q, enters, guard)
+        self._condition(r, q, enters, guard, lost)
 
-    def _condition(self, r: int, q: Floats, enters: Floats, guard: Floats) -> None:
+    def _condition(self, r: int, q: Floats, enters: Floats, guard: Floats, lost: Bools) -> None:
         """Looks with precision q at hidden rows, into which this round's change `enters`."""
         k, B = self.K + 1, self.B
         batch, seen = np.nonzero(q)
@@ -150,6 +154,7 @@ class _Tracks:
         noise = np.ones((B, most))
         noise[batch, rank] = 1 / q[batch, seen]
         flat = (at + np.arange(B)[:, None] * k).reshape(-1)
+        noise[lost] += self.V.reshape(-1)[flat].reshape(B, most)[lost]  # so that all else is finite
         PO = self.P.reshape(-1, k)[flat].reshape(B, most, k)
         C = PO[np.arange(B)[:, None, None], np.arange(most)[:, None], at[:, None, :]]
         C[:, np.arange(most), np.arange(most)] += noise
@@ -163,10 +168,17 @@ class _Tracks:
             delta = self.S.reshape(B * k, -1)[flat].reshape(B, most, self.owners, -1)
             delta[..., r - self.low] += entering
             parts.append(delta.reshape(B, most, -1))
-        # Scaled to ones on the diagonal, C is as well conditioned as fresh noise makes it.
-        root = np.sqrt(np.einsum("boo->bo", C))
-        inverse = np.linalg.inv(C / root[:, :, None] / root[:, None, :])
-        solved = (inverse / root[:, :, None] / root[:, None, :]) @ np.concatenate(parts, axis=2)
+        # Solved column by column, not by an inverse: then P is off by no more than rounding of V, however much
+        # looks have in common. Scaled to ones on the diagonal, C is as well conditioned as noise makes it.
+        diagonal = np.einsum("boo->bo", C)
+        if not (diagonal > 0).all():
+            raise UnsuitedError("Nothing but rounding is left of some noise.")
+        root = np.sqrt(diagonal)[:, :, None]
+        scaled = C / root / root.transpose(0, 2, 1)
+        try:
+            solved = np.linalg.solve(scaled, np.concatenate(parts, axis=2) / root) / root
+        except np.linalg.LinAlgError:
+            raise UnsuitedError("Looks tell the same, up to rounding.") from None
         back = np.ascontiguousarray(PO.transpose(0, 2, 1))
         moved = back @ solved
         self.P -= moved[:, :, :k]
@@ -174,7 +186,7 @@ class _Tracks:
         self.A -= moved[:, :, k:end].reshape(self.A.shape)
         if self.periods is not None:
             told = (parts[1] * solved[:, :, k:end]).sum(axis=1).reshape(self.aligned.shape)
-            self.aligned += np.where(told > 0, told, 0.0) * np.where(told > 0, guard[:, None, None], 1.0)
+            self.aligned += np.maximum(told, 0.0) * guard[:, None, None]
         if self.single:
             self.S -= moved[:, :, end:].reshape(self.S.shape)
             self._gather(parts[2], solved[:, :, end:], guard)
@@ -184,12 +196,7 @@ class _Tracks:
         B, most, W = self.B, delta.shape[1], self.S.shape[3]
         left = delta.reshape(B, most, self.owners, W).transpose(0, 2, 3, 1)
         product = left @ solved.reshape(B, most, self.owners, W).transpose(0, 2, 1, 3)
-        lost = ~np.isfinite(guard)
-        if lost.any():
-            shows = (left[lost] != 0).any(axis=3)[:, :, : self.R - self.low]
-            self.leaks[lost, :, self.low : self.low + W] |= shows
-            product[lost] = 0.0
-        self.G += product * np.where(lost, 1.0, guard)[:, None, None, None]
+        self.G += product * guard[:, None, None, None]
 
     def _make(self, r: int) -> None:
         """The hidden rows of round r, of those of the round before."""
