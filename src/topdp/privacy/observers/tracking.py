@@ -15,6 +15,7 @@ at least that of their fresh noise.
 **Guarantees.** As `banded`: near part in `values`, the length of the far part at most `rest`. Rounding as in
 `filtering`: what is learned is stated for noise whose variance is smaller by `ROUNDING`·V in every row seen,
 V what entered it by hidden ways; C - E >= (1 - ρ)C with ρ = Σ E/ν, because C is at least the fresh noise.
+Where that leaves nothing (deviations that differ by a factor of millions) `UnsuitedError` is raised.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topdp.plan.arrays import Bools, Floats, Ints
+from topdp.plan.arrays import Floats, Ints
 from topdp.privacy.observers.banded import REST, Band
 from topdp.privacy.observers.filtering import ROUNDING
 from topdp.privacy.observers.layout import Layout, UnsuitedError
@@ -114,11 +115,9 @@ class _Tracks:
         slot = self.place[b, layout.at[r, b, a]]  # NOWHERE is the last row of `place`: no hidden row
         w, nu, d = layout.weight[r, b, a], layout.variance[r, b, a], layout.step[r, b, a]
         share = np.bincount(b, 1 + w * w * self.V[b, slot] / nu, minlength=self.B) * ROUNDING
-        lost = share >= 0.5
-        guard = 1 / (1 - np.minimum(share, 0.5))
-        # Rounding is all that is left of some noise, and P is not to be relied on from here: nothing is said.
-        self.leaks[lost] = True
-        self.aligned[lost] = np.inf
+        if not (share < 0.5).all():
+            raise UnsuitedError("Nothing but rounding is left of some noise.")
+        guard = 1 / (1 - share)
 
         q = np.asarray(np.bincount(b * k + slot, w * w / nu, self.B * k), np.float64).reshape(self.B, k)
         q[:, -1] = 0.0
@@ -140,9 +139,9 @@ class _Tracks:
         if self.periods is not None:
             questions, owners = np.indices(self.periods.shape)
             self.aligned[questions, owners, r % self.periods] += alone
-        self._condition(r, q, enters, guard, lost)
+        self._condition(r, q, enters, guard)
 
-    def _condition(self, r: int, q: Floats, enters: Floats, guard: Floats, lost: Bools) -> None:
+    def _condition(self, r: int, q: Floats, enters: Floats, guard: Floats) -> None:
         """Looks with precision q at hidden rows, into which this round's change `enters`."""
         k, B = self.K + 1, self.B
         batch, seen = np.nonzero(q)
@@ -154,7 +153,6 @@ class _Tracks:
         noise = np.ones((B, most))
         noise[batch, rank] = 1 / q[batch, seen]
         flat = (at + np.arange(B)[:, None] * k).reshape(-1)
-        noise[lost] += self.V.reshape(-1)[flat].reshape(B, most)[lost]  # so that all else is finite
         PO = self.P.reshape(-1, k)[flat].reshape(B, most, k)
         C = PO[np.arange(B)[:, None, None], np.arange(most)[:, None], at[:, None, :]]
         C[:, np.arange(most), np.arange(most)] += noise
@@ -168,12 +166,11 @@ class _Tracks:
             delta = self.S.reshape(B * k, -1)[flat].reshape(B, most, self.owners, -1)
             delta[..., r - self.low] += entering
             parts.append(delta.reshape(B, most, -1))
-        # Solved column by column, not by an inverse: then P is off by no more than rounding of V, however much
-        # looks have in common. Scaled to ones on the diagonal, C is as well conditioned as noise makes it.
-        diagonal = np.einsum("boo->bo", C)
-        if not (diagonal > 0).all():
+        # Solved column by column, not by an inverse: so P is off by rounding of V alone, however much looks
+        # have in common. Scaled to ones on the diagonal, C is as well conditioned as fresh noise makes it.
+        root = np.sqrt(np.maximum(np.einsum("boo->bo", C), 0.0))[:, :, None]
+        if not (root > 0).all():
             raise UnsuitedError("Nothing but rounding is left of some noise.")
-        root = np.sqrt(diagonal)[:, :, None]
         scaled = C / root / root.transpose(0, 2, 1)
         try:
             solved = np.linalg.solve(scaled, np.concatenate(parts, axis=2) / root) / root
