@@ -405,3 +405,12 @@ def test_a_random_graph_of_secrets_is_nearly_as_good_as_a_trusted_party(degree, 
         return float(found.worst().max())
 
     assert exposed(1.03) < 1 < exposed(0.97)
+
+
+def test_however_noise_differs_nobody_learns_more_than_all_others_together():
+    steps = schedules.Schedule(rate=np.ones(2), noise=np.ones(2))
+    plan = Correlated(degree=4).plan(topology.star(5), steps, np.geomspace(1e-6, 1e6, 5), seed=0)
+    exposed = exposure(5, 1.0)
+    most = worst_case(plan, exposed).mu
+    for colluders in (1, 3):
+        assert (adaptive(plan, exposed, colluders).worst() <= most * (1 + 1e-12)).all()

@@ -9,12 +9,14 @@ import pytest
 
 from builders import constant_schedule
 from topdp import topology as graphs
-from topdp.plan import PerRound
+from topdp.plan import NOBODY, PerRound, Plan
+from topdp.privacy import adaptive, exposure, worst_case
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.bounds import bracket
 from topdp.privacy.observers.filtering import Public
 from topdp.privacy.observers.gram import grams
 from topdp.privacy.observers.layout import Question, UnsuitedError, Ways, lay_out
+from topdp.privacy.observers.neighbourhoods import bounded_nearby
 from topdp.privacy.observers.tracking import tracked
 from topdp.protocols import TopSynchronous
 
@@ -102,3 +104,58 @@ def test_what_is_of_another_kind_is_said_to_be():
     with pytest.raises(UnsuitedError, match="meet"):
         ways = Ways(replace(plan, source=PerRound(source, plan.source.which)))
         lay_out(ways, [Question((0,), np.arange(1, 7), np.arange(7, plan.rows))])
+
+
+def of_one_loud_row(deviation, rounds=6, agents=3):
+    """Agents whose hidden rows, with noise 1, are all made of one row with noise of so large a deviation."""
+    n = agents + 2  # one that makes the loud row, and one that looks
+    rows, loud = n + 1 + agents, n
+    mine = np.arange(loud + 1, rows)
+    source, std = np.full((rounds, rows, 1), NOBODY), np.ones((rounds, rows, 1))
+    source[:, :n, 0], source[:, loud, 0] = np.arange(n), n - 1
+    source[0, mine, 0], source[1, mine, 0], source[2:, mine, 0] = np.arange(agents), loud, mine
+    source[2:, :agents, 0] = mine
+    std[0, loud:] = deviation
+    carries = np.ones((rounds, rows), bool)
+    carries[:, loud], carries[0, mine] = False, False
+    owner = np.concatenate([np.arange(n), [n - 1], np.arange(agents)])
+    return Plan(
+        agents=n,
+        owner=owner,
+        source=PerRound.each(source),
+        weight=PerRound.same(np.ones((rows, 1)), rounds),
+        carries=PerRound.each(carries),
+        rate=np.ones(rounds),
+        draw=PerRound.same(np.arange(rows)[:, None], rounds),
+        std=PerRound.each(std),
+        scale=np.ones(rounds),
+        known_by=owner[:, None].copy(),
+        readers=PerRound.same(np.full((rows, 1), NOBODY), rounds),
+    )
+
+
+@pytest.mark.parametrize("deviation", [1e3, 1e4, 1e5, 1e6])
+def test_hidden_rows_with_a_loud_common_past_keep_their_digits(deviation):
+    """Beside noise that is the same in all of them, their own is a small difference of large numbers."""
+    plan = of_one_loud_row(deviation)
+    looks = plan.agents - 2
+    owners, layout = asked(plan, (looks,))
+    (told,) = tracked(layout, None, owners=len(owners))
+    oracle = grams(plan, np.arange(plan.agents) == looks, owners, Public.ESTIMATES)
+    for M, band in zip(oracle, told.bands, strict=True):
+        exact = bracket(M)[0]
+        assert exact * (1 - 1e-7) <= bracket_band(band)[1] <= exact * (1 + 1e-12 * deviation**2 + 1e-6)
+
+
+@pytest.mark.parametrize("deviation", [1e8, 1e12])
+def test_noise_of_which_rounding_leaves_nothing_is_never_more_than_the_worst_case(deviation):
+    plan = of_one_loud_row(deviation)
+    exposed = exposure(plan.agents, 1.0)
+    found, most = adaptive(plan, exposed), worst_case(plan, exposed).mu
+    assert (found.worst() <= most * (1 + 1e-12)).all()
+    assert (found.worst()[:3] > 2.5).all()  # 2.565 by exact fractions
+    nearby = bounded_nearby(Ways(plan), exposed)
+    assert (nearby.worst() >= found.worst() * (1 - 1e-12)).all()
+    _, layout = asked(plan, (plan.agents - 2,))
+    with pytest.raises(UnsuitedError, match="rounding"):
+        tracked(layout, None, owners=plan.agents - 1)

@@ -282,8 +282,10 @@ def _composed(
 ) -> View:
     """μ of every owner and coalition, from 1/z² of each kind of release [kinds, coalitions, agents]."""
     mu = np.zeros((plan.agents, len(coalitions)))
+    alone = information(plan)  # nobody learns more than all others together
     for i, period in enumerate(exposure.periods().tolist()):
-        mu[i] = _every_round(found, units[:, :, i], period) * exposure.sensitivity[i]
+        most = every_round(alone[:, i], period)
+        mu[i] = np.minimum(_every_round(found, units[:, :, i], period), most) * exposure.sensitivity[i]
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
     return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, _each_release(found, units)))

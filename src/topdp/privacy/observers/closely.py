@@ -64,14 +64,15 @@ def closely(
         look.closer(progress)
     sensitivity = exposure.sensitivity[:, None]
     per_release = information(ways.plan)
-    lower = np.where(look.asked, sensitivity * np.sqrt(look.reached), np.nan)
+    # Nobody learns more than all others together, who see all the rows of an owner.
+    most = [every_round(per_release[:, i], period) for i, period in enumerate(look.period.tolist())]
+    ceiling = np.array(most)[:, None]
+    lower = np.where(look.asked, sensitivity * np.minimum(np.sqrt(look.reached), ceiling), np.nan)
     samples = amplified(exposure, per_release)
     if bound == "aligned":
         return View(tuple(coalitions), lower, None, look.asked, samples)
-    # Nobody learns more than all others together, who see all the rows of an owner.
-    most = [every_round(per_release[:, i], period) for i, period in enumerate(look.period.tolist())]
-    upper = sensitivity * np.minimum(np.sqrt(look.most), np.array(most)[:, None])
-    upper = np.where(look.asked, np.maximum(upper, np.nan_to_num(lower, posinf=np.inf)), np.nan)
+    upper = sensitivity * np.minimum(np.sqrt(np.maximum(look.most, look.reached)), ceiling)
+    upper = np.where(look.asked, upper, np.nan)
     return View(tuple(coalitions), lower, upper, look.asked, samples)
 
 

@@ -275,10 +275,9 @@ class _Search:
         ]
         periods = self.periods[[state.number for state, _, _ in batch]][:, None]
         try:
-            layout = lay_out(self.around.ways, questions)
+            told = tracked(lay_out(self.around.ways, questions), None, LONGEST, rest=ROUGH)
         except UnsuitedError:  # a row without noise, say: all others together are the bound then
             return [np.inf] if len(batch) == 1 else [self._values([node])[0] for node in batch]
-        told = tracked(layout, None, LONGEST, rest=ROUGH)
         return [
             bracket_band(one.bands[0], int(period), np.inf)[1]
             for one, period in zip(told, periods[:, 0], strict=True)

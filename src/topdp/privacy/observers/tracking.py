@@ -15,6 +15,7 @@ at least that of their fresh noise.
 **Guarantees.** As `banded`: near part in `values`, the length of the far part at most `rest`. Rounding as in
 `filtering`: what is learned is stated for noise whose variance is smaller by `ROUNDING`·V in every row seen,
 V what entered it by hidden ways; C - E >= (1 - ρ)C with ρ = Σ E/ν, because C is at least the fresh noise.
+Where that leaves nothing (deviations that differ by a factor of millions) `UnsuitedError` is raised.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 from topdp.plan.arrays import Floats, Ints
 from topdp.privacy.observers.banded import REST, Band
 from topdp.privacy.observers.filtering import ROUNDING
-from topdp.privacy.observers.layout import Layout
+from topdp.privacy.observers.layout import Layout, UnsuitedError
 
 PAUSE = 4
 """Rounds between attempts to let old changes go."""
@@ -115,7 +116,9 @@ class _Tracks:
         slot = self.place[b, layout.at[r, b, a]]  # NOWHERE is the last row of `place`: no hidden row
         w, nu, d = layout.weight[r, b, a], layout.variance[r, b, a], layout.step[r, b, a]
         share = np.bincount(b, 1 + w * w * self.V[b, slot] / nu, minlength=self.B) * ROUNDING
-        guard = np.where(share < 0.5, 1 / (1 - np.minimum(share, 0.5)), np.inf)
+        if not (share < 0.5).all():
+            raise UnsuitedError("Nothing but rounding is left of some noise.")
+        guard = 1 / (1 - share)
 
         q = np.asarray(np.bincount(b * k + slot, w * w / nu, self.B * k), np.float64).reshape(self.B, k)
         q[:, -1] = 0.0
@@ -131,7 +134,7 @@ class _Tracks:
             enters = np.where(q[:, :, None] > 0, enters / q[:, :, None], 0.0)
         # Σ d²/ν over the rows that are made of one hidden row: of their mean, and what they say beside it
         alone = np.maximum(alone - np.einsum("bk,bko,bko->bo", q, enters, enters), 0.0)
-        alone[alone > 0] *= np.broadcast_to(guard[:, None], alone.shape)[alone > 0]
+        alone *= guard[:, None]
         if self.single:
             self.G[:, :, r - self.low, r - self.low] += alone
         if self.periods is not None:
@@ -164,10 +167,16 @@ class _Tracks:
             delta = self.S.reshape(B * k, -1)[flat].reshape(B, most, self.owners, -1)
             delta[..., r - self.low] += entering
             parts.append(delta.reshape(B, most, -1))
-        # Scaled to ones on the diagonal, C is as well conditioned as fresh noise makes it.
-        root = np.sqrt(np.einsum("boo->bo", C))
-        inverse = np.linalg.inv(C / root[:, :, None] / root[:, None, :])
-        solved = (inverse / root[:, :, None] / root[:, None, :]) @ np.concatenate(parts, axis=2)
+        # Solved column by column, not by an inverse: so P is off by rounding of V alone, however much looks
+        # have in common. Scaled to ones on the diagonal, C is as well conditioned as fresh noise makes it.
+        root = np.sqrt(np.maximum(np.einsum("boo->bo", C), 0.0))[:, :, None]
+        if not (root > 0).all():
+            raise UnsuitedError("Nothing but rounding is left of some noise.")
+        scaled = C / root / root.transpose(0, 2, 1)
+        try:
+            solved = np.linalg.solve(scaled, np.concatenate(parts, axis=2) / root) / root
+        except np.linalg.LinAlgError:
+            raise UnsuitedError("Looks tell the same, up to rounding.") from None
         back = np.ascontiguousarray(PO.transpose(0, 2, 1))
         moved = back @ solved
         self.P -= moved[:, :, :k]
@@ -175,7 +184,7 @@ class _Tracks:
         self.A -= moved[:, :, k:end].reshape(self.A.shape)
         if self.periods is not None:
             told = (parts[1] * solved[:, :, k:end]).sum(axis=1).reshape(self.aligned.shape)
-            self.aligned += np.where(told > 0, told, 0.0) * np.where(told > 0, guard[:, None, None], 1.0)
+            self.aligned += np.maximum(told, 0.0) * guard[:, None, None]
         if self.single:
             self.S -= moved[:, :, end:].reshape(self.S.shape)
             self._gather(parts[2], solved[:, :, end:], guard)
@@ -185,12 +194,7 @@ class _Tracks:
         B, most, W = self.B, delta.shape[1], self.S.shape[3]
         left = delta.reshape(B, most, self.owners, W).transpose(0, 2, 3, 1)
         product = left @ solved.reshape(B, most, self.owners, W).transpose(0, 2, 1, 3)
-        lost = ~np.isfinite(guard)
-        if lost.any():
-            shows = (left[lost] != 0).any(axis=3)[:, :, : self.R - self.low]
-            self.leaks[lost, :, self.low : self.low + W] |= shows
-            product[lost] = 0.0
-        self.G += product * np.where(lost, 1.0, guard)[:, None, None, None]
+        self.G += product * guard[:, None, None, None]
 
     def _make(self, r: int) -> None:
         """The hidden rows of round r, of those of the round before."""

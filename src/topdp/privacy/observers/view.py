@@ -200,15 +200,15 @@ def view(
         if progress is not None and bound == "aligned":
             progress(done, len(first))
     _relabelled(same, reached)
-    lower = np.where(asked, sensitivity[:, None] * np.sqrt(reached), np.nan)
+    lower = np.where(asked, np.minimum(sensitivity[:, None] * np.sqrt(reached), ceiling[:, None]), np.nan)
     most = reached.max(axis=1)
     looked = first if bound == "upper" else []
     each = min(GRAM_BYTES, 8 * plan.agents * plan.releases * min(plan.releases, LONG // 2))
     workers = min(cores(), max(1, ALL_BYTES // each))
     for done, (o, pairs) in enumerate(zip(looked, at_once(brackets, looked, workers), strict=True), 1):
         low, high = sensitivity[wanted[o]] * np.sqrt(np.array(pairs).reshape(-1, 2)).T
-        lower[wanted[o], o] = low
-        upper[wanted[o], o] = np.maximum(np.minimum(high, ceiling[wanted[o]]), low)
+        lower[wanted[o], o] = np.minimum(low, ceiling[wanted[o]])
+        upper[wanted[o], o] = np.minimum(np.maximum(high, low), ceiling[wanted[o]])
         if progress is not None:
             progress(done, len(first))
     _relabelled(same, lower, upper)
