@@ -124,10 +124,7 @@ def chosen(names: Sequence[str]) -> dict[str, Make]:
     """This engine and those of `names` that are here; raises for a name that is none."""
     for name in names:
         if name not in OTHERS:
-            raise InputError(
-                f"--against: no contestant {name!r}; expected some of {', '.join(OTHERS)}."
-                + did_you_mean(name, list(OTHERS))
-            )
+            raise InputError(f"--against: no contestant {name!r}." + did_you_mean(name, list(OTHERS)))
     here = [name for name in names if name not in OPACUS or has_opacus()]
     return {OURS: our_round, **{name: OTHERS[name][1] for name in here}}
 
