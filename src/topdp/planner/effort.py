@@ -8,7 +8,7 @@ from topdp.plan import Plan
 from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.observers.adaptive import has_short_form
 from topdp.privacy.observers.effort import A_MINUTE, LIMIT, look_work, view_work
-from topdp.privacy.observers.filtering import Public
+from topdp.privacy.observers.filtering import Public, expect_sums
 from topdp.privacy.observers.view import expect_unaccelerated
 
 SOON = 1.0
@@ -34,11 +34,11 @@ def seconds(answer: str, plan: Plan, colluders: int, patient: bool) -> float:
     if answer in ALWAYS or plan.agents == 1:
         return 0.0
     if answer == "view":
-        if plan.adjusts is not None or plan.robust is not None or _accelerated(plan):
+        if _no_sums(plan) or _accelerated(plan):
             return 0.0  # refused
         work = view_work(plan)
-    elif has_short_form(answer, plan, colluders):
-        return 0.0
+    elif has_short_form(answer, plan, colluders) or plan.rounded is not None:
+        return 0.0  # at once, or refused
     else:
         work = view_work(plan, 1, Public.LINKS) if answer == "outsider" else _adaptive(plan, colluders)
     return 0.0 if work > LIMIT and not patient else 60 * work / A_MINUTE
@@ -47,6 +47,14 @@ def seconds(answer: str, plan: Plan, colluders: int, patient: bool) -> float:
 def _adaptive(plan: Plan, colluders: int) -> float:
     """Where to look at everybody takes too long there is a bound by neighbourhoods, which takes a while."""
     return min(look_work(plan, math.comb(plan.agents, colluders)), LIMIT)
+
+
+def _no_sums(plan: Plan) -> bool:
+    try:
+        expect_sums(plan)
+    except NotCovered:
+        return True
+    return False
 
 
 def _accelerated(plan: Plan) -> bool:
