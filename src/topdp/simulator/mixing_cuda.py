@@ -59,7 +59,11 @@ def _round(out, before, gradient, chosen, slot, weight, owner, step, key, draw, 
             z2, z3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(e))
             z = tl.join(tl.join(z0, z1), tl.join(z2, z3))  # [lanes, 2, 2]
             total += deviation * tl.reshape(z, (LANES, 4))
-    # The one rounding, where rows are kept in fewer bits: to nearest, ties to even.
+    if out.dtype.element_ty == tl.bfloat16:
+        # To nearest, ties to even, in whole numbers: how a conversion rounds is up to the device.
+        bits = total.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        total = tl.where(total == total, bits.to(tl.float32, bitcast=True), total)
     tl.store(out + place.to(tl.int64) * out_row + column, total.to(out.dtype.element_ty), mask=inside)
 
 
