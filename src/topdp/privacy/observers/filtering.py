@@ -84,10 +84,10 @@ def expect_sums(plan: Plan) -> None:
         )
     if plan.rounded is not None:
         raise NotCovered(
-            f"Rows are rounded to {plan.rounded}, and here some are hidden from some observer: what those "
-            "tell after rounding is not known. Use guarantee='worst-case', in which every row counts as "
-            "seen; 'adaptive' with a method whose rows are all estimates (dsgd, muffliato, correlated, plain "
-            "or any in pairs); or train.rows='model'."
+            f"Rows are rounded to {plan.rounded}: what rows that are hidden from an observer tell after that "
+            "is not known. Use guarantee='worst-case', in which every row counts as seen; 'adaptive' with a "
+            "method whose rows are all estimates (dsgd, muffliato, correlated, plain, or any in pairs); or "
+            "train.rows='model'."
         )
 
 
