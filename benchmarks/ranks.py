@@ -2,12 +2,13 @@
 
     python benchmarks/ranks.py                              # 1,000 to 10,000 agents of a small model
     python benchmarks/ranks.py --agents 10000 --hidden 100  # of 80,000 parameters: the rows alone are 6.4 GB
-    python benchmarks/ranks.py --agents 2000 --hidden 100 --ranks 1 --rows model bfloat16   # rows in half the bits
+    python benchmarks/ranks.py --hidden 100 --rows model bfloat16  # the same with rows in half the bits
     python benchmarks/ranks.py --kill --rounds 400          # kills rank 1 of 2 and lets torchrun start again
 
 Every job is a whole `topdp run` in processes of its own (records, plan, account, rounds, run folder), so what
-is measured is what a user gets. Peak memory is the kernel's (`ru_maxrss`) of each process; what Python and
-torch take before any agent is measured by a run of ten agents, and taken off per agent. Results of both must
+is measured is what a user gets. Peak memory is the kernel's (`VmHWM`) of each process; `ru_maxrss` would
+count what who started it held. What Python and torch take before any agent is measured by a run of ten
+agents, and taken off per agent. Results of both must
 be equal: estimates bit by bit, and metrics (of rows of one kind).
 """
 
@@ -34,13 +35,14 @@ from topdp.runs.tensor_files import mapped
 FEATURES, CLASSES, RECORDS, TESTED = 784, 10, 4, 200
 
 CHILD = """
-import json, os, resource, sys, time
+import json, os, sys, time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from topdp.cli import app
 began = time.perf_counter()
 sys.argv = ["topdp", *json.loads(sys.argv[1])]
 app(standalone_mode=False)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+lines = open("/proc/self/status").read().splitlines()
+peak = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 rank = os.environ.get("RANK", "0")
 open(os.environ["MEASURED"] + rank, "w").write(json.dumps([time.perf_counter() - began, peak]))
 """
@@ -85,7 +87,8 @@ def main() -> None:
         print(f"{d} parameters, {args.rounds} rounds, {RECORDS} records each; torch {torch.__version__}")
         print(f"{os.cpu_count()} cores; ten agents take {first}\n")
         print(
-            "| agents | rows | ranks | seconds | ms a round and agent | largest process, GB | kB an agent | equal |"
+            "| agents | rows | ranks | seconds | ms a round and agent | largest process, GB | kB an agent "
+            "| equal |"
         )
         print("|---|---|---|---|---|---|---|---|")
         for agents, rows in itertools.product(args.agents, args.rows):
@@ -183,7 +186,8 @@ def job(
     settings = {
         "data.name": file, "model.name": "ranks_model:make", "topology.kind": "regular",
         "topology.agents": agents, "topology.degree": 4, "method.name": "dsgd", "rounds": rounds,
-        "train.rows": rows, "privacy.guarantee": "worst-case", "train.evaluate_every": rounds, "train.checkpoint_every": 20,
+        "privacy.guarantee": "worst-case", "train.evaluate_every": rounds, "train.checkpoint_every": 20,
+        "train.rows": rows,
     }  # fmt: skip
     words = ["run", "--out", str(out)]
     for key, value in settings.items():
