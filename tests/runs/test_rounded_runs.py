@@ -15,6 +15,7 @@ from topdp.agents.terms.setup import expect_no_rounding
 from topdp.cli import app
 from topdp.errors import InputError
 from topdp.privacy.basics.checks import NotCovered
+from topdp.runs.digits import distance, usual_noise
 from topdp.runs.export import export_run
 from topdp.runs.folder import RunFolder
 from topdp.runs.run import run, run_or_continue
@@ -83,6 +84,7 @@ def test_a_run_that_is_done_is_read_as_it_was_kept(tmp_path):
     assert again.privacy.epsilon == first.privacy.epsilon
 
 
+@pytest.mark.filterwarnings("ignore:Rows are kept in bfloat16")  # without noise
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_or_is_refused(name):
     """Under the default guarantee; those that hide rows run where all of them count as seen."""
@@ -159,3 +161,13 @@ def test_runs_are_not_stacked():
 def test_real_agents_refuse():
     with pytest.raises(ConfigError, match='expected "model" for real agents, got "bfloat16"'):
         expect_no_rounding(read(None, None, ["train.rows=bfloat16"]))
+
+
+def test_noise_that_cannot_keep_small_steps_is_said():
+    with pytest.warns(UserWarning, match="noise has a deviation of .*: steps below .* are lost"):
+        train(sigma=1e-5)
+    plan = train().plan  # which warns of nothing
+    step = plan[1]
+    assert usual_noise(plan) == pytest.approx(np.abs(step.std).max(), rel=0.2)
+    here, above = torch.tensor([0.05, 1.0], dtype=torch.bfloat16)
+    assert distance(0.05, "bfloat16") == float(here.nextafter(above)) - float(here)

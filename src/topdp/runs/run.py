@@ -42,6 +42,7 @@ from topdp.runs.best import Best
 from topdp.runs.best import read as read_best
 from topdp.runs.callbacks import Callbacks, Running, expect_list
 from topdp.runs.checkpoints import Checkpoints
+from topdp.runs.digits import warn_of_lost_steps
 from topdp.runs.export import InputKind, facts_of, notes_of
 from topdp.runs.folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
 from topdp.runs.kept_rows import as_array, as_tensor
@@ -288,6 +289,8 @@ def execute(
     parts, path = job.parts, folder.path if folder else None
     if watch is not None:
         watch("preparing", 0, 1, None)
+    if folder is not None or ranked is None:  # of several ranks, the one that has it says so
+        warn_of_lost_steps(job.plan, parts.start)
     engine: Engine | RankedEngine
     checkpoints: Checkpoints | None
     if ranked is None:

@@ -12,7 +12,7 @@ from topdp import topology
 from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Optimiser, PerRound, Plan, PlanError, Poisson, Robust, archive, optimised
-from topdp.privacy import Analysis, account, adaptive, calibrate, coalitions, exposure, spending
+from topdp.privacy import Analysis, account, adaptive, calibrate, coalitions, exposure, outsider, spending
 from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.observers.adaptive import has_short_form
 from topdp.protocols import Central, Muffliato
@@ -222,3 +222,11 @@ def test_rounding_can_wipe_out_noise_that_a_linear_account_counts_on():
     assert reached["bfloat16"] > 10 * said
     with pytest.raises(NotCovered, match="rounded to bfloat16"):
         adaptive(hidden_plan("bfloat16"), exposure(3, change))
+
+
+def test_a_row_that_nobody_is_sent_is_hidden_from_who_reads_every_link():
+    sent = np.array([[-1], [-1], [-1], [-1], [2]])
+    plan = replace(hidden_plan("bfloat16"), readers=PerRound.same(sent, 2))
+    with pytest.raises(NotCovered, match="rounded to bfloat16"):
+        outsider(plan, exposure(3, 0.1))
+    assert np.isfinite(outsider(hidden_plan("bfloat16"), exposure(3, 0.1)).worst()).all()
