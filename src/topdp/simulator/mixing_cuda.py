@@ -41,13 +41,13 @@ def _round(out, before, gradient, chosen, slot, weight, owner, step, key, draw, 
         source = tl.load(slot + row * W + w).to(tl.int64)
         share = tl.load(weight + row * W + w)
         if share != 0:
-            part = tl.load(before + source * before_row + column, mask=inside, other=0.0)
-            total += share * part.to(tl.float32)
+            mixed = tl.load(before + source * before_row + column, mask=inside, other=0.0)
+            total += share * mixed.to(tl.float32)
     rate = tl.load(step + row)
     agent = (tl.load(owner + row) - agents).to(tl.int64)
     if rate != 0:
-        part = tl.load(gradient + agent * gradient_row + column, mask=inside, other=0.0)
-        total += rate * part.to(tl.float32)
+        pull = tl.load(gradient + agent * gradient_row + column, mask=inside, other=0.0)
+        total += rate * pull.to(tl.float32)
     for v in tl.static_range(V):
         deviation = tl.load(std + row * V + v)
         if deviation != 0:
@@ -89,12 +89,13 @@ class Fused:
         self.noise = noise
         self.device = device
         self._packed: tuple[int, Packed] | None = None
+        self._places = torch.arange(self.layout.capacity, dtype=torch.int32, device=device)
 
     def __call__(self, work: Work) -> None:
         packed = self._pack(work.round // PACKED_ROUNDS)
         position = work.round % PACKED_ROUNDS
         rows, d = work.out.shape
-        chosen = torch.arange(rows, dtype=torch.int32, device=self.device)
+        chosen = self._places[:rows]
         if work.only is not None:
             chosen = torch.from_numpy(work.only.astype(np.int32)).to(self.device)
         if not len(chosen):
