@@ -8,8 +8,8 @@
 Every job is a whole `topdp run` in processes of its own (records, plan, account, rounds, run folder), so what
 is measured is what a user gets. Peak memory is the kernel's (`VmHWM`) of each process; `ru_maxrss` would
 count what who started it held. What Python and torch take before any agent is measured by a run of ten
-agents, and taken off per agent. Results of both must
-be equal: estimates bit by bit, and metrics (of rows of one kind).
+agents, and taken off per agent. Results of any number of ranks must be equal: estimates bit by bit, and
+metrics.
 """
 
 from __future__ import annotations
