@@ -35,6 +35,7 @@ from topdp.runs.best import read as read_best
 from topdp.runs.callbacks import Callbacks
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.folder import STARTING, RunFolder, RunFolderError
+from topdp.runs.kept_rows import as_tensor
 from topdp.runs.loop import Watcher
 from topdp.runs.planning import plan_writer, seal_of, sealed
 from topdp.runs.result import Result
@@ -251,5 +252,6 @@ def _job(group: Group, parts: Assembly, begun: RunFolder | None, watch: Watcher 
 
 
 def _read(job: Job, folder: RunFolder) -> Result:
-    estimates, seconds = torch.from_numpy(folder.estimates), float(folder.fact("seconds"))
+    seconds = float(folder.fact("seconds"))
+    estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
     return job.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))

@@ -219,6 +219,7 @@ class TrainConfig(Section):
     floor: Positive = 1e-8  # of Adam's root
     weight_decay: NotNegative = 0.0
     average: Share = 0.0  # the share of the past in the average of estimates that is reported; 0: none
+    rows: Literal["model", "bfloat16"] = "model"  # in which numbers rows are kept; model: in those of its own
     evaluate_every: Count = 10
     checkpoint_every: Count = 100
 

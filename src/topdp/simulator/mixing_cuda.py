@@ -28,10 +28,11 @@ LANES = 256  # four columns a lane: one Philox call gives four normals
 
 
 @triton.jit
-def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, first, round, d,
+def _round(out, before, gradient, chosen, slot, weight, owner, step, key, draw, std, first, agents, round, d,
            out_row, before_row, gradient_row,
            W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
-    row = first + tl.program_id(0)
+    place = tl.load(chosen + tl.program_id(0))
+    row = first + place
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
     column = lane[:, None] * 4 + tl.arange(0, 4)[None, :]
     inside = column < d
@@ -40,11 +41,13 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, fir
         source = tl.load(slot + row * W + w).to(tl.int64)
         share = tl.load(weight + row * W + w)
         if share != 0:
-            total += share * tl.load(before + source * before_row + column, mask=inside, other=0.0)
+            mixed = tl.load(before + source * before_row + column, mask=inside, other=0.0)
+            total += share * mixed.to(tl.float32)
     rate = tl.load(step + row)
-    agent = tl.load(owner + row).to(tl.int64)
+    agent = (tl.load(owner + row) - agents).to(tl.int64)
     if rate != 0:
-        total += rate * tl.load(gradient + agent * gradient_row + column, mask=inside, other=0.0)
+        pull = tl.load(gradient + agent * gradient_row + column, mask=inside, other=0.0)
+        total += rate * pull.to(tl.float32)
     for v in tl.static_range(V):
         deviation = tl.load(std + row * V + v)
         if deviation != 0:
@@ -56,7 +59,12 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, fir
             z2, z3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(e))
             z = tl.join(tl.join(z0, z1), tl.join(z2, z3))  # [lanes, 2, 2]
             total += deviation * tl.reshape(z, (LANES, 4))
-    tl.store(out + tl.program_id(0).to(tl.int64) * out_row + column, total, mask=inside)
+    if out.dtype.element_ty == tl.bfloat16:
+        # To nearest, ties to even, in whole numbers: how a conversion rounds is up to the device.
+        bits = total.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        total = tl.where(total == total, bits.to(tl.float32, bitcast=True), total)
+    tl.store(out + place.to(tl.int64) * out_row + column, total.to(out.dtype.element_ty), mask=inside)
 
 
 class Packed(NamedTuple):
@@ -81,17 +89,23 @@ class Fused:
         self.noise = noise
         self.device = device
         self._packed: tuple[int, Packed] | None = None
+        self._places = torch.arange(self.layout.capacity, dtype=torch.int32, device=device)
 
     def __call__(self, work: Work) -> None:
         packed = self._pack(work.round // PACKED_ROUNDS)
         position = work.round % PACKED_ROUNDS
         rows, d = work.out.shape
-        grid = (rows, triton.cdiv(d, 4 * LANES))
+        chosen = self._places[:rows]
+        if work.only is not None:
+            chosen = torch.from_numpy(work.only.astype(np.int32)).to(self.device)
+        if not len(chosen):
+            return
+        grid = (len(chosen), triton.cdiv(d, 4 * LANES))
         with torch.cuda.device_of(work.out):  # Triton launches on the current device
             _round[grid](
-                work.out, work.before, work.gradient, packed.slot, packed.weight, packed.owner, packed.step,
-                packed.key, packed.draw, packed.std, packed.starts[position], work.round, d,
-                work.out.stride(0), work.before.stride(0), work.gradient.stride(0),
+                work.out, work.before, work.gradient, chosen, packed.slot, packed.weight, packed.owner,
+                packed.step, packed.key, packed.draw, packed.std, packed.starts[position], work.first,
+                work.round, d, work.out.stride(0), work.before.stride(0), work.gradient.stride(0),
                 W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
             )  # fmt: skip
 

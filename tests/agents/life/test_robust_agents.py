@@ -104,9 +104,11 @@ def test_a_hostile_agent_is_told_of_and_left_out_where_drifts_are_limited(tmp_pa
         assert (norms > 200).all() and departed == {False}
 
 
-def test_no_manifest_has_an_attack_and_live_pairs_do_not_mix_robustly(tmp_path):
+def test_no_manifest_has_an_attack_or_rounded_rows_and_live_pairs_do_not_mix_robustly(tmp_path):
     with pytest.raises(InputError, match="real agents"):
         federation(tmp_path, *DSGD, "attack.name=sign-flip")
+    with pytest.raises(InputError, match="real agents"):
+        federation(tmp_path, *DSGD, "train.rows=bfloat16")
     changes = ("method.mode=async", "method.name=plain", "robust.rule=clipped", "robust.radius=1.0")
     made = federation(tmp_path, *changes, agents=3, rounds=2)
     with pytest.raises(ExceptionGroup) as refused:
