@@ -17,7 +17,6 @@ Nothing here needs torch, so reports can be made where it is not installed.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from topdp import __version__
+from topdp import __version__, toml_text
 from topdp.errors import InputError
 from topdp.files import DAMAGE, FileError, new_folder, written_whole
 from topdp.plan import Plan, archive
@@ -226,7 +225,7 @@ def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
 
 
 def _read_config(file: Path) -> RunConfig:
-    return parse(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
+    return parse(toml_text.parsed(file.read_text(encoding="utf-8")), str(file))
 
 
 def _read_estimates(file: Path, notes: Sequence[str]) -> tuple[NDArray[Any], dict[str, str]]:

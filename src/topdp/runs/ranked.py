@@ -45,6 +45,7 @@ from topdp.runs.settling import agrees
 from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig, parse
 from topdp.simulator.layout import Layout
+from topdp.simulator.ranks.environment import others
 from topdp.simulator.ranks.exchange import Exchange
 from topdp.simulator.ranks.group import Group, joined, local_device
 from topdp.simulator.ranks.partition import Partition, partition
@@ -67,7 +68,11 @@ def run_on_ranks(
     place = choose_device(local_device(device))
     if config is not None:
         expect_supported(config)
+    if watch is not None and (left := others()):
+        watch(f"waiting for {left} other rank{'s' if left > 1 else ''}", 0, 1, None)
     with joined(place) as group:
+        if watch is not None:
+            watch("reading records", 0, 1, None)
         # Before anything else: who does something else would wait for what never comes.
         group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
         asked = _asked(config, place)
