@@ -96,7 +96,10 @@ def only_one_in(path: Path) -> Iterator[None]:
     File systems that know no locks let everybody in.
     """
     new_folder(path)
-    handle = os.open(path, os.O_RDONLY)
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise FileError(f"Could not open the folder {path}: {error.strerror}.") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -176,16 +176,16 @@ def _error_of(failed: Sequence[tuple[Work, Failed | Lost]]) -> Exception:
     stack, answer = failed[0][0].stack, failed[0][1]
     more = sum(len(work.stack) for work, _ in failed) - len(stack)
     others = f" {more} more failed, too." if more else ""
-    rest = " All others are done; the same command tries these again."
+    rest = f"{others} What did not fail is done; the same command tries again what did."
     if isinstance(answer, Lost):
-        return ClusterError(f"{_names(stack)}: {answer.message}, {TRIES} times in a row.{others}{rest}")
+        return ClusterError(f"{_names(stack)}: {answer.message}, {TRIES} times in a row.{rest}")
     if answer.code is None:
-        return RuntimeError(f"{_names(stack)} failed on another machine:\n{answer.message}{others}{rest}")
+        return RuntimeError(f"{_names(stack)} failed on another machine:\n{answer.message}{rest}")
     kinds: dict[int, type[TopdpError]] = {
         ExitCode.BUDGET: BudgetError, ExitCode.TRUST: TrustError,
         ExitCode.DATA: DataError, ExitCode.UNAVAILABLE: UnavailableError,
     }  # fmt: skip
-    return kinds.get(answer.code, InputError)(f"{_names(stack)}: {answer.message}{others}{rest}")
+    return kinds.get(answer.code, InputError)(f"{_names(stack)}: {answer.message.rstrip('.')}.{rest}")
 
 
 def _names(stack: list[Point]) -> str:

@@ -79,7 +79,6 @@ class RayCluster(Cluster):
         self._ray = ray
         self.cpus, self.gpus, self.device = cpus, gpus, "cuda" if gpus else "cpu"
         self._out: list[Any] = []
-        self._told: dict[tuple[str, ...], Mapping[str, str]] = {}
         options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, "scheduling_strategy": "SPREAD"}
         self._task = ray.remote(task()).options(**options)
         if not self.places():
@@ -95,8 +94,8 @@ class RayCluster(Cluster):
 
     def give(self, order: Order, records: Sequence[Any]) -> Any:
         modules = own_modules(order.configs)
-        told = self._told.setdefault(modules, fingerprint(modules))
-        handle = self._task.remote(dict(told), modules, self.cpus, pickle.dumps(order), *records)
+        sent = pickle.dumps(order)
+        handle = self._task.remote(fingerprint(modules), modules, self.cpus, sent, *records)
         self._out.append(handle)
         return handle
 
@@ -142,10 +141,12 @@ def task() -> Callable[..., Any]:
         import os
         import socket
 
+        import ray
+
         # Before torch is imported: threads that spin make everything slower on a shared machine.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ["OMP_NUM_THREADS"] = str(cpus)
-        where = socket.gethostname()
+        where = f"{socket.gethostname()} (node {ray.get_runtime_context().get_node_id()[:8]})"
         refusal = (
             f"Expected the code of this machine on every node: on {where} {{}}. Install the same version of "
             "topdp there, with the same constraints. Nothing was computed there; what is done is kept."
@@ -205,8 +206,8 @@ def _expect_to_be_let_in(address: str) -> None:
 
 
 def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else ""
+    """The first sentence: Ray says much."""
+    return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
 
 
 def _ray() -> Any:
