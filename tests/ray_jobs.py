@@ -1,4 +1,4 @@
-"""What test_ray_cluster.py asks of a real cluster: two nodes on loopback, started here, and some sweeps on it.
+"""What test_ray_cluster.py asks of a real cluster: two nodes on loopback, started here, and some sweeps.
 
 A process of its own: Ray leaves threads and signal handlers behind, and its nodes end with who started them.
 What comes of every job is written to the folder, as JSON.
