@@ -236,11 +236,10 @@ def test_an_interruption_cancels_and_keeps_what_is_back(grid, tmp_path):
 
 def test_a_full_disk_ends_the_sweep_and_cancels(grid, tmp_path, monkeypatch):
     wanted, cluster = grid(RATES), StandIn()
-    monkeypatch.setattr(RunFolder, "save_estimates", full)
-    with pytest.raises(FileError, match="No space"):
+    with monkeypatch.context() as patched, pytest.raises(FileError, match="No space"):
+        patched.setattr(RunFolder, "save_estimates", full)
         run_all(wanted, tmp_path, cluster)
     assert cluster.cancelled
-    monkeypatch.undo()
     run_all(wanted, tmp_path, StandIn())
     assert states(tmp_path, wanted) == ["done"] * 3
 
