@@ -229,10 +229,13 @@ def sweep(
         raise ConfigError("--resume takes everything from the folder of the sweep: leave the others away.")
     if resume is None and not over and seeds == 1:
         raise ConfigError("Expected --over key=value,value or --seeds, got neither: use topdp run.")
-    _expect_executor(executor, {"--address": address, "--cpus": cpus, "--gpus": gpus}, device)
+    machines = {"--address": address, "--cpus": cpus, "--gpus": gpus}
+    _expect_executor(executor, machines, device)
     base = None if resume is not None else config.read(file, preset, changes).to_toml()
     place = resume or folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
     how = f"topdp sweep --resume {place}"
+    if executor == "ray":
+        how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
     with signs_of_life(err, "sweep") as signs, going_on(how):
         signs.stage("loading torch")
         from topdp.report import spread_pictures, spreads
