@@ -233,6 +233,19 @@ def test_options_that_do_not_go_together_are_refused(topdp, tmp_path, arguments,
     assert done.code == 2 and says in " ".join(done.err.split()) and not (tmp_path / "s").exists()
 
 
+def test_what_is_broken_off_says_how_to_go_on_with_the_cluster(topdp, tmp_path, monkeypatch):
+    @contextmanager
+    def joined(*given):
+        assert given == ("head:6379", 2, 0.0)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(ray_cluster, "ray_cluster", joined)
+    done = ask(topdp, tmp_path, "--executor", "ray", "--address", "head:6379", "--cpus", "2")
+    again = f"topdp sweep --resume {tmp_path / 's'} --executor ray --address head:6379 --cpus 2"
+    assert done.code == 130 and again in " ".join(done.err.split())
+
+
 def test_without_ray_one_line_says_what_to_install(topdp, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     done = ask(topdp, tmp_path, "--executor", "ray")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -260,7 +260,7 @@ def sweep(
     _show_spreads(found, place, figure, as_json)
 
 
-def _expect_executor(executor: str, options: dict[str, object], device: str) -> None:
+def _expect_executor(executor: str, options: Mapping[str, object], device: str) -> None:
     if executor not in (known := ["local", "ray"]):
         raise ConfigError(f"--executor: got {executor!r}.{config.did_you_mean(executor, known)}")
     given = [name for name, value in options.items() if value is not None]
