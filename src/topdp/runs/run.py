@@ -380,14 +380,16 @@ def room_for(out: Path | None) -> Iterator[None]:
 
 def new_run_folder(path: Path, job: Job) -> RunFolder:
     """A folder for a run that is about to begin: configuration, plan and account, before the first round."""
-    privacy = sealed(job.plan, job.privacy)
-    return begun_folder(path, job.parts.config, job.plan, privacy, begun_facts(job))
+    folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
+    folder.write_json("privacy.json", sealed(job.plan, job.privacy))
+    folder.mark("running", **begun_facts(job))
+    return folder
 
 
 def begun_folder(
     path: Path, config: RunConfig, plan: Plan, privacy: dict[str, Any], facts: dict[str, Any]
 ) -> RunFolder:
-    """The same from what it will hold."""
+    """The same for a run that was made elsewhere, from what its folder will hold."""
     folder = RunFolder.create(path, config.to_toml(), plan)
     folder.write_json("privacy.json", privacy)
     folder.mark("running", **facts)
