@@ -5,6 +5,7 @@ Not for what is appended to (logs), nor for secrets that must never exist with o
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import zipfile
@@ -86,6 +87,32 @@ def gone_if_it_fails(path: Path) -> Iterator[None]:
             with suppress(OSError):  # where something has come to lie in it
                 folder.rmdir()
         raise
+
+
+@contextmanager
+def only_one_in(path: Path) -> Iterator[None]:
+    """Refuses where another process is at work in this folder; a lock that dies with its holder.
+
+    File systems that know no locks let everybody in.
+    """
+    new_folder(path)
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise FileError(f"Could not open the folder {path}: {error.strerror}.") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FileError(
+                f"Expected nobody else at work in {path}, another process is: wait for it, or name another "
+                "--out."
+            ) from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 def _to_disk(path: Path) -> None:

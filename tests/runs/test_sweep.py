@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from builders import blobs_file
-from topdp.runs import planning, sweep
+from topdp.runs import finished, planning, sweep, together
 from topdp.runs import run as runs
+from topdp.runs.finished import Finished
 from topdp.runs.folder import RunFolder
 from topdp.runs.grid import Axis, checked, points
 from topdp.runs.loop import InterruptedRun
@@ -88,7 +89,7 @@ def test_values_may_hold_commas_in_brackets_and_quotes():
 def test_a_stack_finds_what_each_run_finds_alone(grid, tmp_path, monkeypatch, method):
     wanted = grid(RATES, seeds=2, changes=[f"method.name={method}"])
     run_all(wanted, tmp_path / "stacked")
-    monkeypatch.setattr(sweep, "_together", lambda *_: pytest.fail("stacked"))
+    monkeypatch.setattr(sweep, "together", lambda *_: pytest.fail("stacked"))
     monkeypatch.setattr(sweep, "SMALL", -1)
     run_all(wanted, tmp_path / "alone")
     for stacked, alone in zip(
@@ -155,10 +156,10 @@ def kills_at(monkeypatch, where, count):
 
 PLACES = {
     "before anything": ((sweep, "_run_stack"), 1),
-    "in the middle of a stack": ((sweep, "metrics_of"), 5),
-    "before the first folder": ((sweep, "new_run_folder"), 1),
-    "between two folders": ((sweep, "new_run_folder"), 3),
-    "in a folder without estimates": ((sweep, "finish_run_folder"), 2),
+    "in the middle of a stack": ((together, "metrics_of"), 5),
+    "before the first folder": ((Finished, "write"), 1),
+    "between two folders": ((Finished, "write"), 3),
+    "in a folder without estimates": ((finished, "end_folder"), 2),
     "while the plan is written": ((RunFolder, "_write"), 3),
     "while the estimates are written": ((RunFolder, "save_estimates"), 4),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +22,7 @@ from topdp.commands.options import (
     going_on,
     new_place,
 )
-from topdp.report.progress import signs_of_life
+from topdp.report.progress import Signs, signs_of_life
 from topdp.report.terminal import Json, err, print_json, show
 from topdp.settings import config
 from topdp.settings.config import ConfigError, RunConfig
@@ -28,6 +30,7 @@ from topdp.simulator.ranks.environment import expect_one_process, leads, started
 
 if TYPE_CHECKING:
     from topdp.report.spreads import Spread
+    from topdp.runs.dispatch import Cluster
     from topdp.runs.result import Result
 
 
@@ -201,6 +204,20 @@ def sweep(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a sweep that was broken off.")
     ] = None,
+    executor: Annotated[
+        str, typer.Option("--executor", help="Who computes: local, or ray, the nodes of a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            help="Of the Ray cluster: auto, host:port, ray://host:port; local: a new one on this machine.",
+        ),
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option("--cpus", min=1, help="Processors, and threads, of each run on Ray: 1.")
+    ] = None,
+    gpus: Annotated[float | None, typer.Option("--gpus", min=0.0, help="GPUs of each run on Ray: 0.")] = None,
 ) -> None:
     """Runs over any keys and several seeds: one table with spreads, CSV files and a picture.
 
@@ -212,9 +229,13 @@ def sweep(
         raise ConfigError("--resume takes everything from the folder of the sweep: leave the others away.")
     if resume is None and not over and seeds == 1:
         raise ConfigError("Expected --over key=value,value or --seeds, got neither: use topdp run.")
+    machines = {"--address": address, "--cpus": cpus, "--gpus": gpus}
+    _expect_executor(executor, machines, device)
     base = None if resume is not None else config.read(file, preset, changes).to_toml()
     place = resume or folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
     how = f"topdp sweep --resume {place}"
+    if executor == "ray":
+        how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
     with signs_of_life(err, "sweep") as signs, going_on(how):
         signs.stage("loading torch")
         from topdp.report import spread_pictures, spreads
@@ -227,8 +248,9 @@ def sweep(
         else:
             request = sweeps.Request(base, tuple(map(grid.Axis.of, over or [])), seeds)
         points = grid.checked(request.points())
-        request.keep(place)
-        sweeps.run_all(points, place, device, signs.titled, signs.fetching, how)
+        with _machines(executor, address, cpus or 1, gpus or 0.0, signs) as cluster:
+            request.keep(place)
+            sweeps.run_all(points, place, device, signs.titled, signs.fetching, how, cluster)
         signs.stage("drawing")
         found = sweeps.found(place, points)
         spreads.write_csv(found, place)
@@ -236,6 +258,33 @@ def sweep(
         title = spread_pictures.heading_of(configs, [build.graph(one).agents for one in configs])
         figure = spread_pictures.picture(found, place / "sweep.png", title)
     _show_spreads(found, place, figure, as_json)
+
+
+def _expect_executor(executor: str, options: Mapping[str, object], device: str) -> None:
+    if executor not in (known := ["local", "ray"]):
+        raise ConfigError(f"--executor: got {executor!r}.{config.did_you_mean(executor, known)}")
+    given = [name for name, value in options.items() if value is not None]
+    if executor == "local" and given:
+        raise ConfigError(f"{given[0]} is for --executor ray: leave it away, or name that.")
+    if executor == "ray" and device != "auto":
+        raise ConfigError(
+            f"--device: expected auto with --executor ray, got {device!r}: runs get GPUs by --gpus."
+        )
+
+
+@contextmanager
+def _machines(
+    executor: str, address: str | None, cpus: int, gpus: float, signs: Signs
+) -> Iterator[Cluster | None]:
+    """None: this one."""
+    if executor == "local":
+        yield None
+        return
+    from topdp.runs.ray_cluster import ray_cluster
+
+    signs.stage("joining the cluster")
+    with ray_cluster(address, cpus, gpus) as cluster:
+        yield cluster
 
 
 def export(

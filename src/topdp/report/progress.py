@@ -34,7 +34,7 @@ FIRST, SILENCE = 0.3, 4.0
 SLOWER = 1 / 15
 """Of what takes long less is said: after an hour a line every four minutes."""
 
-UNITS = {"training": "round", "accounting": "observer"}
+UNITS = {"training": "round", "accounting": "observer", "sweeping": "run"}
 
 
 class Signs(ABC):

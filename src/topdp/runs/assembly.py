@@ -68,15 +68,16 @@ class Assembly:
         progress: Progress | None = None,
         shards: Shards | None = None,
         everyone: Everyone | None = None,
+        graph: Topology | None = None,
     ) -> Assembly:
-        """By the names in `config`; `shards`, where its records are dealt out already.
+        """By the names in `config`; `shards`, where its records are dealt out already, `graph` likewise.
 
         Cheap checks come first: a wrong name is said before a data set is fetched.
         """
         build.method(config)
         build.rounded(config)
         task = build.task(config)
-        graph = build.graph(config)
+        graph = build.graph(config) if graph is None else graph
         build.sigma(config, graph.agents)
         if shards is None:
             shards = build.shards(config, graph.agents, progress, device)

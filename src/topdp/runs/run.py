@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from topdp import __version__
@@ -315,7 +316,9 @@ def execute(
         estimates = engine.reported(found.state).detach().cpu().clone()
         result = job.result(found.metrics, estimates, seconds, path, found.best, found.stopped)
         if folder is not None:
-            finish_run_folder(folder, result, parts.device)
+            facts = ended_facts(result, parts.device)
+            numbers, notes = as_array(result.estimates), notes_of(result.flat)
+            end_folder(folder, result.config, result.plan, result.metrics, numbers, notes, facts)
     except BaseException as error:
         callbacks.broke(error)
         raise
@@ -323,25 +326,35 @@ def execute(
     return result
 
 
-def finish_run_folder(folder: RunFolder, result: Result, device: torch.device) -> None:
+def end_folder(
+    folder: RunFolder,
+    config: RunConfig,
+    plan: Plan,
+    metrics: list[dict[str, Any]],
+    estimates: NDArray[Any],
+    notes: dict[str, str],
+    facts: dict[str, Any],
+) -> None:
     """What a run found, beside what was planned."""
-    folder.save_metrics(result.metrics)
-    if result.metrics:
-        name = result.config.method.name
-        title = heading([result.config], result.plan.agents)
-        for metric in metric_names(result.metrics[-1]):
-            curves({name: result.metrics}, folder.path / picture_name(metric), title, metric)
-    folder.finish(
-        as_array(result.estimates),
-        notes_of(result.flat),
-        stopped=None if result.stopped is None else result.stopped._asdict(),
-        seconds=round(result.seconds, 3),
-        device=str(device),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        plan=result.plan.digest(),
-        topdp=__version__,
-    )
+    folder.save_metrics(metrics)
+    if metrics:
+        title = heading([config], plan.agents)
+        for metric in metric_names(metrics[-1]):
+            curves({config.method.name: metrics}, folder.path / picture_name(metric), title, metric)
+    folder.finish(estimates, notes, **facts)
+
+
+def ended_facts(result: Result, device: torch.device) -> dict[str, Any]:
+    """What run.json says of a run that has ended, beside its state."""
+    return {
+        "stopped": None if result.stopped is None else result.stopped._asdict(),
+        "seconds": round(result.seconds, 3),
+        "device": str(device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "plan": result.plan.digest(),
+        "topdp": __version__,
+    }
 
 
 def unfinished(path: Path) -> RunFolder:
@@ -374,9 +387,24 @@ def new_run_folder(path: Path, job: Job) -> RunFolder:
     """A folder for a run that is about to begin: configuration, plan and account, before the first round."""
     folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
     folder.write_json("privacy.json", sealed(job.plan, job.privacy))
-    parts = job.parts
-    folder.mark("running", records=list(parts.counts), data=parts.digest(), **facts_of(parts))
+    folder.mark("running", **begun_facts(job))
     return folder
+
+
+def begun_folder(
+    path: Path, config: RunConfig, plan: Plan, privacy: dict[str, Any], facts: dict[str, Any]
+) -> RunFolder:
+    """The same for a run that was made elsewhere, from what its folder will hold."""
+    folder = RunFolder.create(path, config.to_toml(), plan)
+    folder.write_json("privacy.json", privacy)
+    folder.mark("running", **facts)
+    return folder
+
+
+def begun_facts(job: Job) -> dict[str, Any]:
+    """What run.json says from the start on, beside the state."""
+    parts = job.parts
+    return {"records": list(parts.counts), "data": parts.digest(), **facts_of(parts)}
 
 
 def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, Any]) -> RunConfig:

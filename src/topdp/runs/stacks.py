@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +22,7 @@ from topdp.settings import build
 from topdp.settings.config import RunConfig
 from topdp.simulator.engine import Engine, State
 from topdp.simulator.evaluation import Evaluation
+from topdp.topology import Topology
 
 DEALT = 6  # partitions of a data set that stay on the device between stacks
 
@@ -87,12 +88,22 @@ class Stack:
 
 
 class Dealer:
-    """Assembles runs on a device. Records that many runs share are dealt out, and go there, once."""
+    """Assembles runs on a device. Records that many runs share are dealt out, and go there, once.
 
-    def __init__(self, device: torch.device, progress: Progress | None = None) -> None:
+    `dealt` and `graphs` are what another dealer has made, by its names for them: they are not read again.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        progress: Progress | None = None,
+        dealt: Mapping[str, Shards] | None = None,
+        graphs: Mapping[str, Topology] | None = None,
+    ) -> None:
         self.device = device
         self._progress = progress
-        self._dealt: dict[str, Shards] = {}
+        self._dealt: dict[str, Shards] = dict(dealt or {})
+        self._graphs = dict(graphs or {})
 
     def assemblies(self, configs: Sequence[RunConfig]) -> list[Assembly]:
         """Runs that differ in method and budget alone have one graph, model and start."""
@@ -101,17 +112,27 @@ class Dealer:
         for config in configs:
             key = str((config.seed, config.topology, _in_common(config)))
             if key not in made:
-                made[key] = Assembly.of(config, self.device, shards=self._shards(config))
+                made[key] = Assembly.of(
+                    config, self.device, shards=self.shards(config), graph=self.graph(config)
+                )
             runs.append(replace(made[key], config=config))
         return runs
 
-    def _shards(self, config: RunConfig) -> Shards:
-        agents, pools = build.graph(config).agents, build.method(config).pools
-        key = f"{config.seed} {agents} {config.data}"
+    def name_of_shards(self, config: RunConfig) -> str:
+        """The same for runs whose records are dealt out alike."""
+        return f"{config.seed} {self.graph(config).agents} {config.data}"
+
+    def graph(self, config: RunConfig) -> Topology:
+        name = name_of_graph(config)
+        return self._graphs[name] if name in self._graphs else build.graph(config)
+
+    def shards(self, config: RunConfig) -> Shards:
+        agents, pools = self.graph(config).agents, build.method(config).pools
+        key = self.name_of_shards(config)
         if key not in self._dealt:
             if pools:  # what others share out is here already, or soon needed
                 alone = config.method.model_copy(update={"name": "plain"})
-                found = self._shards(config.model_copy(update={"method": alone})).pooled()
+                found = self.shards(config.model_copy(update={"method": alone})).pooled()
             else:
                 found = build.shards(config, agents, progress=self._progress, device=self.device)
                 found = found.to(self.device)
@@ -119,6 +140,11 @@ class Dealer:
                 del self._dealt[next(iter(self._dealt))]
             self._dealt[key] = found
         return self._dealt[key]
+
+
+def name_of_graph(config: RunConfig) -> str:
+    """The same for runs on one graph."""
+    return f"{config.seed} {config.topology} {build.method(config).pools}"
 
 
 def stackable(configs: Sequence[RunConfig], limit: float, size: Size) -> list[list[RunConfig]]:

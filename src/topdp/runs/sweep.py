@@ -4,9 +4,9 @@
                 001/ 002/ ...  a run folder for each point, as `topdp run` leaves it
 
 What is done is not done again, whenever and wherever the sweep was broken off: a point is done when its own
-folder says so. Runs that are stacked leave their folders at the end of the stack. A run that diverges is one
-line of the table, not the end of the sweep. How points are chosen is `grid.py`, what is made of them
-`report/spreads.py`.
+folder says so. Runs that are stacked leave their folders at the end of the stack; so do those that other
+machines carry out (`dispatch.py`). A run that diverges is one line of the table, not the end of the sweep.
+How points are chosen is `grid.py`, what is made of them `report/spreads.py`.
 
 **Guarantees.** Every run is calibrated and accounted by itself, as if it were the only one; its ε is that of
 one run. What all of them cost together is said by `report/spreads.py`.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,22 +25,20 @@ from typing import Any
 import torch
 
 from topdp.data.progress import Progress
-from topdp.errors import InputError, Interrupted
-from topdp.files import new_folder, write_whole
+from topdp.errors import Interrupted
+from topdp.files import new_folder, only_one_in, write_whole
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.check import drops
 from topdp.report.spreads import Spread
-from topdp.runs import best
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.export import notes_of
+from topdp.runs.dispatch import Cluster, dispatched
 from topdp.runs.folder import RunFolder, RunFolderError
 from topdp.runs.grid import Axis, Point, points
-from topdp.runs.loop import InterruptedRun, Watcher, accounting
-from topdp.runs.planning import plan_and_account
-from topdp.runs.result import Metrics, metrics_of
-from topdp.runs.run import Job, finish_run_folder, new_run_folder, run_or_continue
+from topdp.runs.loop import InterruptedRun, Watcher
+from topdp.runs.run import run_or_continue
 from topdp.runs.settling import agrees
-from topdp.runs.stacks import LIMITS, Dealer, Stack, stackable
+from topdp.runs.stacks import LIMITS, Dealer, stackable
+from topdp.runs.together import together
 from topdp.settings import build
 from topdp.settings.config import RunConfig, changed
 
@@ -102,19 +99,39 @@ def run_all(
     watching: Watching,
     progress: Progress | None,
     how_to_continue: str,
+    cluster: Cluster | None = None,
 ) -> None:
-    """Whatever of the points has no result in `place` yet."""
-    chosen = choose_device(device)
+    """Whatever of the points has no result in `place` yet, here or by the machines of a cluster."""
+    with only_one_in(place):
+        _run_missing(points, place, device, watching, progress, how_to_continue, cluster)
+
+
+def _run_missing(
+    points: Sequence[Point],
+    place: Path,
+    device: str,
+    watching: Watching,
+    progress: Progress | None,
+    how_to_continue: str,
+    cluster: Cluster | None,
+) -> None:
+    chosen = choose_device(device) if cluster is None else torch.device(cluster.device)
     missing = [point for point in points if not is_over(place, point)]
     by_config = {id(point.config): point for point in missing}
     begun = [point for point in missing if (place / point.folder / "run.json").exists()]
-    dealer = Dealer(chosen, progress)
+    if cluster is not None:
+        begun = []  # where their checkpoints cannot be read: from the start, and so to the same end
+    dealer = Dealer(chosen if cluster is None else torch.device("cpu"), progress)
     _expect_the_same_records([point for point in points if point not in missing], missing, place, dealer)
     fresh = [point.config for point in missing if point not in begun]
-    together = [[by_config[id(one)] for one in stack] for stack in _stacks(fresh, dealer, chosen)]
+    stacks = [[by_config[id(one)] for one in stack] for stack in _stacks(fresh, dealer, chosen)]
     done, total = len(points) - len(missing), len(points)
     try:
-        for stack in [*([point] for point in begun), *together]:
+        if cluster is not None:
+            with watching("sweep") as watch:
+                dispatched(stacks, cluster, dealer, place, watch, done, total)
+            return
+        for stack in [*([point] for point in begun), *stacks]:
             numbers = f"{done + 1}" if len(stack) == 1 else f"{done + 1} to {done + len(stack)}"
             title = f"run{'s' * (len(stack) > 1)} {numbers} of {total}"
             with watching(title) as watch:
@@ -221,45 +238,15 @@ def _run_stack(
 ) -> None:
     if len(stack) > 1:
         try:
-            return _together(stack, place, dealer, watch)
+            made = together([point.config for point in stack], dealer, watch)
         except DivergedError:
             pass  # one of them: alone it says so in its own folder
+        else:
+            for point, run in zip(stack, made, strict=True):
+                run.write(place / point.folder)
+            return
     for point in stack:
         try:
             run_or_continue(point.config, place / point.folder, device, watch, progress)
         except DivergedError:
             continue
-
-
-def _together(stack: list[Point], place: Path, dealer: Dealer, watch: Watcher) -> None:
-    started = time.perf_counter()
-    runs = dealer.assemblies([point.config for point in stack])
-    jobs = []
-    for parts in runs:
-        jobs.append(
-            Job(parts, *plan_and_account(parts.config, parts.graph, parts.shards.counts, accounting(watch)))
-        )
-    first = runs[0]
-    if first.shards.test_inputs is None:
-        raise InputError("Expected runs with test records in a stack, got some without.")
-    one = Stack.of(runs, [job.plan for job in jobs], len(first.shards.test_inputs))
-    lines: list[list[Metrics]] = [[] for _ in stack]
-    larger = {metric.name: metric.larger_is_better for metric in one.engine.metrics}
-    kept = [best.BestSoFar(None, False, {}, larger) for _ in stack]
-    estimates: list[torch.Tensor] = []
-    for t, state, due in one.rounds():
-        if due:
-            estimates = one.reported(state)
-            for own, evaluation, keeper, rows in zip(
-                lines, one.evaluations(state), kept, estimates, strict=True
-            ):
-                own.append(metrics_of(t, evaluation))
-                keeper.see(own[-1], rows.detach)
-        watch("training", t, one.config.rounds, None)
-    share = (time.perf_counter() - started) / len(stack)
-    for point, job, own, keeper, rows in zip(stack, jobs, lines, kept, estimates, strict=True):
-        result = job.result(own, rows.detach().cpu().clone(), share, place / point.folder, keeper.best)
-        folder = new_run_folder(place / point.folder, job)
-        if keeper.best is not None:
-            best.write(folder, keeper.best, notes_of(job.parts.flat))
-        finish_run_folder(folder, result, job.parts.device)

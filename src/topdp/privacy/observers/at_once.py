@@ -20,8 +20,9 @@ Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """That this process may use: TOPDP_CORES of them at most, where others share the machine."""
+    held = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(held, int(os.environ.get("TOPDP_CORES", held)))
 
 
 def at_once(

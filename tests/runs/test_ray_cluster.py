@@ -1,0 +1,260 @@
+"""Ray: addresses, refusals, and one real cluster of two nodes on loopback (ray_jobs.py), to try it all on.
+
+The cluster is one test: tests of a module may go to several processes, and each would start its own.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import ray_jobs
+from builders import blobs_file
+from topdp.runs import ray_cluster, sweep
+from topdp.runs.best import read as read_best
+from topdp.runs.dispatch import ClusterError
+from topdp.runs.fingerprint import fingerprint
+from topdp.runs.folder import RunFolder
+from topdp.settings.config import ConfigError
+
+TESTS = Path(__file__).parents[1]
+
+
+def of_ours(folder):
+    """Processes that were started for this folder, by whomever: they have its name in their environment."""
+    found, mark = [], f"RAY_JOBS={folder}".encode()
+    for one in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in one.read_bytes().split(b"\0"):
+                found.append(int(one.parent.name))
+    return found
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """The folder in which all jobs have been done; whatever happens, no process is left."""
+    blobs_file(tmp_path / "blobs.npz", 120)
+    short = tempfile.mkdtemp(prefix="ray")  # names of sockets must be
+    told = {
+        "RAY_JOBS": str(tmp_path), "RAY_TMPDIR": short, "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # nodes then listen on loopback alone
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)]),
+    }  # fmt: skip
+    command = [sys.executable, "-W", "error", str(TESTS / "ray_jobs.py"), str(tmp_path)]
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **told}, capture_output=True, text=True, timeout=300
+        )
+        left = of_ours(tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert not left
+        yield tmp_path
+    finally:
+        for process in of_ours(tmp_path):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        shutil.rmtree(short, ignore_errors=True)
+
+
+@contextmanager
+def quiet(title):
+    yield lambda *_: None
+
+
+def expect_as_here(folder, name, wanted):
+    place = folder / f"{name} here"
+    sweep.run_all(wanted, place, "cpu", quiet, None, "again")
+    for point in wanted:
+        there, here = (RunFolder.open(one / point.folder) for one in (folder / name, place))
+        assert np.array_equal(there.estimates, here.estimates)
+        assert torch.equal(read_best(there).estimates, read_best(here).estimates)
+        assert there.metrics == here.metrics and there.config == here.config
+        assert there.plan.digest() == here.plan.digest()
+        assert there.read_json("privacy.json") == here.read_json("privacy.json")
+        assert {one.name for one in there.path.iterdir()} == {one.name for one in here.path.iterdir()}
+        facts = [{**one.read_json("run.json"), "seconds": 0} for one in (there, here)]
+        assert facts[0] == facts[1]
+
+
+def test_two_nodes_do_what_one_machine_does_whatever_happens_to_them(jobs, monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setenv("RAY_JOBS", str(jobs))
+    told = {file.stem: json.loads(file.read_text()) for file in jobs.glob("*.json")}
+    assert set(told) == {"alone", "together", "failing", "worker", "always", "older", "node"}
+
+    assert told["alone"]["code"] == 0 and len(set(told["alone"]["where"])) == 2  # on both nodes
+    expect_as_here(jobs, "alone", ray_jobs.points(jobs, ray_jobs.RATES, changes=ray_jobs.ALONE))
+
+    assert told["together"]["code"] == 0 and len(told["together"]["where"]) == 1  # one stack
+    expect_as_here(jobs, "together", ray_jobs.points(jobs, ray_jobs.RATES, changes=[]))
+
+    assert told["failing"]["code"] == 2
+    assert "run 2 (ray_jobs:failing), seed 0: model.name: " in told["failing"]["error"]
+    assert "no weights on this machine" in told["failing"]["error"]
+    assert RunFolder.open(jobs / "failing" / "1").state == "done" and not (jobs / "failing" / "2").exists()
+
+    assert told["worker"]["code"] == 0 and any("WorkerCrashedError" in one for one in told["worker"]["said"])
+    assert RunFolder.open(jobs / "worker" / "1").state == "done"
+
+    assert told["always"]["code"] == 2 and "2 times in a row" in told["always"]["error"]
+    assert RunFolder.open(jobs / "always" / "1").state == "done" and not (jobs / "always" / "2").exists()
+
+    assert told["older"]["code"] == 2 and "is 0.1.0 there, 9.9.9 here" in told["older"]["error"]
+    assert not list((jobs / "older").iterdir())
+
+    assert told["node"]["code"] == 0 and any("NodeDiedError" in one for one in told["node"]["said"])
+    assert len(set(told["node"]["where"])) == 1
+    dying = [*ray_jobs.ALONE, "model.name=ray_jobs:on_a_node_that_dies"]
+    expect_as_here(jobs, "node", ray_jobs.points(jobs, ray_jobs.RATES, changes=dying))
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("address", ["here", "host:port", "http://localhost:8265", "ray://", "a b", "::1"])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(ConfigError, match="expected auto, local, host:port or ray://host:port"):
+        ray_cluster.expect_answer(address)
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_a_port_at_which_nobody_listens_is_said(form):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and not listened at
+        with pytest.raises(ClusterError, match=r"nobody answers at .*refused"):
+            ray_cluster.expect_answer(form.format(taken.getsockname()[1]))
+
+
+def test_who_answers_and_says_nothing_is_not_waited_for(monkeypatch):
+    """Ray itself would wait for minutes: the process that tries is ended."""
+    monkeypatch.setattr(ray_cluster, "JOIN", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        ray_cluster.expect_answer(address)
+        with (
+            pytest.raises(ClusterError, match="let nobody in within"),
+            ray_cluster.ray_cluster(address),
+        ):
+            pytest.fail("joined")
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "says"),
+    [
+        ("ConnectionError: Could not find any running Ray instance.\n", "", "find any running Ray instance"),
+        ("", "a\nF0 Check failed\n", "F0 Check failed"),
+        ("", "", "Ray ended"),
+    ],
+)
+def test_what_ray_says_against_joining_is_one_line(monkeypatch, out, err, says):
+    done = SimpleNamespace(returncode=3, stdout=out, stderr=err)
+    monkeypatch.setattr(ray_cluster.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(ClusterError, match=says) as refused, ray_cluster.ray_cluster("auto"):
+        pytest.fail("joined")
+    assert "\n" not in str(refused.value)
+
+
+class Nodes:
+    """As much of Ray as asking for its nodes takes."""
+
+    def __init__(self, *resources):
+        self.held = [{"Alive": True, "Resources": one} for one in resources]
+
+    def nodes(self):
+        return [*self.held, {"Alive": False, "Resources": {"CPU": 100.0, "GPU": 100.0}}]
+
+    def remote(self, function):
+        return self
+
+    def options(self, **_):
+        return self
+
+
+def test_places_are_of_nodes_that_are_alive():
+    nodes = Nodes({"CPU": 5.0}, {"CPU": 3.0, "GPU": 1.0}, {"GPU": 2.0})
+    assert ray_cluster.RayCluster(nodes, 2, 0.0).places() == 3
+    assert ray_cluster.RayCluster(nodes, 1, 0.5).places() == 2
+    assert ray_cluster.RayCluster(nodes, 1, 0.1).device == "cuda"
+
+
+def test_more_than_any_node_has_is_refused_instead_of_waited_for():
+    with pytest.raises(ClusterError, match=r"Expected a node with 8 CPUs .* have 4 and 0; 2 and 1"):
+        ray_cluster.RayCluster(Nodes({"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}), 8, 0.0)
+
+
+@pytest.fixture
+def on_a_node(monkeypatch):
+    """The function that is sent, called here."""
+    context = SimpleNamespace(get_node_id=lambda: "0123456789")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: context))
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "1")
+    return ray_cluster.task()
+
+
+def test_a_node_with_other_code_computes_nothing(on_a_node, monkeypatch):
+    said = on_a_node({**fingerprint(), "topdp": "9.9.9"}, (), 2, b"never looked at")
+    assert "(node 01234567) topdp is" in said and "there, 9.9.9 here" in said
+    assert os.environ["OMP_NUM_THREADS"] == "2" and os.environ["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setitem(sys.modules, "topdp.runs.fingerprint", None)
+    assert "could not be imported, or is older" in on_a_node(fingerprint(), (), 1, b"never looked at")
+
+
+def test_a_node_without_a_users_module_computes_nothing(on_a_node):
+    told = {**fingerprint(("ray_jobs",)), "module mine": "0123"}
+    assert "module mine is missing there, 0123 here" in on_a_node(told, ("ray_jobs", "mine"), 1, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--executor", "rey"], "Did you mean 'ray'"),
+        (["--address", "auto"], "--address is for --executor ray"),
+        (["--cpus", "2"], "--cpus is for --executor ray"),
+        (["--executor", "ray", "--device", "cpu"], "expected auto with --executor ray"),
+        (["--executor", "ray", "--cpus", "0"], "greater than or equal to 1"),
+        (["--executor", "ray", "--address", "nowhere"], "expected auto, local, host:port"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(topdp, tmp_path, arguments, says):
+    done = ask(topdp, tmp_path, *arguments)
+    assert done.code == 2 and says in " ".join(done.err.split()) and not (tmp_path / "s").exists()
+
+
+def test_what_is_broken_off_says_how_to_go_on_with_the_cluster(topdp, tmp_path, monkeypatch):
+    @contextmanager
+    def joined(*given):
+        assert given == ("head:6379", 2, 0.0)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(ray_cluster, "ray_cluster", joined)
+    done = ask(topdp, tmp_path, "--executor", "ray", "--address", "head:6379", "--cpus", "2")
+    again = f"topdp sweep --resume {tmp_path / 's'} --executor ray --address head:6379 --cpus 2"
+    assert done.code == 130 and again in " ".join(done.err.split())
+
+
+def test_without_ray_one_line_says_what_to_install(topdp, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = ask(topdp, tmp_path, "--executor", "ray")
+    assert done.code == 2 and "pip install 'topdp[ray]'" in done.err and "Traceback" not in done.err
+    assert not (tmp_path / "s").exists()
+
+
+def ask(topdp, tmp_path, *arguments):
+    blobs_file(tmp_path / "blobs.npz", 120)
+    few = [f'data.name="{tmp_path / "blobs.npz"}"', *ray_jobs.BASE]
+    changes = [part for change in few for part in ("--set", change)]
+    return topdp("sweep", *changes, "--over", "rounds=2,3", "--out", tmp_path / "s", *arguments)
