@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from numpy.typing import NDArray
 
 from topdp.files import FileError
 from topdp.plan import Plan
 from topdp.runs import best
 from topdp.runs.export import notes_of
-from topdp.runs.kept_rows import as_array
+from topdp.runs.kept_rows import as_array, as_tensor
 from topdp.runs.planning import sealed
 from topdp.runs.result import Metrics, Result
 from topdp.runs.run import Job, begun_facts, begun_folder, end_folder, ended_facts
@@ -74,6 +73,6 @@ class Finished:
             return
         if self.best is not None:
             # What came from elsewhere may be memory that must not be written to, which torch warns of.
-            rows = torch.from_numpy(self.best.estimates.copy())
+            rows = as_tensor(self.best.estimates.copy())
             best.write(folder, best.Best(*self.best[:3], rows), self.notes)
         end_folder(folder, self.config, self.plan, self.metrics, self.estimates, self.notes, self.ended)
