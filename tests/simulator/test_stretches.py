@@ -143,3 +143,269 @@ def test_batches_of_every_kind_are_the_engines(batches, kind, at_most):
     without = every_state(make(batches=batches, kind=kind))
     last = max(expected)
     torch.testing.assert_close(expected[last], without[last], rtol=1e-5, atol=1e-6)
+
+
+def test_by_the_kernel_too(monkeypatch):
+    monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: Fused(*arguments))
+    graph = topology.ring(3)
+    plan = PROTOCOLS["top-sync"](0.25).plan(graph, constant_schedule(2, rate=0.5), np.full(3, 0.3), 0)
+    ends = []
+    for several in (False, True):
+        engine = Engine(plan, ClippedGradients(linear_model(), 1.0), blobs(3), batches_of(blobs(3), "cycle"), 0)
+        ends.append(in_stretches(engine, 9) if several else every_state(engine))
+    assert_same(ends[1], ends[0])
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_tables_are_changed_on_the_way(monkeypatch, length, ahead):
+    expected = every_state(make(rounds=9, batches="poisson", padding=True))
+    monkeypatch.setattr(tables, "ROUNDS", length)
+    if ahead:
+        real = tables.Tables
+        monkeypatch.setattr(stretches, "Tables", lambda *parts, ahead: real(*parts, ahead=True))
+    assert_same(in_stretches(make(rounds=9, batches="poisson"), 4), expected)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_a_run_resumed_from_any_round_is_the_same(stop):
+    whole = in_stretches(make(batches="poisson"), 1)
+    engine = make(batches="poisson")
+    several = Stretches(engine, by_calling)
+    found = every_state(engine, lambda s: several.advance(s, 3), engine.resume(stop, whole[stop]))
+    assert several.reason is None
+    assert_same(found, whole)
+
+
+def test_evaluations_in_between_change_nothing_and_see_what_the_engine_shows():
+    ends = []
+    for several in (False, True):
+        engine = make()
+        advance = Stretches(engine, by_calling).advance if several else lambda s, _, e=engine: e.advance(s)
+        state, losses = begin(engine), []
+        while state.releases < engine.plan.releases:
+            state = advance(state, 2)
+            if state.releases in (2, 4, 6):
+                losses.append(engine.evaluate(state).loss)
+        ends.append((np.stack(losses), state.rows.clone()))
+    assert np.array_equal(ends[0][0], ends[1][0])
+    assert torch.equal(ends[0][1], ends[1][1])
+
+
+def with_record(engine, value, agent=2):
+    engine.shards.inputs[agent, 5] = value
+    return engine
+
+
+@pytest.mark.parametrize("value", [3e38, float("inf"), float("nan")])
+@pytest.mark.parametrize("batches", ["full", "cycle"])
+def test_a_record_that_overflows_adds_nothing(batches, value):
+    """Seen the first time after the fact, and from then on left out in every round."""
+    expected = every_state(with_record(make(batches=batches), value))
+    engine = with_record(make(batches=batches), value)
+    several = Stretches(engine, by_calling)
+    assert_same(every_state(engine, lambda s: several.advance(s, 3)), expected)
+    assert several.reason is None and several._blanks
+    assert several._program.watch.blanks and several._replays  # and rounds went on at once
+
+
+def test_without_leaving_it_out_the_record_would_be_everywhere():
+    """The tests above could fail."""
+    engine = with_record(make(batches="full"), float("nan"))
+    several = Stretches(engine, by_calling)
+    program, chunks = several._ready()
+    program.load(chunks.chunk(0))
+    program.begin(begin(engine), chunks.chunk(0))
+    program.one(0, True)
+    assert program.sums[2].isnan().any() and not program.sums[3].isnan().any()
+    assert program.watch.read() == (True, False)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_run_that_diverges_within_a_stretch_names_its_agents(at, monkeypatch):
+    """The same agents, in the same round, as round by round; and the state before is as it was."""
+
+    def blown_up():
+        engine = make(name="plain-sync", rounds=7)
+        real = engine._mix.packed
+
+        def packed(rounds):
+            found = real(rounds)
+            if at in rounds:
+                position = at - rounds.start
+                found.weight[int(found.starts[position]) + 4, 0] = 3e38
+            return found
+
+        engine._mix.packed = packed
+        return engine
+
+    def until_it_ends(engine, advance):
+        state = begin(engine)
+        with pytest.raises(DivergedError) as ended:
+            while True:
+                before, rows = state, state.rows.clone()
+                state = advance(state)
+        return before.releases, str(ended.value), torch.equal(before.rows, rows)
+
+    engine = blown_up()
+    expected = until_it_ends(engine, engine.advance)
+    engine = blown_up()
+    several = Stretches(engine, by_calling)
+    assert until_it_ends(engine, lambda s: several.advance(s, 4)) == expected
+    assert expected[0] == at + 1 and "[4]" in expected[1] and expected[2]
+
+
+class Frozen:
+    """Recordings of which something stays what it was: `after` so many replays."""
+
+    def __init__(self, monkeypatch, what, after=0):
+        self.what, self.after = what, after
+        real = Program.load
+        self.loads = 0
+
+        def load(program, chunk):
+            self.program = program
+            self.loads += 1
+            if what != "tables" or self.loads == 1:
+                real(program, chunk)
+
+        monkeypatch.setattr(Program, "load", load)
+
+    def __call__(self, warm_up, function):
+        clock = self.program._clock.clone()
+        count = 0
+
+        def replay():
+            nonlocal count
+            count += 1
+            if self.what == "clock" and count > self.after:
+                self.program._clock.copy_(clock)
+            function()
+
+        return replay
+
+
+@pytest.mark.parametrize("what", ["clock", "tables"])
+@pytest.mark.parametrize("name", ["top-sync", "muffliato"])
+def test_what_stays_as_it_was_recorded_is_found_and_changes_nothing(monkeypatch, what, name):
+    expected = every_state(make(name))
+    monkeypatch.setattr(tables, "ROUNDS", 2)
+    engine = make(name)
+    several = Stretches(engine, Frozen(monkeypatch, what))
+    with pytest.warns(UserWarning, match="one by one on this device: the (rows|gradients) of round"):
+        assert_same(every_state(engine, lambda s: several.advance(s, 6)), expected)
+
+
+def test_a_clock_that_stops_later_ends_the_run(monkeypatch):
+    engine = make(rounds=20)
+    several = Stretches(engine, Frozen(monkeypatch, "clock", after=3))
+    with pytest.raises(WrongReplayError, match=r"round 6 .* right before: .*TOPDP_EAGER=1"):
+        every_state(engine, lambda s: several.advance(s, 9))
+
+
+def test_noise_alone_is_enough_to_tell_rounds_apart(monkeypatch):
+    """However small: rows are compared bit by bit, with the gradients as they are."""
+    engine = make("plain-sync", batches="full", deviation=1e-9)
+    real = Fused.by_clock
+
+    def another(self, before, gradient, out, packed, clock):
+        real(self, before, gradient, out, packed, clock + torch.tensor([0, 1], dtype=torch.int32))
+
+    monkeypatch.setattr(Fused, "by_clock", another)
+    several = Stretches(engine, by_calling)
+    with pytest.warns(UserWarning, match="the rows of round 0 differ"):
+        several.advance(begin(engine), 3)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), torch.OutOfMemoryError("CUDA out of memory. Tried")])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_what_cannot_be_recorded_is_made_one_by_one(error, nth):
+    expected = every_state(make())
+    engine, calls = make(), []
+
+    def record(warm_up, function):
+        calls.append(function)
+        warm_up()
+        if len(calls) == nth:
+            raise error
+        return function
+
+    several = Stretches(engine, record)
+    with pytest.warns(UserWarning, match=f"one by one on this device: {type(error).__name__}: ") as said:
+        assert_same(every_state(engine, lambda s: several.advance(s, 4)), expected)
+    assert len(said) == 1 and several._program is None
+
+
+def test_an_interrupt_leaves_the_state_as_it_was(monkeypatch):
+    engine = make()
+    several = Stretches(engine, by_calling)
+    state = several.advance(begin(engine), 2)
+    rows, real = state.rows.clone(), Program.one
+
+    def interrupted(program, *kind):
+        real(program, *kind)
+        if int(program._clock[1]) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Program, "one", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        several.advance(state, 4)
+    assert torch.equal(state.rows, rows)
+    monkeypatch.undo()
+
+
+def test_a_round_with_more_records_than_there_is_room_for_is_made_by_itself(monkeypatch):
+    whole = every_state(make(batches="poisson"))
+    monkeypatch.setattr(selection, "usual_width", lambda batches: 11)
+    engine = make(batches="poisson")
+    wide = [selection.select(engine.batches, 0, r).indices.shape[1] > 11 for r in range(7)]
+    assert any(wide) and not all(wide)
+    several = Stretches(engine, by_calling)
+    found = every_state(engine, lambda s: several.advance(s, 9))
+    assert several.reason is None and several._replays
+    torch.testing.assert_close(found[7], whole[7], rtol=1e-5, atol=1e-6)
+
+
+def test_rows_that_were_given_back_are_not_written_to():
+    engine = make()
+    several = Stretches(engine, by_calling)
+    expected = every_state(make())
+    state = several.advance(begin(engine), 3)
+    state = engine.resume(state.releases, state.rows.clone())
+    engine.forget_buffers()
+    assert_same(every_state(engine, lambda s: several.advance(s, 3), state), expected)
+
+
+def test_what_is_not_recorded(monkeypatch):
+    assert Stretches(make()).reason == "there is no CUDA device"
+    assert "looks into" in Stretches(make(plant=lambda *_: None), by_calling).reason
+    assert "looks into" in Stretches(make(tamper=lambda *_: None), by_calling).reason
+    drops = ClippedGradients(torch.nn.Sequential(linear_model(), torch.nn.Dropout(0.5)), 1.0)
+    engine = make()
+    args = (engine.plan, drops, engine.shards, engine.batches, 0)
+    assert "random" in Stretches(Engine(*args), by_calling).reason
+    monkeypatch.setenv("TOPDP_EAGER", "1")
+    assert Stretches(engine, by_calling).reason == "TOPDP_EAGER is set"
+    monkeypatch.setenv("TOPDP_EAGER", "0")
+    assert Stretches(engine, by_calling).reason is None
+    monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: print)
+    assert "one kernel" in Stretches(make(), by_calling).reason
+
+
+def test_a_model_with_code_of_its_own_is_made_one_by_one():
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = linear_model()
+
+        def forward(self, x):
+            return self.layer(x).tanh()
+
+    engine = make()
+    ends = []
+    for several in (False, True):
+        one = Engine(engine.plan, ClippedGradients(Own(), 1.0), engine.shards, engine.batches, 0)
+        many = Stretches(one, by_calling)
+        ends.append(every_state(one, (lambda s, m=many: m.advance(s, 4)) if several else None))
+        assert not several or "known layers" in many.reason
+    assert_same(ends[1], ends[0])
