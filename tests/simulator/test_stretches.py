@@ -7,14 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.data import selection
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.plan import Cycle, Full, Poisson
+from topdp.learning.gradients.watch import Watch
+from topdp.plan import prune
 from topdp.simulator import engine as engine_file
 from topdp.simulator.engine import Engine
+from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -33,7 +38,7 @@ def by_calling(warm_up, function):
 
 
 class Quick(Fused):
-    """In the place of the kernel, which takes long where it is interpreted: the same, from the same tables."""
+    """In the place of the kernel, which takes long to interpret: the same, from the same tables."""
 
     def _launch(self, before, gradient, out, packed, clock, first, round):
         made = len(out)
@@ -49,7 +54,9 @@ class Quick(Fused):
                     total[row] += share * before[source]
             if step[row]:
                 total[row] += step[row] * gradient[owner[row]]
-            for *name, deviation in zip(key[row].tolist(), draw[row].tolist(), std[row].tolist(), strict=True):
+            for *name, deviation in zip(
+                key[row].tolist(), draw[row].tolist(), std[row].tolist(), strict=True
+            ):
                 if deviation:
                     drawn = np.random.default_rng([*name, round]).standard_normal(out.shape[1])
                     total[row] += deviation * torch.from_numpy(drawn).float()
@@ -151,7 +158,9 @@ def test_by_the_kernel_too(monkeypatch):
     plan = PROTOCOLS["top-sync"](0.25).plan(graph, constant_schedule(2, rate=0.5), np.full(3, 0.3), 0)
     ends = []
     for several in (False, True):
-        engine = Engine(plan, ClippedGradients(linear_model(), 1.0), blobs(3), batches_of(blobs(3), "cycle"), 0)
+        engine = Engine(
+            plan, ClippedGradients(linear_model(), 1.0), blobs(3), batches_of(blobs(3), "cycle"), 0
+        )
         ends.append(in_stretches(engine, 9) if several else every_state(engine))
     assert_same(ends[1], ends[0])
 
@@ -409,3 +418,128 @@ def test_a_model_with_code_of_its_own_is_made_one_by_one():
         ends.append(every_state(one, (lambda s, m=many: m.advance(s, 4)) if several else None))
         assert not several or "known layers" in many.reason
     assert_same(ends[1], ends[0])
+
+
+class WaitsError(Exception):
+    pass
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what needs a number from the device, or sends one there: neither can be recorded."""
+
+    WAITING = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "equal.default",
+        "unique",
+        "_to_copy",
+        "lift",
+    )
+
+    def __torch_dispatch__(self, function, types, arguments=(), others=None):
+        if any(name in str(function) for name in self.WAITING) and "not_equal" not in str(function):
+            raise WaitsError(str(function))
+        return function(*arguments, **(others or {}))
+
+
+def network(kind):
+    torch.manual_seed(0)
+    if kind == "mlp":
+        layers = [nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3)]
+    elif kind == "cnn":
+        layers = [
+            nn.Conv2d(1, 2, 2),
+            nn.GroupNorm(1, 2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(2, 3),
+        ]
+    else:
+        layers = [nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 3)]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per-layer", "normalised"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "norms"])
+@pytest.mark.parametrize("blanks", [False, True])
+def test_gradients_that_are_noted_wait_for_nothing(kind, clipping, blanks):
+    """And they are the same as those that wait, also of a record that overflows where it is left out."""
+    gradients = ClippedGradients(network(kind), 1.0, clipping=clipping)
+    rows = gradients.flat.flatten().repeat(4, 1)
+    x, y = torch.randn(4, 6, 1, 4, 4), torch.randint(0, 3, (4, 6))
+    if blanks:
+        x[1, 2] = torch.nan
+    expected, watch = gradients.clipped_sum(rows, x, y), Watch(rows.device, blanks)
+    out = torch.empty_like(expected)
+    with gradients.noted_by(watch), NoWaiting():
+        gradients.clipped_sum(rows, x, y, out=out, fresh=True)
+    assert torch.equal(out, expected) and watch.read().well
+    with NoWaiting(), pytest.raises(WaitsError, match="_local_scalar_dense"):  # it could fail
+        gradients.clipped_sum(rows, x, y, out=out, fresh=True)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, gradients.noted_by(watch):
+        made_up = [fake.from_tensor(part) for part in (rows, x, y)]
+        gradients.clipped_sum(*made_up, out=fake.from_tensor(out), fresh=True)
+
+
+@pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
+def test_a_recorded_round_waits_for_nothing(monkeypatch, batches):
+    monkeypatch.setattr(Fused, "by_clock", lambda self, before, gradient, out, packed, clock: None)
+    engine = make(batches=batches, kind="unequal")
+    program, chunks = Stretches(engine, by_calling)._ready()
+    program.load(chunks.chunk(0))
+    program.begin(begin(engine), chunks.chunk(0))
+    program.one(0, True)
+    with NoWaiting():
+        program.one(1, True)
+        program.one(0, False)
+    assert program._clock.tolist() == [3, 3]
+    monkeypatch.setattr(program, "_clock", torch.tensor([0, 0], dtype=torch.int32))
+    monkeypatch.setattr(Fused, "by_clock", lambda *_: int(program._clock[0]))
+    with NoWaiting(), pytest.raises(WaitsError):  # it could fail
+        program.one(0, True)
+
+
+def test_noted_are_rows_and_examples_that_are_not_finite():
+    watch = Watch(torch.device("cpu"))
+    watch.see_rows(torch.ones(2, 3))
+    assert watch.read() == (True, True)
+    for value in (torch.nan, torch.inf):
+        watch.see_rows(torch.tensor([[1.0, value]]))
+        watch.see_rows(torch.ones(2, 3))  # what was seen stays
+        assert watch.read() == (False, True)
+        watch.clear()
+    assert not watch.see_examples(torch.tensor([[False, True]]))
+    watch.see_examples(torch.tensor([[False, False]]))
+    assert watch.read() == (True, False)
+    assert Watch(torch.device("cpu"), blanks=True).see_examples(torch.tensor([[False]]))
+
+
+@pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
+def test_stacked_runs_go_the_same_way(batches):
+    """Full batches of the same records are read once for all runs."""
+    graph, shards, seeds = topology.ring(4), blobs(4), (3, 4)
+    each = tuple(batches_of(shards, batches))
+    plans = [
+        prune(PROTOCOLS[name](0.5).plan(graph, constant_schedule(5, rate=0.5), np.full(4, 0.3), seed))
+        for name, seed in zip(("top-sync", "plain-sync"), seeds, strict=True)
+    ]
+    once = batches == "full"
+
+    def stacked():
+        chosen = StackedBatches(tuple((each, seed) for seed in seeds))
+        held = shards if once else stack_shards([shards, shards])
+        gradients, noise = ClippedGradients(network("mlp"), 1.0), StackedNoise(plans, seeds)
+        return Engine(
+            stack_plans(plans), gradients, held, chosen.batches, 3, noise=noise, select=chosen.select,
+            copies=2 if once else 1,
+        )  # fmt: skip
+
+    expected, found = every_state(stacked()), in_stretches(stacked(), 3)
+    assert set(found) <= set(expected)
+    for releases, rows in found.items():
+        if batches == "poisson":  # more room than the longest batch needs: sums may be rounded otherwise
+            torch.testing.assert_close(rows, expected[releases], rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(rows, expected[releases])

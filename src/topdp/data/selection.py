@@ -68,7 +68,7 @@ def select_many(batches: Sequence[Batches], seed: int, rounds: range) -> list[Se
     """What `select` says of each of these rounds, on the processor: where they are many, in less time.
 
     >>> [chosen.indices.tolist() for chosen in select_many([Cycle(4, size=2)], 0, range(2))]
-    [[[2, 0]], [[1, 3]]]
+    [[[2, 3]], [[1, 0]]]
     """
     each = tuple(batches)
     kinds = {type(one) for one in each}

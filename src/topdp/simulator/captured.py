@@ -1,4 +1,4 @@
-"""A round as operations on a device that ask the processor nothing, so that they can be recorded and replayed.
+"""A round as operations on a device that ask the processor nothing: they can be recorded and replayed.
 
 Which round it is stands in a clock on the device: one recording serves all rounds of its kind. What happens
 when, and whether a recording can be trusted, is for `stretches.py`.
@@ -21,15 +21,15 @@ from topdp.simulator.tables import Chunk, Tables
 class Program:
     """One round of `engine`, whose mixer is a `Fused`, on tensors that stay where they are.
 
-    **Guarantees.** Records, divisors, clipping and draws are those of `Engine.advance` in the same round; sums
-    may be rounded otherwise, where a round has room for more records than it uses. Gradients that are not
-    finite are left out, or `watch` says that there were some, and nothing that was made since may be used.
+    **Guarantees.** Records, divisors, clipping and draws are those of `Engine.advance` in the same round;
+    sums may be rounded otherwise, where a round has room for more records than it uses. Gradients that are
+    not finite are left out, or `watch` says that there were some, and nothing made since may be used.
     """
 
     def __init__(self, engine: Engine, tables: Tables, watch: Watch) -> None:
         self.watch = watch
+        assert isinstance(engine._mix, Fused)
         self._engine, self._mixer, self._tables = engine, engine._mix, tables
-        assert isinstance(self._mixer, Fused)
         device, plan, shards = engine.device, engine.plan, engine.shards
         self.buffers = (engine._buffer(0), engine._buffer(1))
         self.sums = engine._rows(torch.zeros, engine._held)
@@ -84,9 +84,9 @@ class Program:
         state.rows.copy_(self._kept[: len(state.rows)])
 
     def one(self, odd: int, carries: bool) -> None:
-        """Makes the round that the clock shows, which is `odd` or not, and `carries` gradients or mixes alone.
+        """Makes the round that the clock shows: it is `odd` or not, and `carries` gradients or mixes alone.
 
-        All that is recorded. Numbers from the processor would stay what they were at the recording.
+        All of this is recorded. Numbers from the processor would stay what they were at the recording.
         """
         before, out = self.buffers[1 - odd], self.buffers[odd]
         self._mixer.by_clock(before, self._mean_gradients(before) if carries else before, out,
@@ -110,6 +110,7 @@ class Program:
         position, batch = self._clock[:1], self._weights.shape[1:]
         records = self._records.index_select(0, position).flatten()
         inputs, targets = (
-            part.index_select(0, records).unflatten(0, batch) for part in (self._inputs, self._targets)
+            part.index_select(0, records).view(*batch, *part.shape[1:])
+            for part in (self._inputs, self._targets)
         )
         return inputs, targets, self._weights.index_select(0, position).squeeze(0)

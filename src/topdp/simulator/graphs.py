@@ -1,9 +1,9 @@
-"""Records what a function does on an NVIDIA GPU, as a CUDA graph: a replay is one launch for all its kernels."""
+"""Records what a function does on an NVIDIA GPU, as a CUDA graph: a replay is one launch for all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -18,12 +18,12 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def __call__(self, warm_up: Callable[[], None], function: Callable[[], None]) -> Callable[[], None]:
         """Calls `warm_up`, which uses what `function` uses; records that one, and returns what replays it."""
         with torch.cuda.device(self._device):
-            here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+            here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(here)
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UPS):

@@ -32,7 +32,7 @@ Record = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
 OFF = "TOPDP_EAGER"  # a variable of the environment: anything but 0 lets every round be made by itself
 
 CLOSE = 1e-3
-"""How far sums of gradients may be apart, relative to their length: rounded otherwise, not of other records."""
+"""How far sums of gradients may be apart, relative to their length: for rounding, not for other records."""
 
 TIRED = 3  # stretches made again in vain, after which rounds are made one by one
 
@@ -41,7 +41,7 @@ class WrongReplayError(TopdpError):
     """A recorded round was right at first, and then was not what the engine makes of it."""
 
 
-class _Mismatch(Exception):
+class _MismatchError(Exception):
     """A replay differs from the engine's round."""
 
 
@@ -74,7 +74,7 @@ class Stretches:
             made = self._stretch(state, max(1, at_most))
         except (DivergedError, WrongReplayError):
             raise
-        except _Mismatch as error:
+        except _MismatchError as error:
             self._give_up(str(error))
         except Exception as error:  # of the recording, in many types; an error of the round comes again
             self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
@@ -122,9 +122,8 @@ class Stretches:
         """Makes one round. False: this model cannot be recorded, and nothing was made."""
         engine = self._whole
         kind = (round % 2, bool(engine.plan.carries[round].any()))
-        if kind not in self._replays:
-            if not self._recorded(program, kind, round):
-                return False
+        if kind not in self._replays and not self._recorded(program, kind, round):
+            return False
         self._count[kind] += 1
         number = self._count[kind]
         if number & (number - 1):
@@ -134,7 +133,7 @@ class Stretches:
         self._replays[kind]()
         try:
             self._compare(program, kind[1], State(round, before))
-        except _Mismatch as error:
+        except _MismatchError as error:
             if not program.watch.read().well:  # then the whole stretch is made again
                 return True
             if number > 2:
@@ -173,14 +172,14 @@ class Stretches:
             try:
                 expected = engine._mean_gradients(before, engine._select(round, engine.device))
             except DivergedError as error:
-                raise _Mismatch("an agent diverged") from error
+                raise _MismatchError("an agent diverged") from error
             if not _close(gradient, expected):
-                raise _Mismatch(f"the gradients of round {round} differ from those it records")
+                raise _MismatchError(f"the gradients of round {round} differ from those it records")
         made = self._made(round)
         again = engine._rows(torch.empty, made)
         engine._mix(Work(round, before.rows, gradient, again))
         if not torch.equal(again, program.buffers[round % 2][:made]):
-            raise _Mismatch(f"the rows of round {round} differ from those it records")
+            raise _MismatchError(f"the rows of round {round} differ from those it records")
 
     def _ready(self) -> tuple[Program, Tables]:
         engine = self._whole

@@ -95,7 +95,8 @@ class Tables:
         """No calls of the device in here: threads come here while it records."""
         select = self._engine._select
         if isinstance(select, partial) and select.func is selection.select:
-            return selection.select_many(*select.args, rounds)
+            batches, seed = select.args
+            return selection.select_many(batches, seed, rounds)
         return [select(round, torch.device("cpu")) for round in rounds]
 
     def _joined(self, rounds: range, packed: Packed, drawn: Sequence[Selection]) -> Chunk:
