@@ -25,42 +25,11 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("benchmarks/gpu.py compares on a GPU", allow_module_level=True)
 
+from replays import Quick, by_calling
 from topdp.simulator import stretches, tables
 from topdp.simulator.captured import Program
 from topdp.simulator.mixing_cuda import Fused
 from topdp.simulator.stretches import Stretches, WrongReplayError
-
-
-def by_calling(warm_up, function):
-    """In the place of a recording: the same operations, one call for a replay."""
-    warm_up()
-    return function
-
-
-class Quick(Fused):
-    """In the place of the kernel, which takes long to interpret: the same, from the same tables."""
-
-    def _launch(self, before, gradient, out, packed, clock, first, round):
-        made = len(out)
-        if clock is not None:
-            position, round = clock.tolist()
-            first, stop = packed.starts[position : position + 2].tolist()
-            made = stop - first
-        _, slot, weight, owner, step, key, draw, std = (part[first : first + made] for part in packed)
-        total = torch.zeros(made, out.shape[1])
-        for row in range(made):
-            for source, share in zip(slot[row].tolist(), weight[row].tolist(), strict=True):
-                if share:
-                    total[row] += share * before[source]
-            if step[row]:
-                total[row] += step[row] * gradient[owner[row]]
-            for *name, deviation in zip(
-                key[row].tolist(), draw[row].tolist(), std[row].tolist(), strict=True
-            ):
-                if deviation:
-                    drawn = np.random.default_rng([*name, round]).standard_normal(out.shape[1])
-                    total[row] += deviation * torch.from_numpy(drawn).float()
-        out[:made] = total
 
 
 @pytest.fixture(autouse=True)
