@@ -22,7 +22,7 @@ from topdp.simulator.stretches import Stretches
 
 @pytest.fixture
 def stretched(monkeypatch):
-    """`stretched()`: from here on several rounds at once; how far each step went is in the list it returns."""
+    """`stretched()`: several rounds at once from here on; it returns a list of how far each step went."""
     monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: Quick(*arguments))
 
     def begin():
