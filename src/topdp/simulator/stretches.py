@@ -1,6 +1,6 @@
 """Several rounds of an engine at once, as replays of recordings, where that can be done and is proven right.
 
-Of every recording the replays number 1, 2, 4, 8, ... are made again by the engine itself and compared. What a
+Of every recording the replays number 1, 2, 8, 64, 512, ... are made again by the engine and compared. What a
 recording cannot do (an agent that diverged, a record that overflows) the engine does again from before. What
 is recorded is in `captured.py`; what a round is, in `engine.py`.
 """
@@ -126,7 +126,7 @@ class Stretches:
             return False
         self._count[kind] += 1
         number = self._count[kind]
-        if number & (number - 1):
+        if not _is_compared(number):
             self._replays[kind]()
             return True
         before = engine._aligned(program.buffers[1 - kind[0]][: self._made(round - 1)])
@@ -234,6 +234,15 @@ def _why_not(engine: Engine | RankedEngine, anywhere: bool) -> str | None:
         "layers draw random numbers": engine._random_layers,
     }
     return next((reason for reason, holds in others.items() if holds), None)
+
+
+def _is_compared(replay: int) -> bool:
+    """Two rounds at once, for a clock that stands still, and then ever fewer: each takes as long as twenty.
+
+    >>> [number for number in range(1000) if _is_compared(number)]
+    [1, 2, 8, 64, 512]
+    """
+    return replay == 2 or (replay.bit_count() == 1 and replay.bit_length() % 3 == 1)
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
