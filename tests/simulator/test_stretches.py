@@ -358,6 +358,10 @@ def test_what_is_not_recorded(monkeypatch):
     assert Stretches(make()).reason == "there is no CUDA device"
     assert "looks into" in Stretches(make(plant=lambda *_: None), by_calling).reason
     assert "looks into" in Stretches(make(tamper=lambda *_: None), by_calling).reason
+    engine = make()
+    double = ClippedGradients(linear_model().double(), 1.0)
+    args = (engine.plan, double, engine.shards, engine.batches, 0)
+    assert "float32" in Stretches(Engine(*args), by_calling).reason
     drops = ClippedGradients(torch.nn.Sequential(linear_model(), torch.nn.Dropout(0.5)), 1.0)
     engine = make()
     args = (engine.plan, drops, engine.shards, engine.batches, 0)
@@ -368,6 +372,17 @@ def test_what_is_not_recorded(monkeypatch):
     assert Stretches(engine, by_calling).reason is None
     monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: print)
     assert "one kernel" in Stretches(make(), by_calling).reason
+
+
+def test_means_of_the_same_records_are_close_and_of_others_are_not():
+    mean = torch.randn(4, 50)
+    assert stretches._close(mean * (1 + 1e-4), mean, 1.0)
+    assert stretches._close(mean + 1e-8, mean, 1.0) and stretches._close(0 * mean, 0 * mean, 1.0)
+    other = mean.clone()
+    other[2] += 0.01 * torch.randn(50)
+    assert not stretches._close(other, mean, 1.0)
+    other[2, 0] = torch.nan
+    assert not stretches._close(other, mean, 1e9)
 
 
 def test_a_model_with_code_of_its_own_is_made_one_by_one():

@@ -32,7 +32,12 @@ Record = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
 OFF = "TOPDP_EAGER"  # a variable of the environment: anything but 0 lets every round be made by itself
 
 CLOSE = 1e-3
-"""How far sums of gradients may be apart, relative to their length: for rounding, not for other records."""
+"""How far mean gradients may be apart, relative to their length: for rounding, not for other records. Ten
+times
+that where matrix products are rounded to 10 bits."""
+
+CANCELLED = 1e-6
+"""And relative to the clip, which bounds what may have cancelled."""
 
 TIRED = 3  # stretches made again in vain, after which rounds are made one by one
 
@@ -173,7 +178,7 @@ class Stretches:
                 expected = engine._mean_gradients(before, engine._select(round, engine.device))
             except DivergedError as error:
                 raise _MismatchError("an agent diverged") from error
-            if not _close(gradient, expected):
+            if not _close(gradient, expected, engine.gradients.clip):
                 raise _MismatchError(f"the gradients of round {round} differ from those it records")
         made = self._made(round)
         again = engine._rows(torch.empty, made)
@@ -228,6 +233,7 @@ def _why_not(engine: Engine | RankedEngine, anywhere: bool) -> str | None:
     others = {
         "there is no CUDA device": engine.device.type != "cuda" and not anywhere,
         "rows are not mixed by one kernel": not isinstance(engine._mix, Fused),
+        "parameters are not of type float32": engine.gradients.flat.dtype != torch.float32,
         "Adam adjusts rounds": plan.adjusts is not None,
         "rows come from other processes": engine._fetch is not None or not engine.layout.whole,
         "something looks into rounds": engine._plant is not None or engine._tamper is not None,
@@ -245,8 +251,10 @@ def _is_compared(replay: int) -> bool:
     return replay == 2 or (replay.bit_count() == 1 and replay.bit_length() % 3 == 1)
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
+def _close(found: Tensor, expected: Tensor, clip: float) -> bool:
     """Agent by agent. What is no number is close to nothing."""
+    coarse = found.is_cuda and torch.backends.cuda.matmul.allow_tf32
     apart = torch.linalg.vector_norm(found - expected, dim=1)
     lengths = torch.linalg.vector_norm(expected, dim=1)
-    return bool((apart <= CLOSE * lengths + torch.finfo(found.dtype).tiny).all())
+    allowed = torch.maximum(lengths, lengths.mean()).mul_(CLOSE).add_(CANCELLED * clip)
+    return bool((apart <= (10 if coarse else 1) * allowed).all())
