@@ -57,7 +57,16 @@ def train(**settings):
     return topdp.train(linear_model(), blobs(5), topology.ring(5), **settings)
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "muffliato", "gossip": 2}, {"batch": {"cycle": 7}}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"method": "muffliato", "gossip": 2},
+        {"batch": {"cycle": 7}},
+        {"optimiser": "momentum", "average": 0.9},
+        {"method": "central"},
+    ],
+)
 def test_a_run_ends_the_same(stretched, settings, tmp_path):
     expected = train(**settings, out=tmp_path / "one")
     steps = stretched()

@@ -15,7 +15,7 @@ from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_mod
 from topdp import topology
 from topdp.data import selection
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.learning.gradients.watch import Watch
+from topdp.learning.gradients.watch import Seen, Watch
 from topdp.plan import prune
 from topdp.simulator import engine as engine_file
 from topdp.simulator.engine import Engine
@@ -352,6 +352,16 @@ def test_rows_that_were_given_back_are_not_written_to():
     state = engine.resume(state.releases, state.rows.clone())
     engine.forget_buffers()
     assert_same(every_state(engine, lambda s: several.advance(s, 3), state), expected)
+    assert several._program.buffers[0] is engine._buffer(0)
+
+
+def test_norms_that_overflow_only_together_end_nothing(monkeypatch):
+    """The engine goes on with rows whose norms are finite one by one; recordings cannot tell."""
+    expected, engine = every_state(make(rounds=20)), make(rounds=20)
+    several = Stretches(engine, by_calling)
+    monkeypatch.setattr(Watch, "read", lambda self: Seen(rows=False, examples=True))
+    assert_same(every_state(engine, lambda s: several.advance(s, 2)), expected)
+    assert several.reason == "norms of rows overflow" and several._program is None
 
 
 def test_what_is_not_recorded(monkeypatch):

@@ -33,8 +33,7 @@ OFF = "TOPDP_EAGER"  # a variable of the environment: anything but 0 lets every 
 
 CLOSE = 1e-3
 """How far mean gradients may be apart, relative to their length: for rounding, not for other records. Ten
-times
-that where matrix products are rounded to 10 bits."""
+times that where matrix products are rounded to 10 bits."""
 
 CANCELLED = 1e-6
 """And relative to the clip, which bounds what may have cancelled."""
