@@ -312,7 +312,7 @@ class ClippedGradients:
             for _, contribution in found:
                 contribution.blank(bad)
             losses = losses.masked_fill(bad, 0)
-        times = scale if weights is None else scale * weights
+        times = scale if weights is None else weights if scale == 1 else scale * weights
         each = {id(factor): factor for factor in factors}  # most share one
         each = {one: factor * times for one, factor in each.items()}
         if fresh and sum(slot.stop - slot.start for slot, _ in found) < out.shape[1]:
