@@ -13,8 +13,8 @@ from topdp.simulator.draws import Noise
 class DrawnOnce(Noise):
     """A broken mechanism: the noise of round 0 in every round."""
 
-    def fill(self, out, round, draw):
-        return super().fill(out, 0, draw)
+    def add(self, row, std, round, draw):
+        super().add(row, std, 0, draw)
 
 
 def thousand(**options):

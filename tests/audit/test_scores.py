@@ -97,8 +97,8 @@ def test_what_no_noise_hides_is_found_without_fail():
 
 def test_other_noise_than_planned_is_seen_in_the_spread():
     class Half(Noise):
-        def fill(self, out, round, draw):
-            return super().fill(out, round, draw).mul_(0.5)
+        def add(self, row, std, round, draw):
+            super().add(row, 0.5 * std, round, draw)
 
     made = Audited.of()
     found = made.run(0, Half(0, made.plan.draws, made.plan.releases))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from topdp.bench import contestants, floors, growth, jobs
+from topdp.bench import contestants, floors, growth, jobs, timing
 from topdp.bench.picture import draw
 from topdp.bench.timing import Turns, take_turns
 from topdp.errors import InputError
@@ -20,7 +20,8 @@ def small(monkeypatch):
     """Nothing large is copied, multiplied or drawn; every command's job is tiny."""
     monkeypatch.setattr(floors, "COPIED", 100)
     monkeypatch.setattr(floors, "SIDES", (4,))
-    monkeypatch.setattr(floors, "BLOCK", 100)
+    monkeypatch.setattr(floors, "DRAWN", 100)
+    monkeypatch.setattr(timing, "SLICE", 0.0)
     monkeypatch.setattr(jobs.Job, "inputs", 7)
     monkeypatch.setattr(growth, "LEAST", 0.0)
 
@@ -55,12 +56,18 @@ def test_an_unknown_contestant_is_refused():
         contestants.chosen(["gost"])
 
 
-def test_ratios_are_taken_within_turns():
+def test_ratios_are_taken_within_turns(monkeypatch):
     turns = Turns({"topdp": np.array([1.0, 2.0, 4.0]), "loop": np.array([3.0, 6.0, 20.0])})
     assert turns.ratio("loop", "topdp") == {"best": 3.0, "median": 3.0, "low": 3.0, "high": 4.0}
     calls = []
+    monkeypatch.setattr(timing, "SLICE", 0.0)
     take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
     assert calls == ["a", "b"] * 3  # once more than asked for, to warm up
+    clock = iter(range(100))
+    monkeypatch.setattr(timing, "clock", lambda: (lambda: float(next(clock)), "ticks"))
+    monkeypatch.setattr(timing, "SLICE", 3.0)
+    found = take_turns({"a": lambda: None}, 1)
+    assert found.seconds["a"].tolist() == [4 / 3]  # three runs until three ticks are over, then one to look
 
 
 def test_floors_count_what_a_round_must_do():

@@ -16,10 +16,12 @@ import torch
 from topdp.bench.jobs import Data, Job, engine_of, plan_of
 from topdp.bench.timing import Turns, Watch, take_turns
 from topdp.learning.gradients import products
-from topdp.simulator.draws import BLOCK, Noise
+from topdp.simulator.draws import Noise
 from topdp.simulator.mixing import RowByRow, Work
 
-BLOCKS = 8
+DRAWN = 1 << 17
+"""Numbers in a draw that fits into the cache."""
+
 SIDES = (256, 512, 1024)
 COPIED = 1 << 25
 """Numbers in a copy that leaves no cache as it was: 128 MiB, and as much again."""
@@ -66,21 +68,24 @@ def parts_of(job: Job, data: Data, turns: int, watch: Watch | None = None) -> tu
     engine = engine_of(job, data, job.noise_multiplier)
     state = engine.resume(0, data.rows.clone())
     sums, out = torch.zeros_like(data.rows), torch.empty_like(data.rows)
-    z, noise = torch.empty(job.parameters), Noise(0, job.agents, job.rounds + 1)
+    z, noise = torch.zeros(job.parameters), Noise(0, job.agents, job.rounds + 1)
     quiet = RowByRow(plan_of(job, data, 0.0), noise, torch.device("cpu"))
 
     def whole() -> None:
         nonlocal state
         state = engine.advance(state._replace(releases=state.releases % job.rounds))
 
+    def gradients() -> None:
+        engine.gradients.clipped_sum(data.rows, data.inputs, data.targets, out=sums, fresh=True)
+
     def draws() -> None:
         for agent in range(job.agents):
-            noise.fill(z, 1, agent)
+            noise.add(z, 1.0, 1, agent)
 
     timed = take_turns(
         {
             "round": whole,
-            "gradients": lambda: engine.gradients.clipped_sum(data.rows, data.inputs, data.targets, out=sums),
+            "gradients": gradients,
             "noise": draws,
             "mixing": lambda: quiet(Work(1, data.rows, sums, out)),
             **_machine(),
@@ -111,13 +116,12 @@ def parts_of(job: Job, data: Data, turns: int, watch: Watch | None = None) -> tu
 def _machine() -> dict[str, Callable[[], object]]:
     """What the floors are made of."""
     one, other = torch.ones(COPIED), torch.empty(COPIED)
-    noise = Noise(0, BLOCKS, 1)
+    noise = Noise(0, 1, 1)
     found: dict[str, Callable[[], object]] = {
         "copy": lambda: other.copy_(one),
     }
-    for length in (BLOCK // 2, BLOCK):
-        block = torch.empty(length)
-        found[f"draw {length}"] = lambda block=block: [noise.fill(block, 0, k) for k in range(BLOCKS)]  # type: ignore[misc]
+    drawn = torch.zeros(DRAWN)
+    found["draw"] = lambda: noise.add(drawn, 1.0, 0, 0)
     for side in SIDES:
         square = torch.rand(1, side, side)
         found[f"product {side}"] = lambda square=square: products.linear(square, square, None)  # type: ignore[misc]
@@ -128,5 +132,5 @@ def _rates(timed: Turns) -> Rates:
     return Rates(
         max(side**3 / timed.best(f"product {side}") for side in SIDES),
         2 * 4 * COPIED / timed.best("copy"),
-        max(BLOCKS * length / timed.best(f"draw {length}") for length in (BLOCK // 2, BLOCK)),
+        DRAWN / timed.best("draw"),
     )

@@ -1,5 +1,8 @@
 """Contestants take turns, so that a busy moment hits all: best and median of each, and ratios turn by turn.
 
+In its turn each goes on for a while, as in training, where rounds follow each other: in a round by itself
+who is fast would mostly be timed filling the caches that others have emptied.
+
 With one thread the clock is the processor time of this process, which stands still while others have the
 core; with more it is the wall clock, since threads that wait for each other are part of the price.
 """
@@ -15,6 +18,9 @@ import numpy as np
 import torch
 
 from topdp.plan.arrays import Floats
+
+SLICE = 0.05
+"""Seconds after which the next one has its turn."""
 
 Watch = Callable[[int, int], None]
 """(turns done, turns in all)"""
@@ -52,15 +58,17 @@ def clock() -> tuple[Callable[[], float], str]:
 def take_turns(
     contestants: Mapping[str, Callable[[], object]], turns: int, watch: Watch | None = None
 ) -> Turns:
-    """Each contestant once in every turn; one turn before counts for nothing, it warms up."""
+    """In every turn the mean of each contestant's runs; one turn before counts for nothing, it warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     now, _ = clock()
     for turn in range(turns + 1):
         for name, run in contestants.items():
-            begun = now()
-            run()
+            begun, runs = now(), 0
+            while not runs or now() - begun < SLICE:
+                run()
+                runs += 1
             if turn:
-                seconds[name].append(now() - begun)
+                seconds[name].append((now() - begun) / runs)
         if watch is not None:
             watch(turn, turns)
     return Turns({name: np.array(found) for name, found in seconds.items()})

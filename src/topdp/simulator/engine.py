@@ -264,6 +264,10 @@ class Engine:
         if chosen.indices is not None:
             agent = torch.arange(len(inputs), device=self.device)[:, None]
             inputs, targets = inputs[agent, chosen.indices[some]], targets[agent, chosen.indices[some]]
+        divisor = chosen.divisor[some].to(rows)[:, None]
+        if self._plant is None:  # as weights of records: one pass over all sums less
+            weights = (divisor.new_ones(()) if weights is None else weights) / divisor
+            weights = weights.expand(-1, targets.shape[1])
         count = len(rows)
         if self._copies == 1 and count == 1 < self.plan.agents:
             # Products of one agent alone are rounded otherwise than those of several side by side.
@@ -280,9 +284,10 @@ class Engine:
                 )
         except DivergedError as error:
             raise self._named(state, error) from error
-        if self._plant is not None:
-            self._plant(state.releases, chosen, total)
-        return total[:count].div_(chosen.divisor[some].to(total)[:, None])
+        if self._plant is None:
+            return total[:count]
+        self._plant(state.releases, chosen, total)
+        return total[:count].div_(divisor)
 
     def _named(self, state: State, error: DivergedError) -> DivergedError:
         """The same, with the numbers that agents have in the plan."""

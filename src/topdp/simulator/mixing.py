@@ -51,7 +51,6 @@ class RowByRow:
         recipes = list(self._recipes(work, filled))
 
         def make(worker: int) -> None:
-            z = torch.empty_like(work.out[0])
             for position, (sources, whose, step, draws) in recipes[worker :: self.workers]:
                 target = work.out[position]
                 parts = [(work.before[place], weight) for place, weight in sources]
@@ -59,7 +58,7 @@ class RowByRow:
                     parts.append((work.gradient[whose], step))
                 _sum_into(target, parts)
                 for draw, std in draws:
-                    target.add_(self.noise.fill(z, work.round, draw), alpha=std)
+                    self.noise.add(target, std, work.round, draw)
 
         if self.workers == 1:
             make(0)

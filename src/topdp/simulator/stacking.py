@@ -25,7 +25,7 @@ from topdp.errors import InputError
 from topdp.plan import NOBODY, PerRound, Plan, prune
 from topdp.plan.arrays import Ints
 from topdp.plan.batches import Batches, Full
-from topdp.simulator.draws import Noise
+from topdp.simulator.draws import Draws, Noise
 
 KEPT_ROUNDS = 2000  # selections of a cycle that are kept
 
@@ -181,7 +181,7 @@ class StackedBatches:
         return Selection(torch.cat(indices), torch.cat(weights), divisor)
 
 
-class StackedNoise:
+class StackedNoise(Draws):
     """The draws that each run would make alone, with its own seed."""
 
     def __init__(self, plans: Sequence[Plan], seeds: Sequence[int]) -> None:
@@ -189,9 +189,9 @@ class StackedNoise:
         self._first = _offsets([plan.draws for plan in plans])
         self._keys = np.concatenate([noise.names(np.zeros(1, np.int64))[0] for noise in self._runs])
 
-    def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
+    def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
         run = int(self._run_of(np.asarray(draw)))
-        return self._runs[run].fill(out, round, draw - int(self._first[run]))
+        self._runs[run].add(row, std, round, draw - int(self._first[run]))
 
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
         run = self._run_of(draws)

@@ -18,8 +18,6 @@ from topdp.learning.models import Slot
 
 @final
 class LinearTwin(Twin):
-    narrow = 16  # outputs up to which a processor takes half the time for the product the other way round
-
     def __init__(self, layer: nn.Module, tape: Tape, slots: Mapping[str, Slot]) -> None:
         """`layer`: any that multiplies by slots["weight"]; its geometry is in the slot."""
         super().__init__(tape, slots)
@@ -41,11 +39,6 @@ class LinearTwin(Twin):
         """[n, ..., out] of a [n, ..., in], with every agent's own weights."""
         weight = self.tape.weights(self._slot)
         bias = None if self._bias is None else self.tape.weights(self._bias)
-        if self.out_features <= self.narrow and not a.is_cuda:
-            turned = (
-                torch.bmm(weight, a.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, a.mT)
-            )
-            return turned.mT.contiguous()
         return products.linear(a, weight, bias)
 
     def _of_copies(self, x: Tensor) -> Tensor:

@@ -116,7 +116,8 @@ class Tape:
         by_slot: dict[Slot, dict[str, list[tuple[Use, Tensor]]]] = defaultdict(lambda: defaultdict(list))
         for (_, uses), delta in zip(self.records, deltas, strict=True):
             if delta is not None:
-                unfolded = self.unfold(delta)
+                # A loss may leave an example's numbers apart from each other: side by side all is faster.
+                unfolded = self.unfold(delta.contiguous() if delta.dim() == 2 else delta)
                 for use in uses:
                     by_slot[use.slot][use.kind].append((use, unfolded))
         _expect_apart(list(by_slot))
