@@ -27,6 +27,8 @@ import torch
 
 if find_spec("PIL") is None:  # reads images, of which there are none
     sys.modules["PIL"] = mock.MagicMock()
+if find_spec("numba") is None:  # noise on a processor
+    sys.modules.update({"numba": mock.MagicMock(), "numba.extending": mock.MagicMock()})
 
 from topdp import protocols, topology
 from topdp.data.shards import Shards

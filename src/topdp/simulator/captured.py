@@ -38,9 +38,11 @@ class Program:
         self._packed = self._room_for_rows(plan.source.values.shape[2], plan.draw.values.shape[2])
         chosen = engine._select(0, device)
         self._divisor = chosen.divisor.to(self.sums)[:, None]
-        self._all_weights = chosen.weights  # where all records are used
-        if not tables.whole:
-            agents = len(engine.batches)
+        agents = len(engine.batches)
+        if tables.whole:
+            ones = self._divisor.new_ones(()) if chosen.weights is None else chosen.weights
+            self._all_weights = (ones / self._divisor).expand(-1, shards.targets.shape[1])
+        else:
             shape = (tables.length, agents, tables.width)
             self._records = torch.zeros(
                 tables.length, agents * tables.width, dtype=torch.int64, device=device
@@ -65,7 +67,7 @@ class Program:
             there[: len(here)].copy_(here)
         if chunk.records is not None and chunk.weights is not None:
             self._records[: len(chunk.records)].copy_(chunk.records)
-            self._weights[: len(chunk.weights)].copy_(chunk.weights)
+            self._weights[: len(chunk.weights)].copy_(chunk.weights).div_(self._divisor)
 
     def begin(self, state: State, chunk: Chunk) -> None:
         """Sets the clock to the round after `state`, which is kept: what follows overwrites its rows."""
@@ -94,7 +96,7 @@ class Program:
         self._clock += 1
 
     def _mean_gradients(self, before: Tensor) -> Tensor:
-        """As the engine's."""
+        """As the engine's, with divisors as weights of records."""
         engine = self._engine
         inputs, targets, weights = self._batch()
         with engine.gradients.noted_by(self.watch):
@@ -102,9 +104,9 @@ class Program:
                 before[: engine._held], inputs, targets, weights, out=self.sums, copies=engine._copies,
                 fresh=True,
             )  # fmt: skip
-        return self.sums.div_(self._divisor)
+        return self.sums
 
-    def _batch(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _batch(self) -> tuple[Tensor, Tensor, Tensor]:
         if self._tables.whole:
             return self._engine.shards.inputs, self._engine.shards.targets, self._all_weights
         position, batch = self._clock[:1], self._weights.shape[1:]
