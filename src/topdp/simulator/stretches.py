@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,7 +126,7 @@ class Stretches:
     def _one(self, program: Program, round: int) -> bool:
         """Makes one round. False: this model cannot be recorded, and nothing was made."""
         engine = self._whole
-        kind = (round % 2, bool(engine.plan.carries[round].any()))
+        kind = (round % 2, self._carries[round])
         if kind not in self._replays and not self._recorded(program, kind, round):
             return False
         self._count[kind] += 1
@@ -192,6 +193,8 @@ class Stretches:
         if self._program is None:
             assert isinstance(engine._mix, Fused)
             on_device = engine.device.type == "cuda"
+            carries = engine.plan.carries
+            self._carries: list[bool] = np.asarray(carries.values.any(axis=1))[carries.which].tolist()
             self._tables = Tables(engine, engine._mix, ahead=on_device)
             self._program = Program(engine, self._tables, Watch(engine.device, self._blanks))
             self._record = self._record or Graphs(engine.device)
