@@ -32,6 +32,9 @@ class Graphs:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                function()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool):
+                    function()
+            finally:
+                torch.cuda.set_stream(here)  # torch stays on the recording's where that fails
         return graph.replay

@@ -82,7 +82,8 @@ class Stretches:
         except _MismatchError as error:
             self._give_up(str(error))
         except Exception as error:  # of the recording, in many types; an error of the round comes again
-            self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            first = error.__context__ or error  # a recording that was broken off fails once more at its end
+            self._give_up(f"{type(first).__name__}: {str(first).partition(chr(10))[0]}")
         else:
             if made is not None:
                 return made
