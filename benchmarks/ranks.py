@@ -2,17 +2,20 @@
 
     python benchmarks/ranks.py                              # 1,000 to 10,000 agents of a small model
     python benchmarks/ranks.py --agents 10000 --hidden 100  # of 80,000 parameters: the rows alone are 6.4 GB
+    python benchmarks/ranks.py --hidden 100 --rows model bfloat16  # the same with rows in half the bits
     python benchmarks/ranks.py --kill --rounds 400          # kills rank 1 of 2 and lets torchrun start again
 
 Every job is a whole `topdp run` in processes of its own (records, plan, account, rounds, run folder), so what
-is measured is what a user gets. Peak memory is the kernel's (`ru_maxrss`) of each process; what Python and
-torch take before any agent is measured by a run of ten agents, and taken off per agent. Results of both must
-be equal: estimates bit by bit, and metrics.
+is measured is what a user gets. Peak memory is the kernel's (`VmHWM`) of each process; `ru_maxrss` would
+count what who started it held. What Python and torch take before any agent is measured by a run of ten
+agents, and taken off per agent. Results of any number of ranks must be equal: estimates bit by bit, and
+metrics.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -32,13 +35,14 @@ from topdp.runs.tensor_files import mapped
 FEATURES, CLASSES, RECORDS, TESTED = 784, 10, 4, 200
 
 CHILD = """
-import json, os, resource, sys, time
+import json, os, sys, time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from topdp.cli import app
 began = time.perf_counter()
 sys.argv = ["topdp", *json.loads(sys.argv[1])]
 app(standalone_mode=False)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+lines = open("/proc/self/status").read().splitlines()
+peak = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 rank = os.environ.get("RANK", "0")
 open(os.environ["MEASURED"] + rank, "w").write(json.dumps([time.perf_counter() - began, peak]))
 """
@@ -63,6 +67,9 @@ def main() -> None:
     parser.add_argument(
         "--ranks", type=int, nargs="+", default=[1, 2], help="1: one process, without torchrun"
     )
+    parser.add_argument(
+        "--rows", nargs="+", default=["model"], choices=["model", "bfloat16"], help="train.rows, in turn"
+    )
     parser.add_argument("--kill", action="store_true", help="a rank of the smallest job, and compare")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -80,19 +87,21 @@ def main() -> None:
         print(f"{d} parameters, {args.rounds} rounds, {RECORDS} records each; torch {torch.__version__}")
         print(f"{os.cpu_count()} cores; ten agents take {first}\n")
         print(
-            "| agents | ranks | seconds | ms a round and agent | largest process, GB | kB an agent | equal |"
+            "| agents | rows | ranks | seconds | ms a round and agent | largest process, GB | kB an agent "
+            "| equal |"
         )
-        print("|---|---|---|---|---|---|---|")
-        for agents in args.agents:
+        print("|---|---|---|---|---|---|---|---|")
+        for agents, rows in itertools.product(args.agents, args.rows):
             ends: list[Path] = []
             for ranks in args.ranks:
-                found = measured(folder, agents, ranks, args.rounds)
+                found = measured(folder, agents, ranks, args.rounds, rows)
                 ends.append(folder / f"{agents}-{ranks}")
                 run = RunFolder.open(ends[-1])
                 each = (sum(peak for _, peak in found) - ranks * floor[ranks]) / agents
                 a_round = float(run.fact("seconds")) / agents / (args.rounds + 1)
                 cells = [
                     agents,
+                    rows,
                     ranks,
                     f"{max(seconds for seconds, _ in found):.1f}",
                     f"{1000 * a_round:.3f}",
@@ -148,9 +157,11 @@ def pid_of_rank(parent: int, rank: int) -> int:
     )
 
 
-def measured(folder: Path, agents: int, ranks: int, rounds: int) -> list[tuple[float, int]]:
+def measured(
+    folder: Path, agents: int, ranks: int, rounds: int, rows: str = "model"
+) -> list[tuple[float, int]]:
     """Seconds and peak bytes of each process."""
-    command, env = job(folder, agents, ranks, rounds)
+    command, env = job(folder, agents, ranks, rounds, rows=rows)
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr[-3000:])
@@ -159,7 +170,7 @@ def measured(folder: Path, agents: int, ranks: int, rounds: int) -> list[tuple[f
 
 
 def job(
-    folder: Path, agents: int, ranks: int, rounds: int, *options: str
+    folder: Path, agents: int, ranks: int, rounds: int, *options: str, rows: str = "model"
 ) -> tuple[list[str], dict[str, str]]:
     """The command of a run, and its environment."""
     file, out = folder / f"records-{agents}.npz", folder / f"{agents}-{ranks}"
@@ -176,6 +187,7 @@ def job(
         "data.name": file, "model.name": "ranks_model:make", "topology.kind": "regular",
         "topology.agents": agents, "topology.degree": 4, "method.name": "dsgd", "rounds": rounds,
         "privacy.guarantee": "worst-case", "train.evaluate_every": rounds, "train.checkpoint_every": 20,
+        "train.rows": rows,
     }  # fmt: skip
     words = ["run", "--out", str(out)]
     for key, value in settings.items():

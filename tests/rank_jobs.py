@@ -37,6 +37,7 @@ EQUAL: dict[str, tuple[int, list[str]]] = {
     "dsgd with momentum": (2, ["method.name=dsgd", "train.optimiser=momentum", "train.average=0.5"]),
     "correlated": (3, ["method.name=correlated", "data.batch={poisson=6}"]),
     "muffliato with Adam": (2, ["method.name=muffliato", "method.gossip=2", "train.optimiser=adam"]),
+    "dsgd in bfloat16": (2, ["method.name=dsgd", "train.optimiser=momentum", "train.rows=bfloat16"]),
     "dsgd, trimmed": (2, ["method.name=dsgd", "robust.rule=trimmed"]),
 }
 """Ranks and settings of runs that end as one process ends them."""

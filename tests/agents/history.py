@@ -206,10 +206,10 @@ class Federation:
         name = self.names[agent]
         return PrivateFiles(self.identities[name], self.folder / "private" / name)
 
-    def simulated(self):
-        """[agents, d]: the estimates that the simulator ends with."""
+    def simulated(self, dtype=torch.float32):
+        """[agents, d]: the estimates that the simulator ends with, if it computes in `dtype`."""
         config = self.setup.manifest.config
-        model = self.setup.model(tuple(self.shards.inputs.shape[2:]), self.shards.classes)
+        model = self.setup.model(tuple(self.shards.inputs.shape[2:]), self.shards.classes).to(dtype)
         engine = Engine(
             self.setup.plan,
             ClippedGradients(model, config.privacy.clip),

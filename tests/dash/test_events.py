@@ -7,7 +7,7 @@ import httpx
 import pytest
 from serving import PATIENCE, books, served, standing, until
 
-from topdp.dash.events import Events, TooManyListeners
+from topdp.dash.events import OF_ONE, Events, TooManyListeners
 from topdp.dash.streams import EventStream
 
 
@@ -60,6 +60,23 @@ def test_who_was_away_too_long_begins_anew():
         events.tell("run", {"number": number})
     assert [event.kind for event in events.missed(f"{events.start}-1")] == ["reset"]
     assert [event.facts["number"] for event in events.missed(f"{events.start}-2")] == [2, 3, 4]
+
+
+def test_one_visitor_cannot_keep_another_out(tmp_path):
+    with served([tmp_path]) as page:
+        greedy = [streamed(page, {"User-Agent": "greedy"}) for _ in range(OF_ONE)]
+        for one in greedy:
+            assert next(one)[1] == "beat"
+        refused = page.client.get("/api/events", headers={"User-Agent": "greedy"})
+        assert refused.status_code == 429 and "of one visitor" in refused.json()["problem"]
+        other = streamed(page, {"User-Agent": "another"})
+        assert next(other)[1] == "beat"
+        greedy[0].close()
+        until(lambda: page.dash.events.listeners == OF_ONE, "a place to be free")
+        again = streamed(page, {"User-Agent": "greedy"})
+        assert next(again)[1] == "beat"
+        for one in (*greedy, other, again):
+            one.close()
 
 
 def test_two_starts_of_a_server_have_other_names():

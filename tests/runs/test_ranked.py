@@ -14,9 +14,10 @@ from torch.distributed import TCPStore
 
 import rank_jobs
 from builders import blobs_file
-from topdp.runs import run
+from topdp.runs import ranked, run
 from topdp.runs.best import read as read_best
 from topdp.runs.folder import RunFolder
+from topdp.simulator.ranks.environment import RankError
 
 TESTS = Path(__file__).parents[1]
 
@@ -124,3 +125,18 @@ def test_a_rank_that_dies_leaves_a_checkpoint_from_which_one_process_goes_on(fol
     assert (lost.state, lost.fact("checkpoint")) == ("running", {"releases": 3, "ranks": 2})
     run.resume(folder / "lost")
     expect_as_of_one_process(folder, "lost", ["method.name=top"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(4, ["waiting for 3 other ranks"]), (2, ["waiting for 1 other rank"])]
+)
+def test_who_waits_for_other_ranks_says_so(monkeypatch, tmp_path, size, words):
+    def nobody(place):
+        raise RankError("Could not join the other ranks.")
+
+    said = []
+    monkeypatch.setenv("WORLD_SIZE", str(size))
+    monkeypatch.setattr(ranked, "joined", nobody)
+    with pytest.raises(RankError):
+        ranked.run_on_ranks(None, tmp_path, "cpu", lambda stage, *_: said.append(stage))
+    assert said == words

@@ -145,6 +145,11 @@ def test_robust_rules_hold_in_parts(rule):
     expect_equal(plan_of("dsgd", robust=Robust(rule)), HOMES["three, mixed up"])
 
 
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_rounded_rows_are_the_same_in_parts(name):
+    expect_equal(replace(plan_of(name), rounded="bfloat16"), HOMES["three, mixed up"])
+
+
 @pytest.mark.parametrize("name", ["top-sync", "correlated", "muffliato"])
 def test_gradients_of_some_agents_at_a_time_change_nothing(monkeypatch, name):
     plan = plan_of(name)

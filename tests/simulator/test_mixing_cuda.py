@@ -1,6 +1,7 @@
 """The GPU's rows against the processor's: on a GPU where there is one, elsewhere by Triton's interpreter."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,6 +100,58 @@ def test_rows_without_noise_are_the_processors(name):
             mixer(Work(r, before, gradient, out))
         torch.testing.assert_close(*outs)
         before = outs[0].clone()
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["top-sync", "plain-async", "correlated"])
+def test_rounded_rows_are_float32_sums_rounded_once(name):
+    """From the same rows of before: rounded as sums that stay float32 are rounded by torch, to the bit."""
+    graph = topology.random(8, 0.4, 0)
+    plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(3, rate=0.5), np.full(8, 0.3), 0))
+    generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
+    noise = Noise(0, plan.draws, plan.releases)
+    wide, narrow = Fused(plan, noise, device), Fused(replace(plan, rounded="bfloat16"), noise, device)
+    before = torch.randn(8, 50, generator=generator).bfloat16()
+    for r in range(3):
+        gradient = torch.randn(8, 50, generator=generator)
+        expected = torch.empty(int(plan.exists[r].sum()), 50)
+        out = torch.empty(expected.shape, dtype=torch.bfloat16)
+        wide(Work(r, before.float(), gradient, expected))
+        narrow(Work(r, before, gradient, out))
+        assert torch.equal(out, expected.bfloat16())
+        before = out
+
+
+@interpreted
+def test_what_is_not_a_number_stays_none_when_it_is_rounded():
+    plan = PROTOCOLS["dsgd"](0.5).plan(topology.ring(3), constant_schedule(1, rate=0.0), np.zeros(3), 0)
+    odd = torch.tensor([torch.nan, -torch.nan, torch.inf, -torch.inf, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8])
+    odd = odd.view(torch.int32).clone()
+    odd[0] = 0x7FFFFFFF  # a GPU's
+    before, out = odd.view(torch.float32).repeat(3, 1), torch.empty(3, 7, dtype=torch.bfloat16)
+    mixer = Fused(replace(plan, rounded="bfloat16"), Noise(0, 3, 2), torch.device("cpu"))
+    mixer(Work(0, before, before, out))
+    torch.testing.assert_close(out, before.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@interpreted
+def test_rows_of_some_agents_are_made_and_no_others():
+    plan = prune(
+        PROTOCOLS["top-sync"](0.25).plan(
+            topology.random(8, 0.4, 0), constant_schedule(3, rate=0.5), np.full(8, 0.3), 0
+        )
+    )
+    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    before, gradient = (torch.randn(count, 50) for count in (int(plan.exists[0].sum()), 8))
+    owner = plan.owner[plan.exists[1]]
+    whole, parts = (torch.full((len(owner), 50), torch.nan) for _ in range(2))
+    mixer(Work(1, before, gradient, whole))
+    for first in (0, 3, 6):
+        only = np.flatnonzero((owner >= first) & (owner < first + 3))
+        mixer(Work(1, before, gradient[first : first + 3], parts, only, first))
+        assert torch.isnan(parts[np.flatnonzero(owner >= first + 3)]).all()
+    mixer(Work(1, before, gradient, parts, np.empty(0, np.int64)))
+    assert torch.equal(parts, whole)
 
 
 @interpreted

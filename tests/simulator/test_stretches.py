@@ -376,6 +376,9 @@ def test_what_is_not_recorded(monkeypatch):
     double = ClippedGradients(linear_model().double(), 1.0)
     args = (engine.plan, double, engine.shards, engine.batches, 0)
     assert "float32" in Stretches(Engine(*args), by_calling).reason
+    rounded = replace(engine.plan, rounded="bfloat16")
+    args = (rounded, engine.gradients, engine.shards, engine.batches, 0)
+    assert Stretches(Engine(*args), by_calling).reason == "rows are rounded"
     drops = ClippedGradients(torch.nn.Sequential(linear_model(), torch.nn.Dropout(0.5)), 1.0)
     engine = make()
     args = (engine.plan, drops, engine.shards, engine.batches, 0)

@@ -92,6 +92,11 @@ class Audit:
     ) -> Audit:
         """What is asked of a plan and its account, or a refusal. `dimension`: parameters of the model."""
         asked.expect_possible(plan.agents)
+        if plan.rounded is not None:
+            raise AuditError(
+                f"Expected rows that are sums for an audit, got rows that are rounded to {plan.rounded}: its "
+                "attacks take sums apart. Use train.rows=model."
+            )
         if asked.delta is not None and asked.delta != found.delta:
             found = _at(asked.delta, plan, found, privacy.patient, accounting(watch))
         owner = _owner(asked.owner, found, privacy.guarantee)

@@ -19,7 +19,7 @@ from topdp.privacy.basics.loss import Loss
 from topdp.privacy.observers.answers import observed
 from topdp.privacy.observers.filtering import Public
 from topdp.privacy.observers.gram import ROUNDING, grams
-from topdp.privacy.observers.view import LONG, Progress, expect_unaccelerated, view
+from topdp.privacy.observers.view import LONG, Progress, expect_viewable, view
 from topdp.settings.config import did_you_mean
 
 SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public.LINKS}
@@ -53,7 +53,7 @@ class Observer:
     def proved(self, exposure: Exposure, owner: int) -> Loss:
         """What this observer learns of a record of `owner` at most."""
         if self.public is Public.NOTHING:
-            expect_unaccelerated(self.plan)
+            expect_viewable(self.plan)
         return view(self.plan, exposure, [self.members], [owner], public=self.public).loss(owner, 0)
 
     def aim(self, owner: int, period: int) -> Floats:

@@ -141,10 +141,13 @@ class Dash:
 
     async def changes(self, request: Request) -> Any:
         after = request.headers.get("last-event-id") or request.query_params.get("after") or None
+        # Visitors of one machine have one address: what their programs call themselves tells them apart.
+        visitor = f"{request.client.host if request.client else ''} {request.headers.get('user-agent', '')}"
         try:
-            return await EventStream.begin(self.events, after)
+            return await EventStream.begin(self.events, after, visitor)
         except TooManyListeners as error:
-            return JSONResponse({PROBLEM: str(error)}, 503, {"retry-after": "10"})
+            code = 429 if error.of_one else 503
+            return JSONResponse({PROBLEM: str(error)}, code, {"retry-after": "10"})
 
     async def file(self, request: Request) -> Response:
         found = self.static.get(request.path_params["name"])

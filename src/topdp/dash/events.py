@@ -20,6 +20,7 @@ from topdp.errors import UnavailableError
 
 KEPT = 1000  # events, for those who come again
 LISTENERS = 64
+OF_ONE = 16  # of them for one visitor, who cannot keep all others out
 UNREAD = 200  # events that one may be behind
 BEAT = 10.0  # seconds after which a page hears that nothing has happened
 RESET, BEATS = "reset", "beat"
@@ -37,11 +38,16 @@ class Event:
 
 
 class TooManyListeners(UnavailableError):  # noqa: N818 - a state, not a fault
-    """No further page can be told of changes."""
+    """No further page can be told of changes. `of_one`: its visitor has too many."""
+
+    def __init__(self, words: str, of_one: bool) -> None:
+        super().__init__(words)
+        self.of_one = of_one
 
 
 @dataclass(eq=False)
 class _Listener:
+    visitor: str
     behind: deque[Event] = field(default_factory=deque)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False
@@ -50,12 +56,14 @@ class _Listener:
 class Events:
     """For one event loop. `tell` never waits."""
 
-    def __init__(self, kept: int = KEPT, listeners: int = LISTENERS, unread: int = UNREAD) -> None:
+    def __init__(
+        self, kept: int = KEPT, listeners: int = LISTENERS, unread: int = UNREAD, of_one: int = OF_ONE
+    ) -> None:
         self.start = secrets.token_hex(4)
         self._number = 0
         self._kept: deque[Event] = deque(maxlen=kept)
         self._listeners: set[_Listener] = set()
-        self._most, self._unread = listeners, unread
+        self._most, self._unread, self._of_one = listeners, unread, of_one
         self._closed = False
 
     @property
@@ -89,13 +97,23 @@ class Events:
             return [Event(self.last, RESET, {})]
         return [event for event in self._kept if int(event.name.partition("-")[2]) > seen]
 
-    async def listen(self, after: str | None = None, beat: float = BEAT) -> AsyncIterator[str]:
-        """Server-sent events from `after` on, until closed or left behind. Begins with a beat."""
+    async def listen(
+        self, after: str | None = None, beat: float = BEAT, visitor: str = ""
+    ) -> AsyncIterator[str]:
+        """Server-sent events from `after` on, until closed or left behind. Begins with a beat.
+
+        `visitor`: whose page it is, as far as that can be told.
+        """
+        if sum(one.visitor == visitor for one in self._listeners) >= self._of_one:
+            raise TooManyListeners(
+                f"Expected at most {self._of_one} open pages of one visitor, you have so many: close some.",
+                True,
+            )
         if len(self._listeners) >= self._most:
             raise TooManyListeners(
-                f"Expected at most {self._most} open pages, all of them are taken: close some."
+                f"Expected at most {self._most} open pages, all of them are taken: close some.", False
             )
-        listener = _Listener(deque(self.missed(after)))
+        listener = _Listener(visitor, deque(self.missed(after)))
         self._listeners.add(listener)
         try:
             name = f"id: {self.last}\n" if after is None else ""

@@ -19,7 +19,6 @@ import asyncio
 import json
 import logging
 import time
-import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from topdp import toml_text
 from topdp.dash.access import PUBLISHED, is_loopback, token_from
 from topdp.dash.events import Events
 from topdp.dash.fetching import NoAnswerError, fetched
@@ -95,7 +95,7 @@ class _Heard:
 def read_places(file: Path) -> list[Place]:
     """The places in a file as above; paths in it are beside it."""
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        tree = toml_text.parsed(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: expected a TOML file of [[agent]] tables: {error}") from error
     found = tree.get("agent")

@@ -20,8 +20,8 @@ class EventStream:
         self._first, self._rest = first, rest
 
     @classmethod
-    async def begin(cls, events: Events, after: str | None) -> EventStream:
-        rest = events.listen(after)
+    async def begin(cls, events: Events, after: str | None, visitor: str = "") -> EventStream:
+        rest = events.listen(after, visitor=visitor)
         return cls(await anext(rest), rest)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

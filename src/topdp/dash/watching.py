@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from topdp.dash.events import Events
-from topdp.dash.sources import Source, find, is_plain
+from topdp.dash.sources import Source, find
 from topdp.dash.summaries import summary
 
 logger = logging.getLogger("topdp.dash")
@@ -101,12 +101,12 @@ def mark_of(source: Source) -> object:
     """Another one once there is something new to say. That an agent died is written nowhere."""
     if source.kind == "run":
         return source.signature()
-    from topdp.agents.site.standing import Standing
+    from topdp.agents.site.standing import Standing, StandingError
 
     try:
-        standing = Standing.read(source.path) if is_plain(source.path / "status.json") else None
+        standing = Standing.read(source.path)
         alive = standing and standing.liveness
-    except (AttributeError, TypeError, OverflowError):  # another program's file by that name
+    except StandingError:  # another program's file by that name
         alive = None
     return source.signature(), alive
 

@@ -125,7 +125,11 @@ class FlatModel:
         return {slot.name: row[slot.start : slot.stop].view(slot.shape) for slot in self.slots}
 
     def load(self, row: Tensor) -> nn.Module:
-        """A new module with the parameters in `row`, in its type and on its device."""
+        """A new module with the parameters in `row`, in its type and on its device.
+
+        A row that is kept in fewer bits than a model may have is widened to the type of this one.
+        """
+        row = row if row.dtype in PRECISE else row.to(self.dtype)
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         parameters = dict(module.named_parameters())
         with torch.no_grad():

@@ -150,7 +150,7 @@ def _seconds(spent: Spending, guarantee: str) -> float:
         return math.inf  # a loss distribution for each of 48 places
     if guarantee in ("claimed", "worst-case"):
         return 0.5
-    open_rows = plan.rows == plan.agents or plan.robust is not None
+    open_rows = plan.rows == plan.agents or plan.robust is not None or plan.rounded is not None
     if guarantee == "adaptive" and open_rows:
         return 0.5 * max(1, math.comb(plan.agents, min(spent.colluders, plan.agents)) / 1e5)
     public = Public.ESTIMATES if guarantee == "adaptive" else Public.NOTHING

@@ -19,11 +19,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from topdp import toml_text
 from topdp.errors import TopdpError
 from topdp.files import DAMAGE
 from topdp.pages import costs, drawing, whole
@@ -142,7 +142,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
 
 def _expect_whole(folder: RunFolder) -> None:
     """A configuration that lost its end would be read with defaults in the place of what was."""
-    stated = tomllib.loads((folder.path / "config.toml").read_text(encoding="utf-8"))
+    stated = toml_text.parsed((folder.path / "config.toml").read_text(encoding="utf-8"))
     missing = [name for name in SECTIONS if name not in stated]
     if missing:
         raise RunFolderError(f"Expected a whole config.toml in {folder.path}, without: {', '.join(missing)}.")

@@ -20,6 +20,10 @@ ROBUST_FORMAT = 2
 """Of plans with a robust rule: who does not know the rule must not take them for linear ones."""
 
 
+ROUNDED_FORMAT = 3
+"""Of plans whose rows are rounded: who does not know that must not take their hidden rows for sums."""
+
+
 def save(plan: Plan, path: Path) -> None:
     """Writes the plan as one .npz file, which `load` reads.
 
@@ -38,6 +42,8 @@ def save(plan: Plan, path: Path) -> None:
     meta["pruned"] = plan.pruned
     if plan.robust is not None:
         meta |= {"format": ROBUST_FORMAT, "robust": asdict(plan.robust)}
+    if plan.rounded is not None:
+        meta |= {"format": ROUNDED_FORMAT, "rounded": plan.rounded}
     with path.open("wb") as file:
         np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays_of(plan))  # type: ignore[arg-type]
 
@@ -63,9 +69,14 @@ def load(path: Path) -> Plan:
         }
     except DAMAGE as error:
         raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
-    if version not in (FORMAT, ROBUST_FORMAT) or (version == ROBUST_FORMAT) != ("robust" in meta):
-        raise PlanError(f"Expected plan format {FORMAT} or {ROBUST_FORMAT} in {path}, got {version}.")
+    expected = ROBUST_FORMAT if "robust" in meta else ROUNDED_FORMAT if "rounded" in meta else FORMAT
+    if version != expected:
+        raise PlanError(
+            f"Expected plan format {FORMAT}, {ROBUST_FORMAT} or {ROUNDED_FORMAT} in {path}, got {version}."
+        )
     try:
+        if "rounded" in meta:
+            values["rounded"] = str(meta["rounded"])
         if "robust" in meta:
             values["robust"] = Robust(**meta["robust"])
         for field in fields(Plan):

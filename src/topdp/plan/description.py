@@ -30,6 +30,8 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
     lines = [f"{plan.protocol}: {plan.agents} agents, {plan.rows} rows, {plan.releases} releases"]
     if plan.robust is not None:
         lines.append(f"rows of others enter by {plan.robust}")
+    if plan.rounded is not None:
+        lines.append(f"rows are rounded to {plan.rounded} when they are made")
     for r in rounds if rounds is not None else range(plan.releases):
         this = plan[r]
         lines.append(f"round {r}")

@@ -11,7 +11,8 @@ messages. Before round 0 every row is the public start x_0. In round r = 0 .. T 
 
 where draws are standard normal, fresh in every round, and the gradient of agent i is taken at its estimate
 of round r-1. With `robust`, the rows that came from others enter by that rule instead. Round 0 is the release
-before the loop of the paper's algorithms: T rounds make T+1 releases.
+before the loop of the paper's algorithms: T rounds make T+1 releases. With `rounded`, each number of a row is
+rounded once, when all of the above has been added up; whatever is made later begins with what was rounded.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from topdp.errors import InputError
 from topdp.plan.arrays import Bools, Floats, Indices
 from topdp.plan.robust import Robust
 
+ROUNDED = ("bfloat16",)  # what rows can be rounded to
 NOBODY = -1  # pads the lists of sources, draws and readers
 
 
@@ -140,6 +142,7 @@ class Plan:
     adjusts: Floats | None = None  # [releases] Adam's step size where a release is one; None: nowhere
     adam: Floats | None = None  # its two shares of the past, the floor of its root, and its weight decay
     robust: Robust | None = None  # how rows of others enter a mix; None: by their weights
+    rounded: str | None = None  # to what rows are rounded when they are made; None: they stay sums
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -213,6 +216,8 @@ class Plan:
         sha = hashlib.sha256(f"{self.agents} {self.protocol} {self.pruned}".encode())
         if self.robust is not None:
             sha.update(repr(self.robust).encode())
+        if self.rounded is not None:
+            sha.update(f"rounded to {self.rounded}".encode())
         for name, array in sorted(arrays_of(self).items()):
             canonical = np.ascontiguousarray(array)
             sha.update(f"{name} {canonical.dtype.str} {canonical.shape}".encode())
@@ -300,6 +305,7 @@ def _validate(plan: Plan) -> None:
         raise PlanError(f"Expected a reported row of each of the agents 0..{n - 1}, in their order.")
     _validate_adam(plan)
     _validate_robust(plan)
+    _validate_rounded(plan)
     if len(plan.scale) != R:
         raise PlanError(f"Expected scale for {R} releases, got {len(plan.scale)}.")
 
@@ -319,6 +325,16 @@ def _validate_adam(plan: Plan) -> None:
         or (plan.source.values[plan.source.which[r], : plan.agents, :4] < 0).any()
     ):
         raise PlanError("Expected estimates that Adam makes of four rows each, got others.")
+
+
+def _validate_rounded(plan: Plan) -> None:
+    if plan.rounded is None:
+        return
+    if plan.rounded not in ROUNDED:
+        raise PlanError(f"Expected rows that are rounded to {', '.join(ROUNDED)}, got {plan.rounded!r}.")
+    if plan.adjusts is not None or plan.robust is not None:
+        what = "Adam" if plan.robust is None else f"the robust rule {plan.robust.rule}"
+        raise PlanError(f"Expected sums of rows where they are rounded to {plan.rounded}, got {what}.")
 
 
 def _validate_robust(plan: Plan) -> None:

@@ -9,7 +9,7 @@ from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.observers.adaptive import has_short_form
 from topdp.privacy.observers.effort import A_MINUTE, LIMIT, look_work, view_work
 from topdp.privacy.observers.filtering import Public
-from topdp.privacy.observers.view import expect_unaccelerated
+from topdp.privacy.observers.view import expect_viewable
 
 SOON = 1.0
 """Seconds that an answer may take to be given at once."""
@@ -34,11 +34,11 @@ def seconds(answer: str, plan: Plan, colluders: int, patient: bool) -> float:
     if answer in ALWAYS or plan.agents == 1:
         return 0.0
     if answer == "view":
-        if plan.adjusts is not None or plan.robust is not None or _accelerated(plan):
+        if not _viewable(plan):
             return 0.0  # refused
         work = view_work(plan)
-    elif has_short_form(answer, plan, colluders):
-        return 0.0
+    elif has_short_form(answer, plan, colluders) or plan.rounded is not None:
+        return 0.0  # at once, or refused
     else:
         work = view_work(plan, 1, Public.LINKS) if answer == "outsider" else _adaptive(plan, colluders)
     return 0.0 if work > LIMIT and not patient else 60 * work / A_MINUTE
@@ -49,9 +49,9 @@ def _adaptive(plan: Plan, colluders: int) -> float:
     return min(look_work(plan, math.comb(plan.agents, colluders)), LIMIT)
 
 
-def _accelerated(plan: Plan) -> bool:
+def _viewable(plan: Plan) -> bool:
     try:
-        expect_unaccelerated(plan)
+        expect_viewable(plan)
     except NotCovered:
-        return True
-    return False
+        return False
+    return True

@@ -32,7 +32,7 @@ from topdp.privacy.basics.exposure import check
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.observers.adaptive import leading_adaptive
 from topdp.privacy.observers.effort import expect_bearable
-from topdp.privacy.observers.view import expect_unaccelerated, leading_view
+from topdp.privacy.observers.view import expect_viewable, leading_view
 from topdp.privacy.observers.worst_case import composed, information
 from topdp.privacy.published.claims import Analysis, noise_multipliers
 
@@ -143,7 +143,7 @@ class Spending:
         return [self._known[last] for last in places]
 
     def _view(self, places: Sequence[int]) -> Floats:
-        expect_unaccelerated(self.plan)
+        expect_viewable(self.plan)
         expect_bearable(self.plan, self.patient, self.plan.agents - 1, owners=1)
         return self._amplified(leading_view(self.plan, self.analysis.exposure(), self.owner, places), places)
 

@@ -74,6 +74,7 @@ class Assembly:
         Cheap checks come first: a wrong name is said before a data set is fetched.
         """
         build.method(config)
+        build.rounded(config)
         task = build.task(config)
         graph = build.graph(config)
         build.sigma(config, graph.agents)

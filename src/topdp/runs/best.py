@@ -24,6 +24,7 @@ from topdp.errors import InputError
 from topdp.learning.metrics import larger_is_better
 from topdp.report.metrics import metric_names
 from topdp.runs.folder import RunFolder
+from topdp.runs.kept_rows import as_array, as_tensor
 from topdp.runs.tensor_files import mapped
 from topdp.settings.config import did_you_mean
 
@@ -93,20 +94,20 @@ class BestSoFar:
         if self._folder is None or not self._waiting:
             return Best(round, metric, value, estimates.clone())
         write(self._folder, Best(round, metric, value, estimates), self._notes, NEXT)
-        return Best(round, metric, value, torch.from_numpy(mapped(self._folder.path / NEXT, "estimates")))
+        return Best(round, metric, value, as_tensor(mapped(self._folder.path / NEXT, "estimates")))
 
 
 def write(folder: RunFolder, best: Best, notes: dict[str, str], name: str = "best.safetensors") -> None:
     facts = {**notes, "round": str(best.round), "metric": best.metric, "value": repr(best.value)}
-    folder.save_estimates(name, best.estimates.numpy(), facts)
+    folder.save_estimates(name, as_array(best.estimates), facts)
 
 
 def read(folder: RunFolder) -> Best | None:
     """What was kept in a run's folder; None where there is nothing."""
     if not (folder.path / "best.safetensors").exists():
         return None
-    estimates, facts = folder.read_estimates("best.safetensors", ("round", "metric", "value"))
-    return Best(int(facts["round"]), facts["metric"], float(facts["value"]), torch.from_numpy(estimates))
+    estimates, facts = folder.kept_estimates("best.safetensors", ("round", "metric", "value"))
+    return Best(int(facts["round"]), facts["metric"], float(facts["value"]), as_tensor(estimates))
 
 
 def first_metric(line: dict[str, Any], larger: Mapping[str, bool | None]) -> str:

@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from topdp.files import DAMAGE, written_whole
 from topdp.plan.arrays import Ints
 from topdp.runs.folder import Checkpoint, RunFolder, RunFolderError
-from topdp.runs.tensor_files import write_tensors
+from topdp.runs.kept_rows import as_array
+from topdp.runs.tensor_files import read_tensor, write_tensors
 from topdp.simulator.engine import State
 from topdp.simulator.layout import Layout
 from topdp.simulator.ranks.group import Group
@@ -59,7 +60,7 @@ class Checkpoints:
 
     def save(self, folder: RunFolder | None, state: State) -> None:
         """By all ranks, of the same release."""
-        rows = state.rows.cpu().numpy()
+        rows = as_array(state.rows)
         if self.group is None:
             RunFolder(self.path).save_checkpoint(Checkpoint(state.releases, rows))
         else:
@@ -121,8 +122,7 @@ class Checkpoints:
             here = np.flatnonzero(np.isin(part.numbers, wanted))
             if part.releases != releases or not len(here):
                 continue
-            with safe_open(part.file, "numpy") as opened:
-                values = opened.get_tensor("rows")
+            values = read_tensor(part.file, "rows")
             if np.array_equal(part.numbers, wanted):
                 return np.asarray(values)
             if rows is None:

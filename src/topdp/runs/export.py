@@ -65,7 +65,7 @@ def notes_of(flat: FlatModel) -> dict[str, str]:
 def chosen_row(estimates: Tensor, agent: int | str) -> Tensor:
     """[d]: the estimate of one agent, or the mean of all."""
     if agent == MEAN:
-        return estimates.mean(dim=0)
+        return estimates.mean(dim=0, dtype=torch.promote_types(estimates.dtype, torch.float32))
     agents = len(estimates)
     try:
         number = int(agent)

@@ -17,7 +17,6 @@ Nothing here needs torch, so reports can be made where it is not installed.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,14 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file
 
-from topdp import __version__
+from topdp import __version__, toml_text
 from topdp.errors import InputError
 from topdp.files import DAMAGE, FileError, new_folder, written_whole
 from topdp.plan import Plan, archive
 from topdp.report.metrics import metric_names
-from topdp.runs.tensor_files import write_tensors
+from topdp.runs.tensor_files import read_tensor, widened, write_tensors
 from topdp.settings.config import GIVEN as GIVEN
 from topdp.settings.config import RunConfig, parse
 
@@ -49,7 +47,7 @@ class RunFolderError(InputError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Releases made, and the rows of the last of them."""
+    """Releases made, and the rows of the last of them; bfloat16 as its bits (`tensor_files.NAMES`)."""
 
     releases: int
     rows: NDArray[Any]
@@ -172,6 +170,11 @@ class RunFolder:
 
     def read_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
         """Estimates and all notes of such a file, which must have the `notes` named here."""
+        kept, found = self.kept_estimates(name, notes)
+        return widened(kept), found
+
+    def kept_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
+        """The same, but bfloat16 as its bits (`tensor_files.NAMES`), in half the memory."""
         found: tuple[NDArray[Any], dict[str, str]] = self._read(name, partial(_read_estimates, notes=notes))
         return found
 
@@ -222,18 +225,17 @@ def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
 
 
 def _read_config(file: Path) -> RunConfig:
-    return parse(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
+    return parse(toml_text.parsed(file.read_text(encoding="utf-8")), str(file))
 
 
 def _read_estimates(file: Path, notes: Sequence[str]) -> tuple[NDArray[Any], dict[str, str]]:
     with safe_open(file, "numpy") as opened:
         found = opened.metadata() or {}
-        return opened.get_tensor("estimates"), {**found, **{name: found[name] for name in notes}}
+    return read_tensor(file, "estimates"), {**found, **{name: found[name] for name in notes}}
 
 
 def _read_checkpoint(file: Path) -> Checkpoint:
-    tensors = load_file(file)
-    return Checkpoint(int(tensors["releases"][0]), tensors["rows"])
+    return Checkpoint(int(read_tensor(file, "releases")[0]), read_tensor(file, "rows"))
 
 
 def _read_size(file: Path) -> tuple[int, int]:

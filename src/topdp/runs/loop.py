@@ -24,6 +24,7 @@ from topdp.runs.callbacks import Callbacks, Running
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.export import notes_of
 from topdp.runs.folder import GIVEN, RunFolder
+from topdp.runs.kept_rows import as_tensor
 from topdp.runs.result import Metrics, Stopped, metrics_of
 from topdp.settings.config import RunConfig
 from topdp.simulator.advancing import advancing, until_seen
@@ -136,7 +137,7 @@ def _begin(
     if isinstance(engine, RankedEngine):
         lines = engine.group.led(lines)
     metrics = [line for line in lines if line["round"] < checkpoint.releases // each]
-    return engine.resume(checkpoint.releases, torch.from_numpy(checkpoint.rows)), metrics
+    return engine.resume(checkpoint.releases, as_tensor(checkpoint.rows)), metrics
 
 
 def _as_it_is(value: Any) -> Any:

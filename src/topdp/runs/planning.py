@@ -93,12 +93,14 @@ def accounted(
 def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
     """The plan of the configuration for any noise; the random choices are the same every time."""
     protocol, schedule = build.protocol(config), build.schedule(config, min(counts))
-    optimiser, robust = build.optimiser(config), build.robust(config)
+    optimiser, robust, rounded = build.optimiser(config), build.robust(config), build.rounded(config)
     inner = optimiser.inner(schedule)
 
     def write(deviation: np.ndarray) -> Plan:
         plan = optimised(protocol.plan(graph, inner, deviation, config.seed), optimiser, schedule.rate)
-        return plan if robust is None else replace(plan, robust=robust)
+        if robust is None and rounded is None:
+            return plan
+        return replace(plan, robust=robust, rounded=rounded)
 
     return write
 

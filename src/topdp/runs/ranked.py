@@ -35,6 +35,7 @@ from topdp.runs.best import read as read_best
 from topdp.runs.callbacks import Callbacks
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.folder import STARTING, RunFolder, RunFolderError
+from topdp.runs.kept_rows import as_tensor
 from topdp.runs.loop import Watcher
 from topdp.runs.planning import plan_writer, seal_of, sealed
 from topdp.runs.result import Result
@@ -44,6 +45,7 @@ from topdp.runs.settling import agrees
 from topdp.settings import build
 from topdp.settings.config import ConfigError, RunConfig, parse
 from topdp.simulator.layout import Layout
+from topdp.simulator.ranks.environment import others
 from topdp.simulator.ranks.exchange import Exchange
 from topdp.simulator.ranks.group import Group, joined, local_device
 from topdp.simulator.ranks.partition import Partition, partition
@@ -66,7 +68,11 @@ def run_on_ranks(
     place = choose_device(local_device(device))
     if config is not None:
         expect_supported(config)
+    if watch is not None and (left := others()):
+        watch(f"waiting for {left} other rank{'s' if left > 1 else ''}", 0, 1, None)
     with joined(place) as group:
+        if watch is not None:
+            watch("reading records", 0, 1, None)
         # Before anything else: who does something else would wait for what never comes.
         group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
         asked = _asked(config, place)
@@ -251,5 +257,6 @@ def _job(group: Group, parts: Assembly, begun: RunFolder | None, watch: Watcher 
 
 
 def _read(job: Job, folder: RunFolder) -> Result:
-    estimates, seconds = torch.from_numpy(folder.estimates), float(folder.fact("seconds"))
+    seconds = float(folder.fact("seconds"))
+    estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
     return job.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))

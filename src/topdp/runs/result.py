@@ -56,7 +56,7 @@ class Result:
     plan: Plan
     privacy: Account  # the answers, and who learns what of whom
     metrics: list[Metrics]
-    estimates: Tensor  # [agents, d]
+    estimates: Tensor  # [agents, d]; in bfloat16 where train.rows says so
     seconds: float
     flat: FlatModel = field(repr=False)
     folder: Path | None = None

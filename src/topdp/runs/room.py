@@ -14,7 +14,7 @@ import torch
 
 from topdp.data.shards import Shards
 from topdp.errors import InputError
-from topdp.simulator.engine import ALIGN, AT_ONCE, Engine
+from topdp.simulator.engine import ALIGN, ROUNDED, Engine, at_once
 from topdp.simulator.ranks.group import Group
 
 SMALL = 1 << 30  # bytes that are not asked about
@@ -38,13 +38,19 @@ def need_of(engine: Engine) -> Need:
     """Rows twice (before and after a round), gradients of as many agents as are taken at once, records."""
     flat, shards = engine.gradients.flat, engine.shards
     align = ALIGN[engine.device.type]
-    row = -(-flat.dimension // align) * align * flat.flatten().element_size()
-    agents = len(engine.layout.agents)
-    at_once = agents if engine.device.type != "cpu" else min(agents, AT_ONCE // flat.dimension + 2)
+    rounded = engine.plan.rounded
+    width, wide = -(-flat.dimension // align) * align, flat.dtype.itemsize
+    kept = wide if rounded is None else ROUNDED[rounded].itemsize
+    agents, together = len(engine.layout.agents), at_once(flat.dimension, rounded is not None)
+    if engine.device.type != "cpu" and rounded is None:
+        together = agents
+    # Beside gradients stand the rows that they are taken at, where those have to be widened.
+    beside = width * wide * (1 if rounded is None else 2)
     held = [shards.inputs, shards.targets, shards.test_inputs, shards.test_targets]
     records = sum(part.numel() * part.element_size() for part in held if part is not None)
     place = platform.node() if engine.device.type == "cpu" else f"{platform.node()} {engine.device}"
-    return Need(place, 2 * engine.layout.capacity * row, at_once * row, records, free_on(engine.device))
+    rows, gradients = 2 * engine.layout.capacity * width * kept, min(agents, together) * beside
+    return Need(place, rows, gradients, records, free_on(engine.device))
 
 
 def expect_room_for_records(shards: Shards, device: torch.device) -> None:
@@ -79,7 +85,7 @@ def expect_room(engine: Engine, group: Group | None = None) -> None:
             raise InputError(
                 f"Expected room for {engine.plan.agents} agents of {engine.gradients.flat.dimension} "
                 f"parameters: {parts} are needed on {place}, where {min(known) / 1e9:.1f} GB are free. Use "
-                "more machines (torchrun), fewer agents or a smaller model."
+                "more machines (torchrun), fewer agents, a smaller model, or train.rows = bfloat16."
             )
 
 

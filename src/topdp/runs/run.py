@@ -42,8 +42,10 @@ from topdp.runs.best import Best
 from topdp.runs.best import read as read_best
 from topdp.runs.callbacks import Callbacks, Running, expect_list
 from topdp.runs.checkpoints import Checkpoints
+from topdp.runs.digits import warn_of_lost_steps
 from topdp.runs.export import InputKind, facts_of, notes_of
 from topdp.runs.folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
+from topdp.runs.kept_rows import as_array, as_tensor
 from topdp.runs.loop import Watcher, accounting, train_to_the_end
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
 from topdp.runs.result import Result, Stopped
@@ -125,7 +127,8 @@ def run_or_continue(
         return resume(out, device, watch, progress)
     job = begun_job(Assembly.of(folder.config, choose_device(device), progress), folder)
     seconds = float(folder.fact("seconds"))
-    return job.result(folder.metrics, torch.from_numpy(folder.estimates), seconds, out, read_best(folder))
+    estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
+    return job.result(folder.metrics, estimates, seconds, out, read_best(folder))
 
 
 def train(
@@ -286,6 +289,8 @@ def execute(
     parts, path = job.parts, folder.path if folder else None
     if watch is not None:
         watch("preparing", 0, 1, None)
+    if folder is not None or ranked is None:  # of several ranks, the one that has it says so
+        warn_of_lost_steps(job.plan, parts.start)
     engine: Engine | RankedEngine
     checkpoints: Checkpoints | None
     if ranked is None:
@@ -328,7 +333,7 @@ def finish_run_folder(folder: RunFolder, result: Result, device: torch.device) -
         for metric in metric_names(result.metrics[-1]):
             curves({name: result.metrics}, folder.path / picture_name(metric), title, metric)
     folder.finish(
-        result.estimates.numpy(),
+        as_array(result.estimates),
         notes_of(result.flat),
         stopped=None if result.stopped is None else result.stopped._asdict(),
         seconds=round(result.seconds, 3),

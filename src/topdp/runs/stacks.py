@@ -151,9 +151,11 @@ def _in_common(config: RunConfig) -> str:
 
 
 def _fits(config: RunConfig) -> bool:
-    """Steps of Adam and robust mixing are no sums of rows, attacks and sinks are of one run."""
+    """Steps of Adam, robust mixing and rounding are no sums of rows, attacks and sinks are of one run."""
     linear = config.train.optimiser != "adam" and config.robust.rule == "mean"
-    return linear and config.attack.name == "none" and not config.report.sinks
+    return (
+        linear and config.train.rows == "model" and config.attack.name == "none" and not config.report.sinks
+    )
 
 
 def _in_turn(group: list[RunConfig]) -> list[list[list[RunConfig]]]:

@@ -1,6 +1,7 @@
 """Arrays written as safetensors piece by piece: of many gigabytes, none is in memory twice.
 
-The package's own writer makes bytes of an array first. Reading whole files is left to it.
+The package's own writer makes bytes of an array first. Reading is left to it, but for
+bfloat16, which it cannot hand to numpy.
 """
 
 from __future__ import annotations
@@ -12,10 +13,25 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 PIECE = 1 << 24  # numbers written at once
 
-NAMES = {"float32": "F32", "float64": "F64", "int64": "I64"}
+NAMES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
+"""numpy has no bfloat16: such numbers are their 16 bits here, and uint16 is nothing else."""
+
+
+def widened(values: NDArray[Any]) -> NDArray[Any]:
+    """Numbers, also where `values` are the bits of bfloat16: the first half of those of float32.
+
+    >>> widened(np.array([0x3F80, 0xC040], np.uint16)).tolist()
+    [1.0, -3.0]
+    """
+    if values.dtype != np.uint16:
+        return values
+    bits = values.astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32)
 
 
 def write_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], notes: Mapping[str, str] | None) -> None:
@@ -40,6 +56,14 @@ def write_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], notes: Mappin
             for start in range(0, len(values), some):
                 piece = np.ascontiguousarray(values[start : start + some])
                 out.write(piece.astype(piece.dtype.newbyteorder("<"), copy=False).data.cast("B"))
+
+
+def read_tensor(file: Path, name: str) -> NDArray[Any]:
+    """An array of such a file, whole; bfloat16 as its bits."""
+    with safe_open(file, "numpy") as opened:
+        if opened.get_slice(name).get_dtype() != "BF16":
+            return np.asarray(opened.get_tensor(name))
+    return np.array(mapped(file, name))
 
 
 def mapped(file: Path, name: str) -> NDArray[Any]:

@@ -129,6 +129,25 @@ def robust(config: RunConfig) -> Robust | None:
     return Robust(c.rule, c.hostile, None if c.radius == "auto" else c.radius)
 
 
+def rounded(config: RunConfig) -> str | None:
+    """To what rows are rounded when they are made; None: they are not. Refuses what does not go with it."""
+    kept = config.train.rows
+    if kept == "model":
+        return None
+    train = config.train
+    for key, there, why in (
+        ("robust.rule", config.robust.rule != "mean", "robust rules mix rows as they are"),
+        ("attack.name", config.attack.name != "none", "attacks change rows as they are"),
+        ("train.optimiser", train.optimiser == "adam", "Adam's averages change by less than it holds"),
+        ("train.average", train.average > 0, "averages of estimates change by less than it holds"),
+    ):
+        if there:
+            raise ConfigError(
+                f'train.rows: "{kept}" does not go with {key}: {why}. Use train.rows = "model".'
+            )
+    return kept
+
+
 def attack(config: RunConfig, agents: int) -> Attack | None:
     """What hostile agents of a simulated run do; None: there are none."""
     from topdp.attacks import chosen

@@ -6,7 +6,6 @@ Values only; build.py makes objects of the names.
 from __future__ import annotations
 
 import difflib
-import tomllib
 import warnings
 from importlib import resources
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from topdp import toml_text
 from topdp.errors import InputError
 
 # What is larger overflows when it is multiplied by other numbers of a configuration.
@@ -219,6 +219,7 @@ class TrainConfig(Section):
     floor: Positive = 1e-8  # of Adam's root
     weight_decay: NotNegative = 0.0
     average: Share = 0.0  # the share of the past in the average of estimates that is reported; 0: none
+    rows: Literal["model", "bfloat16"] = "model"  # in which numbers rows are kept; model: in those of its own
     evaluate_every: Count = 10
     checkpoint_every: Count = 100
 
@@ -291,7 +292,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         text = (_preset_folder() / f"{name}.toml").read_text(encoding="utf-8")
         origin = f"preset {name}"
     try:
-        tree = tomllib.loads(text)
+        tree = toml_text.parsed(text)
     except ValueError as error:  # also a number of thousands of digits
         raise ConfigError(f"Expected TOML in {origin}: {error}.") from error
     except RecursionError:
@@ -304,7 +305,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
 
 def changed(text: str, changes: list[str]) -> RunConfig:
     """A configuration that is TOML already, with `key=value` changes."""
-    tree = tomllib.loads(text)
+    tree = toml_text.parsed(text)
     for change in changes:
         _apply(tree, change)
     return parse(tree, ", ".join(changes))
@@ -343,7 +344,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"Expected --set key=value, for example privacy.epsilon=2, got {change!r}.")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = toml_text.parsed(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or of brackets
         value = text.strip()  # a bare word is a string: --set method.name=plain
     *sections, last = key.strip().split(".")

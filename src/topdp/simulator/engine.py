@@ -43,6 +43,9 @@ ALIGN = {"cpu": 16, "cuda": 32}  # numbers
 """Where rows begin: matrix products on a CPU differ in their last digits with that, and so would an agent's
 row with how many others stand before it; the matrix units of a GPU like it."""
 
+ROUNDED = {"bfloat16": torch.bfloat16}
+"""What `Plan.rounded` names. torch rounds to nearest, ties to even."""
+
 EVERYBODY = slice(None)
 
 Select = Callable[[int, torch.device], selection.Selection]
@@ -81,6 +84,10 @@ class Engine:
     With a `layout`, shards and batches are those of the agents that it holds here, and `fetch` brings what
     their rows are mixed of; the numbers of agents in plans stay what they are. Gradients of many agents are
     taken for some of them at a time (`AT_ONCE`).
+
+    Where the plan says `rounded`, rows are kept in fewer bits: what is computed is computed as ever, in
+    float32, and a row is rounded once, when it is put where it is kept. Rows are widened for some agents at a
+    time, so that nothing in memory is as large as all of them in float32.
 
     Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
     `every_row` makes those too that are only read, for an audit of their readers.
@@ -123,6 +130,9 @@ class Engine:
         self.layout = layout or Layout(self.plan)
         if self.layout.plan is not self.plan:
             raise InputError("Expected the layout of the pruned plan that is executed, got another's.")
+        self._kept_as = gradients.flat.dtype if plan.rounded is None else ROUNDED[plan.rounded]
+        if plan.rounded is not None and tamper is not None:
+            raise InputError("Expected rows that are not rounded where agents are hostile, got others.")
         self.gradients = gradients
         self.device = torch.device(device)
         self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
@@ -138,12 +148,13 @@ class Engine:
         self._capacity = self.layout.capacity
         self._buffers: list[Tensor] = []
         self._sums: Tensor | None = None
+        self._wide: Tensor | None = None
         noise = noise or Noise(seed, plan.draws, plan.releases)
         self._mix = _mixer(self.plan, noise, self.device, self.layout)
 
     def start(self, start: Tensor) -> State:
         """The state before round 0: the public start, one row [d] for all agents or [agents, d]."""
-        return State(0, self._aligned(start.detach().expand(self._held, -1)))
+        return State(0, self._aligned(start.detach().expand(self._held, -1), self._kept_as))
 
     def resume(self, releases: int, rows: Tensor) -> State:
         """The state that an interrupted run had left behind."""
@@ -154,10 +165,10 @@ class Engine:
             raise InputError(
                 f"Expected rows of shape {shape} after {releases} releases, got {tuple(rows.shape)}."
             )
-        return State(releases, self._aligned(rows))
+        return State(releases, self._aligned(rows, self._kept_as))
 
     def estimates(self, state: State) -> Tensor:
-        """[agents, d]"""
+        """[agents, d], as they are kept"""
         return state.rows[: self._held]
 
     def reported(self, state: State) -> Tensor:
@@ -165,7 +176,7 @@ class Engine:
         if self.plan.reported is None or state.releases == 0:
             return self.estimates(state)
         place = self.layout.place_made(state.releases - 1)[self.plan.reported[self.layout.agents]]
-        return self._aligned(state.rows[torch.from_numpy(place)])
+        return self._aligned(state.rows[torch.from_numpy(place)], self._kept_as)
 
     def advance(self, state: State) -> State:
         """Makes the next release."""
@@ -189,9 +200,10 @@ class Engine:
 
     def _turns(self) -> list[slice]:
         """Agents whose gradients are taken together; all, where something needs to see all of them."""
-        count = max(2, AT_ONCE // self.gradients.flat.dimension)
+        rounded = self.plan.rounded is not None
+        count = at_once(self.gradients.flat.dimension, rounded)
         together = self._copies > 1 or self._random_layers or self._plant is not None
-        if together or self.device.type != "cpu" or count >= self._held:
+        if together or (self.device.type != "cpu" and not rounded) or count >= self._held:
             return [EVERYBODY]
         return [slice(first, first + count) for first in range(0, self._held, count)]
 
@@ -246,9 +258,11 @@ class Engine:
             raise InputError("Expected shards with a test set, got none: pass test=(inputs, targets).")
         rows = self.reported(state)
         if len(rows) == 1 < self.plan.agents:  # as in `_add_gradients`
-            twice = evaluate(self.gradients, self.metrics, self._aligned(rows.repeat(2, 1)), inputs, targets)
+            rows = self._aligned(rows.repeat(2, 1))
+            twice = evaluate(self.gradients, self.metrics, rows, inputs, targets)
             return Evaluation(twice.loss[:1], {name: values[:1] for name, values in twice.metrics.items()})
-        found = evaluate(self.gradients, self.metrics, rows, inputs, targets)
+        some = at_once(self.gradients.flat.dimension, True) if self.plan.rounded is not None else None
+        found = evaluate(self.gradients, self.metrics, rows, inputs, targets, self._widened, some)
         for values in (found.loss, *found.metrics.values()) if self._hostile else ():
             values[self._hostile] = np.nan
         return found
@@ -258,7 +272,7 @@ class Engine:
 
         Of all agents, or of `some` of them.
         """
-        rows = self.estimates(state)[some]
+        rows = self._widened(self.estimates(state)[some])
         inputs, targets = self.shards.inputs[some], self.shards.targets[some]
         weights = None if chosen.weights is None else chosen.weights[some]
         if chosen.indices is not None:
@@ -291,7 +305,7 @@ class Engine:
 
     def _named(self, state: State, error: DivergedError) -> DivergedError:
         """The same, with the numbers that agents have in the plan."""
-        norms = torch.linalg.vector_norm(self.estimates(state), dim=1)
+        norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
         bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
         return diverged(self.layout.agents[bad].tolist()) if self._copies == 1 else error
 
@@ -307,19 +321,32 @@ class Engine:
 
     def _buffer(self, round: int) -> Tensor:
         if not self._buffers:
-            self._buffers = [self._rows(torch.empty, self._capacity) for _ in range(2)]
+            self._buffers = [self._rows(torch.empty, self._capacity, self._kept_as) for _ in range(2)]
         return self._buffers[round % 2]
 
-    def _aligned(self, rows: Tensor) -> Tensor:
+    def _aligned(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """A copy, in which rows begin where they should."""
-        return self._rows(torch.empty, len(rows)).copy_(rows)
+        return self._rows(torch.empty, len(rows), dtype).copy_(rows)
 
-    def _rows(self, make: Callable[..., Tensor], count: int) -> Tensor:
-        """[count, d]; every row begins at a multiple of `ALIGN`."""
+    def _widened(self, rows: Tensor) -> Tensor:
+        """The same numbers in the model's type; of rounded rows, in a place that the next call overwrites."""
+        if self.plan.rounded is None:
+            return rows
+        if self._wide is None or len(self._wide) < len(rows):
+            self._wide = self._rows(torch.empty, len(rows))
+        return self._wide[: len(rows)].copy_(rows)
+
+    def _rows(self, make: Callable[..., Tensor], count: int, dtype: torch.dtype | None = None) -> Tensor:
+        """[count, d], in the model's type unless another is named; rows begin at multiples of `ALIGN`."""
         flat = self.gradients.flat
         align = ALIGN[self.device.type]
         width = -(-flat.dimension // align) * align
-        return make(count, width, dtype=flat.dtype, device=self.device)[:, : flat.dimension]
+        return make(count, width, dtype=dtype or flat.dtype, device=self.device)[:, : flat.dimension]
+
+
+def at_once(dimension: int, rounded: bool) -> int:
+    """Agents whose gradients are taken together, where there are many; beside them stand widened rows."""
+    return max(2, AT_ONCE // (2 if rounded else 1) // dimension)
 
 
 def _mixer(plan: Plan, noise: Draws, device: torch.device, layout: Layout) -> Callable[[Work], None]:

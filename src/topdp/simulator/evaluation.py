@@ -7,7 +7,7 @@ agents at a time as fit into memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,16 +39,32 @@ class Evaluation:
 
 
 def evaluate(
-    gradients: ClippedGradients, metrics: Sequence[Metric], rows: Tensor, inputs: Tensor, targets: Tensor
+    gradients: ClippedGradients,
+    metrics: Sequence[Metric],
+    rows: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    widened: Callable[[Tensor], Tensor] = lambda some: some,
+    most: int | None = None,
 ) -> Evaluation:
-    """Of the models with parameters `rows` [n, d] on the records `inputs` and `targets` [M, ...]."""
+    """Of the models with parameters `rows` [n, d] on the records `inputs` and `targets` [M, ...].
+
+    `widened`: makes numbers to compute with of some rows, where those are kept in fewer bits; of at most so
+    many at once.
+    """
     whole = [metric for metric in metrics if metric.each is None]
-    at_once = min(AGENTS, len(rows))
+    at_once = min(AGENTS, len(rows), most or AGENTS)
     if whole:
         with torch.no_grad():
-            one = gradients.outputs(rows[:1], inputs[:1])
+            one = gradients.outputs(widened(rows[:1]), inputs[:1])
         at_once = max(1, min(at_once, KEPT // (len(targets) * max(1, one.numel()))))
-    parts = [_some(gradients, metrics, part, inputs, targets) for part in torch.split(rows, at_once)]
+    parts = []
+    for start in range(0, len(rows), at_once):
+        # Products of one agent alone are rounded otherwise: a last one is computed with the one before it.
+        first = min(start, len(rows) - 2) if at_once > 1 else start
+        totals, others = _some(gradients, metrics, widened(rows[first : start + at_once]), inputs, targets)
+        others = {name: values[start - first :] for name, values in others.items()}
+        parts.append((totals[:, start - first :], others))
     added = [metric.name for metric in metrics if metric.each is not None]
     # Nobody waits for a GPU before all is there.
     sums = torch.cat([totals for totals, _ in parts], 1).cpu().numpy() / len(targets)

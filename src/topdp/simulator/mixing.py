@@ -27,8 +27,8 @@ class Work(NamedTuple):
     before: Tensor  # [rows made in the round before, d], then guests; before round 0 the agents' starts
     gradient: Tensor  # [agents, d]
     out: Tensor  # [rows made in this round, d]
-    only: Ints | None = None  # places in `out` that are filled now; None: all. On a CPU
-    first: int = 0  # whose gradient is the first: its place among the agents that are held. On a CPU
+    only: Ints | None = None  # places in `out` that are filled now; None: all
+    first: int = 0  # whose gradient is the first: its place among the agents that are held
 
 
 Recipe = tuple[list[tuple[int, float]], int, float, list[tuple[int, float]]]
@@ -49,16 +49,21 @@ class RowByRow:
     def __call__(self, work: Work) -> None:
         filled = range(len(work.out)) if work.only is None else work.only.tolist()
         recipes = list(self._recipes(work, filled))
+        rounded = self.plan.rounded is not None
 
         def make(worker: int) -> None:
+            # Where rows are rounded they are added up apart, and rounded once, when they are put in place.
+            apart = torch.empty_like(work.out[0], dtype=torch.float32) if rounded else None
             for position, (sources, whose, step, draws) in recipes[worker :: self.workers]:
-                target = work.out[position]
+                target = work.out[position] if apart is None else apart
                 parts = [(work.before[place], weight) for place, weight in sources]
                 if step:
                     parts.append((work.gradient[whose], step))
                 _sum_into(target, parts)
                 for draw, std in draws:
                     self.noise.add(target, std, work.round, draw)
+                if apart is not None:
+                    work.out[position].copy_(apart)
 
         if self.workers == 1:
             make(0)
@@ -86,6 +91,8 @@ def _sum_into(target: Tensor, parts: list[tuple[Tensor, float]]) -> None:
         target.zero_()
         return
     first, weight = parts[0]
+    if first.dtype != target.dtype:  # a product of fewer bits would be rounded to those
+        first = target.copy_(first)
     torch.mul(first, weight, out=target)
     for part, weight in parts[1:]:
         target.add_(part, alpha=weight)

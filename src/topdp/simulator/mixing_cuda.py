@@ -30,7 +30,7 @@ WARPS = 4
 
 
 @triton.jit
-def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, round, d,
+def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round, d,
           out_row, before_row, gradient_row,
           W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """`LANES` times four columns of one row; without a mask, sixteen bytes are read and written at once."""
@@ -43,16 +43,18 @@ def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row,
         share = tl.load(weight + row * W + w)
         if share != 0:
             if MASKED:
-                total += share * tl.load(before + source * before_row + column, mask=inside, other=0.0)
+                mixed = tl.load(before + source * before_row + column, mask=inside, other=0.0)
             else:
-                total += share * tl.load(before + source * before_row + column)
+                mixed = tl.load(before + source * before_row + column)
+            total += share * mixed.to(tl.float32)
     rate = tl.load(step + row)
-    agent = tl.load(owner + row).to(tl.int64)
+    agent = (tl.load(owner + row) - agents).to(tl.int64)
     if rate != 0:
         if MASKED:
-            total += rate * tl.load(gradient + agent * gradient_row + column, mask=inside, other=0.0)
+            pull = tl.load(gradient + agent * gradient_row + column, mask=inside, other=0.0)
         else:
-            total += rate * tl.load(gradient + agent * gradient_row + column)
+            pull = tl.load(gradient + agent * gradient_row + column)
+        total += rate * pull.to(tl.float32)
     for v in tl.static_range(V):
         deviation = tl.load(std + row * V + v)
         if deviation != 0:
@@ -64,18 +66,25 @@ def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row,
             z2, z3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(e))
             z = tl.join(tl.join(z0, z1), tl.join(z2, z3))  # [lanes, 2, 2]
             total += deviation * tl.reshape(z, (LANES, 4))
+    if out.dtype.element_ty == tl.bfloat16:
+        # To nearest, ties to even, in whole numbers: how a conversion rounds is up to the device.
+        bits = total.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        total = tl.where(total == total, bits.to(tl.float32, bitcast=True), total)
+    value = total.to(out.dtype.element_ty)
     if MASKED:
-        tl.store(out + place.to(tl.int64) * out_row + column, total, mask=inside)
+        tl.store(out + place.to(tl.int64) * out_row + column, value, mask=inside)
     else:
-        tl.store(out + place.to(tl.int64) * out_row + column, total)
+        tl.store(out + place.to(tl.int64) * out_row + column, value)
 
 
 # Numbers that change from round to round would each make Triton compile the kernel anew: for 0, 1, 16, ...
-@triton.jit(do_not_specialize=["first", "round"])
-def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, clock, starts, first, round, d,
-           out_row, before_row, gradient_row,
-           W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr, BY_CLOCK: tl.constexpr):  # fmt: skip
-    """Rows of the round that is passed; or, by the clock on the device, of the round that it shows."""
+@triton.jit(do_not_specialize=["first", "agents", "round"])
+def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, chosen, clock, starts,
+           first, agents, round, d, out_row, before_row, gradient_row,
+           W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+           SOME: tl.constexpr, BY_CLOCK: tl.constexpr):  # fmt: skip
+    """Rows of the round that is passed, or `SOME` of them; or of the round that a clock on the device shows."""
     place = tl.program_id(0)
     made = tl.num_programs(0)
     if BY_CLOCK:
@@ -84,13 +93,15 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, clo
         made = tl.load(starts + position + 1) - first
         round = tl.load(clock + 1)
     if place < made:
+        if SOME:
+            place = tl.load(chosen + place)
         row = first + place
         if (tl.program_id(1) + 1) * (4 * LANES) <= d:
-            _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, round, d,
-                  out_row, before_row, gradient_row, W, V, LANES, False)  # fmt: skip
+            _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round,
+                  d, out_row, before_row, gradient_row, W, V, LANES, False)  # fmt: skip
         else:
-            _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, round, d,
-                  out_row, before_row, gradient_row, W, V, LANES, True)  # fmt: skip
+            _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round,
+                  d, out_row, before_row, gradient_row, W, V, LANES, True)  # fmt: skip
 
 
 class Packed(NamedTuple):
@@ -123,7 +134,13 @@ class Fused:
     def __call__(self, work: Work) -> None:
         packed = self._pack(work.round // PACKED_ROUNDS)
         first = int(packed.starts[work.round % PACKED_ROUNDS])
-        self._launch(work.before, work.gradient, work.out, packed, None, first, work.round)
+        chosen = None
+        if work.only is not None:
+            chosen = torch.from_numpy(work.only.astype(np.int32)).to(self.device)
+        if chosen is None or len(chosen):
+            self._launch(
+                work.before, work.gradient, work.out, packed, None, first, work.round, chosen, work.first
+            )
 
     def by_clock(self, before: Tensor, gradient: Tensor, out: Tensor, packed: Packed, clock: Tensor) -> None:
         """The round that `clock` [position in `packed`, number of the round] shows when this is executed.
@@ -141,15 +158,19 @@ class Fused:
         clock: Tensor | None,
         first: int,
         round: int,
+        chosen: Tensor | None = None,
+        agents: int = 0,
     ) -> None:
-        rows, d = out.shape
-        grid = (rows, triton.cdiv(d, 4 * LANES))
+        """`chosen`: places of the rows that are made; `agents`: whose gradient is the first."""
+        d = out.shape[1]
+        grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES))
         with torch.cuda.device_of(out):  # Triton launches on the current device
             _round[grid](
-                out, before, gradient, *packed.rows(), clock, None if clock is None else packed.starts,
-                first, round, d, out.stride(0), before.stride(0), gradient.stride(0),
-                W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES, BY_CLOCK=clock is not None,
-                num_warps=WARPS,
+                out, before, gradient, *packed.rows(), chosen, clock,
+                None if clock is None else packed.starts, first, agents, round, d,
+                out.stride(0), before.stride(0), gradient.stride(0),
+                W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
+                SOME=chosen is not None, BY_CLOCK=clock is not None, num_warps=WARPS,
             )  # fmt: skip
 
     def _pack(self, chunk: int) -> Packed:

@@ -38,6 +38,8 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
         raise InputError("Expected runs without Adam in a stack of runs: run those one by one.")
     if any(plan.robust is not None for plan in plans):
         raise InputError("Expected runs without robust mixing in a stack of runs: run those one by one.")
+    if any(plan.rounded is not None for plan in plans):
+        raise InputError("Expected runs whose rows are not rounded in a stack of runs: run those one by one.")
     pruned = [plan if plan.pruned else prune(plan) for plan in plans]
     R = plans[0].releases
     agents = _offsets([plan.agents for plan in pruned])

@@ -1,5 +1,6 @@
 """The books: all or nothing, never less than the truth, and found out when changed."""
 
+import contextlib
 import itertools
 import math
 import sqlite3
@@ -199,10 +200,8 @@ def test_tampering_is_found(ledger, what):
     with sqlite3.connect(ledger.folder / FILE) as db:
         db.execute(TAMPERING[what])
     db.close()
-    reader = Ledger(ledger.folder, writable=False)
-    with pytest.raises(TamperedError):
+    with pytest.raises(TamperedError), contextlib.closing(Ledger(ledger.folder, writable=False)) as reader:
         verify(reader)
-    reader.close()
 
 
 def test_a_full_disk_and_a_read_only_one_are_said_and_nothing_is_booked(ledger):

@@ -1,6 +1,8 @@
 """One budget for each record over all federations: found again, added up, never given back by accident."""
 
+import contextlib
 import math
+import random
 import sqlite3
 import threading
 from hashlib import sha256
@@ -12,7 +14,7 @@ from topdp import data
 from topdp.agents.books.database import LedgerError
 from topdp.agents.books.fingerprints import fingerprint
 from topdp.agents.books.site_book import FILE, Limit, SiteBook, Wanted
-from topdp.errors import BudgetError, TrustError
+from topdp.errors import BudgetError, TopdpError, TrustError
 
 GENERATOR = np.random.default_rng(0)
 X, Y = GENERATOR.normal(size=(40, 5)), np.arange(40) % 3
@@ -187,3 +189,22 @@ def test_a_set_is_named_once_however_many_records_it_has(book, monkeypatch):
     book.enter(wanted(), mine, 0)
     book.spent(mine)
     assert len(named) == 1
+
+
+def test_a_flipped_byte_ends_in_an_error_of_ours_or_in_nothing(book, tmp_path):
+    book.enter(wanted("a", 1.0), records(book), 0)
+    book.set_limit(Limit(5.0, 1e-3))
+    book.close()
+    whole, chance, damaged = (book.folder / FILE).read_bytes(), random.Random(0), 0
+    one = tmp_path / "one"
+    one.mkdir()
+    for place in chance.sample([k for k, byte in enumerate(whole) if byte], 300):
+        changed = bytearray(whole)
+        changed[place] ^= 0x80
+        (one / FILE).write_bytes(changed)
+        try:
+            with contextlib.closing(SiteBook(one, writable=False)) as found:
+                assert found.runs() and found.spent() is not None and found.limit is not None
+        except TopdpError:
+            damaged += 1
+    assert damaged > 30

@@ -1,5 +1,8 @@
 """Whether `verify` finds what was changed in any table, and says nothing of books that are being written."""
 
+import contextlib
+import random
+import shutil
 import sqlite3
 import threading
 import time
@@ -16,6 +19,7 @@ from topdp.agents.books.news import News
 from topdp.agents.books.pairing import Pairing
 from topdp.agents.terms.statements import Statement
 from topdp.agents.wire.codes import ReplyCode
+from topdp.errors import TopdpError
 
 
 def one_round(ledger, round):
@@ -204,3 +208,46 @@ def test_bytes_for_a_round_that_is_over_go_unused(tmp_path):
     assert ledger.received("bob", 0) is None and ledger.received("bob", 1) == b"row"
     assert ledger.digest_seen("bob", 0) == digest_of(b"row") and verify(ledger) == 2
     ledger.close()
+
+
+def flipped(whole, places, chance):
+    """Copies of a file with one byte changed, also into what is no text."""
+    for place in places:
+        for byte in {whole[place] ^ 0x80, whole[place] ^ 1 << chance.randrange(8)}:
+            yield place, whole[:place] + bytes([byte]) + whole[place + 1 :]
+
+
+def test_a_flipped_byte_is_said_to_be_damage_and_never_booked_on(folder, tmp_path):
+    """Names of tables and the charges are where a reader stumbles, and where it would count from."""
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with contextlib.closing(Ledger(folder, writable=False)) as ledger:
+        spent, charges = ledger.total, list(ledger.entries())
+        last = charges[-1].text().encode()
+    whole, chance, damaged = (folder / FILE).read_bytes(), random.Random(0), 0
+    found = whole.index(last)
+    places = [*chance.sample(range(len(whole)), 100), *range(found, found + len(last), 9)]
+    places += [place for place in range(100, 4096, 40) if whole[place]]
+    for place, content in flipped(whole, places, chance):
+        one = tmp_path / "one"
+        shutil.rmtree(one, ignore_errors=True)
+        one.mkdir()
+        (one / FILE).write_bytes(content)
+        try:
+            with contextlib.closing(Ledger(one, "federation", "ada")) as ledger:
+                ledger.release(ledger.round + 1, Cost(0.25, 50.0, 0.1), {"bob": b"new"}, b"new")
+                assert ledger.total == spent + 0.25 and list(ledger.entries())[:-1] == charges, place
+        except TopdpError as error:
+            assert "Make the folder writable" not in str(error), place
+            damaged += 1
+    assert damaged > len(last) // 9
+
+
+def test_a_flipped_byte_in_the_last_charge_is_not_shown_as_spent(folder):
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as db, db:
+        text, number = db.execute("SELECT entry, number FROM charges ORDER BY number DESC LIMIT 1").fetchone()
+        less = text.replace('"total": 1', '"total": 0')
+        assert less != text
+        db.execute("UPDATE charges SET entry = ? WHERE number = ?", (less, number))
+    with pytest.raises(TamperedError, match="does not follow"):
+        Ledger(folder, writable=False)

@@ -6,7 +6,9 @@ import shutil
 import socket
 import sqlite3
 import sys
+import tomllib
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -97,6 +99,9 @@ def test_plain_mistakes_are_2(case, topdp, tmp_path, monkeypatch):
         (["--records", "1,2,3"], "--records: expected one whole number"),
         (["--dead-neighbour", "ignore"], "rules.dead_neighbour"),
         (["--idle-timeout", "0"], "rules.idle_timeout"),
+        (["--largest-norm", "0"], "rules.largest_norm"),
+        (["--largest-norm", "1e16"], "rules.largest_norm"),
+        (["--largest-norm", "nan"], "rules.largest_norm"),
         (["--set", "method.name=no-noise"], "no finite epsilon"),
         (["--out", "nowhere/new.toml"], "Could not write nowhere/new.toml"),
     ],
@@ -104,6 +109,14 @@ def test_plain_mistakes_are_2(case, topdp, tmp_path, monkeypatch):
 def test_a_manifest_that_cannot_be_made_is_2(site, more, words):
     done = site.create(*more)
     assert done.code == 2 and words in one_line(done)
+
+
+def test_a_manifest_has_the_largest_norm_that_was_asked_for(site):
+    done = site.create(
+        "--largest-norm", "50", "--records", "240,240", "--set", "privacy.guarantee=worst-case"
+    )
+    assert done.code == 0, done.err
+    assert tomllib.loads(Path("new.toml").read_text())["rules"]["largest_norm"] == 50
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import time
@@ -15,7 +16,7 @@ from topdp.agents.books.audit import verify
 from topdp.agents.books.entries import Cost
 from topdp.agents.books.ledger import Ledger
 from topdp.agents.life.ending import end_with
-from topdp.agents.site import models, standing
+from topdp.agents.site import models
 from topdp.agents.site.commands import operating
 from topdp.agents.site.monitor import Monitor
 from topdp.agents.site.orders import PAUSE, STOP, Orders
@@ -71,6 +72,72 @@ def test_status_says_what_the_process_says_of_itself(topdp, state):
     assert "0.25 of 1" in said and "0 of 8" in said and "quarantined │ none" in said
 
 
+FOREIGN = {
+    "begun": [3, None],
+    "process": ["7", 1.5, True, 10**400],
+    "written": [None, "now", "NaN", "Infinity", 10**400],
+    "state": ["asleep", ["waits"]],
+    "round": ["0", 0.5],
+    "rounds": [None, 10**400],
+    "budget": [None, "much", 10**400, "NaN"],
+    "waits_for": [
+        ["bob"],
+        {"bob": None},
+        {"bob": "NaN"},
+        {"bob": "Infinity"},
+        {"\ud800": 1.0},
+        {"\x1b[2J": 1.0},
+    ],
+    "heard": [3, {"bob": {}}],
+    "scores": ["good", [1], {"accuracy": 10**400}, {"a": {"b": {"c": {"d": {}}}}}],
+    "code": ["0", 10**400],
+    "more": [1],
+}
+
+
+@pytest.mark.parametrize("field", FOREIGN)
+def test_a_status_that_no_agent_wrote_is_one_line(topdp, state, field):
+    """Of a type, a size or letters that would be stumbled over where they are shown."""
+    left(
+        state, waits_for={"bob": 1.0}, scores={"round": 0, "loss": math.nan, "metrics": {"accuracy": [None]}}
+    )
+    assert topdp("agent", "status", "--state", state).code == 0
+    whole = json.loads((state / "status.json").read_text())
+    for value in FOREIGN[field]:
+        text = json.dumps({**whole, field: value})
+        text = text.replace('"NaN"', "NaN").replace('"Infinity"', "Infinity")
+        (state / "status.json").write_text(text)
+        for more in ((), ("--json",)):
+            done = topdp("agent", "status", "--state", state, *more)
+            assert done.code == 2 and done.err.count("\n") == 1, (value, done.err)
+            assert "status.json" in done.err and "remove the file" in done.err
+
+
+DAMAGED = [
+    b"",
+    b"{",
+    b"[1]",
+    b"{}",
+    b"null",
+    b"\xff\xfe",
+    b'{"process": [' * 3000,
+    b"1" * 10**5,
+    b" " * 2**21,
+]
+
+
+@pytest.mark.parametrize("bytes", DAMAGED)
+def test_a_status_that_is_damaged_is_one_line(topdp, state, bytes):
+    (state / "status.json").write_bytes(bytes)
+    done = topdp("agent", "status", "--state", state)
+    assert done.code == 2 and done.err.count("\n") == 1 and "status.json" in done.err
+
+
+def test_a_status_that_is_no_file_is_not_waited_for(topdp, state):
+    os.mkfifo(state / "status.json")
+    assert topdp("agent", "status", "--state", state).code == 2
+
+
 def test_people_are_not_told_what_is_not_so(topdp, state):
     said = topdp("agent", "status", "--state", state).out
     assert not any(word in said for word in ("seeded", "departed", "waits for", "scores", "False"))
@@ -112,12 +179,6 @@ def test_a_process_that_is_there_and_silent_does_not_answer(topdp, state):
     assert status(topdp, state)["process"] == "not answering"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"process": 1}', "null", '{"process": [' * 3000])
-def test_a_damaged_status_file_is_no_status(topdp, state, text):
-    (state / standing.FILE).write_text(text)
-    assert status(topdp, state)["process"] == "not running"
-
-
 def test_status_of_tampered_books_is_4_and_of_none_is_2(topdp, state, tmp_path):
     import sqlite3
 
@@ -125,7 +186,7 @@ def test_status_of_tampered_books_is_4_and_of_none_is_2(topdp, state, tmp_path):
         db.execute("UPDATE charges SET entry = 'nothing'")
     db.close()
     done = topdp("agent", "status", "--state", state)
-    assert done.code == 4 and "Expected a charge in the ledger" in done.err
+    assert done.code == 4 and "does not follow from the one before" in done.err
     done = topdp("agent", "status", "--state", tmp_path / "nowhere")
     assert done.code == 2 and "there is none" in done.err
 

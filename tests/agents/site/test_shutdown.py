@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import multiprocessing
 import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from history import Wire, federation, on_virtual_time
 from sites import run
 
 from topdp.agents.life import agent as agents
-from topdp.agents.site import demo
 from topdp.agents.wire import transport
 
 PROGRAM = """
@@ -120,24 +117,6 @@ def test_tasks_that_do_not_end_are_named_and_not_waited_for(monkeypatch, caplog)
 
     run(body())
     assert "stubborn" in caplog.text and "did not end" in caplog.text
-
-
-def test_the_demonstration_kills_who_does_not_end():
-    said = []
-    context = multiprocessing.get_context("spawn")
-    there = context.Event()
-    process = context.Process(target=_ignores_everybody, args=(there,))
-    process.start()
-    assert there.wait(60)
-    began = time.monotonic()
-    assert demo.ended({0: process}, ["ada"], said.append, patience=0.3) == {0: -9}
-    assert time.monotonic() - began < 30 and "ada did not end" in said[0]
-
-
-def _ignores_everybody(there):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    there.set()
-    time.sleep(60)
 
 
 def test_real_agents_end_when_they_are_asked_to(capsys):

@@ -470,6 +470,9 @@ class Recorder(Stream):
         self.sent.append(frame)
         await self.stream.write(frame)
 
+    async def end(self):
+        await self.stream.end()
+
 
 def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
     """Somebody has recorded what ant sent when it opened a link, and sends it again; without TLS."""

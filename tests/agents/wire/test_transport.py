@@ -232,6 +232,31 @@ test_when_ant_closes_requests_both_ways_are_unreachable = close_test("ant")
 test_when_bee_closes_requests_both_ways_are_unreachable = close_test("bee")
 
 
+def last_word_test(who):
+    async def body(ground):
+        heard = asyncio.Event()
+
+        async def parting(peer, message):
+            heard.set()
+            return Reply(ReplyCode.OK, "farewell")
+
+        ant, bee = await ground.start(parting, parting)
+        leaves, asks = (ant, bee) if who == "ant" else (bee, ant)
+        await asks.request(who, ROW)
+        heard.clear()
+        asked = asyncio.create_task(asks.request(who, ROW))
+        await heard.wait()
+        await leaves.close()
+        assert (await asked).reason == "farewell"
+
+    return contract(body)
+
+
+# Who leaves has just answered the last word of a neighbour, which waits for that answer.
+test_what_ant_answers_arrives_although_it_closes_at_once = last_word_test("ant")
+test_what_bee_answers_arrives_although_it_closes_at_once = last_word_test("bee")
+
+
 @contract
 async def test_a_handler_that_has_begun_ends_even_if_the_sender_leaves(ground):
     here, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -4,7 +4,8 @@ Files and transactions only; tables are in `schema`, what they mean in `ledger` 
 older format is brought to the present one when it is opened for writing, after a copy was laid aside.
 
 **Guarantees.** What is committed survives a power cut. Who only reads sees one moment, from opening to
-closing, whatever the agent writes meanwhile; and changes nothing, old files included.
+closing, whatever the agent writes meanwhile; and changes nothing, old files included. Nothing is written
+after charges that do not follow from each other.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Database:
             found = self.rows("SELECT key, value FROM meta")
             self.meta = {str(key): str(value) for key, value in found}
             self._expect(identity)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *UNREADABLE) as error:
             self.close()
             raise unusable(folder, error) from error
         except BaseException:
@@ -76,17 +77,19 @@ class Database:
             self._expect_whole_chain()
             with self.transaction():
                 schema.migrate(db, format)
+        else:
+            self._expect_whole_chain()
         return db
 
     def _expect_whole_chain(self) -> None:
-        """What was tampered with does not become a newer ledger."""
+        """Nothing is built on what was tampered with: the next charge would hide it, or count from it."""
         meta = {str(key): str(value) for key, value in self.rows("SELECT key, value FROM meta")}
         rows = self.rows("SELECT entry, hash FROM charges ORDER BY number")
         place = first_broken(genesis(meta), ((str(text), str(hash)) for text, hash in rows))
         if place is not None:
             raise TamperedError(
-                f"Charge {place} in {self.folder / FILE}, a ledger of an older format, does not follow from "
-                "the one before: it or an earlier one was changed. Do not delete it: its charges were spent."
+                f"Charge {place} in {self.folder / FILE} does not follow from the one before: it or an "
+                "earlier one was changed. Do not delete it: its charges were spent."
             )
 
     def _read(self) -> sqlite3.Connection:
@@ -131,7 +134,7 @@ class Database:
     def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
         try:
             return self.connection.execute(query, values).fetchall()
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise unusable(self.folder, error) from error
 
     def one(self, query: str, *values: object) -> tuple[object, ...] | None:
@@ -156,7 +159,7 @@ class Database:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise unusable(self.folder, error) from error
 
     def close(self) -> None:
@@ -192,7 +195,10 @@ def _locked(folder: Path) -> IO[str]:
 
 
 # SQLite has one code for a statement that is wrong and for a table that is gone; ours are not wrong.
-SIGNS_OF_DAMAGE = ("malformed", "not a database", "no such table", "no such column")
+SIGNS_OF_DAMAGE = ("malformed", "not a database", "no such table", "no such column", "decode", "unsupported")
+
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises; the second where what it has to say quotes bytes that are no text."""
 
 
 def unusable(folder: Path, error: Exception) -> TopdpError:

@@ -70,10 +70,15 @@ class Ledger(Facts):
         self.last: LedgerEntry | None = None
         self._head = genesis(self.meta)
         try:
-            for text, head in self.database.rows(
-                "SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 1"
-            ):
-                self.last, self._head = LedgerEntry.read(text), str(head)
+            newest = self.database.rows("SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 2")
+            if newest:
+                before = str(newest[1][1]) if len(newest) > 1 else self._head
+                if link(before, str(newest[0][0])) != newest[0][1]:
+                    raise TamperedError(
+                        f"The last charge in {folder / FILE} does not follow from the one before: one of the "
+                        "two was changed. Do not delete it: its charges were spent."
+                    )
+                self.last, self._head = LedgerEntry.read(newest[0][0]), str(newest[0][1])
         except BaseException:
             self.close()
             raise

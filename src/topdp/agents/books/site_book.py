@@ -17,18 +17,20 @@ from __future__ import annotations
 import math
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import wraps
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
-from topdp.agents.books.database import LedgerError
+from topdp.agents.books.database import UNREADABLE, LedgerError, TamperedError
 from topdp.agents.books.fingerprints import Fingerprint
 from topdp.agents.books.sums import Run, Spent, most, sums, with_one_more
-from topdp.errors import BudgetError, TrustError
+from topdp.errors import BudgetError, TopdpError, TrustError
 
 FILE = "site.sqlite"
 FORMAT = 1
@@ -70,6 +72,36 @@ class Limit:
     delta: float | None = None
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_words(method: Callable[Concatenate[SiteBook, P], T]) -> Callable[Concatenate[SiteBook, P], T]:
+    """What SQLite or a value that cannot be raises inside becomes an error of ours."""
+
+    @wraps(method)
+    def guarded(self: SiteBook, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except (*UNREADABLE, TypeError, KeyError) as error:
+            raise _unusable(self.folder, error) from error
+
+    return guarded
+
+
+def _unusable(folder: Path, error: Exception) -> TopdpError:
+    text = str(error)
+    if any(words in text for words in ("locked", "readonly", "full", "unable to open", "Permission")):
+        return LedgerError(
+            f"Could not use the book of the site in {folder}: {text}. Nothing was sent. Make the folder "
+            "writable, or name another one with --site."
+        )
+    return TamperedError(
+        f"The book of the site in {folder} is damaged ({text:.200}). Do not delete it: what is in it was "
+        "spent."
+    )
+
+
 class SiteBook:
     """One file for all agents of a site; several processes may use it at once."""
 
@@ -95,23 +127,29 @@ class SiteBook:
                         facts = {"format": str(FORMAT), "key": secrets.token_hex(32)}
                         db.executemany("INSERT INTO meta VALUES (?, ?)", list(facts.items()))
             meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
-        except (OSError, sqlite3.Error) as error:
+            key = bytes.fromhex(meta.get("key", ""))
+        except TopdpError:
+            raise
+        except OSError as error:
             raise LedgerError(
                 f"Could not use the book of the site in {folder}: {error}. Nothing was sent. Make the folder "
                 "writable, or name another one with --site."
             ) from error
+        except (*UNREADABLE, TypeError, ValueError) as error:
+            raise _unusable(folder, error) from error
         if meta.get("format") != str(FORMAT):
             raise LedgerError(
                 f"Expected the book of a site of format {FORMAT} in {folder}, got {meta.get('format')}: "
                 "another version of topdp has written it, and can read it. What is in it was spent: keep it."
             )
-        self.key = bytes.fromhex(meta["key"])
+        self.key = key
 
     def close(self) -> None:
         self._db.close()
 
     # Runs
 
+    @_in_words
     def enter(self, wanted: Wanted, data: Fingerprint, charges: int) -> float:
         """Reserves the budget of a run, once; what is reserved. Refused where a record would pass the limit.
 
@@ -160,6 +198,7 @@ class SiteBook:
                     "sent. Start with a smaller --epsilon or other records; see `topdp agent budget show`."
                 )
 
+    @_in_words
     def raise_to(self, books: str, epsilon: float) -> None:
         """Before a charge that brings a run above what it has reserved. Never refused: its ledger decides."""
         with self._transaction() as db:
@@ -169,6 +208,7 @@ class SiteBook:
                 more = (_stored(max(_read(known), epsilon)), number)
                 db.execute("UPDATE runs SET epsilon = ? WHERE number = ?", more)
 
+    @_in_words
     def conclude(self, books: str, epsilon: float, charges: int) -> int:
         """A ledger is final: no data enter any more, what it did not spend is free; how many runs it had.
 
@@ -181,6 +221,7 @@ class SiteBook:
 
     # Sums
 
+    @_in_words
     def spent(self, data: Fingerprint | None = None) -> dict[str, Spent]:
         """{adjacency: what the record that spent most has spent under it}; of all records, or of `data`.
 
@@ -195,6 +236,8 @@ class SiteBook:
             origins |= {source[name] for name in names}
             touching.add(frozenset(names).union(*(together.get(origin, ()) for origin in origins)))
         costs = self._costs()
+        if not costs.keys() <= source.keys():
+            raise TypeError("a run on records that the book does not know")
         return most([sums([cost for name in names for cost in costs.get(name, [])]) for names in touching])
 
     def _touching(self, data: Fingerprint | None) -> Iterator[tuple[set[bytes], set[bytes]]]:
@@ -208,24 +251,29 @@ class SiteBook:
             rows = self._db.execute("SELECT name FROM members WHERE record = ?", (record,))
             yield {name for (name,) in rows}, {data.source}
 
+    @_in_words
     def runs(self) -> list[dict[str, object]]:
         """All runs, in the order in which they were let in."""
         columns = (
             "number, federation, agent, folder, begun, guarantee, adjacency, delta, epsilon, final, records"
         )
         rows = self._db.execute(
-            f"SELECT {columns} FROM runs JOIN sets USING (name) ORDER BY number"
+            f"SELECT {columns} FROM runs LEFT JOIN sets USING (name) ORDER BY number"
         ).fetchall()
+        if any(row[-1] is None for row in rows):
+            raise TypeError("a run on records that the book does not know")
         found = [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
         return [{**run, "final": bool(run["final"])} for run in found]
 
     # Limits
 
     @property
+    @_in_words
     def limit(self) -> Limit:
         row = self._db.execute("SELECT epsilon, delta FROM limits ORDER BY number DESC LIMIT 1").fetchone()
         return Limit(*row) if row else Limit()
 
+    @_in_words
     def set_limit(self, limit: Limit) -> None:
         """From now on; every earlier one stays on the book."""
         for name, value in (("--epsilon", limit.epsilon), ("--delta", limit.delta)):

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 
 from topdp.agents.life.agent import ESTIMATE, RESULT
 from topdp.agents.life.timing import PARTS
-from topdp.agents.site import nursery, shutdown
+from topdp.agents.site import children, nursery
 from topdp.agents.site.rehearsals import plant
 from topdp.agents.terms import federation, identity
 from topdp.agents.terms.manifest import Manifest, Rules
@@ -145,7 +145,8 @@ def processes(
 ) -> list[int]:
     """Starts one process per agent and waits for all: their exit codes.
 
-    One that is killed by its failpoint is started once more, or gone `for_good`.
+    One that is killed by its failpoint is started once more, or gone `for_good`. A signal ends all of them,
+    and then this.
     """
 
     def started(i: int, failpoint: str | None) -> BaseProcess:
@@ -162,46 +163,29 @@ def processes(
             environment["TOPDP_FAILPOINT"] = failpoint
         return nursery.start(command, environment, place / "log.jsonl")
 
-    running = {i: started(i, failpoints.get(i)) for i in range(len(names))}
+    running: dict[int, BaseProcess] = {}
     codes: dict[int, int] = {}
-    try:
-        while running:
-            wait(process.sentinel for process in running.values())
-            for i, process in list(running.items()):
-                if (code := process.exitcode) is None:
-                    continue
-                del running[i]
-                if code == -9 and i in failpoints and i not in for_good:
-                    say(f"{names[i]} was killed at {failpoints[i]}, is started again")
-                    running[i] = started(i, None)
-                else:
-                    codes[i] = code
-            if any(code not in ENDED_WELL for i, code in codes.items() if i not in for_good):
-                break  # the others would wait for it
-    finally:
-        codes |= ended(running, names, say)
+    with children.Asked() as asked:
+        try:
+            for i in range(len(names)):
+                running[i] = started(i, failpoints.get(i))
+            while running:
+                wait([asked.reader, *(process.sentinel for process in running.values())])
+                asked.expect_not()
+                for i, process in list(running.items()):
+                    if (code := process.exitcode) is None:
+                        continue
+                    del running[i]
+                    if code == -9 and i in failpoints and i not in for_good:
+                        say(f"{names[i]} was killed at {failpoints[i]}, is started again")
+                        running[i] = started(i, None)
+                    else:
+                        codes[i] = code
+                if any(code not in ENDED_WELL for i, code in codes.items() if i not in for_good):
+                    break  # the others would wait for it
+        finally:
+            codes |= children.ended(running, names, say)
     return [codes[i] for i in range(len(names))]
-
-
-def ended(
-    running: Mapping[int, BaseProcess],
-    names: Sequence[str],
-    say: Say,
-    patience: float = 2 * shutdown.LIMIT,
-) -> dict[int, int]:
-    """Asks processes to end, and kills those that have not after `patience` seconds: their exit codes."""
-    for process in running.values():
-        process.terminate()
-    codes, until = {}, time.monotonic() + patience
-    for i, process in running.items():
-        process.join(max(0.0, until - time.monotonic()))
-        if process.exitcode is None:
-            say(f"{names[i]} did not end in {patience:g} s after it was asked to, and is killed")
-            process.kill()
-            process.join()
-        assert process.exitcode is not None
-        codes[i] = process.exitcode
-    return codes
 
 
 @contextmanager
@@ -214,7 +198,7 @@ def _relaying(address: str, log: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        ended({0: process}, ["the relay"], lambda _: None)
+        children.ended({0: process}, ["the relay"], lambda _: None)
 
 
 def _gathered(

@@ -1,8 +1,8 @@
 """Where the agents of a demonstration come from: one process that has torch imported, and is forked.
 
 Importing torch takes most of an agent's start, and on one machine it need be done once. Each agent is still a
-process of its own, which runs the very command `topdp agent start`. Not for real sites: there one command
-starts one agent.
+process of its own, which runs the very command `topdp agent start`, and ends with the demonstration. Not for
+real sites: there one command starts one agent.
 
 gRPC must not be imported before a fork (`wire/grpc_transport.py`), nor may there be threads: the server
 imports neither, and computes nothing.
@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from topdp.agents.site import children
 
 SHARED = ("topdp.agents.site.process", "topdp.cli")
 """What agents have in common: imported once, before the first is forked."""
@@ -57,6 +59,7 @@ def _context() -> ForkServerContext | SpawnContext:
 
 
 def _live(arguments: list[str], environment: dict[str, str], log: Path) -> None:
+    children.end_with_parent()
     gc.freeze()  # what was imported stays: looking at it again would only copy its pages
     os.environ.clear()
     os.environ.update(environment)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -22,6 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from topdp import toml_text
 from topdp.errors import InputError, TrustError
 
 CURVE = ec.SECP256R1
@@ -109,7 +109,7 @@ def read_card(path: Path) -> Card:
 
 def parse_card(text: str, origin: str = "card") -> Card:
     try:
-        tree = tomllib.loads(text)
+        tree = toml_text.parsed(text)
     except (ValueError, RecursionError) as error:
         raise IdentityError(f"Expected a card (TOML) in {origin}: {error}") from None
     return card_from_tree(tree, origin)

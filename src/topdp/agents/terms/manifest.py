@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError
 
+from topdp import toml_text
 from topdp.agents.terms.card import Card, card_from_tree, check_address
 from topdp.errors import InputError, TrustError
 from topdp.files import write_whole
@@ -198,7 +198,7 @@ def read(path: Path) -> Manifest:
 def parse(text: str, origin: str = "manifest") -> Manifest:
     """The manifest in a text whose hash is the one it states."""
     try:
-        tree = tomllib.loads(text)
+        tree = toml_text.parsed(text)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"Expected a manifest (TOML) in {origin}: {error}") from None
     stated, signatures = tree.pop("hash", None), tree.pop(SIGNATURES, {})

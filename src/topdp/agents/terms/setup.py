@@ -43,6 +43,7 @@ class Setup:
         """From a manifest whose configuration is complete."""
         config, graph = manifest.config, manifest.topology
         expect_no_attack(config)
+        expect_no_rounding(config)
         counts = _counts(config)
         sigma = build.sigma(config, graph.agents)
         if sigma is None or len(counts) != graph.agents:
@@ -105,6 +106,15 @@ def expect_no_attack(config: RunConfig) -> None:
         )
 
 
+def expect_no_rounding(config: RunConfig) -> None:
+    """Refuses rows that are kept in fewer digits: those of real agents are on a public grid of their own."""
+    if config.train.rows != "model":
+        raise ConfigError(
+            f'train.rows: expected "model" for real agents, got "{config.train.rows}": their rows lie on a '
+            "grid that is part of the guarantee. `topdp run` simulates with fewer digits."
+        )
+
+
 def expect_small_delta(config: RunConfig, counts: tuple[int, ...]) -> None:
     """Refuses a δ under which one may show a record of every agent whole, and keep to the letter."""
     delta, least = config.privacy.delta, min(counts)
@@ -135,6 +145,7 @@ def completed(
     """
     build.expect_named(config)
     expect_no_attack(config)
+    expect_no_rounding(config)
     expect_small_delta(config, counts)
     config = settled(config, graph, counts)
     reserved = with_colluders(config, graph.agents, departures)

@@ -21,8 +21,9 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from topdp.agents.wire.pipes import BUFFER, End, join, listening, lively
+from topdp.agents.wire.pipes import BUFFER, LAST_WORDS, End, join, listening, lively
 from topdp.agents.wire.refusals import LinkEnded, Told
+from topdp.agents.wire.transport import end_all
 
 STRANGERS, PER_ADDRESS, LINKS = 64, 8, 2
 RESERVE = 64
@@ -38,7 +39,7 @@ class Visitor:
 
     def __init__(self, address: str, end: End) -> None:
         self.address, self.end, self.name = address, end, ""
-        self.proved = asyncio.Event()
+        self.proved, self.left = asyncio.Event(), asyncio.Event()
 
 
 class Front:
@@ -64,8 +65,15 @@ class Front:
         self._servers = await listening(address, self._come)
 
     async def close(self) -> None:
+        """After gRPC has ended: what it said last goes out to those who have proved who they are."""
         for server in self._servers:
             server.close()
+        for visitor in self.visitors:
+            if not visitor.name:
+                visitor.end.cut()
+        if leaving := [asyncio.create_task(visitor.left.wait()) for visitor in self.visitors if visitor.name]:
+            await asyncio.wait(leaving, timeout=LAST_WORDS)
+            await end_all(leaving, "visitors")
         for visitor in self.visitors:
             visitor.end.cut()
         for task in self._tasks:
@@ -116,6 +124,7 @@ class Front:
         finally:
             end.cut()
             self.visitors.remove(visitor)
+            visitor.left.set()
         return bool(visitor.name)
 
     async def _pass_on(self, visitor: Visitor, hello: bytes) -> None:

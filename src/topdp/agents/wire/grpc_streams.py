@@ -30,6 +30,10 @@ class Dialled(Stream):
     async def write(self, frame: wire.Frame) -> None:
         await self._guard(self._call.write(frame.SerializeToString()))
 
+    async def end(self) -> None:
+        await self._guard(self._call.done_writing())
+        await self._guard(self._call.code())  # the peer ends the call once it has read that nothing follows
+
     async def _guard(self, step: Awaitable[Any]) -> Any:
         try:
             return await step
@@ -61,6 +65,9 @@ class Accepted(Stream):
             await self._context.write(frame.SerializeToString())
         except (aio.InternalError, aio.UsageError, asyncio.InvalidStateError) as error:
             raise ConnectionError(f"the call ended: {quoted(error)}") from None
+
+    async def end(self) -> None:
+        """Nothing to do: the call ends with its handler, and all that was written goes before."""
 
 
 def _frame(data: Any) -> wire.Frame | None:

@@ -32,6 +32,7 @@ from topdp.agents.wire.handshake import Party, Stream
 from topdp.agents.wire.links import Link
 from topdp.agents.wire.neighbour import Neighbour
 from topdp.agents.wire.patience import Backoff, Clock
+from topdp.agents.wire.pipes import LAST_WORDS
 from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told, logger
 from topdp.agents.wire.relay import meeting_place
 from topdp.agents.wire.surroundings import SocketFolder, settle_grpc
@@ -119,17 +120,14 @@ class GrpcTransport(Transport):
 
     async def close(self) -> None:
         self._closed = True
-        for task in self._dialing:
-            task.cancel()
-        for peer in self._peers.values():
-            peer.close()
+        await asyncio.gather(*(peer.close() for peer in self._peers.values()))
         await end_all(self._dialing, "dialing")
         if self._server is not None:
-            await ends([asyncio.create_task(self._server.stop(grace=0))], "gRPC")
-        for relayed in self._relays:
-            await relayed.close()
+            await ends([asyncio.create_task(self._server.stop(grace=LAST_WORDS))], "gRPC")
         if self._front is not None:
             await self._front.close()
+        for relayed in self._relays:
+            await relayed.close()
         for peer in self._peers.values():
             await peer.pending.cancel()
         if self._folder is not None:

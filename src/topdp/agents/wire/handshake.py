@@ -45,6 +45,10 @@ class Stream(ABC):
     async def write(self, frame: wire.Frame) -> None:
         """Returns when the frame is on its way; waits while the peer does not read. One at a time."""
 
+    @abstractmethod
+    async def end(self) -> None:
+        """Nothing more will be written. Returns when the peer has read all, where that can be known."""
+
 
 @dataclass(frozen=True)
 class Party:

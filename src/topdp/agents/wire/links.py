@@ -7,7 +7,7 @@ comes over it is still not trusted: whatever breaks the rules of `wire.proto` en
 peer that goes beyond is cut. Patience is by progress: a link with no whole frame for `idle_timeout`, or an
 exchange in which nothing moved for that long, ends; something that moves is never ended for taking long. What
 has moved is what the other end says it has received, not what has gone into a buffer here. A handler that has
-begun is not cancelled when its link ends.
+begun is not cancelled when its link ends; what it has answered by then goes out before `finish` cuts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from topdp.agents.terms.manifest import Rules
@@ -25,6 +26,7 @@ from topdp.agents.wire.chunks import PIECE, Incoming
 from topdp.agents.wire.codes import MessageKind, ReplyCode, known
 from topdp.agents.wire.handshake import Stream
 from topdp.agents.wire.patience import CHECKS, Clock, Patience, PendingRequests
+from topdp.agents.wire.pipes import LAST_WORDS
 from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told
 from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable, end_all
 from topdp.agents.wire.writer import Key, Writer
@@ -67,6 +69,7 @@ class Link:
         self._writer = Writer(stream, self._patience, self._lost)
         self._slots = asyncio.Semaphore(rules.in_flight)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._replies: set[asyncio.Task[None]] = set()  # of handlers that have ended, on their way
         self._last_id = 0
         self._asked: dict[int, _Asked] = {}
         self._their_last_id = 0
@@ -78,6 +81,18 @@ class Link:
         """Ends the link; the first reason counts."""
         if not self._end.done():
             self._end.set_result(LinkEnded(kind, words))
+
+    async def finish(self) -> None:
+        """Ends the link once the peer has what it was answered; within `LAST_WORDS` in any case.
+
+        Who leaves for good must not take its last answer along: the peer would wait for it.
+        """
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(LAST_WORDS):
+                if self._replies:
+                    await asyncio.wait(self._replies)
+                await self._writer.end()
+        self.cut("lost", "this agent closes")
 
     async def run(self) -> LinkEnded:
         """Serves the link until it ends, and says why it did."""
@@ -131,9 +146,16 @@ class Link:
 
     async def _answer(self, number: int, head: wire.Request, body: Incoming) -> None:
         message = Message(MessageKind(head.kind), head.round, head.digest.hex(), body.body, head.signature)
-        await self._respond(number, await self.pending.do(lambda: self._handled(message)))
+        await self.pending.do(lambda: self._handled(number, message))
 
-    async def _handled(self, message: Message) -> Reply:
+    async def _handled(self, number: int, message: Message) -> None:
+        reply = await self._reply(message)
+        if not self._end.done():
+            task = self._spawn(self._respond(number, reply))
+            self._replies.add(task)
+            task.add_done_callback(self._replies.discard)
+
+    async def _reply(self, message: Message) -> Reply:
         try:
             reply = await self.handle(self.peer, message)
             if len(reply.body) > self.rules.largest_body:

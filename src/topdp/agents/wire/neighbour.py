@@ -54,10 +54,10 @@ class Neighbour:
                 if not self._closed:
                     self.linked.clear()
 
-    def close(self) -> None:
-        """Cuts the link; whoever waits for one is told."""
+    async def close(self) -> None:
+        """Ends the link; whoever waits for one is told."""
         self._closed = True
-        if self.link is not None:
-            self.link.cut("lost", "this agent closes")
-            self.link = None
+        link, self.link = self.link, None
         self.linked.set()
+        if link is not None:
+            await link.finish()

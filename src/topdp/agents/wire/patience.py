@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
-from topdp.agents.wire.transport import Reply, end_all
+from topdp.agents.wire.transport import end_all
 
 CHECKS = 4  # times per idle timeout: how often a link is looked at, and how often it says that it is there
 
@@ -53,16 +53,16 @@ class PendingRequests:
 
     def __init__(self, limit: int) -> None:
         self._slots = asyncio.Semaphore(limit)
-        self.running: set[asyncio.Task[Reply]] = set()
+        self.running: set[asyncio.Task[None]] = set()
 
-    async def do(self, job: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
+    async def do(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await self._slots.acquire()
         task = asyncio.create_task(job())
         self.running.add(task)
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[Reply]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         self.running.discard(task)
         self._slots.release()
 

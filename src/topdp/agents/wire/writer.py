@@ -81,6 +81,11 @@ class Writer:
             before()
             await self._put(frame)
 
+    async def end(self) -> None:
+        """The last of all: what is being written goes before."""
+        async with self._lock:
+            await self._stream.end()
+
     def confirm(self, key: Key, count: int) -> bool:
         """Notes what the peer is to be told; later counts include earlier ones. True: call `confirm_all`."""
         self._to_confirm[key] = count

@@ -13,12 +13,12 @@ import difflib
 import hashlib
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from topdp import toml_text
 from topdp.data.readers.stated import KEYS, OTHER, Range, SchemaError, Text
 
 
@@ -168,10 +168,10 @@ class Schema:
 def read_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The keys in a TOML file, unchecked."""
     try:
-        return tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8-sig"))
+        return toml_text.parsed(Path(path).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise SchemaError(f"Expected a readable schema (TOML) at {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise SchemaError(f"Expected TOML in {path}: {error}") from None
 
 

@@ -16,6 +16,9 @@ the same: without noise of its own the answer is infinite.
 Where plans mix robustly (`Plan.robust`), rows are no sums of rows: there every row counts as seen, sent or
 not. Then what a round adds is all that is new in it, whatever function of earlier rows it was added to.
 
+Where rows are rounded (`Plan.rounded`), they are functions of sums. If every row is seen, rounding is
+done to a release after its noise, and the answer stays; where a row is hidden from somebody, it is refused.
+
 `outsider` is somebody who reads every link and every estimate, but knows nobody's draws.
 """
 
@@ -34,7 +37,7 @@ from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.observers.closely import closely
 from topdp.privacy.observers.effort import LIMIT, WIDEST, expect_bearable, look_work
-from topdp.privacy.observers.filtering import Public, seen_rows
+from topdp.privacy.observers.filtering import Public, expect_sums, seen_rows
 from topdp.privacy.observers.layout import UnsuitedError, Ways
 from topdp.privacy.observers.neighbourhoods import affordable, bounded_nearby
 from topdp.privacy.observers.shared_noise import (
@@ -80,6 +83,7 @@ def adaptive(
     """
     check(plan, exposure)
     expect_colluders(colluders, plan.agents)
+    _expect_seen_if_rounded("adaptive", plan, colluders)
     if _shares_noise_in_the_open(plan, Public.ESTIMATES):
         return _by_coalitions(plan, exposure, colluders, patient)
     nearby = _nearby(plan, exposure, colluders, progress, patient, bound)
@@ -103,6 +107,7 @@ def outsider(plan: Plan, exposure: Exposure, progress: Progress | None = None, p
     [1.17, 1.17, 1.17, 1.17, 1.17, 1.17]
     """
     check(plan, exposure)
+    _expect_seen_if_rounded("outsider", plan)
     return _seen_by(plan, exposure, Public.LINKS, [()], progress, patient)
 
 
@@ -116,6 +121,7 @@ def leading_adaptive(
     """
     check(plan, exposure)
     expect_colluders(colluders, plan.agents)
+    _expect_seen_if_rounded("adaptive", plan, colluders)
     public = Public.ESTIMATES
     if _shares_noise_in_the_open(plan, public):
         return _leading_by_coalitions(plan, exposure, owner, last, colluders, patient)
@@ -173,6 +179,12 @@ def expect_colluders(colluders: int, agents: int) -> None:
             f"Expected privacy.colluders from 0 to {agents - 1}, since there are {agents} agents, got "
             f"{colluders!r}."
         )
+
+
+def _expect_seen_if_rounded(answer: str, plan: Plan, colluders: int = 1) -> None:
+    """Refuses plans whose rows are rounded unless all of them are seen by everybody who is asked about."""
+    if plan.rounded is not None and not has_short_form(answer, plan, colluders):
+        expect_sums(plan)
 
 
 def _coalitions(plan: Plan, public: Public, colluders: int, patient: bool) -> list[Coalition]:

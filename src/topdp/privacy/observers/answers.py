@@ -9,7 +9,7 @@ from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.adaptive import adaptive, outsider
 from topdp.privacy.observers.effort import WIDEST, expect_bearable
-from topdp.privacy.observers.view import Bound, Progress, View, expect_unaccelerated, view
+from topdp.privacy.observers.view import Bound, Progress, View, expect_viewable, view
 
 ASKED = ("view", "adaptive", "outsider")
 """They take time: computed where they are asked for."""
@@ -38,7 +38,7 @@ def observed(
         return outsider(plan, exposure, progress, patient)
     if plan.agents == 1:
         raise NotCovered("One party holds all records: no other agent reads anything. Ask for adaptive.")
-    expect_unaccelerated(plan)
+    expect_viewable(plan)
     expect_bearable(plan, patient)
     widest = None if patient else WIDEST
     return view(plan, exposure, owners="all", bound=bound, progress=progress, widest=widest)

@@ -20,7 +20,7 @@ from topdp.plan.checks import expect_count
 from topdp.plan.streams import stream
 from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.exposure import Exposure
-from topdp.privacy.observers.view import Progress, View, expect_unaccelerated, view
+from topdp.privacy.observers.view import Progress, View, expect_viewable, view
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ def coalitions(
     """
     expect_coalition(size, plan.agents)
     expect_count("limit", limit)
-    expect_unaccelerated(plan)
+    expect_viewable(plan)
     possible = math.comb(plan.agents, size)
     complete = possible <= limit
     if complete:

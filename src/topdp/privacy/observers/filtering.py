@@ -70,8 +70,8 @@ class Sight:
     size: Floats  # [live] the same for shifts, per unit of gradient
 
 
-def sights(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[Sight]:
-    """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
+def expect_sums(plan: Plan) -> None:
+    """Refuses rows that are no sums of rows, gradients and noise: nothing is known of hidden ones then."""
     if plan.adjusts is not None:
         raise NotCovered(
             "Adam is not linear: what hidden rows tell after it is not known. Use guarantee='adaptive' or "
@@ -82,6 +82,18 @@ def sights(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Ite
             f"Robust mixing ({plan.robust.rule}) is not linear: what hidden rows tell after it is not known. "
             "Use guarantee='adaptive' or 'worst-case', in which every row counts as seen, or rule = 'mean'."
         )
+    if plan.rounded is not None:
+        raise NotCovered(
+            f"Rows are rounded to {plan.rounded}: what rows that are hidden from an observer tell after that "
+            "is not known. Use guarantee='worst-case', in which every row counts as seen; 'adaptive' with a "
+            "method whose rows are all estimates (dsgd, muffliato, correlated, plain, or any in pairs); or "
+            "train.rows='model'."
+        )
+
+
+def sights(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[Sight]:
+    """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
+    expect_sums(plan)
     unknown = unknown_draws(plan, coalition)
     seen, live = _live(plan, coalition, unknown, public)
     distinct = [len(np.unique(d[d >= 0])) == (d >= 0).sum() for d in plan.draw.values]

@@ -43,7 +43,9 @@ def alike(plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]) -> di
     >>> alike(drawn, exposure(6, 1.0), alone)
     {}
     """
-    if plan.rows != plan.agents or plan.robust is not None or plan.adjusts is not None or len(coalitions) < 2:
+    if plan.rows != plan.agents or len(coalitions) < 2:
+        return {}
+    if plan.robust is not None or plan.adjusts is not None or plan.rounded is not None:
         return {}
     generators = [one for one in _candidates(plan) if _kept(plan, exposure, one)]
     if not generators:

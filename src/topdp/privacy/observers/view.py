@@ -39,7 +39,7 @@ from topdp.privacy.observers.at_once import at_once, cores
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.banded import Band, bands
 from topdp.privacy.observers.bounds import bracket
-from topdp.privacy.observers.filtering import Public, seen_rows
+from topdp.privacy.observers.filtering import Public, expect_sums, seen_rows
 from topdp.privacy.observers.gram import aligned, grams
 from topdp.privacy.observers.symmetry import alike
 from topdp.privacy.observers.worst_case import composed, every_round, information
@@ -222,8 +222,12 @@ def _relabelled(same: dict[int, tuple[int, Ints]], *pairs: Floats) -> None:
             values[turn, at] = values[:, first]
 
 
-def expect_unaccelerated(plan: Plan) -> None:
-    """Refuses what would be infinite for rounding alone: weights below 0, through which bounds on it grow."""
+def expect_viewable(plan: Plan) -> None:
+    """Refuses plans of which no view is known: rows that are no sums, and weights below 0.
+
+    Through those bounds on rounding grow, and it would be infinite for that alone.
+    """
+    expect_sums(plan)
     if (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any():
         raise NotCovered(
             "The view follows rounding through every mix, and accelerated averaging and momentum make that "

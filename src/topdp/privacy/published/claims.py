@@ -93,6 +93,11 @@ def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
             f"No published analysis of the method covers robust mixing ({plan.robust.rule}). Use "
             "guarantee='adaptive' or 'worst-case'."
         )
+    if plan.rounded is not None:
+        raise NotCovered(
+            f"No published analysis of the method covers rows that are rounded to {plan.rounded}. Use "
+            "guarantee='adaptive' or 'worst-case'."
+        )
     if plan.protocol not in PROTOCOLS:
         raise NotCovered(f"No published analysis covers plans of protocol {plan.protocol!r}.")
     if (plan.rate == 0).any():

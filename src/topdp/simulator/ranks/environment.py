@@ -26,6 +26,12 @@ def leads() -> bool:
     return not started_together() or os.environ["RANK"] == "0"
 
 
+def others() -> int:
+    """How many processes were started beside this one."""
+    said = os.environ.get("WORLD_SIZE", "1")
+    return max(0, int(said) - 1) if said.isdecimal() else 0
+
+
 def local_rank() -> int:
     """The number among the ranks of this machine."""
     return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))

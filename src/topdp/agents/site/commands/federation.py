@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +38,9 @@ def create(
             help="How many agents may drop out without ending anybody's budget (adaptive, wait); else 1.",
         ),
     ] = None,
+    largest_norm: Annotated[
+        float, typer.Option("--largest-norm", help="Rows longer than this are refused; at most 1e15.")
+    ] = 1e4,
     relay: Annotated[
         str, typer.Option("--relay", metavar="HOST:PORT", help="Where two meet who have no address.")
     ] = "",
@@ -58,8 +61,12 @@ def create(
             )
         federation.expect_cards(cards)
         wanted = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
-        rules = {"dead_neighbour": dead_neighbour, "idle_timeout": idle_timeout, "departures": departures}
-        rules["relay"] = relay
+        rules: dict[str, Any] = {
+            "dead_neighbour": dead_neighbour,
+            "idle_timeout": idle_timeout,
+            "departures": departures,
+        }
+        rules |= {"relay": relay, "largest_norm": largest_norm}
         if place.exists():
             raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
         signs.stage("calibrating")
