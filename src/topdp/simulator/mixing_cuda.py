@@ -84,7 +84,7 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, cho
            first, agents, round, d, out_row, before_row, gradient_row,
            W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
            SOME: tl.constexpr, BY_CLOCK: tl.constexpr):  # fmt: skip
-    """Rows of the round that is passed, or `SOME` of them; or of the round that a clock on the device shows."""
+    """Rows of the round that is passed, or `SOME` of them; or of the round that a device's clock shows."""
     place = tl.program_id(0)
     made = tl.num_programs(0)
     if BY_CLOCK:
