@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from topdp.data.selection import Selection, select
+from topdp.data.selection import Selection, select, select_many, usual_width
 from topdp.errors import InputError
 from topdp.plan import Batches, Cycle, Full, Poisson
 
@@ -148,3 +148,20 @@ def test_what_a_seed_draws_never_changes(kind: str) -> None:
         "poisson": [Poisson(20, 5), Poisson(8, 5), Poisson(9, 5)],
     }
     assert known(select(batches[kind], 7, 5)) == KNOWN[kind]
+
+
+@pytest.mark.parametrize("kind", [Full, Cycle, Poisson])
+def test_many_rounds_at_once_are_those_one_by_one(kind):
+    batches = [kind(count) if kind is Full else kind(count, 3) for count in (10, 17, 4)]
+    for round, chosen in zip(range(5, 12), select_many(batches, 3, range(5, 12)), strict=True):
+        expected = select(batches, 3, round)
+        for one, other in zip(vars(chosen).values(), vars(expected).values(), strict=True):
+            assert (one is None and other is None) or (one.dtype == other.dtype and torch.equal(one, other))
+
+
+def test_room_for_poisson_batches_is_hardly_ever_too_little():
+    batches = [Poisson(2000, 20)] * 30
+    assert usual_width(batches) == 50 and usual_width([Poisson(3, 3)]) == 3
+    assert usual_width([Cycle(9, 4), Cycle(9, 2)]) == 4
+    longest = [chosen.indices.shape[1] for chosen in select_many(batches, 0, range(200))]
+    assert 28 < max(longest) <= 50

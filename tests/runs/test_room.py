@@ -41,3 +41,17 @@ def test_what_fits_or_is_not_known_is_run(engine, monkeypatch, free):
 def test_small_runs_are_not_asked_about(engine, monkeypatch):
     monkeypatch.setattr(room, "free_on", lambda device: 0)
     room.expect_room(engine)
+
+
+def test_records_that_a_gpu_has_no_room_for_are_refused_before_they_are_sent(monkeypatch):
+    shards, gpu = blobs(4), torch.device("cuda")
+    held = 4 * 40 * (16 * 4 + 8) + 200 * (16 * 4 + 8)
+    monkeypatch.setattr(room, "SMALL", 0)
+    monkeypatch.setattr(room, "free_on", lambda device: held)
+    room.expect_room_for_records(shards, gpu)
+    monkeypatch.setattr(room, "free_on", lambda device: held - 1)
+    room.expect_room_for_records(shards, torch.device("cpu"))
+    with pytest.raises(InputError, match=r"records of 4 agents on cuda: they take .* --device cpu"):
+        room.expect_room_for_records(shards, gpu)
+    monkeypatch.setattr(room, "free_on", lambda device: None)
+    room.expect_room_for_records(shards, gpu)

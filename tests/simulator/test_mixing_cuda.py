@@ -197,3 +197,34 @@ def test_a_run_in_a_stack_draws_what_it_draws_alone():
     together = first_round(stack_plans(plans), StackedNoise(plans, seeds))
     assert torch.equal(together, torch.cat(alone))
     assert not together[3:6].any() and together[:3].all() and together[6:].all()
+
+
+@interpreted
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_rounds_packed_at_once_are_those_packed_one_by_one(name):
+    graph = topology.random(8, 0.4, 0)
+    plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(6, rate=0.5), np.full(8, 0.3), 0))
+    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    for rounds in (range(plan.releases), range(1), range(2, 5)):
+        at_once, one_by_one = mixer.packed(rounds), mixer._packed_one_by_one(rounds)
+        for name, one, other in zip(at_once._fields, at_once, one_by_one, strict=True):
+            assert one.dtype == other.dtype and torch.equal(one, other), name
+
+
+@interpreted
+@pytest.mark.parametrize("d", [50, 1100])  # less than one block, and one with the start of another
+def test_a_clock_in_memory_says_which_round_is_made(d):
+    graph = topology.random(6, 0.5, 0)
+    plan = prune(PROTOCOLS["top-sync"](0.25).plan(graph, constant_schedule(5, rate=0.5), np.ones(6), 0))
+    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    packed, room = mixer.packed(range(2, 5)), int(plan.exists.sum(axis=1).max()) + 2
+    before, gradient = torch.randn(room, d), torch.randn(6, d)
+    clock = torch.tensor([0, 2], dtype=torch.int32)
+    for r in range(2, 5):
+        made = int(plan.exists[r].sum())
+        expected, out = torch.empty(made, d), torch.full((room, d), 7.0)
+        mixer(Work(r, before, gradient, expected))
+        mixer.by_clock(before, gradient, out, packed, clock)
+        assert torch.equal(out[:made], expected)
+        assert (out[made:] == 7).all()  # nothing beyond the rows of the round
+        clock += 1

@@ -143,6 +143,9 @@ class Callbacks:
     def __init__(self, given: Iterable[object] = ()) -> None:
         self._given = [_checked(one) for one in given]
 
+    def __len__(self) -> int:
+        return len(self._given)
+
     def start(self, run: Running) -> None:
         self._call("on_start", run, "before the first round")
 

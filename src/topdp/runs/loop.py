@@ -27,13 +27,14 @@ from topdp.runs.folder import GIVEN, RunFolder
 from topdp.runs.kept_rows import as_tensor
 from topdp.runs.result import Metrics, Stopped, metrics_of
 from topdp.settings.config import RunConfig
+from topdp.simulator.advancing import advancing, until_seen
 from topdp.simulator.engine import Engine, State
 from topdp.simulator.ranks.group import Group
 from topdp.simulator.ranks.ranked import RankedEngine
 
 Watcher = Callable[[str, int, int, Metrics | None], None]
 """Called with (stage, steps done, steps in all, the last metrics): "accounting" and "training" step by step,
-"planning" and "preparing" once, when they begin."""
+"planning" and "preparing" once, when they begin. On a GPU several rounds may be one step."""
 
 
 def accounting(watch: Watcher | None) -> Progress | None:
@@ -88,13 +89,15 @@ def train_to_the_end(
     shared = group.led if group is not None else _as_it_is
     best = BestSoFar(folder, bool(metrics), notes_of(run.flat), larger, shared)
     callbacks.start(run)
+    advance = advancing(engine)
+    looked_at = (config.train.evaluate_every, config.train.checkpoint_every, *([1] if callbacks else []))
     stopped: Stopped | None = None
     with (
         _leaving_it_loadable(folder, metrics, best, config, checkpoints) as keep,
         _stop_signals(group) as asked_to_stop,
     ):
         while state.releases < engine.plan.releases:
-            state = engine.advance(state)
+            state = advance(state, until_seen(state.releases, each, config.rounds, *looked_at))
             t, within = divmod(state.releases - each, each)  # rounds done; one release stands before the loop
             if within:
                 keep(state, False)  # the rows of the last round are overwritten soon

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from topdp.data.shards import Shards
 from topdp.errors import InputError
 from topdp.simulator.engine import ALIGN, ROUNDED, Engine, at_once
 from topdp.simulator.ranks.group import Group
@@ -50,6 +51,21 @@ def need_of(engine: Engine) -> Need:
     place = platform.node() if engine.device.type == "cpu" else f"{platform.node()} {engine.device}"
     rows, gradients = 2 * engine.layout.capacity * width * kept, min(agents, together) * beside
     return Need(place, rows, gradients, records, free_on(engine.device))
+
+
+def expect_room_for_records(shards: Shards, device: torch.device) -> None:
+    """Refuses records that cannot be sent to a GPU, before they are."""
+    if device.type == "cpu":
+        return
+    held = [shards.inputs, shards.targets, shards.test_inputs, shards.test_targets]
+    sent = [part for part in held if part is not None and part.device.type != device.type]
+    total, free = sum(part.numel() * part.element_size() for part in sent), free_on(device)
+    if total > SMALL and free is not None and total > free:
+        raise InputError(
+            f"Expected room for the records of {shards.agents} agents on {device}: they take "
+            f"{total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there. Use fewer records, smaller "
+            "features, or --device cpu."
+        )
 
 
 def expect_room(engine: Engine, group: Group | None = None) -> None:

@@ -50,7 +50,7 @@ from topdp.runs.kept_rows import as_array, as_tensor
 from topdp.runs.loop import Watcher, accounting, train_to_the_end
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
 from topdp.runs.result import Result, Stopped
-from topdp.runs.room import expect_room
+from topdp.runs.room import expect_room, expect_room_for_records
 from topdp.runs.settling import agrees
 from topdp.settings import build
 from topdp.settings.config import (
@@ -295,6 +295,7 @@ def execute(
     engine: Engine | RankedEngine
     checkpoints: Checkpoints | None
     if ranked is None:
+        expect_room_for_records(parts.shards, parts.device)
         engine = whole = parts.engine(job.plan)
         expect_room(whole)
         checkpoints = None if path is None else Checkpoints(path, whole.layout)

@@ -20,6 +20,7 @@ from topdp.plan import Plan
 from topdp.runs.assembly import Assembly, stacked_engine
 from topdp.settings import build
 from topdp.settings.config import RunConfig
+from topdp.simulator.advancing import advancing, until_seen
 from topdp.simulator.engine import Engine, State
 from topdp.simulator.evaluation import Evaluation
 from topdp.topology import Topology
@@ -57,12 +58,13 @@ class Stack:
         return cls(engine, starts, [one.graph.agents for one in runs], runs[0].config)
 
     def rounds(self) -> Iterator[tuple[int, State, bool]]:
-        """Round after round: its number, where all runs stand, and whether they are to be evaluated."""
-        engine, first = self.engine, self.config
+        """Its number, where all runs stand, and whether they are to be evaluated: of every round on a
+        processor; on a GPU, of those that are to be, and perhaps some others."""
+        engine, first, advance = self.engine, self.config, advancing(self.engine)
         state = engine.start(self.starts)
         each = engine.plan.releases // (first.rounds + 1)  # one that carries gradients, and those that mix
         while state.releases < engine.plan.releases:
-            state = engine.advance(state)
+            state = advance(state, until_seen(state.releases, each, first.rounds, first.train.evaluate_every))
             t, within = divmod(state.releases - each, each)  # rounds done; one release is before the loop
             if not within:
                 yield t, state, t % first.train.evaluate_every == 0 or t == first.rounds

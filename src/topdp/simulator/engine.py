@@ -137,6 +137,7 @@ class Engine:
         self.device = torch.device(device)
         self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
         self.seed = seed
+        self.batches = tuple(batches)
         self.metrics = Task.of(gradients.loss).metrics if metrics is None else tuple(metrics)
         self._copies = copies
         self._select = select or partial(selection.select, tuple(batches), seed)

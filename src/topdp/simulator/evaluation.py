@@ -62,15 +62,21 @@ def evaluate(
     for start in range(0, len(rows), at_once):
         # Products of one agent alone are rounded otherwise: a last one is computed with the one before it.
         first = min(start, len(rows) - 2) if at_once > 1 else start
-        found = _some(gradients, metrics, widened(rows[first : start + at_once]), inputs, targets)
-        parts.append({name: values[start - first :] for name, values in found.items()})
-    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Evaluation(found.pop("loss"), found)
+        totals, others = _some(gradients, metrics, widened(rows[first : start + at_once]), inputs, targets)
+        others = {name: values[start - first :] for name, values in others.items()}
+        parts.append((totals[:, start - first :], others))
+    added = [metric.name for metric in metrics if metric.each is not None]
+    # Nobody waits for a GPU before all is there.
+    sums = torch.cat([totals for totals, _ in parts], 1).cpu().numpy() / len(targets)
+    found = dict(zip(dict.fromkeys(("loss", *added)), sums, strict=True))
+    found |= {metric.name: np.concatenate([others[metric.name] for _, others in parts]) for metric in whole}
+    return Evaluation(found["loss"], {metric.name: found[metric.name] for metric in metrics})
 
 
 def _some(
     gradients: ClippedGradients, metrics: Sequence[Metric], rows: Tensor, inputs: Tensor, targets: Tensor
-) -> dict[str, Floats]:
+) -> tuple[Tensor, dict[str, Floats]]:
+    """Sums over records [loss and metrics, n]; and by name, metrics of all records at once."""
     loss = _by_example(gradients.loss)
     each = {"loss": loss, **{metric.name: metric.each for metric in metrics if metric.each is not None}}
     totals = {name: torch.zeros(len(rows), dtype=torch.float64, device=rows.device) for name in each}
@@ -85,12 +91,12 @@ def _some(
             for name, function in each.items():
                 values = function(outputs.flatten(0, 1), repeated)
                 totals[name] += values.view(len(rows), -1).double().sum(1)
-        found = {name: total.cpu().numpy() / len(targets) for name, total in totals.items()}
+        found = {}
         if whole:
             outputs = torch.cat(kept, 1)
             for metric in whole:
                 found[metric.name] = np.array([_value(metric, own, targets) for own in outputs], float)
-    return {name: found[name] for name in ("loss", *(metric.name for metric in metrics))}
+    return torch.stack(list(totals.values())), found
 
 
 def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Floats:

@@ -138,7 +138,7 @@ class StackedBatches:
     """The records that each run would draw alone, with its own seed."""
 
     runs: tuple[tuple[tuple[Batches, ...], int], ...]  # (one for each agent, seed) of each run
-    _kept: dict[int, Selection] = field(default_factory=dict, repr=False)
+    _kept: dict[tuple[int, str], Selection] = field(default_factory=dict, repr=False)
 
     @property
     def batches(self) -> tuple[Batches, ...]:
@@ -154,9 +154,9 @@ class StackedBatches:
         period = self._common_period
         if period is None:
             return self._joined(round, device)
-        turn = round % period
+        turn = (round % period, str(device or "cpu"))
         if turn not in self._kept:
-            self._kept[turn] = self._joined(turn, device)
+            self._kept[turn] = self._joined(turn[0], device)
         return self._kept[turn]
 
     @cached_property

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from topdp.learning.gradients import ClippedGradients, ghost
+from topdp.learning.gradients import ClippedGradients, clipping, ghost, rounding
 from topdp.learning.gradients.ghost import Geometry
 from topdp.learning.models import FlatModel
 
@@ -17,9 +17,10 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("a GPU runs them itself", allow_module_level=True)
 
-from topdp.learning.gradients import convolution_cuda, pooling_cuda
+from topdp.learning.gradients import clipping_cuda, convolution_cuda, pooling_cuda
 
 AGENTS, EXAMPLES = 2, 3
+overflows = pytest.mark.filterwarnings("ignore:(overflow|invalid):RuntimeWarning")  # of the interpreter
 # channels, outputs, height, width, geometry
 LAYERS = {
     "the paper's first": (3, 6, 12, 11, Geometry((5, 5), (1, 1), (1, 1), 1)),
@@ -189,3 +190,49 @@ def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch, wrap):
     gradients = ClippedGradients(model, 0.5)
     torch.testing.assert_close(gradients.clipped_sum(rows, inputs, targets), without, rtol=1e-4, atol=1e-5)
     assert gradients.fast and {len(shape) for shape in asked} == {4, 5}  # of pools, of convolutions
+
+
+@overflows
+@pytest.mark.parametrize("size", [1, 10, 100, 1500])
+@pytest.mark.parametrize("lay", [between_nan, among_nan])
+def test_squared_norms_are_torchs(size, lay):
+    x = lay(torch.randn(3, 2, size))
+    found = clipping_cuda.squared(x, 0.5)
+    torch.testing.assert_close(found, x.double().square().sum(2).add(0.5).float(), rtol=1e-6, atol=0)
+    x = x.clone()
+    for place, value in enumerate((torch.nan, torch.inf, 3e38)):
+        x[place, 1, 0] = value
+    found = clipping_cuda.squared(x.expand(3, 2, size), 0.0)
+    assert found[:, 0].isfinite().all() and not found[:, 1].isfinite().any()
+
+
+@overflows
+def test_factors_are_torchs():
+    """Up to the last digit: torch multiplies by the inverse."""
+    squares = torch.cat([torch.rand(300) * 4, torch.tensor([0.0, 4.0, 1e38, torch.inf, torch.nan, -1.0])])
+    squares = squares.view(2, 153)
+    norms = squares.sqrt()
+    wrong = ~norms.isfinite()
+    factor, longer, bad = clipping_cuda.flat_factors(squares, 1.25)
+    assert torch.equal(bad, wrong) and int(bad.sum()) == 3
+    norms = norms.masked_fill(wrong, 0)
+    assert torch.equal(longer, norms > 1.25)
+    torch.testing.assert_close(factor, 1.25 / norms.clamp_min(1.25), rtol=2e-7, atol=0)
+    assert (factor[norms <= 1.25] == 1).all()
+    assert (factor * norms <= 1.25 * (1 + 1e-6)).all()
+
+
+@overflows
+def test_a_pass_with_these_kernels_is_the_one_without(monkeypatch):
+    """Also of a record that overflows."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
+    gradients = ClippedGradients(model, 0.5)
+    rows = gradients.flat.flatten().repeat(2, 1)
+    x, y = torch.randn(2, 3, 12), torch.randint(0, 3, (2, 3))
+    x[1, 1] = 3e38
+    expected = gradients.clipped_sum(rows, x, y)
+    asked = []
+    for place in (clipping, rounding):
+        monkeypatch.setattr(place, "has_kernels", lambda x: asked.append(x.shape) or True)
+    torch.testing.assert_close(gradients.clipped_sum(rows, x, y), expected, rtol=1e-5, atol=1e-6)
+    assert len(asked) == 7 and expected.isfinite().all()

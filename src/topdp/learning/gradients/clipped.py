@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -21,9 +22,11 @@ from topdp.learning.gradients.arguments import expect, expect_finite, expect_row
 from topdp.learning.gradients.clipping import KINDS, layer_of, shorten
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, blocks
+from topdp.learning.gradients.known import nothing_is_hooked_globally
 from topdp.learning.gradients.plain import PlainGradients, first_line
 from topdp.learning.gradients.sharing import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
+from topdp.learning.gradients.watch import Watch
 from topdp.learning.losses import Loss, PerExample, named_loss
 from topdp.learning.models import FlatModel, Slot
 
@@ -101,6 +104,7 @@ class ClippedGradients:
         self._agrees: dict[Key, bool] = {}  # whether outputs may be folded
         self._announced = False
         self._said: set[str] = set()  # what the user has heard of the model
+        self._watch: Watch | None = None
         try:
             self._folded = FoldedGradients(self.flat, self._loss)
         except NotFoldedError as error:
@@ -114,6 +118,20 @@ class ClippedGradients:
     def fast(self) -> bool:
         """Whether the model takes the fast path, as far as known: the first call decides."""
         return self._folded is not None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a pass is the same operations every time, as far as known: no code of a user's is in it."""
+        return self._folded is not None and self._folded.known and nothing_is_hooked_globally()
+
+    @contextmanager
+    def noted_by(self, watch: Watch) -> Iterator[None]:
+        """Inside, `clipped_sum` waits for nothing: what it would raise, or look at, is noted by `watch`."""
+        before, self._watch = self._watch, watch
+        try:
+            yield
+        finally:
+            self._watch = before
 
     def clipped_sum(
         self,
@@ -208,7 +226,10 @@ class ClippedGradients:
             out, fresh = rows.new_empty(n, self.flat.dimension), True
         if n == 0 or b == 0:
             return out.zero_() if fresh else out
-        expect_finite(rows, weights)
+        if self._watch is None:
+            expect_finite(rows, weights)
+        else:
+            self._watch.see_rows(rows)
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
             self._elements[key] = self._check(rows, inputs, targets)
@@ -287,12 +308,13 @@ class ClippedGradients:
         fresh: bool = False,
     ) -> None:
         factors, shortened, bad = shorten(self.clipping, found, self.clip, self._layers)
-        if bool(bad.any()):
+        if bool(bad.any()) if self._watch is None else self._watch.see_examples(bad):
             for _, contribution in found:
                 contribution.blank(bad)
             losses = losses.masked_fill(bad, 0)
-        times = scale if weights is None else scale * weights
-        each = {id(factor): factor * times for factor in factors}  # most share one
+        times = scale if weights is None else weights if scale == 1 else scale * weights
+        each = {id(factor): factor for factor in factors}  # most share one
+        each = {one: factor * times for one, factor in each.items()}
         if fresh and sum(slot.stop - slot.start for slot, _ in found) < out.shape[1]:
             out.zero_()  # some parameters were not used
         for (slot, contribution), factor in zip(found, factors, strict=True):

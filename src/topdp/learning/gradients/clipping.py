@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topdp.learning.gradients.ghost import Contribution, total_norms
+from topdp.learning.gradients.ghost import Contribution, total_norms, total_squares
+from topdp.learning.gradients.rounding import has_kernels
 from topdp.learning.models import Slot
 
 KINDS = ("flat", "per-layer", "normalised")
@@ -40,7 +41,13 @@ def shorten(kind: str, found: Found, clip: float, layers: int) -> Shortening:
     """By how much each example's gradient of each parameter is to be multiplied; `layers`: of the model."""
     if kind == "per-layer":
         return _by_layers(found, clip / math.sqrt(layers))
-    norms = total_norms([contribution for _, contribution in found])
+    squares = total_squares([contribution for _, contribution in found])
+    if kind == "flat" and has_kernels(squares):
+        from topdp.learning.gradients.clipping_cuda import flat_factors
+
+        factor, longer, bad = flat_factors(squares, clip)
+        return Shortening([factor] * len(found), longer, bad)
+    norms = squares.sqrt_()
     bad = ~torch.isfinite(norms)
     norms = norms.masked_fill(bad, 0)
     if kind == "normalised":

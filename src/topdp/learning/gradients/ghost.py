@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import final
 
 import torch
@@ -20,14 +19,9 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from topdp.learning.gradients.products import add_outer
 from topdp.learning.gradients.rounding import as_precise_as_matrix_products, cancelled, squared
+from topdp.learning.gradients.rounding import has_kernels as has_kernels
 
 WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
-TRITON = find_spec("triton") is not None
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Whether the kernels of our own for a GPU can take x."""
-    return x.is_cuda and x.dtype == torch.float32 and TRITON
 
 
 def blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, slice]]:
@@ -78,10 +72,15 @@ class Contribution(ABC):
 
 def total_norms(contributions: Sequence[Contribution]) -> Tensor:
     """[n, b]: the l2 norm of each example's gradient over all these parameters."""
+    return total_squares(contributions).sqrt_()
+
+
+def total_squares(contributions: Sequence[Contribution]) -> Tensor:
+    """[n, b]: the squares of those."""
     total = contributions[0].squared_norms()
     for contribution in contributions[1:]:
         total += contribution.squared_norms()
-    return total.sqrt_()
+    return total
 
 
 def _blank(x: Tensor, where: Tensor) -> Tensor:

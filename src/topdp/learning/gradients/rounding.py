@@ -10,11 +10,18 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 _finest: ContextVar[float] = ContextVar("finest", default=0.0)
+TRITON = find_spec("triton") is not None
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether the kernels of our own for a GPU can take x."""
+    return x.is_cuda and x.dtype == torch.float32 and TRITON
 
 
 def squared(x: Tensor) -> Tensor:
@@ -23,6 +30,10 @@ def squared(x: Tensor) -> Tensor:
     Never below the exact one by more than a relative rounding error: what may underflow, number by number, is
     added. Next to anything of ordinary size that is nothing.
     """
+    if has_kernels(x):
+        from topdp.learning.gradients import clipping_cuda
+
+        return clipping_cuda.squared(x, _underflown(x))
     norms: Tensor = torch.linalg.vector_norm(x.flatten(2), dim=2)
     return norms.square_().add_(_underflown(x))
 

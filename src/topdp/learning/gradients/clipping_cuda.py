@@ -1,0 +1,71 @@
+"""Norms of examples and the factors that shorten them, on an NVIDIA GPU: one kernel in place of many.
+
+A small round on a GPU takes as long as it has kernels. The arithmetic is that of `rounding.squared` and of
+`clipping.shorten`. Needs Triton, as `convolution_cuda` does.
+"""
+
+# Triton compiles the kernels below from their source: annotations and untyped names are Triton's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-unimported"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDEST = 1024  # numbers of an example at once
+BLOCK = 256  # examples at once
+
+
+@triton.jit
+def _squared(out, x, b, size, x_n, x_b, x_k, underflown, WIDTH: tl.constexpr):
+    """out[m] = Σ_k x[m, k]² + underflown"""
+    m = tl.program_id(0).to(tl.int64)
+    own = x + m // b * x_n + m % b * x_b
+    total = tl.zeros((WIDTH,), tl.float32)
+    for first in range(0, size, WIDTH):
+        k = first + tl.arange(0, WIDTH)
+        value = tl.load(own + k.to(tl.int64) * x_k, mask=k < size, other=0.0)
+        total += value * value
+    tl.store(out + m, tl.sum(total, 0) + underflown)
+
+
+@triton.jit
+def _flat(factor, longer, bad, squares, clip, size, BLOCK: tl.constexpr):
+    """Algorithm 1 of the paper, line "clip": clip / max(norm, clip); of a norm that is no number, of 0."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < size
+    norm = tl.sqrt_rn(tl.load(squares + i, mask=inside, other=0.0))
+    finite = norm < float("inf")  # nothing that is no number is less than anything
+    norm = tl.where(finite, norm, 0.0)
+    tl.store(factor + i, tl.div_rn(clip, tl.maximum(norm, clip)), mask=inside)
+    tl.store(longer + i, (norm > clip).to(tl.uint8), mask=inside)
+    tl.store(bad + i, (finite == 0).to(tl.uint8), mask=inside)
+
+
+def squared(x: Tensor, underflown: float) -> Tensor:
+    """[n, b]: the squared norm of every x[i, j], and `underflown` more."""
+    x = x.flatten(2)
+    n, b, size = x.shape
+    out = x.new_empty(n, b)
+    width = min(WIDEST, max(16, triton.next_power_of_2(size)))
+    if n * b:
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _squared[(n * b,)](
+                out, x, b, size, *x.stride(), underflown, WIDTH=width, num_warps=4 if width > 256 else 1
+            )
+    return out
+
+
+def flat_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
+    """[n, b] each: what gradients of these squared norms are multiplied by; which were longer; and bad."""
+    factor = torch.empty_like(squares)
+    longer, bad = (torch.empty_like(squares, dtype=torch.bool) for _ in range(2))
+    if squares.numel():
+        with torch.cuda.device_of(squares):
+            _flat[(triton.cdiv(squares.numel(), BLOCK),)](
+                factor, longer.view(torch.uint8), bad.view(torch.uint8), squares, clip, squares.numel(),
+                BLOCK=BLOCK,
+            )  # fmt: skip
+    return factor, longer, bad
