@@ -6,11 +6,13 @@ import time
 import pytest
 
 from topdp.errors import InputError
+from topdp.privacy.basics.checks import NotCovered
 from topdp.reproduce import frontier, make, stacks
 from topdp.reproduce.contenders import contenders, frontier_run
 from topdp.reproduce.frontier_report import read_rows
 from topdp.reproduce.kept_noise import KeptNoise
 from topdp.reproduce.runner import KeptRuns, OutOfTime
+from topdp.reproduce.shared_plans import shared_plans
 from topdp.reproduce.tuning import Candidate
 from topdp.runs.planning import plan_and_account
 from topdp.runs.run import run
@@ -71,6 +73,25 @@ def test_noise_that_does_not_follow_by_scaling_is_refused(scale, tmp_path, chang
     config = parse(tree | {"method": tree["method"] | change}, "open")
     with pytest.raises(InputError, match="secrets_degree, pair_noise and no step decay"):
         KeptNoise(tmp_path / "sigma.json", quiet).calibrate([config])
+
+
+def test_rounded_rows_that_are_hidden_get_no_noise(tmp_path):
+    """The noise of rows that are sums must not be taken for that of rows that are not."""
+    tree = {"method": {"name": "top"}, "rounds": 2, "topology": {"agents": 6, "kind": "ring"}}
+    sums, rounded = (parse(tree | {"train": {"rows": rows}}, rows) for rows in ("model", "bfloat16"))
+    noise = KeptNoise(tmp_path / "sigma.json", quiet)
+    noise.calibrate([sums])
+    with pytest.raises(NotCovered, match="rounded to bfloat16"):
+        noise.calibrate([rounded])
+    with pytest.raises(KeyError):
+        noise.sigma(rounded)
+
+
+def test_runs_that_keep_rows_otherwise_share_no_plan():
+    tree = {"method": {"name": "dsgd"}, "rounds": 2, "topology": {"agents": 6, "kind": "ring"}}
+    both = [parse(tree | {"train": {"rows": rows}}, rows) for rows in ("bfloat16", "model")]
+    plans = shared_plans(both, [build.graph(one) for one in both], [(10,) * 6] * 2, [1.0, 1.0])
+    assert [plan.rounded for plan in plans] == ["bfloat16", None]
 
 
 @pytest.mark.parametrize("model", ["mlp", "scattering + linear"])

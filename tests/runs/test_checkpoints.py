@@ -144,3 +144,16 @@ def test_at_the_end_all_parts_go(folder):
     save(folder, TWO, 2)
     Checkpoints(folder.path, Layout(PLAN)).forget()
     assert names(folder) == []
+
+
+def test_parts_of_rows_that_are_kept_otherwise_are_not_put_together(tmp_path):
+    """Bits of bfloat16 would be read as numbers."""
+    kinds = torch.float32, torch.bfloat16
+
+    def write(checkpoints):
+        rows = rows_of(checkpoints.layout, 3).to(kinds[checkpoints.group.rank])
+        checkpoints.save(None, State(3, rows))
+
+    on_all(TWO, tmp_path, write)
+    found = on_all(np.array([0, 1, 0, 1, 0, 1]), tmp_path, Checkpoints.newest)
+    assert all("Expected parts of one run" in str(one) for one in found)

@@ -128,3 +128,14 @@ def test_other_types_of_numbers_have_the_same_draws():
 def test_more_draws_than_it_can_tell_apart_are_refused():
     with pytest.raises(ValueError, match="draws"):
         Noise(0, 2**31 + 1, 2)
+
+
+def test_the_default_type_of_torch_changes_nothing():
+    expected = Noise(0, 1, 1).fill(torch.empty(40), 0, 0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        row = Noise(0, 1, 1).fill(torch.empty(40, dtype=torch.bfloat16), 0, 0)
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(row, expected.to(torch.bfloat16))

@@ -113,6 +113,15 @@ def test_a_resumed_run_ends_bit_equal(name):
     assert torch.equal(again.rows, whole.rows) and whole.rows.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("rounded", [None, "bfloat16"])
+def test_rows_of_the_other_kind_are_of_another_run(rounded):
+    """Else hidden rows that were rounded could enter a run whose account takes them for sums."""
+    begun = run(engine_of(replace(plan_of("top-sync"), rounded=rounded)), stop=3)
+    other = engine_of(replace(plan_of("top-sync"), rounded=None if rounded else "bfloat16"))
+    with pytest.raises(InputError, match="they are of another run"):
+        other.resume(3, begun.rows)
+
+
 @pytest.mark.parametrize("name", ["top-sync", "correlated", "muffliato"])
 def test_gradients_of_some_agents_at_a_time_change_nothing(monkeypatch, name):
     engine = engine_of(plan_of(name))

@@ -8,6 +8,7 @@ every processor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from numba import njit
@@ -19,7 +20,29 @@ def compiled(loop: Loop) -> Loop:
     """The same function as machine code; its arguments are numbers and NumPy's arrays."""
     options = {"nogil": True, "error_model": "numpy"}
     try:
-        made: Loop = njit(cache=True, **options)(loop)
+        made: Any = njit(cache=True, **options)(loop)
     except RuntimeError:  # no folder to keep it in: every process compiles for itself
         made = njit(**options)(loop)
-    return made
+    else:
+        _forgive(made._cache)
+    compiled_loop: Loop = made
+    return compiled_loop
+
+
+def _forgive(kept: Any) -> None:
+    """What is damaged on disk is compiled anew; what cannot be kept there is not: no run ends for that."""
+    load, save = kept.load_overload, kept.save_overload
+
+    def load_or_compile(*asked: Any) -> Any:
+        try:
+            return load(*asked)
+        except Exception:  # bytes that are no machine code can raise anything
+            with suppress(Exception):
+                kept.flush()
+            return None
+
+    def save_if_possible(*found: Any) -> None:
+        with suppress(Exception):
+            save(*found)
+
+    kept.load_overload, kept.save_overload = load_or_compile, save_if_possible

@@ -32,7 +32,7 @@ class Leftover(NamedTuple):
 
 
 def leftover(plan: Plan) -> Leftover:
-    """As if gradients did not react to noise.
+    """As if gradients did not react to noise. What rounding adds (`Plan.rounded`) is not in it.
 
     >>> import numpy as np
     >>> from topdp import protocols, topology

@@ -128,7 +128,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
         tree["rounds"] = 1
         tree["method"] = {**tree["method"], "noise_along": {"kind": "constant"}, "gossip": 0}
     # With the noise inside the step neither clip, step size, data nor model matters to σ; records scale it.
-    # Only a stated curvature is in units of the step.
+    # Only a stated curvature is in units of the step. Rounded rows have no answer where some are hidden.
     rate = config.train.learning_rate if kind == "curvature" else 1.0
     tree["privacy"] = {
         "delta": config.privacy.delta,
@@ -138,7 +138,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
         "patient": True,
     }
     tree["data"] = {"name": "mnist", "records": UNIT_RECORDS}
-    tree["train"] = {"learning_rate": rate, "fading": config.train.fading}
+    tree["train"] = {"learning_rate": rate, "fading": config.train.fading, "rows": config.train.rows}
     tree["model"] = {"name": "mlp"}
     return parse(tree, "unit budget")
 

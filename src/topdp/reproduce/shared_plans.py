@@ -36,9 +36,8 @@ def shared_plans(
     for config, graph, held in zip(configs, graphs, counts, strict=True):
         schedule = build.schedule(config, min(held))
         along = schedule.rate.tobytes(), schedule.noise.tobytes()
-        keys.append(
-            (config.seed, str(config.topology), build.protocol(config), build.optimiser(config), *along)
-        )
+        made = build.optimiser(config), build.robust(config), build.rounded(config)
+        keys.append((config.seed, str(config.topology), build.protocol(config), *made, *along))
         distinct[keys[-1]] = PlanInputs(config, graph, held)
     work = sum(inputs.config.rounds * inputs.graph.agents for inputs in distinct.values())
     written = dict(in_processes(_written, list(distinct.values()), work > LITTLE_WORK))

@@ -127,6 +127,10 @@ class Checkpoints:
                 return np.asarray(values)
             if rows is None:
                 rows = np.empty((len(wanted), values.shape[1]), values.dtype)
+            if values.dtype != rows.dtype:  # bits of bfloat16 are no numbers of float32
+                raise RunFolderError(
+                    f"Expected parts of one run in {self.path}, got rows of {rows.dtype} and {values.dtype}."
+                )
             rows[np.searchsorted(wanted, part.numbers[here])] = values[here]
         assert rows is not None
         return rows

@@ -55,7 +55,7 @@ class Noise(Draws):
         from topdp.simulator import normals  # what it needs is not needed with a GPU
 
         if row.device.type != "cpu" or row.dtype not in (torch.float32, torch.float64):
-            row.add_(self.fill(torch.empty(row.shape), round, draw).to(row), alpha=std)
+            row.add_(self.fill(torch.empty(row.shape, dtype=torch.float32), round, draw).to(row), alpha=std)
             return
         name = np.array((round, draw), "<u8").tobytes()
         hashed = hashlib.blake2b(name, digest_size=16, key=self._key).digest()

@@ -165,6 +165,11 @@ class Engine:
             raise InputError(
                 f"Expected rows of shape {shape} after {releases} releases, got {tuple(rows.shape)}."
             )
+        if releases and rows.dtype != self._kept_as:  # rounded or not is in the plan, and in its account
+            raise InputError(
+                f"Expected rows of {self._kept_as}, as this plan keeps them, got {rows.dtype}: they are of "
+                "another run."
+            )
         return State(releases, self._aligned(rows, self._kept_as))
 
     def estimates(self, state: State) -> Tensor:

@@ -1,0 +1,59 @@
+"""Loops that are kept on disk: whatever is there, or cannot be, they compute the same."""
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+SOURCE = """
+from topdp.data.compiled import compiled
+
+@compiled
+def doubled(value):
+    return 2 * value
+"""
+
+
+@pytest.fixture
+def loop(tmp_path):
+    """What makes the same loop as another process would."""
+    file = tmp_path / "kept_loop.py"
+    file.write_text(SOURCE)
+
+    def load():
+        spec = spec_from_file_location("kept_loop", file)
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.doubled
+
+    return load
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("left", [b"", b"no machine code", None], ids=["empty", "other bytes", "cut"])
+def test_damaged_files_are_compiled_anew(loop, ending, left):
+    first = loop()
+    assert first(3) == 6
+    files = list(Path(first._cache.cache_path).glob(f"kept_loop*.{ending}"))
+    assert files
+    for file in files:
+        file.write_bytes(file.read_bytes()[:40] if left is None else left)
+    assert loop()(3) == 6
+    again = loop()
+    assert again(3) == 6 and sum(again.stats.cache_hits.values()) == 1  # and was kept anew
+
+
+def test_what_cannot_be_kept_is_computed_all_the_same(loop, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", full)
+    assert loop()(3) == 6
+
+
+def test_without_a_folder_every_process_compiles_for_itself(loop, monkeypatch):
+    def forbidden(*arguments):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("numba.core.caching._CacheLocator.ensure_cache_path", forbidden)
+    assert loop()(3) == 6
