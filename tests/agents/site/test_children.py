@@ -46,8 +46,17 @@ def test_who_does_not_end_is_killed():
     assert time.monotonic() - began < 30 and "ada did not end" in said[0]
 
 
+@pytest.fixture
+def heard():
+    """Nothing is ignored, also where the tests are run under `nohup`."""
+    before = {one: signal.signal(one, signal.default_int_handler) for one in children.SIGNALS}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
 @pytest.mark.parametrize("number", children.SIGNALS)
-def test_a_signal_ends_the_agents_of_a_demonstration_and_then_itself(number, tmp_path, monkeypatch):
+def test_a_signal_ends_the_agents_of_a_demonstration_and_then_itself(number, heard, tmp_path, monkeypatch):
     """It comes while they are being started: one is there, the other is not."""
     made = []
 
