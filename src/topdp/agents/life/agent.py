@@ -104,9 +104,8 @@ class Agent:
             reserve=equipment.setup.reserve if by_plan else 0,
         )
         try:
-            verify(
-                self.ledger
-            )  # what a changed byte hides would be counted from, and bound by the next charge
+            # What a changed byte hides would be counted from, and bound by the next charge.
+            verify(self.ledger)
             self._put_together(
                 equipment, transport, failpoints or Failpoints(), live_pairing, private, directory
             )
