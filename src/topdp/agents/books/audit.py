@@ -1,4 +1,4 @@
-"""Whether the books of an agent are whole: `ledger verify`, and every start. Reads everything, changes nothing.
+"""Whether the books of an agent are whole: `ledger verify`, and each start. Reads all, changes nothing.
 
 **Guarantees.** On a ledger that is opened to be read only, all of it is of one moment, also while the agent
 runs. Found is an entry that was changed, removed, added or swapped in the chain; outgoing bytes and a state
