@@ -52,6 +52,12 @@ def test_what_people_write_is_parsed(text):
     assert isinstance(parsed(text), dict)
 
 
+@pytest.mark.parametrize("bracket", ["[", "{ a = "])
+def test_brackets_without_end_are_refused_in_words(bracket):
+    with pytest.raises(TomlError, match="too deep"):
+        parsed("a = " + bracket * 5000)
+
+
 def test_every_reader_refuses_in_its_words(tmp_path, topdp):
     file = tmp_path / "deep.toml"
     file.write_text(f"{DEEP} = 1\n")

@@ -37,4 +37,7 @@ def parsed(text: str) -> dict[str, Any]:
     if found := _TOO_DEEP.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise TomlError(f"expected keys of at most {MOST_PARTS} parts, got one with more in line {line}")
-    return tomllib.loads(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise TomlError("its brackets stand too deep in each other") from None

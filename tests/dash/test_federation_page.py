@@ -184,6 +184,7 @@ def test_a_file_of_places(tmp_path):
         ("[[agent]]\nurl = 'https://user:pass@a'", "expected url"),
         ("[[agent]]\nurl = 'https://a'\ntoken-file = 'none'", "no such file"),
         ("[[agent]]\nurl = 'https://a'\ncertificate = 'none'", "no such file"),
+        ("agent = " + "[" * 5000, "too deep"),
     ],
 )
 def test_a_wrong_file_of_places_is_refused_by_name(tmp_path, text, words):

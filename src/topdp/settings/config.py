@@ -295,8 +295,6 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         tree = toml_text.parsed(text)
     except ValueError as error:  # also a number of thousands of digits
         raise ConfigError(f"Expected TOML in {origin}: {error}.") from error
-    except RecursionError:
-        raise ConfigError(f"Expected TOML in {origin}: its brackets stand too deep in each other.") from None
     for change in changes or []:
         _apply(tree, change)
     _take_in_schema(tree)
@@ -345,7 +343,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
         raise ConfigError(f"Expected --set key=value, for example privacy.epsilon=2, got {change!r}.")
     try:
         value = toml_text.parsed(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or of brackets
+    except ValueError:  # no TOML, a number of thousands of digits, or of brackets
         value = text.strip()  # a bare word is a string: --set method.name=plain
     *sections, last = key.strip().split(".")
     for section in sections:

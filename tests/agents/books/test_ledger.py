@@ -117,6 +117,11 @@ def test_the_order_of_records_is_kept_from_the_first_release_on(ledger):
     with sqlite3.connect(ledger.folder / FILE) as db:
         db.execute("DELETE FROM meta WHERE key = 'order'")
     db.close()
+    with pytest.raises(TamperedError, match="written down: order"):
+        Ledger(ledger.folder, "federation", "ada")
+    with sqlite3.connect(ledger.folder / FILE) as db:
+        db.execute("DELETE FROM notes WHERE key = 'order'")
+    db.close()
     ledger = Ledger(ledger.folder, "federation", "ada")
     with pytest.raises(TamperedError, match="it is gone"):
         choices.expect_order(ledger, "another")

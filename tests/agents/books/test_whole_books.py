@@ -101,10 +101,8 @@ def test_what_was_changed_is_found_in_every_table(folder, what):
     db = sqlite3.connect(folder / FILE)
     db.executescript(CHANGED[what])
     db.close()
-    reader = Ledger(folder, writable=False)
-    with pytest.raises(TamperedError):
+    with pytest.raises(TamperedError), contextlib.closing(Ledger(folder, writable=False)) as reader:
         verify(reader)
-    reader.close()
 
 
 @pytest.mark.parametrize(
@@ -251,3 +249,41 @@ def test_a_flipped_byte_in_the_last_charge_is_not_shown_as_spent(folder):
         db.execute("UPDATE charges SET entry = ? WHERE number = ?", (less, number))
     with pytest.raises(TamperedError, match="does not follow"):
         Ledger(folder, writable=False)
+
+
+@pytest.mark.parametrize("fact", ["departed", "stopped"])
+def test_a_flipped_byte_in_a_fact_shows_and_counts_no_smaller_epsilon(folder, fact):
+    """Without the departure only the guarantee's share would be spent; without the stop data would enter."""
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        spelt = b"".join(
+            str(part).encode() for part in db.execute("SELECT * FROM meta WHERE key = ?", (fact,)).fetchone()
+        )
+    whole = (folder / FILE).read_bytes()
+    assert whole.count(spelt) == 2  # the fact, and its line in the journal
+    for place in (whole.index(spelt), whole.rindex(spelt)):
+        (folder / FILE).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        for writable in (False, True):
+            with pytest.raises(TamperedError, match="written down"):
+                Ledger(folder, "federation", "ada", writable)
+
+
+def test_an_index_that_has_lost_a_row_is_found(tmp_path):
+    """What waits to be sent is read from an index: a row that is in the table alone would wait for ever."""
+    ledger = Ledger(tmp_path, "federation", "ada")
+    for round in range(3):
+        ledger.release(round, Cost(0.25, 0.5, 0.1), {"bob": b"row %d" % round}, b"state %d" % round)
+    db = ledger.database.connection
+    db.execute("PRAGMA writable_schema = ON")
+    index = "SELECT sql FROM sqlite_master WHERE name = 'outbox_waiting'"
+    (as_made,) = db.execute(index).fetchone()
+    change = "UPDATE sqlite_master SET sql = ? WHERE name = 'outbox_waiting'"
+    db.execute("DROP INDEX outbox_waiting")
+    db.execute(as_made.replace("body IS NOT NULL", "body IS NOT NULL AND round <> 1"))
+    db.execute(change, (as_made,))
+    ledger.close()
+    ledger = Ledger(tmp_path, "federation", "ada")
+    assert ledger.waiting("bob") == [0, 2]
+    with pytest.raises(TamperedError, match="damaged"):
+        verify(ledger)
+    ledger.close()

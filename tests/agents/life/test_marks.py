@@ -1,12 +1,15 @@
 """Marks: what may leave is marked first, also by who was killed between its books and its mark."""
 
 import asyncio
+import contextlib
 import json
 import shutil
+import sqlite3
 
 import pytest
 from history import Crash, Wire, federation, on_virtual_time, sharing
 
+from topdp.agents.books.database import FILE, TamperedError
 from topdp.agents.life.failpoints import Failpoints
 from topdp.agents.terms.run_key import RunSecret
 from topdp.errors import TrustError
@@ -70,3 +73,21 @@ def test_who_was_killed_before_its_mark_writes_it_before_the_row_leaves(tmp_path
         await asyncio.gather(*tasks, return_exceptions=True)
 
     on_virtual_time(scene())
+
+
+@pytest.mark.parametrize("change", ["UPDATE state SET body = X'00'", "DELETE FROM inbox WHERE round = 0"])
+def test_nobody_starts_on_books_of_which_something_was_changed(tmp_path, change):
+    """Also where every charge is as it was: the next one would bind what was changed."""
+    made = federation(tmp_path)
+
+    async def live():
+        wire = Wire()
+        agents = [made.agent(number, wire.transport(name)) for number, name in enumerate(made.names)]
+        await asyncio.gather(*(agent.run() for agent in agents))
+
+    on_virtual_time(live())
+    with contextlib.closing(sqlite3.connect(made.state(0) / FILE)) as db, db:
+        db.execute(change)
+    for _ in range(2):  # and the folder is free again
+        with pytest.raises(TamperedError):
+            made.agent(0, Wire().transport(made.names[0]))

@@ -86,12 +86,13 @@ def test_a_signal_that_is_ignored_stays_so():
 
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from topdp.agents.site import nursery
 
 if __name__ == "__main__":
     nursery.SHARED = ()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as some who start it do: its children have it from there
     print(nursery.start(["relay", "--listen", sys.argv[1]], os.environ, Path(sys.argv[2])).pid, flush=True)
     time.sleep(60)
 """

@@ -27,6 +27,7 @@ from sites import MADE, Echo, Federation, at, run, until_answered
 
 from topdp.agents.terms.card import Card
 from topdp.agents.terms.identity import TLS_NAME, Identity, make
+from topdp.agents.terms.manifest import Rules
 from topdp.agents.wire import grpc_channels, handshake, payload
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.chunks import PIECE
@@ -34,7 +35,9 @@ from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.grpc_channels import METHOD, SERVICE, aio, grpc
 from topdp.agents.wire.grpc_streams import Accepted, Dialled
 from topdp.agents.wire.handshake import Party, Stream
-from topdp.agents.wire.refusals import LinkEnded
+from topdp.agents.wire.links import Link
+from topdp.agents.wire.patience import PendingRequests
+from topdp.agents.wire.refusals import LinkEnded, Told
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 
 LISTENS = ("ant", "cat", "bee")  # bee has the highest number: it is dialled by both
@@ -1024,3 +1027,31 @@ class Server:
                     await stream.write(wire.Frame(response=answer))
         finally:
             self.refused.set()
+
+
+class Refusing(Stream):
+    """A peer that has refused us: gRPC says so to whoever writes next, before or after whoever reads."""
+
+    async def read(self):
+        await asyncio.Event().wait()
+
+    async def write(self, frame):
+        raise LinkEnded("refused", "the peer refused us: 'no'")
+
+    async def end(self):
+        raise LinkEnded("refused", "the peer refused us: 'no'")
+
+
+def test_a_peer_that_refuses_us_while_we_write_is_out_of_reach_and_no_fault_of_ours(caplog):
+    """Who asks knows one way of not being answered: anything else ends an agent."""
+
+    async def body():
+        link = Link("ant", Refusing(), Echo("bee"), Rules(), PendingRequests(4), Told("bee"))
+        serving = asyncio.create_task(link.run())
+        with pytest.raises(Unreachable, match="refused us"):
+            await link.request(ROW)
+        await link.finish()
+        assert (await serving).kind == "refused"
+
+    run(body())
+    assert not caplog.records

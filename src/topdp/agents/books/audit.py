@@ -1,4 +1,4 @@
-"""Whether the books of an agent are whole: `topdp agent ledger verify`. Reads everything, changes nothing.
+"""Whether the books of an agent are whole: `ledger verify`, and each start. Reads all, changes nothing.
 
 **Guarantees.** On a ledger that is opened to be read only, all of it is of one moment, also while the agent
 runs. Found is an entry that was changed, removed, added or swapped in the chain; outgoing bytes and a state
@@ -31,6 +31,7 @@ PAIRS = ("prepared", "committed", "aborted")
 def verify(ledger: Ledger) -> int:
     """The number of charges; raises TamperedError with the first fault."""
     try:
+        _pages(ledger)
         entries = _charges(ledger)
         _outbox(ledger, entries)
         _logs(ledger, entries)
@@ -50,6 +51,16 @@ def verify(ledger: Ledger) -> int:
     if booked != ((state[0], digest_of(state[1])) if state else None):
         raise TamperedError("The state is not the one that the last charge led to.")
     return len(entries)
+
+
+def _pages(ledger: Ledger) -> None:
+    """By an index that has lost a line, a row that was charged would never be sent."""
+    found = ledger.database.one("PRAGMA integrity_check(1)")
+    if found != ("ok",):
+        words = str(found[0] if found else "nothing")[:200]
+        raise TamperedError(
+            f"{ledger.folder / FILE} is damaged ({words}). Do not delete it: its charges were spent."
+        )
 
 
 def _charges(ledger: Ledger) -> list[LedgerEntry]:
@@ -127,14 +138,7 @@ def _logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
 
 def _facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     """Facts of the run and of neighbours: as written down, and such as can be."""
-    db = ledger.database.connection
-    noted, found = journal.told(db), journal.held(db)
-    for what, one, other in (("run", noted[0], found[0]), ("neighbours", noted[1], found[1])):
-        if one != other:
-            changed = sorted(str(key) for key, _ in {*one.items()} ^ {*other.items()})
-            raise TamperedError(
-                f"Facts of the {what} are not what was written down: {', '.join(changed)[:200]}."
-            )
+    ledger.expect_noted()
     budget(ledger)
     _budgets(ledger)
     meta, round = ledger.meta, entries[-1].round if entries else -1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topdp.agents.books import journal
-from topdp.agents.books.database import Database, TamperedError
+from topdp.agents.books.database import FILE, UNREADABLE, Database, TamperedError, unusable
 from topdp.agents.wire.codes import ReplyCode
 
 WITHOUT = "without "  # begins the subject of the statement that somebody is counted out
@@ -38,6 +38,20 @@ class Facts:
     @property
     def meta(self) -> dict[str, str]:
         return self.database.meta
+
+    def expect_noted(self) -> None:
+        """What the books hold for true is what was written down of it; else one changed byte hides a fact."""
+        try:
+            noted, found = journal.told(self.database.connection), journal.held(self.database.connection)
+        except UNREADABLE as error:
+            raise unusable(self.database.folder, error) from error
+        for what, one, other in (("run", noted[0], found[0]), ("neighbours", noted[1], found[1])):
+            if one != other:
+                changed = sorted(str(key) for key, _ in {*one.items()} ^ {*other.items()})
+                raise TamperedError(
+                    f"Facts of the {what} in {self.database.folder / FILE} are not what was written down: "
+                    f"{', '.join(changed)[:200]}. Do not delete it: its charges were spent."
+                )
 
     def quarantine(self, peer: str, code: ReplyCode, words: str) -> None:
         """Nothing more is believed of `peer`, nor sent to it, until a person has looked.

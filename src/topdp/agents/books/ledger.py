@@ -70,6 +70,7 @@ class Ledger(Facts):
         self.last: LedgerEntry | None = None
         self._head = genesis(self.meta)
         try:
+            self.expect_noted()
             newest = self.database.rows("SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 2")
             if newest:
                 before = str(newest[1][1]) if len(newest) > 1 else self._head

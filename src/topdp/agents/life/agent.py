@@ -16,6 +16,7 @@ from typing import Any
 from safetensors.torch import save
 
 from topdp.agents.books import choices
+from topdp.agents.books.audit import verify
 from topdp.agents.books.entries import digest_of
 from topdp.agents.books.inbox import Inbox
 from topdp.agents.books.ledger import Ledger, Partners
@@ -103,6 +104,8 @@ class Agent:
             reserve=equipment.setup.reserve if by_plan else 0,
         )
         try:
+            # What a changed byte hides would be counted from, and bound by the next charge.
+            verify(self.ledger)
             self._put_together(
                 equipment, transport, failpoints or Failpoints(), live_pairing, private, directory
             )

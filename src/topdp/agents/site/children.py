@@ -82,7 +82,11 @@ def ended(
 
 
 def end_with_parent() -> None:
-    """In a child of `multiprocessing`: asks this process to end as soon as its parent is gone."""
+    """In a child of `multiprocessing`: asks this process to end as soon as its parent is gone.
+
+    What the parent was told to ignore it hears: else nobody could ask it before it listens by itself.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

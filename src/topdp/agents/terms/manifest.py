@@ -199,7 +199,7 @@ def parse(text: str, origin: str = "manifest") -> Manifest:
     """The manifest in a text whose hash is the one it states."""
     try:
         tree = toml_text.parsed(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ManifestError(f"Expected a manifest (TOML) in {origin}: {error}") from None
     stated, signatures = tree.pop("hash", None), tree.pop(SIGNATURES, {})
     texts = isinstance(signatures, dict) and all(isinstance(text, str) for text in signatures.values())

@@ -41,6 +41,8 @@ class Dialled(Stream):
             raise _lost(error.code(), error.details()) from None
         except asyncio.InvalidStateError:
             raise _lost(await self._call.code(), await self._call.details()) from None
+        except aio.InternalError as error:
+            raise ConnectionError(f"the call ended: {quoted(error)}") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

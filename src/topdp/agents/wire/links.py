@@ -87,7 +87,7 @@ class Link:
 
         Who leaves for good must not take its last answer along: the peer would wait for it.
         """
-        with suppress(TimeoutError, ConnectionError):
+        with suppress(TimeoutError, ConnectionError, LinkEnded):
             async with asyncio.timeout(LAST_WORDS):
                 if self._replies:
                     await asyncio.wait(self._replies)
@@ -294,9 +294,9 @@ class Link:
             asked.reply.set_exception(error or self._unreachable())
             asked.reply.exception()  # nobody may be waiting any more
 
-    def _lost(self, words: str) -> Unreachable:
-        """The stream is gone: the link ends, and whoever writes is told."""
-        self.cut("lost", words)
+    def _lost(self, ended: LinkEnded) -> Unreachable:
+        """The stream is gone, or the peer has refused us: the link ends, and whoever writes is told."""
+        self.cut(ended.kind, ended.words)
         return self._unreachable()
 
     def _unreachable(self) -> Unreachable:

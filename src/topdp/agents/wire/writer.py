@@ -32,8 +32,10 @@ class _Outgoing:
 class Writer:
     """What one end writes to the stream of a link."""
 
-    def __init__(self, stream: Stream, patience: Patience, lost: Callable[[str], Unreachable]) -> None:
-        """`lost` ends the link when the stream is gone; what it returns is raised to whoever writes."""
+    def __init__(self, stream: Stream, patience: Patience, lost: Callable[[LinkEnded], Unreachable]) -> None:
+        """`lost` ends the link when the stream is gone, or the peer has refused us; what it returns is
+        raised to whoever writes.
+        """
         self._stream, self._patience, self._lost = stream, patience, lost
         self._lock = asyncio.Lock()
         self._window = asyncio.Semaphore(WINDOW)
@@ -118,5 +120,7 @@ class Writer:
     async def _put(self, frame: wire.Frame) -> None:
         try:
             await self._stream.write(frame)
+        except LinkEnded as refused:
+            raise self._lost(refused) from refused
         except ConnectionError as error:
-            raise self._lost(str(error)) from error
+            raise self._lost(LinkEnded("lost", str(error))) from error

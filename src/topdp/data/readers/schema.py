@@ -171,7 +171,7 @@ def read_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
         return toml_text.parsed(Path(path).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise SchemaError(f"Expected a readable schema (TOML) at {path}: {error}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SchemaError(f"Expected TOML in {path}: {error}") from None
 
 
