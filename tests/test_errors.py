@@ -95,7 +95,8 @@ def test_every_error_of_ours_is_of_the_family():
     import topdp.agents.site.process
     import topdp.dash.planning
     import topdp.reproduce.make
-    import topdp.runs.run  # noqa: F401
+    import topdp.runs.run
+    import topdp.simulator.stretches  # noqa: F401
 
     def family(kind):
         return {kind}.union(*(family(child) for child in kind.__subclasses__()))
@@ -104,8 +105,8 @@ def test_every_error_of_ours_is_of_the_family():
     outside = {kind.__name__ for kind in ours if not issubclass(kind, TopdpError | Warning)}
     # What never leaves its room: a link that is down or refused, a message that is none, a layer that has
     # no fast path, a model whose examples would meet there, kept features that are damaged, a question
-    # that nobody waits for any more, a plan that the quick account does not take, a recorded round that is not
-    # what the engine makes.
+    # that nobody waits for any more, a plan that the quick account does not take, a recorded round that is
+    # not what the engine makes.
     assert outside == {
         "Abandoned",
         "Unreachable",
