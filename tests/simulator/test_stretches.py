@@ -348,6 +348,63 @@ def test_a_round_with_more_records_than_there_is_room_for_is_made_by_itself(monk
     torch.testing.assert_close(found[7], whole[7], rtol=1e-5, atol=1e-6)
 
 
+def test_rounds_are_compared_with_as_much_room_as_they_were_made_with(monkeypatch):
+    """Of other shapes, products may be rounded otherwise; that says nothing against a recording."""
+    real = ClippedGradients.clipped_sum
+
+    def by_width(self, rows, inputs, *rest, out, **options):
+        return real(self, rows, inputs, *rest, out=out, **options).mul_(1 + 0.01 * inputs.shape[1])
+
+    monkeypatch.setattr(ClippedGradients, "clipped_sum", by_width)
+    widths = {selection.select(make(batches="poisson").batches, 0, r).indices.shape[1] for r in range(13)}
+    assert len(widths) > 1
+    in_stretches(make(batches="poisson", rounds=12), 20)
+
+
+def test_an_interrupt_while_tables_are_sent_leaves_none_half_there(monkeypatch):
+    expected = every_state(make(rounds=9))
+    monkeypatch.setattr(tables, "ROUNDS", 4)
+    engine, real, loads = make(rounds=9), Program.load, []
+    several = Stretches(engine, by_calling)
+
+    def interrupted(program, chunk):
+        loads.append(chunk.rounds.start)
+        if len(loads) == 2:
+            raise KeyboardInterrupt
+        real(program, chunk)
+
+    monkeypatch.setattr(Program, "load", interrupted)
+    state = several.advance(begin(engine), 9)
+    with pytest.raises(KeyboardInterrupt):
+        several.advance(state, 9)
+    assert_same(every_state(engine, lambda s: several.advance(s, 9), state), expected)
+    assert loads == [0, 4, 4, 8] and several.reason is None
+
+
+def test_recordings_that_are_forgotten_leave_nothing_to_record_into(monkeypatch):
+    """torch takes no recording into memory of which the last recording is gone."""
+    made = []
+    monkeypatch.setattr(stretches, "Graphs", lambda device: made.append(device) or by_calling)
+    monkeypatch.setattr(stretches, "_why_not", lambda *_: None)
+    engine = with_record(make(batches="full"), float("nan"))
+    several = Stretches(engine)
+    every_state(engine, lambda s: several.advance(s, 3))
+    assert several._blanks and several._replays and len(made) == 2
+
+
+def test_a_device_that_frees_no_memory_is_no_reason_to_end(monkeypatch):
+    def fails():
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    engine = make()
+    several = Stretches(engine, by_calling)
+    monkeypatch.setattr(torch.cuda, "empty_cache", fails)
+    monkeypatch.setattr(engine, "device", torch.device("cuda"))
+    with pytest.warns(UserWarning, match="one by one on this device: as asked"):
+        several._give_up("as asked")
+    assert several.reason == "as asked"
+
+
 def test_rows_that_were_given_back_are_not_written_to():
     engine = make()
     several = Stretches(engine, by_calling)

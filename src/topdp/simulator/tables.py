@@ -88,6 +88,15 @@ class Tables:
         drawn = [self._started(partial(self._drawn, piece)) for piece in pieces]
         return lambda: self._joined(rounds, packed(), [one for piece in drawn for one in piece()])
 
+    def as_in_here(self, chosen: Selection) -> Selection:
+        """The records of a round with as much room as rounds have here. Products of other shapes are rounded
+        otherwise, and a unit of a model that is on or off by a hair then turns a record's gradient."""
+        if chosen.indices is None or chosen.weights is None:
+            return chosen
+        more = (0, max(0, self.width - chosen.indices.shape[1]))
+        indices, weights = (torch.nn.functional.pad(part, more) for part in (chosen.indices, chosen.weights))
+        return Selection(indices, weights, chosen.divisor)
+
     def _started(self, work: Callable[[], Any]) -> Callable[[], Any]:
         return work if self._pool is None else self._pool.submit(work).result
 
