@@ -25,7 +25,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("benchmarks/gpu.py compares on a GPU", allow_module_level=True)
 
-from replays import Quick, by_calling
+from replays import Quick, Written, by_calling
 from topdp.simulator import stretches, tables
 from topdp.simulator.captured import Program
 from topdp.simulator.mixing_cuda import Fused
@@ -86,8 +86,8 @@ def every_state(engine, advance=None, state=None):
     return found
 
 
-def in_stretches(engine, at_most, **options):
-    several = Stretches(engine, by_calling, **options)
+def in_stretches(engine, at_most, record=by_calling):
+    several = Stretches(engine, record)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = every_state(engine, lambda state: several.advance(state, at_most))
@@ -119,6 +119,29 @@ def test_batches_of_every_kind_are_the_engines(batches, kind, at_most):
     without = every_state(make(batches=batches, kind=kind))
     last = max(expected)
     torch.testing.assert_close(expected[last], without[last], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["top-sync", "muffliato"])
+@pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_operations_alone_make_the_rounds_again(monkeypatch, name, batches, kind):
+    """Nothing that is worked out in Python is needed again, in other rounds and with other tables."""
+    monkeypatch.setattr(tables, "ROUNDS", 3)
+
+    def another(**options):
+        one = make(name, batches, "unequal", padding=True, **options)
+        gradients = ClippedGradients(network(kind), 0.1)
+        return Engine(one.plan, gradients, one.shards, one.batches, 0, select=one._select)
+
+    assert_same(in_stretches(another(), 4, Written), every_state(another()))
+
+
+def test_operations_alone_leave_out_what_is_not_finite():
+    expected = every_state(with_record(make(batches="full"), float("nan")))
+    engine = with_record(make(batches="full"), float("nan"))
+    several = Stretches(engine, Written)
+    assert_same(every_state(engine, lambda s: several.advance(s, 3)), expected)
+    assert several.reason is None and several._blanks and several._replays
 
 
 def test_by_the_kernel_too(monkeypatch):
