@@ -1,7 +1,10 @@
 """Rounds by a clock and tables, replayed without a GPU, against the engine's own: bit by bit."""
 
+import gc
 import os
+import sys
 import warnings
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -357,6 +360,69 @@ def test_an_interrupt_leaves_the_state_as_it_was(monkeypatch):
         several.advance(state, 4)
     assert torch.equal(state.rows, rows)
     monkeypatch.undo()
+
+
+def test_an_engine_knows_which_states_it_has_written_over():
+    engine = make()
+    first = begin(engine)
+    one = engine.advance(first)
+    two = engine.advance(one)
+    assert engine.holds(first) and engine.holds(one) and engine.holds(two)
+    three = engine.advance(two)
+    assert engine.holds(first) and not engine.holds(one) and engine.holds(two) and engine.holds(three)
+    several = Stretches(engine, by_calling)
+    four = several.advance(three, 1)
+    assert engine.holds(three) and engine.holds(four)
+    six = several.advance(four, 2)
+    assert engine.holds(six) and not engine.holds(four)
+
+
+@pytest.mark.parametrize("line", range(0, 120, 3))
+def test_an_interrupt_on_any_line_leaves_a_state_as_it_was_or_known_to_be_gone(line):
+    engine = make("plain-sync", batches="full", rounds=5)
+    several = Stretches(engine, by_calling)
+    state = several.advance(begin(engine), 2)
+    rows, left = state.rows.clone(), line
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("stretches.py", "captured.py")):
+            return None
+        left -= event == "line"
+        if left < 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        found = several.advance(state, 4)
+    except KeyboardInterrupt:
+        assert not engine.holds(state) or torch.equal(state.rows, rows)
+    else:
+        assert engine.holds(found) and not engine.holds(state)
+    finally:
+        sys.settrace(before)
+
+
+def test_an_engine_that_nobody_needs_is_gone_with_its_memory(monkeypatch):
+    """Also in the middle of a run, with tables that are being made."""
+    monkeypatch.setattr(tables, "ROUNDS", 2)
+    real = tables.Tables
+    monkeypatch.setattr(stretches, "Tables", lambda *parts, ahead: real(*parts, ahead=True))
+    engine = make()
+    several = Stretches(engine, by_calling)
+    state = several.advance(begin(engine), 9)
+    assert several._tables._next is not None
+    several._tables._pool.shutdown()
+    gone = weakref.ref(several._tables)
+    gc.disable()
+    try:
+        del engine, several, state
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_round_with_more_records_than_there_is_room_for_is_made_by_itself(monkeypatch):

@@ -56,7 +56,8 @@ class Stretches:
     """Advances `engine` by one or more releases a call.
 
     **Guarantees.** Rows are those that `Engine.advance` makes, up to rounding of sums of gradients; each draw
-    is that of its round, bit by bit wherever compared. A state that is given is intact if a call fails.
+    is that of its round, bit by bit wherever compared. A state that is given is intact if a call fails; one
+    that an interrupt leaves otherwise, the engine does not hold.
     """
 
     def __init__(self, engine: Engine | RankedEngine, record: Record | None = None) -> None:
@@ -114,7 +115,7 @@ class Stretches:
             program.put_back(state)
             raise
         if seen.well:
-            return State(r + count, program.buffers[(r + count - 1) % 2][: self._made(r + count - 1)])
+            return program.end(state, count)
         program.put_back(state)
         self._one_by_one_until = r + count
         if not seen.examples:  # from now on they are left out in every round, as the engine does
