@@ -4,9 +4,10 @@
     python benchmarks/gpu.py --compile                      needs no card: compiles the kernels for sm_90
 
 Rounds that are replayed are compared with those that the engine makes one by one; then a recording that
-fails, a clock that stands still and a record that overflows must each be noticed. Needs torch, Triton, numpy,
-networkx and scipy, and topdp's source on PYTHONPATH; of what else topdp needs, nothing is used here. Without
-a card it says so and ends with code 2. An aim that is missed is printed, and is no error.
+fails or is broken off, a clock that stands still and a record that overflows must each be noticed. Needs
+torch, Triton, numpy, networkx and scipy, and topdp's source on PYTHONPATH; of what else topdp needs, nothing
+is used here. Without a card it says so and ends with code 2. An aim that is missed is printed, and is no
+error. Every part is a process: one that fails, dies or hangs leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -42,6 +44,9 @@ from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, 
 
 CLASSES, PIXELS = 10, 784
 DEVICE = "cuda"
+PARTS = ("floors", "small", "safety", "full", "many", "stacked", "mixing", "kernels")  # most wanted first
+BANDWIDTH = "copy bandwidth, read and written"
+LONGEST = 150  # seconds of one part
 Found = dict[str, object]
 
 
@@ -50,6 +55,8 @@ def main() -> int:
     options.add_argument("--json", type=Path, default=Path("gpu.json"))
     options.add_argument("--quick", action="store_true", help="fewer rounds, and smaller stacks")
     options.add_argument("--compile", action="store_true", help="compile the kernels, without a card")
+    options.add_argument("--minutes", type=float, default=9.0, help="after which no part goes on")
+    options.add_argument("--part", choices=PARTS, help="this one only, in this process")
     asked = options.parse_args()
     if find_spec("triton") is None:
         print("gpu.py: Expected Triton, found none: it comes with PyTorch's CUDA builds.", file=sys.stderr)
@@ -59,19 +66,55 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("gpu.py: Expected an NVIDIA GPU, found none. (--compile needs none.)", file=sys.stderr)
         return 2
-    found: Found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    print(f"{found['device']}, torch {found['torch']}")
-    wrong: list[str] = []
-    for part in (floors, small, full, many, stacked, mixing, safety):
-        try:
-            part(asked.quick, found, wrong)
-        except Exception as error:  # the other parts are worth knowing
-            wrong.append(f"{part.__name__}: {type(error).__name__}: {error}")
-            print(f"WRONG {wrong[-1]}")
-        torch.cuda.empty_cache()
-        asked.json.write_text(json.dumps(found | {"wrong": wrong}, indent=1) + "\n")
+    if asked.part is not None:
+        one(asked.part, asked.quick, asked.json)
+        return 0
+    asked.json.unlink(missing_ok=True)
+    ends = time.monotonic() + 60 * asked.minutes
+    command = [sys.executable, __file__, "--json", str(asked.json), *(["--quick"] if asked.quick else [])]
+    for name in PARTS:
+        failed = failure([*command, "--part", name], min(LONGEST, ends - time.monotonic()))
+        if failed is not None:
+            found, wrong = read(asked.json)
+            write(asked.json, found, [*wrong, f"{name}: {failed}"])
+            print(f"WRONG {name}: {failed}", flush=True)
+    _, wrong = read(asked.json)
     print(f"{len(wrong)} wrong; all numbers are in {asked.json}")
     return 1 if wrong else 0
+
+
+def failure(command: list[str], seconds: float) -> str | None:
+    """What became of a process, where it did not come to its end in that time."""
+    if seconds <= 0:
+        return "no time was left"
+    try:
+        code = subprocess.run(command, timeout=seconds, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return f"not done after {seconds:.0f} s"
+    return None if code == 0 else f"ended with code {code}"
+
+
+def one(name: str, quick: bool, file: Path) -> None:
+    """A part, with the numbers of those before; what it finds is written whatever becomes of it."""
+    found, wrong = read(file)
+    if not found:
+        found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        print(f"{found['device']}, torch {found['torch']}")
+    try:
+        globals()[name](quick, found, wrong)
+    except Exception as error:
+        wrong.append(f"{name}: {type(error).__name__}: {error}")
+        print(f"WRONG {wrong[-1]}")
+    write(file, found, wrong)
+
+
+def read(file: Path) -> tuple[Found, list[str]]:
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return found, found.pop("wrong", [])
+
+
+def write(file: Path, found: Found, wrong: list[str]) -> None:
+    file.write_text(json.dumps(found | {"wrong": wrong}, indent=1) + "\n")
 
 
 def say(found: Found, name: str, value: float, unit: str, aim: float | None = None, note: str = "") -> None:
@@ -132,7 +175,7 @@ def measure(name: str, make, aim: float, found: Found, wrong: list[str], runs: i
     from topdp.simulator.stretches import Stretches
 
     compared = min(24, make().plan.releases)
-    ends, launches = [], {}
+    ends = []
     for several in (False, True):
         engine = make()
         many = Stretches(engine)
@@ -151,29 +194,36 @@ def measure(name: str, make, aim: float, found: Found, wrong: list[str], runs: i
         how = "several at once" if several else "one by one"
         say(found, f"{name}, {how}", 1e3 * each / runs, "ms/round" if runs == 1 else "ms/round/run",
             aim if several else None, f"first rounds {first:.2f} s")  # fmt: skip
-        launches[how] = kernels_of(engine, several, many)
+        if several and many.reason is not None:
+            wrong.append(f"{name}: not recorded to the end: {many.reason}")
     apart = float((ends[0] - ends[1]).norm() / ends[0].norm())
     same = "bit by bit" if torch.equal(*ends) else f"{apart:.1e} apart"
     say(found, f"{name}, both ways after {compared} rounds", apart, "relative", 1e-4, same)
-    print(f"    kernels a round: {launches}")
     if not apart <= 1e-4:
         wrong.append(f"{name}: rows of both ways are {apart:.2e} apart")
 
 
-def kernels_of(engine: Engine, several: bool, many) -> int | str:
-    """Kernels that one round launches."""
-    try:
-        from torch.profiler import ProfilerActivity, profile
+def kernels(quick: bool, found: Found, wrong: list[str]) -> None:
+    """How many one round launches. Last: a profiler may slow down all that comes after it."""
+    from torch.profiler import ProfilerActivity, profile
 
-        state = begin(engine)
-        advance = many.advance if several else (lambda state, _: engine.advance(state))
-        state = advance(advance(state, 1), 1)
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            advance(state, 1)
-            torch.cuda.synchronize()
-        return sum(one.count for one in seen.key_averages() if one.device_type.name == "CUDA")
-    except Exception as error:
-        return f"not counted ({type(error).__name__})"
+    from topdp.simulator.stretches import Stretches
+
+    graph, shards = topology.random(30, 0.2, 0), shards_of(30, 200)
+    for several in (False, True):
+        engine = engine_of(graph, 8, shards, 20)
+        advance = Stretches(engine).advance if several else (lambda state, _, one=engine: one.advance(state))
+        state = advance(advance(advance(advance(begin(engine), 1), 1), 1), 1)  # the next is not compared
+        try:
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                advance(state, 1)
+                torch.cuda.synchronize()
+        except (AssertionError, RuntimeError) as error:
+            print(f"kernels are not counted: {error}")
+            return
+        count = sum(event.count for event in seen.key_averages() if event.device_type.name == "CUDA")
+        how = "several at once" if several else "one by one"
+        say(found, f"30 agents, batch 20, {how}", count, "kernels")
 
 
 def small(quick: bool, found: Found, wrong: list[str]) -> None:
@@ -199,8 +249,10 @@ def compiled_once(graph: topology.Topology, shards: Shards, found: Found, wrong:
         state = engine.advance(state)
     torch.cuda.synchronize()
     say(found, "the first 20 rounds one by one", time.perf_counter() - began, "s")
-    known = getattr(mixing_cuda._round, "device_caches", None)
-    count = sum(len(caches[0]) for caches in known.values()) if known else -1
+    try:
+        count = sum(len(caches[0]) for caches in mixing_cuda._round.device_caches.values())
+    except (AttributeError, TypeError, KeyError):  # of another Triton
+        count = -1
     say(found, "variants of the mixing kernel so far", count, "kernels", 2)
 
 
@@ -247,8 +299,8 @@ def stacked(quick: bool, found: Found, wrong: list[str]) -> None:
 def floors(quick: bool, found: Found, wrong: list[str]) -> None:
     x = torch.randn(1 << 28, device=DEVICE)
     y = torch.empty_like(x)
-    found["bytes a second"] = bandwidth = 2 * 4 * x.numel() / median_of(lambda: y.copy_(x))
-    say(found, "copy bandwidth, read and written", bandwidth / 1e12, "TB/s")
+    bandwidth = 2 * 4 * x.numel() / median_of(lambda: y.copy_(x))
+    say(found, BANDWIDTH, bandwidth / 1e12, "TB/s")
     tiny = torch.zeros(1, device=DEVICE)
     graph = torch.cuda.CUDAGraph()
     tiny.add_(1)
@@ -287,7 +339,9 @@ def mixing(quick: bool, found: Found, wrong: list[str]) -> None:
     before = torch.randn(max(made), 79_520, device=DEVICE)[:, :d]
     gradient, out = torch.randn(agents, 79_520, device=DEVICE)[:, :d], torch.empty_like(before)
     work = Work(4, before[: made[3]], gradient, out[: made[4]])
-    floor = 4.0 * d * (made[3] + agents + made[4]) / float(found["bytes a second"])
+    if BANDWIDTH not in found:
+        floors(quick, found, wrong)
+    floor = 4e-12 * d * (made[3] + agents + made[4]) / found[BANDWIDTH]["value"]
     drawn = int((plan.draw[4][plan.exists[4]] >= 0).sum())
     note = f"{made[4]} rows, {drawn * d / 1e6:.0f} million draws, floor {1e3 * floor:.3f} ms"
     for lanes in (128, 256, 512):
@@ -344,7 +398,12 @@ def safety(quick: bool, found: Found, wrong: list[str]) -> None:
 
         return again
 
-    for name, record in (("a recording that fails", failing), ("a clock that stands still", frozen)):
+    def broken_off(warm_up, function):
+        """To wait for the device while it records is what CUDA does not allow."""
+        return Graphs(engine.device)(warm_up, lambda: (function(), several._program._clock.tolist()))
+
+    def gives_up(name: str, record) -> None:
+        nonlocal engine, several
         engine = make()
         several = Stretches(engine, record)
         with warnings.catch_warnings(record=True) as said:
@@ -352,6 +411,11 @@ def safety(quick: bool, found: Found, wrong: list[str]) -> None:
             last = ends(engine, several.advance)
         once = sum("one by one" in str(one.message) for one in said) == 1
         check(name, once and torch.equal(last, expected))
+        torch.cuda.empty_cache()  # still can
+
+    several = Stretches(engine)
+    gives_up("a recording that fails", failing)
+    gives_up("a clock that stands still", frozen)
     for value in (float("nan"), 3e38):
         results = []
         for at_once in (False, True):
@@ -365,6 +429,11 @@ def safety(quick: bool, found: Found, wrong: list[str]) -> None:
         check(
             f"a record of {value:g} that adds nothing", close and several._blanks and several.reason is None
         )
+    gives_up("a recording that CUDA breaks off", broken_off)
+    engine = make()
+    several = Stretches(engine)
+    close = torch.allclose(ends(engine, several.advance), expected, rtol=1e-4, atol=1e-5)
+    check("and that others can be made after it", close and several.reason is None)
 
 
 # Without a card
@@ -436,4 +505,5 @@ def compile_kernels() -> int:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # what is printed is seen, whatever comes after
     sys.exit(main())

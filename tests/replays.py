@@ -1,7 +1,10 @@
 """Recordings and the kernel of a GPU, as far as tests of several rounds at once need them. Needs Triton."""
 
+import inspect
+
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from topdp.simulator.mixing_cuda import Fused
 
@@ -12,10 +15,56 @@ def by_calling(warm_up, function):
     return function
 
 
+class Written(TorchDispatchMode):
+    """In the place of a recording, closer to one: operations are written down with the tensors that they read
+    and write, and a replay makes those again, on those tensors. No line of Python of ours is run in it.
+    """
+
+    now = None  # the one that is being written
+
+    def __init__(self, warm_up, function):
+        super().__init__()
+        warm_up()
+        # A device does nothing while it records; here the clock must show a round that is there.
+        inspect.getclosurevars(function).nonlocals["program"]._clock.sub_(1)
+        self.steps = []
+        Written.now = self
+        try:
+            with self:
+                function()
+        finally:
+            Written.now = None
+
+    def __torch_dispatch__(self, function, types, arguments=(), others=None):
+        made = function(*arguments, **(others or {}))
+        returns = function._schema.returns
+        if not any(one.alias_info is not None and not one.alias_info.is_write for one in returns):  # no view
+            self.steps.append(lambda: self._again(function, arguments, others or {}, made))
+        return made
+
+    @staticmethod
+    def _again(function, arguments, others, made):
+        new = function(*arguments, **others)
+        for old, one in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (made, new)), strict=True):
+            if isinstance(old, torch.Tensor) and one is not old:
+                old.detach().copy_(one)
+
+    def __call__(self):
+        with torch.no_grad():
+            for step in self.steps:
+                step()
+
+
 class Quick(Fused):
     """In the place of the kernel, which takes long to interpret: the same, from the same tables."""
 
-    def _launch(self, before, gradient, out, packed, clock, first, round, chosen=None, agents=0):
+    def _launch(self, *arguments):
+        if Written.now is not None:
+            Written.now.steps.append(lambda: self._made(*arguments))
+            return  # nothing is done while it is recorded
+        self._made(*arguments)
+
+    def _made(self, before, gradient, out, packed, clock, first, round, chosen=None, agents=0):
         assert chosen is None and agents == 0
         made = len(out)
         if clock is not None:

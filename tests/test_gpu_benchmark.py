@@ -33,3 +33,28 @@ def test_an_aim_is_reached_or_missed_and_kept(gpu, capsys):
     reached, missed = capsys.readouterr().out.splitlines()
     assert "reached" in reached and "MISSED" in missed
     assert found["another"] == {"value": 0.2, "unit": "ms", "aim": 0.15, "note": ""}
+
+
+def test_a_part_that_dies_or_hangs_is_named_and_the_others_go_on(gpu):
+    assert gpu.failure([sys.executable, "-c", ""], 60) is None
+    assert (
+        gpu.failure([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 60) == "ended with code -9"
+    )
+    assert gpu.failure([sys.executable, "-c", "import signal; signal.pause()"], 0.01) == "not done after 0 s"
+    assert gpu.failure([sys.executable], -1) == "no time was left"
+
+
+def test_what_parts_find_is_kept_where_one_of_them_fails(gpu, monkeypatch, tmp_path, capsys):
+    def small(quick, found, wrong):
+        gpu.say(found, "a round", 0.1, "ms")
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(gpu, "small", small)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    gpu.one("small", True, tmp_path / "gpu.json")
+    monkeypatch.setattr(gpu, "full", lambda quick, found, wrong: gpu.say(found, "another", 0.2, "ms"))
+    gpu.one("full", True, tmp_path / "gpu.json")
+    found, wrong = gpu.read(tmp_path / "gpu.json")
+    assert {"device", "torch", "a round", "another"} == found.keys() and wrong == ["small: RuntimeError: no"]
+    assert all(callable(getattr(gpu, name)) for name in gpu.PARTS)
+    assert capsys.readouterr().out.count("a card") == 1

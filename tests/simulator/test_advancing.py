@@ -103,6 +103,29 @@ def test_a_run_that_is_broken_off_within_goes_on_from_its_last_state(stretched, 
     assert found.metrics == expected.metrics
 
 
+@pytest.mark.parametrize("checkpoints", [3, 100])
+def test_a_run_that_is_broken_off_while_it_is_evaluated_saves_no_rows_of_another_round(
+    stretched, tmp_path, monkeypatch, checkpoints
+):
+    """Of the state before, the last that was kept, nothing is left where several rounds were made."""
+    expected = train(out=tmp_path / "whole", checkpoint_every=checkpoints)
+    stretched()
+    real, broken = engine_file.Engine.evaluate, []
+
+    def interrupted(self, state):
+        if state.releases == 9 and not broken:
+            broken.append(state)
+            raise KeyboardInterrupt
+        return real(self, state)
+
+    monkeypatch.setattr(engine_file.Engine, "evaluate", interrupted)
+    with pytest.raises(topdp.runs.loop.InterruptedRun):
+        train(out=tmp_path / "run", checkpoint_every=checkpoints)
+    found = train(out=tmp_path / "run", checkpoint_every=checkpoints, resume=True)
+    assert broken and torch.equal(found.estimates, expected.estimates)
+    assert found.metrics == expected.metrics
+
+
 def test_without_a_gpu_every_round_is_the_engines():
     class One:
         device = torch.device("cpu")

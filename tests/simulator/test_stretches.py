@@ -1,7 +1,10 @@
 """Rounds by a clock and tables, replayed without a GPU, against the engine's own: bit by bit."""
 
+import gc
 import os
+import sys
 import warnings
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +28,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("benchmarks/gpu.py compares on a GPU", allow_module_level=True)
 
-from replays import Quick, by_calling
+from replays import Quick, Written, by_calling
 from topdp.simulator import stretches, tables
 from topdp.simulator.captured import Program
 from topdp.simulator.mixing_cuda import Fused
@@ -86,8 +89,8 @@ def every_state(engine, advance=None, state=None):
     return found
 
 
-def in_stretches(engine, at_most, **options):
-    several = Stretches(engine, by_calling, **options)
+def in_stretches(engine, at_most, record=by_calling):
+    several = Stretches(engine, record)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = every_state(engine, lambda state: several.advance(state, at_most))
@@ -119,6 +122,29 @@ def test_batches_of_every_kind_are_the_engines(batches, kind, at_most):
     without = every_state(make(batches=batches, kind=kind))
     last = max(expected)
     torch.testing.assert_close(expected[last], without[last], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["top-sync", "muffliato"])
+@pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_operations_alone_make_the_rounds_again(monkeypatch, name, batches, kind):
+    """Nothing that is worked out in Python is needed again, in other rounds and with other tables."""
+    monkeypatch.setattr(tables, "ROUNDS", 3)
+
+    def another(**options):
+        one = make(name, batches, "unequal", padding=True, **options)
+        gradients = ClippedGradients(network(kind), 0.1)
+        return Engine(one.plan, gradients, one.shards, one.batches, 0, select=one._select)
+
+    assert_same(in_stretches(another(), 4, Written), every_state(another()))
+
+
+def test_operations_alone_leave_out_what_is_not_finite():
+    expected = every_state(with_record(make(batches="full"), float("nan")))
+    engine = with_record(make(batches="full"), float("nan"))
+    several = Stretches(engine, Written)
+    assert_same(every_state(engine, lambda s: several.advance(s, 3)), expected)
+    assert several.reason is None and several._blanks and several._replays
 
 
 def test_by_the_kernel_too(monkeypatch):
@@ -336,6 +362,69 @@ def test_an_interrupt_leaves_the_state_as_it_was(monkeypatch):
     monkeypatch.undo()
 
 
+def test_an_engine_knows_which_states_it_has_written_over():
+    engine = make()
+    first = begin(engine)
+    one = engine.advance(first)
+    two = engine.advance(one)
+    assert engine.holds(first) and engine.holds(one) and engine.holds(two)
+    three = engine.advance(two)
+    assert engine.holds(first) and not engine.holds(one) and engine.holds(two) and engine.holds(three)
+    several = Stretches(engine, by_calling)
+    four = several.advance(three, 1)
+    assert engine.holds(three) and engine.holds(four)
+    six = several.advance(four, 2)
+    assert engine.holds(six) and not engine.holds(four)
+
+
+@pytest.mark.parametrize("line", range(0, 120, 3))
+def test_an_interrupt_on_any_line_leaves_a_state_as_it_was_or_known_to_be_gone(line):
+    engine = make("plain-sync", batches="full", rounds=5)
+    several = Stretches(engine, by_calling)
+    state = several.advance(begin(engine), 2)
+    rows, left = state.rows.clone(), line
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("stretches.py", "captured.py")):
+            return None
+        left -= event == "line"
+        if left < 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        found = several.advance(state, 4)
+    except KeyboardInterrupt:
+        assert not engine.holds(state) or torch.equal(state.rows, rows)
+    else:
+        assert engine.holds(found) and not engine.holds(state)
+    finally:
+        sys.settrace(before)
+
+
+def test_an_engine_that_nobody_needs_is_gone_with_its_memory(monkeypatch):
+    """Also in the middle of a run, with tables that are being made."""
+    monkeypatch.setattr(tables, "ROUNDS", 2)
+    real = tables.Tables
+    monkeypatch.setattr(stretches, "Tables", lambda *parts, ahead: real(*parts, ahead=True))
+    engine = make()
+    several = Stretches(engine, by_calling)
+    state = several.advance(begin(engine), 9)
+    assert several._tables._next is not None
+    several._tables._pool.shutdown()
+    gone = weakref.ref(several._tables)
+    gc.disable()
+    try:
+        del engine, several, state
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_a_round_with_more_records_than_there_is_room_for_is_made_by_itself(monkeypatch):
     whole = every_state(make(batches="poisson"))
     monkeypatch.setattr(selection, "usual_width", lambda batches: 11)
@@ -346,6 +435,63 @@ def test_a_round_with_more_records_than_there_is_room_for_is_made_by_itself(monk
     found = every_state(engine, lambda s: several.advance(s, 9))
     assert several.reason is None and several._replays
     torch.testing.assert_close(found[7], whole[7], rtol=1e-5, atol=1e-6)
+
+
+def test_rounds_are_compared_with_as_much_room_as_they_were_made_with(monkeypatch):
+    """Of other shapes, products may be rounded otherwise; that says nothing against a recording."""
+    real = ClippedGradients.clipped_sum
+
+    def by_width(self, rows, inputs, *rest, out, **options):
+        return real(self, rows, inputs, *rest, out=out, **options).mul_(1 + 0.01 * inputs.shape[1])
+
+    monkeypatch.setattr(ClippedGradients, "clipped_sum", by_width)
+    widths = {selection.select(make(batches="poisson").batches, 0, r).indices.shape[1] for r in range(13)}
+    assert len(widths) > 1
+    in_stretches(make(batches="poisson", rounds=12), 20)
+
+
+def test_an_interrupt_while_tables_are_sent_leaves_none_half_there(monkeypatch):
+    expected = every_state(make(rounds=9))
+    monkeypatch.setattr(tables, "ROUNDS", 4)
+    engine, real, loads = make(rounds=9), Program.load, []
+    several = Stretches(engine, by_calling)
+
+    def interrupted(program, chunk):
+        loads.append(chunk.rounds.start)
+        if len(loads) == 2:
+            raise KeyboardInterrupt
+        real(program, chunk)
+
+    monkeypatch.setattr(Program, "load", interrupted)
+    state = several.advance(begin(engine), 9)
+    with pytest.raises(KeyboardInterrupt):
+        several.advance(state, 9)
+    assert_same(every_state(engine, lambda s: several.advance(s, 9), state), expected)
+    assert loads == [0, 4, 4, 8] and several.reason is None
+
+
+def test_recordings_that_are_forgotten_leave_nothing_to_record_into(monkeypatch):
+    """torch takes no recording into memory of which the last recording is gone."""
+    made = []
+    monkeypatch.setattr(stretches, "Graphs", lambda device: made.append(device) or by_calling)
+    monkeypatch.setattr(stretches, "_why_not", lambda *_: None)
+    engine = with_record(make(batches="full"), float("nan"))
+    several = Stretches(engine)
+    every_state(engine, lambda s: several.advance(s, 3))
+    assert several._blanks and several._replays and len(made) == 2
+
+
+def test_a_device_that_frees_no_memory_is_no_reason_to_end(monkeypatch):
+    def fails():
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    engine = make()
+    several = Stretches(engine, by_calling)
+    monkeypatch.setattr(torch.cuda, "empty_cache", fails)
+    monkeypatch.setattr(engine, "device", torch.device("cuda"))
+    with pytest.warns(UserWarning, match="one by one on this device: as asked"):
+        several._give_up("as asked")
+    assert several.reason == "as asked"
 
 
 def test_rows_that_were_given_back_are_not_written_to():

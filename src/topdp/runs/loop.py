@@ -93,7 +93,7 @@ def train_to_the_end(
     looked_at = (config.train.evaluate_every, config.train.checkpoint_every, *([1] if callbacks else []))
     stopped: Stopped | None = None
     with (
-        _leaving_it_loadable(folder, metrics, best, config, checkpoints) as keep,
+        _leaving_it_loadable(engine, folder, metrics, best, config, checkpoints) as keep,
         _stop_signals(group) as asked_to_stop,
     ):
         while state.releases < engine.plan.releases:
@@ -172,6 +172,7 @@ def _stop_signals(group: Group | None) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _leaving_it_loadable(
+    engine: Engine | RankedEngine,
     folder: RunFolder | None,
     metrics: list[Metrics],
     best: BestSoFar,
@@ -196,7 +197,7 @@ def _leaving_it_loadable(
     try:
         yield keep
     except KeyboardInterrupt:
-        if last:
+        if last and engine.holds(last[0]):  # else the last checkpoint is what is left
             save(last[0])
         if folder is not None:
             folder.mark("interrupted")

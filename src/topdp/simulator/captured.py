@@ -77,6 +77,7 @@ class Program:
             before.copy_(state.rows)
         self.watch.clear()
         self.set_clock(state.releases, chunk)
+        self._engine._written[:] = None, None  # until what follows is done, or undone
 
     def set_clock(self, round: int, chunk: Chunk) -> None:
         self._clock.copy_(torch.tensor([round - chunk.rounds.start, round], dtype=torch.int32))
@@ -84,6 +85,16 @@ class Program:
     def put_back(self, state: State) -> None:
         """The rows that `state` had when it was given to `begin`."""
         state.rows.copy_(self._kept[: len(state.rows)])
+        self._engine._written[(state.releases - 1) % 2] = state.releases
+
+    def end(self, state: State, count: int) -> State:
+        """Where `count` rounds have led from `state`."""
+        releases = state.releases + count
+        made = len(self._engine.layout.made(releases - 1))
+        if count == 1:  # its rows are still there
+            self._engine._written[(state.releases - 1) % 2] = state.releases
+        self._engine._written[(releases - 1) % 2] = releases
+        return State(releases, self.buffers[(releases - 1) % 2][:made])
 
     def one(self, odd: int, carries: bool) -> None:
         """Makes the round that the clock shows: it is `odd` or not, and `carries` gradients or mixes alone.

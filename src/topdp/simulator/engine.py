@@ -147,6 +147,10 @@ class Engine:
         self._held = held
         self._capacity = self.layout.capacity
         self._buffers: list[Tensor] = []
+        self._written: list[int | None] = [
+            None,
+            None,
+        ]  # releases made when all in a buffer was; None: not all
         self._sums: Tensor | None = None
         self._wide: Tensor | None = None
         noise = noise or Noise(seed, plan.draws, plan.releases)
@@ -189,7 +193,7 @@ class Engine:
         if self.plan.adjusts is not None and self.plan.adjusts[r]:
             return self._adjusted(state)
         made = self.layout.made(r)
-        out = self._buffer(r)[: len(made)]
+        out = self._place(r, len(made))
         before, arrive = self._with_guests(state)
         # Rounds that mix alone read no data; whatever stands for their gradients is not read either.
         if not self.plan.carries[r].any():
@@ -239,7 +243,7 @@ class Engine:
         """Where Adam makes new estimates of rows that are there: no data, no noise, nothing to mix."""
         r = state.releases
         place, made = self.layout.place(r), self.layout.made(r)
-        out = self._buffer(r)[: len(made)]
+        out = self._place(r, len(made))
         out.copy_(state.rows[torch.from_numpy(place[made])])  # what Adam leaves alone stays as it is
         four = self.plan.source[r][self.layout.agents, :4]
         position = self.layout.place_made(r)
@@ -254,7 +258,15 @@ class Engine:
         if self._tamper is not None:
             round = state.releases - 1
             self._tamper(round, state.rows, self.plan.owner[self.plan.exists[round]].astype(np.int64))
+        self._written[(state.releases - 1) % 2] = state.releases
         return state
+
+    def holds(self, state: State) -> bool:
+        """Whether its rows are what they were: later ones may stand there, or parts of them."""
+        for buffer, releases in zip(self._buffers, self._written, strict=False):
+            if buffer.data_ptr() == state.rows.data_ptr():
+                return releases == state.releases
+        return True
 
     def evaluate(self, state: State) -> Evaluation:
         """Loss and metrics of each agent on the common test set; NaN of hostile ones."""
@@ -322,7 +334,13 @@ class Engine:
 
     def forget_buffers(self) -> None:
         """Gives back the memory of rows that no state holds; where it goes on, it takes some again."""
-        self._buffers = []
+        self._buffers, self._written = [], [None, None]
+
+    def _place(self, round: int, made: int) -> Tensor:
+        """For the rows of `round`; what stood there is given up."""
+        out = self._buffer(round)[:made]
+        self._written[round % 2] = None
+        return out
 
     def _buffer(self, round: int) -> Tensor:
         if not self._buffers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import final
 
 import numpy as np
@@ -55,7 +56,8 @@ class Stretches:
     """Advances `engine` by one or more releases a call.
 
     **Guarantees.** Rows are those that `Engine.advance` makes, up to rounding of sums of gradients; each draw
-    is that of its round, bit by bit wherever compared. A state that is given is intact if a call fails.
+    is that of its round, bit by bit wherever compared. A state that is given is intact if a call fails; one
+    that an interrupt leaves otherwise, the engine does not hold.
     """
 
     def __init__(self, engine: Engine | RankedEngine, record: Record | None = None) -> None:
@@ -94,8 +96,10 @@ class Stretches:
         program, tables = self._ready()
         r = state.releases
         if self._chunk is None or r not in self._chunk.rounds:
-            self._chunk = tables.chunk(r // tables.length)
-            program.load(self._chunk)
+            self._chunk = None  # until all of the next is there
+            chunk = tables.chunk(r // tables.length)
+            program.load(chunk)
+            self._chunk = chunk
         count = self._chunk.together(r, at_most)
         if count == 0:
             return None
@@ -111,7 +115,7 @@ class Stretches:
             program.put_back(state)
             raise
         if seen.well:
-            return State(r + count, program.buffers[(r + count - 1) % 2][: self._made(r + count - 1)])
+            return program.end(state, count)
         program.put_back(state)
         self._one_by_one_until = r + count
         if not seen.examples:  # from now on they are left out in every round, as the engine does
@@ -152,7 +156,7 @@ class Stretches:
         return True
 
     def _recorded(self, program: Program, kind: tuple[int, bool], round: int) -> bool:
-        assert self._chunk is not None and self._record is not None
+        assert self._chunk is not None
         chunk = self._chunk
 
         def one() -> None:
@@ -164,8 +168,8 @@ class Stretches:
             self.reason = "the model is not made of known layers alone"
             self._forget()
             return False
-        self._replays[kind] = self._record(one, lambda: program.one(*kind))
         self._count[kind] = 0
+        self._replays[kind] = self._recorder(one, lambda: program.one(*kind))
         program.set_clock(round, chunk)
         return True
 
@@ -176,7 +180,8 @@ class Stretches:
         if carries:
             gradient = program.sums
             try:
-                expected = engine._mean_gradients(before, engine._select(round, engine.device))
+                chosen = self._tables.as_in_here(engine._select(round, engine.device))
+                expected = engine._mean_gradients(before, chosen)
             except DivergedError as error:
                 raise _MismatchError("an agent diverged") from error
             if not _close(gradient, expected, engine.gradients.clip):
@@ -198,7 +203,7 @@ class Stretches:
             self._carries: list[bool] = np.asarray(carries.values.any(axis=1))[carries.which].tolist()
             self._tables = Tables(engine, engine._mix, ahead=on_device)
             self._program = Program(engine, self._tables, Watch(engine.device, self._blanks))
-            self._record = self._record or Graphs(engine.device)
+            self._recorder: Record = self._record or Graphs(engine.device)
         return self._program, self._tables
 
     def _forget(self) -> None:
@@ -210,7 +215,8 @@ class Stretches:
         self.reason = reason
         self._forget()
         if self._whole.device.type == "cuda":
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # of a device on which something failed; rounds need it not
+                torch.cuda.empty_cache()
         warnings.warn(
             f"Rounds are made one by one on this device: {reason}. Results are as they should be, and take "
             "longer.",

@@ -47,6 +47,14 @@ class Chunk(NamedTuple):
         return count
 
 
+class _Begun(NamedTuple):
+    """A chunk that is being made. It names no engine: one that nobody needs any more goes at once."""
+
+    rounds: range
+    packed: Callable[[], Packed]
+    drawn: Sequence[Callable[[], Sequence[Selection]]]
+
+
 @final
 class Tables:
     """The chunks of a run of `engine`, by their numbers. With `ahead`, threads make one before it is needed.
@@ -66,14 +74,14 @@ class Tables:
         self.most_rows = int(np.add.reduceat(made, np.arange(0, plan.releases, self.length)).max())
         """Made in the rounds of any chunk."""
         self._pool = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) if ahead else None
-        self._next: tuple[int, Callable[[], Chunk]] | None = None
+        self._next: tuple[int, _Begun] | None = None
 
     def rounds(self, number: int) -> range:
         return range(self._engine.plan.releases)[number * self.length : (number + 1) * self.length]
 
     def chunk(self, number: int) -> Chunk:
         begun, self._next = self._next, None
-        return begun[1]() if begun is not None and begun[0] == number else self._begun(number)()
+        return self._joined(begun[1] if begun is not None and begun[0] == number else self._begun(number))
 
     def prepare(self, number: int) -> None:
         """Begins with a chunk that will be asked for later."""
@@ -81,12 +89,21 @@ class Tables:
         if self._pool is not None and not known and self.rounds(number):
             self._next = (number, self._begun(number))
 
-    def _begun(self, number: int) -> Callable[[], Chunk]:
+    def _begun(self, number: int) -> _Begun:
         rounds = self.rounds(number)
         packed = self._started(partial(self._mixer.packed, rounds))
         pieces = [] if self.whole else [rounds[i : i + PIECE] for i in range(0, len(rounds), PIECE)]
         drawn = [self._started(partial(self._drawn, piece)) for piece in pieces]
-        return lambda: self._joined(rounds, packed(), [one for piece in drawn for one in piece()])
+        return _Begun(rounds, packed, drawn)
+
+    def as_in_here(self, chosen: Selection) -> Selection:
+        """The records of a round with as much room as rounds have here. Products of other shapes are rounded
+        otherwise, and a unit of a model that is on or off by a hair then turns a record's gradient."""
+        if chosen.indices is None or chosen.weights is None:
+            return chosen
+        more = (0, max(0, self.width - chosen.indices.shape[1]))
+        indices, weights = (torch.nn.functional.pad(part, more) for part in (chosen.indices, chosen.weights))
+        return Selection(indices, weights, chosen.divisor)
 
     def _started(self, work: Callable[[], Any]) -> Callable[[], Any]:
         return work if self._pool is None else self._pool.submit(work).result
@@ -99,7 +116,9 @@ class Tables:
             return selection.select_many(batches, seed, rounds)
         return [select(round, torch.device("cpu")) for round in rounds]
 
-    def _joined(self, rounds: range, packed: Packed, drawn: Sequence[Selection]) -> Chunk:
+    def _joined(self, begun: _Begun) -> Chunk:
+        rounds, packed = begun.rounds, begun.packed()
+        drawn = [one for piece in begun.drawn for one in piece()]
         if self.whole:
             return Chunk(rounds, packed, None, None, [True] * len(rounds))
         agents, held = self._engine.shards.inputs.shape[:2]

@@ -220,6 +220,8 @@ def test_factors_are_torchs():
     torch.testing.assert_close(factor, 1.25 / norms.clamp_min(1.25), rtol=2e-7, atol=0)
     assert (factor[norms <= 1.25] == 1).all()
     assert (factor * norms <= 1.25 * (1 + 1e-6)).all()
+    spread = torch.stack([squares, squares * 2], 2)[:, :, 0]  # not as it lies in memory
+    assert torch.equal(clipping_cuda.flat_factors(spread, 1.25)[0], factor)
 
 
 @overflows

@@ -60,6 +60,7 @@ def squared(x: Tensor, underflown: float) -> Tensor:
 
 def flat_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
     """[n, b] each: what gradients of these squared norms are multiplied by; which were longer; and bad."""
+    squares = squares.contiguous()  # the kernel takes memory as it lies
     factor = torch.empty_like(squares)
     longer, bad = (torch.empty_like(squares, dtype=torch.bool) for _ in range(2))
     if squares.numel():

@@ -6,6 +6,7 @@ are finite, since that is to wait for the device. Whoever records them decides w
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, final
 
 import torch
@@ -50,4 +51,4 @@ class Watch:
     def read(self) -> Seen:
         """Waits for the device."""
         norm, bad = torch.stack([self._norm, self._bad.to(self._norm)]).tolist()
-        return Seen(bool(torch.isfinite(torch.tensor(norm))), not bad)
+        return Seen(math.isfinite(norm), not bad)

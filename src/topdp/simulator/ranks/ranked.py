@@ -37,6 +37,9 @@ class RankedEngine:
         """Makes the next release."""
         return self.group.together(lambda: self.engine.advance(state))
 
+    def holds(self, state: State) -> bool:
+        return self.engine.holds(state)
+
     def forget_buffers(self) -> None:
         self.engine.forget_buffers()
 
