@@ -26,6 +26,7 @@ from topdp.runs.folder import RunFolder, RunFolderError
 from topdp.runs.loop import InterruptedRun
 from topdp.settings import build, config
 from topdp.settings.config import ConfigError
+from topdp.simulator.engine import Engine, WrongReplayError
 
 
 @pytest.fixture(scope="session")
@@ -163,6 +164,18 @@ def test_a_run_that_diverged_says_so_and_is_not_resumed(small, tmp_path):
         run.run(small("train.learning_rate=1e25"), tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").state == "diverged"
     with pytest.raises(RunFolderError, match="diverged"):
+        run.resume(tmp_path / "run")
+
+
+def test_a_run_whose_recorded_rounds_went_wrong_is_not_resumed(small, tmp_path, monkeypatch):
+    def wrong(self, state):
+        raise WrongReplayError("round 3")
+
+    monkeypatch.setattr(Engine, "advance", wrong)
+    with pytest.raises(WrongReplayError):
+        run.run(small(), tmp_path / "run")
+    assert RunFolder.open(tmp_path / "run").state == "wrong"
+    with pytest.raises(RunFolderError, match="recorded round was wrong"):
         run.resume(tmp_path / "run")
 
 

@@ -21,7 +21,7 @@ from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.learning.gradients.watch import Seen, Watch
 from topdp.plan import prune
 from topdp.simulator import engine as engine_file
-from topdp.simulator.engine import Engine
+from topdp.simulator.engine import Engine, WrongReplayError
 from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 
 pytest.importorskip("triton")
@@ -32,7 +32,7 @@ from replays import Quick, Written, by_calling
 from topdp.simulator import stretches, tables
 from topdp.simulator.captured import Program
 from topdp.simulator.mixing_cuda import Fused
-from topdp.simulator.stretches import Stretches, WrongReplayError
+from topdp.simulator.stretches import Stretches
 
 
 @pytest.fixture(autouse=True)

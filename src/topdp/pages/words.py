@@ -22,6 +22,7 @@ STATES = {
     "interrupted": "The run was interrupted and can be continued with topdp run --resume.",
     "stopped": "The run was stopped before its last round.",
     "diverged": "The run diverged: its steps were too large, and its models are of no use.",
+    "wrong": "A recorded round of the run was wrong: nothing that it kept may be used.",
     "done": "The run is done.",
 }
 

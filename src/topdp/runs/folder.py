@@ -98,7 +98,7 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """starting, running, interrupted, stopped, diverged or done"""
+        """starting, running, interrupted, stopped, diverged, wrong or done"""
         return str(self.fact("state"))
 
     @property

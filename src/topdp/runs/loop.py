@@ -28,7 +28,7 @@ from topdp.runs.kept_rows import as_tensor
 from topdp.runs.result import Metrics, Stopped, metrics_of
 from topdp.settings.config import RunConfig
 from topdp.simulator.advancing import advancing, until_seen
-from topdp.simulator.engine import Engine, State
+from topdp.simulator.engine import Engine, State, WrongReplayError
 from topdp.simulator.ranks.group import Group
 from topdp.simulator.ranks.ranked import RankedEngine
 
@@ -202,9 +202,9 @@ def _leaving_it_loadable(
         if folder is not None:
             folder.mark("interrupted")
         raise InterruptedRun(*_how_to_continue(folder, config, checkpoints)) from None
-    except DivergedError:
+    except (DivergedError, WrongReplayError) as error:
         if folder is not None:
-            folder.mark("diverged")
+            folder.mark("diverged" if isinstance(error, DivergedError) else "wrong")
         raise
 
 

@@ -370,6 +370,11 @@ def unfinished(path: Path) -> RunFolder:
         raise RunFolderError(
             f"The run in {path} diverged, and would again: start another with smaller steps."
         )
+    if folder.state == "wrong":
+        raise RunFolderError(
+            f"The run in {path} was ended because a recorded round was wrong, and what it kept may be: start it "
+            "again in another folder."
+        )
     return folder
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from topdp.data import selection
 from topdp.data.shards import Shards
-from topdp.errors import InputError
+from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.learning.gradients.arguments import diverged
 from topdp.learning.gradients.check import drops
@@ -61,6 +61,10 @@ Tamper = Callable[[int, Tensor, Ints], None]
 Fetch = Callable[[int, Tensor], Callable[[], None]]
 """(round, rows of the round before, and behind them room for guests): begins to send and to fetch; what it
 returns waits until the guests are there."""
+
+
+class WrongReplayError(TopdpError):
+    """A recorded round (stretches.py) was right at first, and then was not what the engine makes of it."""
 
 
 class State(NamedTuple):

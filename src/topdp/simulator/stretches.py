@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.errors import TopdpError
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.watch import Watch
 from topdp.simulator.captured import Program
-from topdp.simulator.engine import Engine, State
+from topdp.simulator.engine import Engine, State, WrongReplayError
 from topdp.simulator.graphs import Graphs
 from topdp.simulator.mixing import Work
 from topdp.simulator.mixing_cuda import Fused
@@ -41,10 +40,6 @@ CANCELLED = 1e-6
 """And relative to the clip, which bounds what may have cancelled."""
 
 TIRED = 3  # stretches made again in vain, after which rounds are made one by one
-
-
-class WrongReplayError(TopdpError):
-    """A recorded round was right at first, and then was not what the engine makes of it."""
 
 
 class _MismatchError(Exception):
@@ -149,8 +144,8 @@ class Stretches:
             if number > 2:
                 raise WrongReplayError(
                     f"Expected round {round} as the engine makes it, got another from its recording, which "
-                    f"was right before: {error}. Results since the last comparison may be wrong; please "
-                    f"report this, and run again with {OFF}=1."
+                    f"was right before: {error}. What the run has kept may be wrong, and is not to be used or gone "
+                    f"on from; please report this, and start again with {OFF}=1."
                 ) from error
             raise
         return True
