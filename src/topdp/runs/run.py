@@ -372,8 +372,8 @@ def unfinished(path: Path) -> RunFolder:
         )
     if folder.state == "wrong":
         raise RunFolderError(
-            f"The run in {path} was ended because a recorded round was wrong, and what it kept may be: start it "
-            "again in another folder."
+            f"The run in {path} was ended because a recorded round was wrong, and what it kept may be: start "
+            "it again in another folder."
         )
     return folder
 

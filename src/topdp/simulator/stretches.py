@@ -144,8 +144,8 @@ class Stretches:
             if number > 2:
                 raise WrongReplayError(
                     f"Expected round {round} as the engine makes it, got another from its recording, which "
-                    f"was right before: {error}. What the run has kept may be wrong, and is not to be used or gone "
-                    f"on from; please report this, and start again with {OFF}=1."
+                    f"was right before: {error}. What the run has kept may be wrong: do not use it or go "
+                    f"on from it. Please report this, and start again with {OFF}=1."
                 ) from error
             raise
         return True
