@@ -1,3 +1,4 @@
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from topdp import topology
 from topdp.data.selection import select
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients, DivergedError
+from topdp.simulator import one_pass
 from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
 
@@ -109,13 +111,15 @@ def threads():
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_threads_do_not_change_the_numbers(threads, workers):
-    ends = []
+def test_threads_do_not_change_the_numbers(monkeypatch, threads, workers):
+    ends, by, real = [], set(), one_pass.make
+    monkeypatch.setattr(one_pass, "make", lambda *given: by.add(threading.get_ident()) or real(*given))
     for number in (1, workers):
         threads(number)
+        by.clear()
         _, engine, state = make()
-        assert engine._mix.workers == number
         ends.append(engine.estimates(finish(engine, state)).clone())
+        assert (by == {threading.get_ident()}) == (number == 1)
     assert torch.equal(*ends)
 
 

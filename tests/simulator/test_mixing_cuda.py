@@ -91,7 +91,7 @@ def test_rows_without_noise_are_the_processors(name):
     wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
     before = torch.randn(8, 50, generator=generator)
     noise = Noise(0, plan.draws, plan.releases)
-    mixers = RowByRow(plan, noise, torch.device("cpu")), Fused(plan, noise, torch.device("cpu"))
+    mixers = RowByRow(plan, noise), Fused(plan, noise, torch.device("cpu"))
     for r in range(plan.releases):
         gradient = torch.randn(8, 50, generator=generator)
         made = int(plan.exists[r].sum())

@@ -95,7 +95,7 @@ def test_a_row_is_the_sum_of_its_definition_rounded_once(name, optimiser):
 
 def test_ties_go_to_even():
     plan = PlainSynchronous(0.5).plan(topology.complete(2), constant_schedule(1, rate=0.0), np.zeros(2), 0)
-    mix = RowByRow(replace(plan, rounded="bfloat16"), Noise(0, plan.draws, 2), torch.device("cpu"))
+    mix = RowByRow(replace(plan, rounded="bfloat16"), Noise(0, plan.draws, 2))
     step = 2.0**-7
     before = torch.tensor([[1, 1 + step, -1], [1 + step, 1 + 2 * step, -1 - step]], dtype=torch.bfloat16)
     out = torch.empty_like(before)

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from topdp.bench.jobs import Data, Job, engine_of, plan_of
 from topdp.bench.timing import Turns, Watch, take_turns
 from topdp.learning.gradients import products
+from topdp.simulator import normals
 from topdp.simulator.draws import Noise
 from topdp.simulator.mixing import RowByRow, Work
 
@@ -68,8 +70,8 @@ def parts_of(job: Job, data: Data, turns: int, watch: Watch | None = None) -> tu
     engine = engine_of(job, data, job.noise_multiplier)
     state = engine.resume(0, data.rows.clone())
     sums, out = torch.zeros_like(data.rows), torch.empty_like(data.rows)
-    z, noise = torch.zeros(job.parameters), Noise(0, job.agents, job.rounds + 1)
-    quiet = RowByRow(plan_of(job, data, 0.0), noise, torch.device("cpu"))
+    z, noise = np.zeros(job.parameters, np.float32), Noise(0, job.agents, job.rounds + 1)
+    quiet = RowByRow(plan_of(job, data, 0.0), noise)
 
     def whole() -> None:
         nonlocal state
@@ -79,8 +81,8 @@ def parts_of(job: Job, data: Data, turns: int, watch: Watch | None = None) -> tu
         engine.gradients.clipped_sum(data.rows, data.inputs, data.targets, out=sums, fresh=True)
 
     def draws() -> None:
-        for agent in range(job.agents):
-            noise.add(z, 1.0, 1, agent)
+        for seed in noise.seeds(1, np.arange(job.agents)):
+            normals.add(seed, np.float32(1), z)
 
     timed = take_turns(
         {
@@ -116,12 +118,11 @@ def parts_of(job: Job, data: Data, turns: int, watch: Watch | None = None) -> tu
 def _machine() -> dict[str, Callable[[], object]]:
     """What the floors are made of."""
     one, other = torch.ones(COPIED), torch.empty(COPIED)
-    noise = Noise(0, 1, 1)
     found: dict[str, Callable[[], object]] = {
         "copy": lambda: other.copy_(one),
     }
-    drawn = torch.zeros(DRAWN)
-    found["draw"] = lambda: noise.add(drawn, 1.0, 0, 0)
+    drawn, seed = np.zeros(DRAWN, np.float32), np.ones(2, np.uint64)
+    found["draw"] = lambda: normals.add(seed, np.float32(1), drawn)
     for side in SIDES:
         square = torch.rand(1, side, side)
         found[f"product {side}"] = lambda square=square: products.linear(square, square, None)  # type: ignore[misc]

@@ -11,6 +11,7 @@ import hashlib
 from abc import ABC, abstractmethod
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,21 +19,26 @@ from topdp.errors import InputError
 from topdp.plan.arrays import Ints
 from topdp.plan.streams import stream
 
+Words = npt.NDArray[np.uint64]
+
 LIMIT = 2**31
 """Draws of a round, and rounds, that counters of 32 bits on a GPU can tell apart."""
 
 
 class Draws(ABC):
-    """The draws of a run, or of runs side by side (stacking.py)."""
+    """The draws of a run, or of runs side by side (stacking.py). Safe to call from several threads."""
 
     @abstractmethod
-    def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
-        """`row` [d] gets `std` times draw number `draw` of `round`."""
+    def seeds(self, round: int, draws: Ints) -> Words:
+        """[draws, 2]: of what `normals` makes each of these draws of `round`."""
 
     def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
-        """`out` [d] becomes that draw."""
-        self.add(out.zero_(), 1.0, round, draw)
-        return out
+        """`out` [d] becomes draw number `draw` of `round`."""
+        from topdp.simulator import normals  # what it needs is not needed with a GPU
+
+        z = np.zeros(len(out), np.float64 if out.dtype == torch.float64 else np.float32)
+        normals.add(self.seeds(round, np.array([draw]))[0], z.dtype.type(1), z)
+        return out.copy_(torch.from_numpy(z))
 
     @abstractmethod
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
@@ -40,7 +46,7 @@ class Draws(ABC):
 
 
 class Noise(Draws):
-    """The draws of a run, by its seed. Safe to call from several threads."""
+    """The draws of a run, by its seed."""
 
     def __init__(self, seed: int, draws: int, releases: int) -> None:
         if max(draws, releases) > LIMIT:
@@ -51,16 +57,11 @@ class Noise(Draws):
         self._key = stream(seed, "noise").bytes(32)
         self._counter_key = int(stream(seed, "noise").integers(0, 2**31))
 
-    def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
-        from topdp.simulator import normals  # what it needs is not needed with a GPU
-
-        if row.device.type != "cpu" or row.dtype not in (torch.float32, torch.float64):
-            row.add_(self.fill(torch.empty(row.shape, dtype=torch.float32), round, draw).to(row), alpha=std)
-            return
-        name = np.array((round, draw), "<u8").tobytes()
-        hashed = hashlib.blake2b(name, digest_size=16, key=self._key).digest()
-        numbers = row.numpy()
-        normals.add(np.frombuffer(hashed, "<u8"), numbers.dtype.type(std), numbers)  # type: ignore[no-untyped-call]
+    def seeds(self, round: int, draws: Ints) -> Words:
+        names = np.stack(np.broadcast_arrays(round, draws), axis=-1).astype("<u8").tobytes()
+        each = (names[at : at + 16] for at in range(0, len(names), 16))
+        hashed = [hashlib.blake2b(name, digest_size=16, key=self._key).digest() for name in each]
+        return np.frombuffer(b"".join(hashed), "<u8").reshape(-1, 2)
 
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
         return np.full_like(draws, self._counter_key), draws

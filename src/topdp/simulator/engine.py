@@ -207,7 +207,7 @@ class Engine:
         whose = self.layout.place_of[self.plan.owner[made]]
         for some in self._turns():
             only = None if some == EVERYBODY else np.flatnonzero((whose >= some.start) & (whose < some.stop))
-            gradient = self._mean_gradients(state, chosen, some)
+            gradient = self._mean_gradients(state, chosen, some, self._room_in(out, made))
             self._make(Work(r, before, gradient, out, only, some.start or 0), arrive)
         return self._sent(State(r + 1, out))
 
@@ -288,10 +288,22 @@ class Engine:
             values[self._hostile] = np.nan
         return found
 
-    def _mean_gradients(self, state: State, chosen: selection.Selection, some: slice = EVERYBODY) -> Tensor:
+    def _room_in(self, out: Tensor, made: Ints) -> Tensor | None:
+        """Where estimates will stand, if gradients may stand there until then: no memory of their own."""
+        alone = self._fetch is None and self.device.type == "cpu" and self.plan.rounded is None
+        first = made[: self._held]
+        return out[: self._held] if alone and np.array_equal(first, self.layout.agents) else None
+
+    def _mean_gradients(
+        self,
+        state: State,
+        chosen: selection.Selection,
+        some: slice = EVERYBODY,
+        room: Tensor | None = None,
+    ) -> Tensor:
         """Sum of clipped gradients of the `chosen` records, over the divisor that fixes sensitivity.
 
-        Of all agents, or of `some` of them.
+        Of all agents, or of `some` of them; in `room` [agents, d], if there is some.
         """
         rows = self._widened(self.estimates(state)[some])
         inputs, targets = self.shards.inputs[some], self.shards.targets[some]
@@ -309,9 +321,12 @@ class Engine:
             rows = self._aligned(rows.repeat(2, 1))
             inputs, targets = torch.cat([inputs, inputs]), torch.cat([targets, targets])
             weights = None if weights is None else torch.cat([weights, weights])
-        if self._sums is None or len(self._sums) < len(rows):
-            self._sums = self._rows(torch.empty, len(rows))
-        total = self._sums[: len(rows)]
+        if room is not None and len(rows) == count:
+            total = room[some]
+        else:
+            if self._sums is None or len(self._sums) < len(rows):
+                self._sums = self._rows(torch.empty, len(rows))
+            total = self._sums[: len(rows)]
         try:
             with self._dropout_of(state.releases):
                 self.gradients.clipped_sum(
@@ -384,7 +399,7 @@ def _mixer(plan: Plan, noise: Draws, device: torch.device, layout: Layout) -> Ca
         from topdp.simulator.mixing_cuda import Fused
 
         return Fused(plan, noise, device, layout)
-    return RowByRow(plan, noise, device, layout)
+    return RowByRow(plan, noise, layout)
 
 
 def _in_the_models_type(shards: Shards, dtype: torch.dtype) -> Shards:

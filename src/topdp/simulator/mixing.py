@@ -6,14 +6,13 @@ what is read from the plan; a draw does not depend on which other rows are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.data.threads import single_threaded_pool
+from topdp.learning.threads import in_parts
 from topdp.plan import Plan
 from topdp.plan.arrays import Ints
 from topdp.simulator.draws import Draws
@@ -25,74 +24,56 @@ class Work(NamedTuple):
 
     round: int
     before: Tensor  # [rows made in the round before, d], then guests; before round 0 the agents' starts
-    gradient: Tensor  # [agents, d]
+    gradient: Tensor  # [agents, d]; may stand in `out` where estimates will, each in its agent's place
     out: Tensor  # [rows made in this round, d]
     only: Ints | None = None  # places in `out` that are filled now; None: all
     first: int = 0  # whose gradient is the first: its place among the agents that are held
 
 
-Recipe = tuple[list[tuple[int, float]], int, float, list[tuple[int, float]]]
-"""Of a row: (place of a source, weight) of each, place of its gradient, step, (draw, deviation) of each."""
-
-
 class RowByRow:
-    """A row at a time stays in the processor's cache; rows are independent, so threads share them."""
+    """Each row in one pass (`one_pass`); rows are independent, so threads share them."""
 
-    def __init__(self, plan: Plan, noise: Draws, device: torch.device, layout: Layout | None = None) -> None:
+    def __init__(self, plan: Plan, noise: Draws, layout: Layout | None = None) -> None:
         self.plan = plan
         self.layout = layout or Layout(plan)
-        self.device = device
         self.noise = noise
-        self.workers = torch.get_num_threads() if device.type == "cpu" else 1
-        self._pool: ThreadPoolExecutor | None = None
 
     def __call__(self, work: Work) -> None:
-        filled = range(len(work.out)) if work.only is None else work.only.tolist()
-        recipes = list(self._recipes(work, filled))
-        rounded = self.plan.rounded is not None
-
-        def make(worker: int) -> None:
-            # Where rows are rounded they are added up apart, and rounded once, when they are put in place.
-            apart = torch.empty_like(work.out[0], dtype=torch.float32) if rounded else None
-            for position, (sources, whose, step, draws) in recipes[worker :: self.workers]:
-                target = work.out[position] if apart is None else apart
-                parts = [(work.before[place], weight) for place, weight in sources]
-                if step:
-                    parts.append((work.gradient[whose], step))
-                _sum_into(target, parts)
-                for draw, std in draws:
-                    self.noise.add(target, std, work.round, draw)
-                if apart is not None:
-                    work.out[position].copy_(apart)
-
-        if self.workers == 1:
-            make(0)
+        if work.out.device.type != "cpu":  # a GPU without kernels of ours: the processor does it
+            here = work._replace(before=work.before.cpu(), gradient=work.gradient.cpu(), out=work.out.cpu())
+            self(here)
+            work.out.copy_(here.out)
             return
-        if self._pool is None:
-            self._pool = single_threaded_pool(self.workers)
-        list(self._pool.map(make, range(self.workers)))
+        from topdp.simulator import one_pass  # what it needs is not needed with a GPU
 
-    def _recipes(self, work: Work, filled: Sequence[int]) -> Iterator[tuple[int, Recipe]]:
-        """Where rows of the round are put, and what each is made of."""
+        before, gradient, out = (_array(part) for part in (work.before, work.gradient, work.out))
+        rounded = self.plan.rounded is not None
+        if gradient.dtype == np.uint16:  # no gradients: rows stand in for them
+            gradient = np.empty((0, out.shape[1]), np.float32)  # sums are of this type, and nothing is read
+        # Messages first: gradients may stand where estimates will.
+        filled = np.arange(len(work.out)) if work.only is None else work.only
+        estimates = self.layout.made(work.round)[filled] < self.plan.agents
+        for places in (filled[~estimates], filled[estimates]):
+            recipes = self._recipes(work, places, gradient.dtype)
+
+            def make(some: slice, recipes: tuple[Any, ...] = recipes) -> None:
+                one_pass.make(before, gradient, out, *(part[some] for part in recipes), rounded)
+
+            in_parts(make, len(places))
+
+    def _recipes(self, work: Work, places: Ints, kind: np.dtype[Any]) -> tuple[Any, ...]:
+        """Of what rows are made, as `one_pass.make` takes it: one line a row, numbers of this `kind`."""
         this, place = self.plan[work.round], self.layout.place(work.round)
-        rows = self.layout.made(work.round)[list(filled)]
+        rows = self.layout.made(work.round)[places]
+        source, draw = (column[rows].astype(np.int64) for column in (this.source, this.draw))
+        std = np.where(draw < 0, 0, this.std[rows]).astype(kind)
+        seeds = np.zeros((*std.shape, 2), np.uint64)
+        seeds[std != 0] = self.noise.seeds(work.round, draw[std != 0])
         whose = self.layout.place_of[self.plan.owner[rows]] - work.first
-        columns = (this.source, this.weight, this.step, this.draw, this.std)
-        each = zip(filled, whose.tolist(), *(column[rows].tolist() for column in columns), strict=True)
-        for position, owner, sources, weights, step, draws, stds in each:
-            mixed = [(int(place[s]), w) for s, w in zip(sources, weights, strict=True) if s >= 0 and w]
-            drawn = [(d, s) for d, s in zip(draws, stds, strict=True) if d >= 0 and s]
-            yield position, (mixed, owner, step, drawn)
+        weight, step = (column[rows].astype(kind) for column in (this.weight, this.step))
+        return places, np.where(source < 0, -1, place[source]), weight, whose, step, seeds, std
 
 
-def _sum_into(target: Tensor, parts: list[tuple[Tensor, float]]) -> None:
-    """target = Σ weight·part, in the order of the parts; nothing is read of what it holds."""
-    if not parts:
-        target.zero_()
-        return
-    first, weight = parts[0]
-    if first.dtype != target.dtype:  # a product of fewer bits would be rounded to those
-        first = target.copy_(first)
-    torch.mul(first, weight, out=target)
-    for part, weight in parts[1:]:
-        target.add_(part, alpha=weight)
+def _array(rows: Tensor) -> Any:
+    """The same numbers for NumPy, which knows no bfloat16: of those the bits."""
+    return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).detach().numpy()

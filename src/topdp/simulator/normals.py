@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import float32, int32, uint64
 from numba.extending import intrinsic
 
-from topdp.data.compiled import compiled
+from topdp.learning.compiled import compiled
 
 PAIRS = 512  # pairs of numbers made at once: all that is in between stays next to the processor
 BLOCK = 2 * PAIRS
@@ -34,13 +34,13 @@ _C2, _C4, _C6, _C8, _C10 = (np.float32((-1) ** (k // 2) / math.factorial(k)) for
 
 
 @intrinsic
-def _bits_of(context, number):
+def bits_of(context, number):
     """A float32's bits, as they are."""
     return int32(float32), lambda context, builder, signature, given: builder.bitcast(*given, ir.IntType(32))
 
 
 @intrinsic
-def _number_of(context, bits):
+def number_of(context, bits):
     return float32(int32), lambda context, builder, signature, given: builder.bitcast(*given, ir.FloatType())
 
 
@@ -66,8 +66,8 @@ def pairs_of(words, out):
     radii, angles, first, second = bits[:PAIRS], bits[PAIRS:], out[:PAIRS], out[PAIRS:]
     for j in range(PAIRS):
         # k + ½ = m·2^e with m from √½ to √2, and ln m = 2 artanh s with s = (m - 1) / (m + 1), at most 0.172.
-        above = _bits_of(float32(radii[j] & int32(0x7FFFFFFF)) + _HALF) - _ROOT_HALF
-        m = _number_of((above & _FRACTION) + _ROOT_HALF)
+        above = bits_of(float32(radii[j] & int32(0x7FFFFFFF)) + _HALF) - _ROOT_HALF
+        m = number_of((above & _FRACTION) + _ROOT_HALF)
         s = (m - _ONE) / (m + _ONE)
         q = s * s
         artanh = s * (_ONE + q * (_L3 + q * (_L5 + q * (_L7 + q * _L9))))

@@ -25,7 +25,7 @@ from topdp.errors import InputError
 from topdp.plan import NOBODY, PerRound, Plan, prune
 from topdp.plan.arrays import Ints
 from topdp.plan.batches import Batches, Full
-from topdp.simulator.draws import Draws, Noise
+from topdp.simulator.draws import Draws, Noise, Words
 
 KEPT_ROUNDS = 2000  # selections of a cycle that are kept
 
@@ -191,9 +191,12 @@ class StackedNoise(Draws):
         self._first = _offsets([plan.draws for plan in plans])
         self._keys = np.concatenate([noise.names(np.zeros(1, np.int64))[0] for noise in self._runs])
 
-    def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
-        run = int(self._run_of(np.asarray(draw)))
-        self._runs[run].add(row, std, round, draw - int(self._first[run]))
+    def seeds(self, round: int, draws: Ints) -> Words:
+        run = self._run_of(draws)
+        found = np.empty((len(draws), 2), np.uint64)
+        for one in np.unique(run):
+            found[run == one] = self._runs[one].seeds(round, draws[run == one] - self._first[one])
+        return found
 
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
         run = self._run_of(draws)

@@ -114,7 +114,7 @@ def execute_by_the_engine(
     """The same by what makes the rows of a real run, with its noise: every coordinate is a run of its own."""
     assert seed is not None
     noise = Noise(seed, plan.draws, plan.releases)
-    make = RowByRow(plan, noise, torch.device("cpu"))
+    make = RowByRow(plan, noise)
     rows = torch.zeros(plan.agents, runs)
     seen, known = [], []
     for r, this in enumerate(plan):

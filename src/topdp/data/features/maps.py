@@ -16,8 +16,8 @@ from torch import Tensor
 
 from topdp.data.features import scattering
 from topdp.data.features.scattering import CHANNELS, SMALLEST, Scattering
-from topdp.data.threads import single_threaded_pool
 from topdp.errors import InputError
+from topdp.learning.threads import single_threaded_pool
 
 Shape = tuple[int, ...]
 

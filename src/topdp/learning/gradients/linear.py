@@ -21,7 +21,8 @@ class LinearTwin(Twin):
     def __init__(self, layer: nn.Module, tape: Tape, slots: Mapping[str, Slot]) -> None:
         """`layer`: any that multiplies by slots["weight"]; its geometry is in the slot."""
         super().__init__(tape, slots)
-        self._slot = slots["weight"]
+        self._slot = self.weight_slot = slots["weight"]
+        self.bias_slot = slots.get("bias")
         self.out_features, self.in_features = self._slot.shape
 
     def folded(self, x: Tensor) -> Tensor:

@@ -1,60 +1,42 @@
-"""Products of each agent's activations with its own matrices, by the library that is fastest for them.
+"""Products of each agent's activations with its own matrices: our own tiles where a processor has them.
 
-On AMD processors with AVX-512, torch's matrix products (MKL) take its narrower units; oneDNN, which is in
-torch as well, takes the wide ones and needs half the time for a large product. Which library is used follows
-from the machine and from shapes alone, so the same run on the same machine has the same bits. Results differ
-in rounding only. Not for convolutions, and not for GPUs.
+Libraries take each agent's product as a call of its own, and lose up to half of their time around it; and
+torch's (MKL) leaves half of an AMD processor idle. Our tiles (`tiles`) were faster than MKL and oneDNN in
+every shape that we tried, on processors with AVX-512. Others, other types and GPUs have torch's products.
+Which it is follows from the machine alone. Results differ in rounding only. Not for convolutions.
 """
 
 from __future__ import annotations
 
-import platform
 from functools import cache
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-LARGE = 1 << 21
-"""Multiplications in one agent's product from which oneDNN is faster than MKL, which starts quicker."""
+from topdp.learning.threads import in_parts
 
 NARROW = 16
-"""Outputs up to which a processor takes half the time for the product the other way round."""
+"""Outputs up to which a processor takes half the time for torch's product the other way round."""
 
-UNIT = 16  # numbers that a processor takes at once
-
-AT_ONCE = 1 << 18
-"""Elements of a product in memory before they are added: near the processor."""
+SHARED = 1 << 21
+"""Multiplications from which threads share a product: fewer take no longer than it takes to wake them."""
 
 
 @cache
-def has_wide_products() -> bool:
-    """Whether torch's own products leave half of this processor idle, and oneDNN is there to take over."""
-    if not (
-        torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-        and torch._C.has_mkl
-        and torch._C._has_mkldnn
-    ):
+def has_tiles() -> bool:
+    """Whether this processor is wide enough for our own products."""
+    if find_spec("numba") is None:  # it is there where topdp is installed, and not needed with a GPU
         return False
-    return "AuthenticAMD" in _processor() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    from topdp.learning.gradients import tiles
+
+    return tiles.here()
 
 
-def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    return platform.processor() + (described.read_text() if described.exists() else "")
-
-
-def _is_large(a: Tensor, width: int) -> bool:
-    """Whether products of a [n, m, k] with matrices of k times `width` are for oneDNN."""
-    fits = a.device.type == "cpu" and a.dtype == torch.float32
-    return fits and a.shape[1] * a.shape[2] * width >= LARGE and has_wide_products()
-
-
-def _wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [m, k] times the transpose of weight [n, k], plus bias [n]."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return product
+def _fit(*factors: Tensor) -> bool:
+    """Whether these are for our own products."""
+    return has_tiles() and all(part.device.type == "cpu" and part.dtype == torch.float32 for part in factors)
 
 
 def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -66,22 +48,56 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    m, out = a.shape[1], weight.shape[1]
-    if not _is_large(a, out):
-        if out > NARROW or a.device.type != "cpu":
-            return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
-        turned = torch.bmm(weight, a.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, a.mT)
-        return turned.mT.contiguous()
-    if m % UNIT == 0 < out % UNIT and m < out:  # the other way round, no unit is left half empty
-        turned = torch.stack([_wide(*own) for own in zip(weight.unbind(), a.unbind(), strict=True)])
-        return turned.mT.contiguous() if bias is None else _sum(turned.mT, bias.unsqueeze(1))
-    biases = [None] * len(a) if bias is None else bias.unbind()
-    return torch.stack([_wide(*own) for own in zip(a.unbind(), weight.unbind(), biases, strict=True)])
+    if _fit(a, weight):
+        return _tiled(a, weight, bias)
+    if weight.shape[1] > NARROW or a.device.type != "cpu":
+        return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+    turned = torch.bmm(weight, a.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, a.mT)
+    return turned.mT.contiguous()
 
 
-def _sum(one: Tensor, other: Tensor) -> Tensor:
-    """Contiguous, as torch's own would not be where `one` is turned."""
-    return torch.add(one, other, out=one.new_empty(one.shape))
+def _tiled(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = a.new_empty(*a.shape[:2], weight.shape[1])
+    if bias is None and weight.stride(2) != 1 == weight.stride(1):  # turned: it lies along the outputs
+        _outers(out, a.mT, weight.mT, fresh=True)
+        return out
+    from topdp.learning.gradients import tiles
+
+    none = a.new_empty(0, weight.shape[1])
+    x, w, b, product = _arrays(_along(a), _along(weight), none if bias is None else bias, out)
+    if _is_for_one(a, weight.shape[1]):
+        tiles.dots(x, w, b, product)
+    elif len(a) >= torch.get_num_threads():
+        in_parts(lambda some: tiles.dots(x[some], w[some], b[some], product[some]), len(a))
+    else:
+        in_parts(lambda some: tiles.dots(x[:, some], w, b, product[:, some]), a.shape[1])
+    return out
+
+
+def _outers(out: Tensor, delta: Tensor, a: Tensor, fresh: bool) -> None:
+    from topdp.learning.gradients import tiles
+
+    total, d, x = _arrays(out, delta, _along(a))
+    if _is_for_one(a, delta.shape[2]):
+        tiles.outers(total, d, x, fresh)
+    elif len(a) >= torch.get_num_threads():
+        in_parts(lambda some: tiles.outers(total[some], d[some], x[some], fresh), len(a))
+    else:
+        in_parts(lambda some: tiles.outers(total[:, some], d[:, :, some], x, fresh), delta.shape[2])
+
+
+def _is_for_one(a: Tensor, width: int) -> bool:
+    """Whether one thread is soonest done with products of a and matrices of this width."""
+    return torch.get_num_threads() == 1 or a.numel() * width < SHARED
+
+
+def _along(x: Tensor) -> Tensor:
+    """Without gaps along the last axis."""
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _arrays(*tensors: Tensor) -> list[Any]:
+    return [tensor.detach().numpy() for tensor in tensors]
 
 
 @final
@@ -105,13 +121,7 @@ class _Linear(torch.autograd.Function):
 
 def add_outer(out: Tensor, delta: Tensor, a: Tensor, fresh: bool = False) -> None:
     """out [n, o, i] gets (or, where `fresh`, becomes) the sum over m of delta [n, m, o] times a [n, m, i]."""
-    if not _is_large(a, delta.shape[2]):
+    if _fit(out, delta, a) and out.stride(2) == 1:
+        _outers(out, delta, a, fresh)
+    else:
         out.baddbmm_(delta.mT, a, beta=0 if fresh else 1)
-        return
-    height = max(1, AT_ONCE // a.shape[2])
-    for j in range(0, delta.shape[2], height):
-        some = slice(j, j + height)
-        each = out[:, some].unbind(), delta.mT[:, some].unbind(), a.mT.unbind()
-        for target, left, right in zip(*each, strict=True):
-            product = _wide(left, right)
-            target.copy_(product) if fresh else target.add_(product)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from numba import njit
 
-Loop = TypeVar("Loop", bound=Callable[..., Any])
+Loop = Callable[..., Any]
 
 
 def compiled(loop: Loop) -> Loop:
@@ -27,6 +27,22 @@ def compiled(loop: Loop) -> Loop:
         _forgive(made._cache)
     compiled_loop: Loop = made
     return compiled_loop
+
+
+def compiled_for(types: str) -> Callable[[Loop], Loop]:
+    """As `compiled`, at once and for arguments of these `types` alone, as Numba writes them.
+
+    Whether arrays have gaps makes no difference then: what is called with either is compiled once.
+    """
+
+    def compile(loop: Loop) -> Loop:
+        made: Any = compiled(loop)
+        made.compile(types)
+        made.disable_compile()
+        compiled_loop: Loop = made
+        return compiled_loop
+
+    return compile
 
 
 def _forgive(kept: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = """
-from topdp.data.compiled import compiled
+from topdp.learning.compiled import compiled
 
 @compiled
 def doubled(value):

@@ -1,0 +1,36 @@
+"""Threads for many small pieces of work on a processor, each with one core of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+
+
+def single_threaded_pool(workers: int) -> ThreadPoolExecutor:
+    """Threads that each use one core: the setting of the calling thread stays as it is."""
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    list(pool.map(lambda _: None, range(workers)))
+    torch.set_num_threads(workers)
+    return pool
+
+
+def in_parts(work: Callable[[slice], object], count: int) -> None:
+    """`work` on as many parts of 0 .. count-1 as torch may use threads, each by a thread."""
+    workers = min(torch.get_num_threads(), count)
+    if workers < 2:
+        work(slice(0, count))
+        return
+    bounds = [count * part // workers for part in range(workers + 1)]
+    parts = [slice(*pair) for pair in pairwise(bounds)]
+    list(_common_pool(torch.get_num_threads(), os.getpid()).map(work, parts))
+
+
+@lru_cache(1)
+def _common_pool(workers: int, process: int) -> ThreadPoolExecutor:
+    """Of one process: threads do not survive a fork."""
+    return single_threaded_pool(workers)
