@@ -1,8 +1,11 @@
 """Loops that are kept on disk: whatever is there, or cannot be, they compute the same."""
 
+import importlib
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 SOURCE = """
@@ -57,3 +60,30 @@ def test_without_a_folder_every_process_compiles_for_itself(loop, monkeypatch):
 
     monkeypatch.setattr("numba.core.caching._CacheLocator.ensure_cache_path", forbidden)
     assert loop()(3) == 6
+
+
+def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    inner, outer = tmp_path / "inner_loop.py", tmp_path / "outer_loop.py"
+    begin = "from topdp.learning.compiled import compiled\n"
+    outer.write_text(begin + "from inner_loop import f\n\n@compiled\ndef g(x):\n    return f(x) + 1\n")
+    for factor, expected in ((2, 7), (30, 91)):  # of another length: clocks of files may be coarse
+        inner.write_text(begin + f"\n@compiled\ndef f(x):\n    return {factor} * x\n")
+        for name in ("inner_loop", "outer_loop"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        assert importlib.import_module("outer_loop").g(3) == expected
+
+
+def test_types_that_are_named_are_compiled_once(tmp_path):
+    file = tmp_path / "named_types.py"
+    begin = "from topdp.learning.compiled import compiled_for\n"
+    file.write_text(begin + "\n@compiled_for('f4(f4[:])')\ndef total(x):\n    return x.sum()\n")
+    spec = spec_from_file_location("named_types", file)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    ones = np.ones(8, np.float32)
+    assert module.total(ones) == 8 and module.total(ones[::2]) == 4
+    assert len(module.total.signatures) == 1
+    with pytest.raises(TypeError):
+        module.total(np.ones(4))

@@ -1,7 +1,7 @@
 """What each part of a round costs, beside its floor: what this machine cannot do faster.
 
 Floors are measured in the same turns as the parts: multiplications over the rate of a matrix product that
-fits into the cache, bytes over the bandwidth of a copy that does not, draws over the rate of the generator
+fits into the cache, by whichever library is fastest, bytes over the bandwidth of a copy that does not, draws over the rate of the generator
 when it does nothing else. A part may stand below a floor of memory where its rows stay in the cache.
 """
 
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import product as all_of
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from topdp.bench.jobs import Data, Job, engine_of, plan_of
 from topdp.bench.timing import Turns, Watch, take_turns
@@ -123,15 +126,35 @@ def _machine() -> dict[str, Callable[[], object]]:
     }
     drawn, seed = np.zeros(DRAWN, np.float32), np.ones(2, np.uint64)
     found["draw"] = lambda: normals.add(seed, np.float32(1), drawn)
-    for side in SIDES:
-        square = torch.rand(1, side, side)
-        found[f"product {side}"] = lambda square=square: products.linear(square, square, None)  # type: ignore[misc]
+    for (name, product), side in all_of(_PRODUCTS.items(), SIDES):
+        square = torch.rand(side, side)
+        found[f"{name} {side}"] = partial(product, square)
     return found
+
+
+def _of_torch(square: Tensor) -> Tensor:
+    return square @ square.mT
+
+
+def _of_onednn(square: Tensor) -> Tensor:
+    """In torch too, and on some processors faster than what torch takes."""
+    if not torch._C._has_mkldnn:
+        return _of_torch(square)
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(square, square, None, "none", [], "")
+    return product
+
+
+def _ours(square: Tensor) -> Tensor:
+    return products.linear(square[None], square[None], None)
+
+
+_PRODUCTS = {"torch": _of_torch, "oneDNN": _of_onednn, "tiles": _ours}
+"""Whoever is fastest says what the machine can do."""
 
 
 def _rates(timed: Turns) -> Rates:
     return Rates(
-        max(side**3 / timed.best(f"product {side}") for side in SIDES),
+        max(side**3 / timed.best(f"{name} {side}") for name, side in all_of(_PRODUCTS, SIDES)),
         2 * 4 * COPIED / timed.best("copy"),
         DRAWN / timed.best("draw"),
     )

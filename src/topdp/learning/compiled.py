@@ -7,11 +7,13 @@ every processor.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from numba import njit
+from numba.core.dispatcher import Dispatcher
 
 Loop = Callable[..., Any]
 
@@ -25,6 +27,8 @@ def compiled(loop: Loop) -> Loop:
         made = njit(**options)(loop)
     else:
         _forgive(made._cache)
+        # Numba looks at the file of the loop alone, and would keep what it was when it calls others.
+        made._cache._cache_file._source_stamp = _stamp(loop)
     compiled_loop: Loop = made
     return compiled_loop
 
@@ -43,6 +47,18 @@ def compiled_for(types: str) -> Callable[[Loop], Loop]:
         return compiled_loop
 
     return compile
+
+
+def _stamp(loop: Loop) -> list[tuple[str, float, int]]:
+    """When the files of a loop, and of the loops that it calls, were changed, and how long they are."""
+    loops, files = [loop], set()
+    while loops:
+        one = loops.pop()
+        files.add(one.__code__.co_filename)
+        called = (one.__globals__.get(name) for name in one.__code__.co_names)
+        loops += [other.py_func for other in called if isinstance(other, Dispatcher)]
+    found = ((file, os.stat(file)) for file in sorted(files))
+    return [(file, about.st_mtime, about.st_size) for file, about in found]
 
 
 def _forgive(kept: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.errors import InputError
 from topdp.learning.threads import in_parts
 from topdp.plan import Plan
 from topdp.plan.arrays import Ints
@@ -55,6 +56,7 @@ class RowByRow:
         estimates = self.layout.made(work.round)[filled] < self.plan.agents
         for places in (filled[~estimates], filled[estimates]):
             recipes = self._recipes(work, places, gradient.dtype)
+            _expect_inside(recipes, before, gradient, out)
 
             def make(some: slice, recipes: tuple[Any, ...] = recipes) -> None:
                 one_pass.make(before, gradient, out, *(part[some] for part in recipes), rounded)
@@ -74,6 +76,19 @@ class RowByRow:
         return places, np.where(source < 0, -1, place[source]), weight, whose, step, seeds, std
 
 
+def _expect_inside(recipes: tuple[Any, ...], before: Any, gradient: Any, out: Any) -> None:
+    """Compiled loops look at nothing twice: what lies outside would be read, or written, all the same."""
+    places, source, _, whose, step, _, _ = recipes
+    used = whose[step != 0]
+    for indices, rows, least in ((places, out, 0), (source, before, -1), (used, gradient, 0)):
+        if len(indices) and not least <= indices.min() <= indices.max() < len(rows):
+            raise InputError(f"Expected rows 0 to {len(rows) - 1} of a round, got others.")
+    if len({part.shape[1] for part in (before, gradient, out)}) > 1:
+        raise InputError("Expected rows and gradients of one length, got others.")
+
+
 def _array(rows: Tensor) -> Any:
     """The same numbers for NumPy, which knows no bfloat16: of those the bits."""
+    if rows.stride(1) != 1:
+        raise InputError("Expected rows without gaps, got others.")
     return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).detach().numpy()

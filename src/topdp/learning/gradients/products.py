@@ -64,7 +64,7 @@ def _tiled(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     from topdp.learning.gradients import tiles
 
     none = a.new_empty(0, weight.shape[1])
-    x, w, b, product = _arrays(_along(a), _along(weight), none if bias is None else bias, out)
+    x, w, b, product = _arrays(_along(a), _along(weight), none if bias is None else _along(bias), out)
     if _is_for_one(a, weight.shape[1]):
         tiles.dots(x, w, b, product)
     elif len(a) >= torch.get_num_threads():
@@ -93,7 +93,7 @@ def _is_for_one(a: Tensor, width: int) -> bool:
 
 def _along(x: Tensor) -> Tensor:
     """Without gaps along the last axis."""
-    return x if x.stride(2) == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

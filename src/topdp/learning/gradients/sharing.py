@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from topdp.learning.gradients import products
 from topdp.learning.gradients.ghost import Contribution
 from topdp.learning.gradients.rounding import squared
 
@@ -20,10 +21,7 @@ def linear_of_all(a: Tensor, weight: Tensor, bias: Tensor | None, copies: int) -
     """a [agents, b, in] through the weights [copies·agents, out, in]: [copies·agents, b, out]."""
     agents, b, _ = a.shape
     wide = _side_by_side(weight, copies)  # [agents, copies·out, in]
-    if bias is None:
-        outputs = torch.bmm(a, wide.mT)
-    else:
-        outputs = torch.baddbmm(_side_by_side(bias, copies).unsqueeze(1), a, wide.mT)
+    outputs = products.linear(a, wide, None if bias is None else _side_by_side(bias, copies))
     return outputs.view(agents, b, copies, -1).permute(2, 0, 1, 3).flatten(0, 1)
 
 
@@ -55,7 +53,9 @@ class SharedOuter(Contribution):
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         scaled = (self.delta * coefficients.unsqueeze(2)).mT  # [n, out, b]
-        sums = torch.bmm(_side_by_side(scaled, self.copies), self.a)  # [agents, copies·out, in]
+        wide = _side_by_side(scaled, self.copies)  # [agents, copies·out, b]
+        sums = self.a.new_empty(*wide.shape[:2], self.a.shape[2])
+        products.add_outer(sums, wide.mT, self.a, fresh=True)
         each = sums.view(len(self.a), self.copies, -1).transpose(0, 1)
         by_copy(out, self.copies).add_(each)
 
