@@ -1,13 +1,20 @@
-"""Agents per second on one machine: this engine beside two other ways to simulate many agents.
+"""Agents per second on one machine: this engine beside other ways to simulate many agents.
 
 The job is one step of each agent on its own batch (MLP 784-100-10, batch 64), and then mixing. `topdp` makes
 private rounds: clipped per example, with noise. The others take a plain step, which is less work: what is
 compared is what it costs to have many agents.
 
-    flower      Flower's simulation engine (Ray actors), a server averages; pip install 'flwr[simulation]'
-    processes   one process for each node, as decentralizepy has them; rows go over pipes around a ring
+    processes       one process for each node; rows go over pipes around a ring: nothing but the processes
+    decentralizepy  itself: one process for each node, TCP over loopback around a ring; see README.md
+    flower          Flower's simulation engine (Ray actors), a server averages; pip install 'flwr[simulation]'
+    pfl             pfl-research: one agent after the other, a server averages; pip install 'pfl[pytorch]'
+    pfl-dp          the same with its central mechanism: updates of agents are clipped, one noise in all
 
-    python benchmarks/peers.py [--agents 8] [--rounds 5] [--who topdp,flower,processes] [--json]
+    python benchmarks/peers.py [--agents 8] [--rounds 5] [--who topdp,processes] [--json]
+    torchrun --nproc-per-node 2 benchmarks/peers.py --who pfl      # pfl has workers of its own
+
+TOPDP_THREADS is the number of threads of topdp and pfl, which have all agents in one process (else all
+cores).
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ import json
 import logging
 import multiprocessing as mp
 import os
+import sys
 import time
 from importlib.util import find_spec
 
@@ -24,6 +32,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 BATCH, RATE, ALPHA = 64, 0.5, 0.25
 
@@ -52,13 +61,18 @@ def step(model, x, y) -> None:
             parameter.sub_(gradient, alpha=RATE)
 
 
-def topdp(agents: int, rounds: int) -> float:
-    """Seconds for `rounds` private rounds."""
+def use_threads() -> None:
+    """As many as TOPDP_THREADS says, for those who have one process."""
     import torch
 
+    torch.set_num_threads(int(os.environ.get("TOPDP_THREADS", os.cpu_count() or 1)))
+
+
+def topdp(agents: int, rounds: int) -> float:
+    """Seconds for `rounds` private rounds."""
     from topdp.bench.jobs import Data, Job, our_round
 
-    torch.set_num_threads(int(os.environ.get("TOPDP_THREADS", os.cpu_count() or 1)))
+    use_threads()
     job = Job(agents=agents, batch=BATCH, rounds=rounds + 2)
     run = our_round(job, Data.of(job), job.noise_multiplier)
     run()
@@ -172,7 +186,96 @@ def flower(agents: int, rounds: int) -> float:
     return ends[-1] - ends[0]
 
 
-WHO = {"topdp": topdp, "flower": flower, "processes": processes}
+def pfl(agents: int, rounds: int, private: bool = False) -> float:
+    """Seconds from the end of the first round to the end of the last: evaluation is in the first alone."""
+    import torch
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchTensorDataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.metrics import Metrics, Weighted
+    from pfl.model.pytorch import PyTorchModel
+    from pfl.privacy import CentrallyAppliedPrivacyMechanism, GaussianMechanism
+
+    use_threads()
+    ends: list[float] = []
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network()
+
+        def loss(self, x, y):
+            return torch.nn.functional.cross_entropy(self.layers(x), y)
+
+        def metrics(self, x, y):
+            return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
+
+    class Clock(TrainingProcessCallback):
+        def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+            ends.append(time.perf_counter())
+            return False, Metrics()
+
+    records = [PyTorchTensorDataset(batch_of(agent), user_id=str(agent)) for agent in range(agents)]
+    # Takes the agents in turn: in a round of as many as there are, each is in once.
+    sampler = get_user_sampler("minimize_reuse", range(agents))
+    data = FederatedDataset(records.__getitem__, sampler)
+    mechanism = CentrallyAppliedPrivacyMechanism(
+        GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=1.0)
+    )
+    module = Network()
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=rounds + 1, evaluation_frequency=rounds + 1, train_cohort_size=agents,
+            val_cohort_size=None,
+        ),
+        SimulatedBackend(data, data, [mechanism] if private else []),
+        model,
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH),
+        callbacks=[Clock()],
+        send_metrics_to_platform=False,
+    )  # fmt: skip
+    return ends[-1] - ends[0]
+
+
+def pfl_dp(agents: int, rounds: int) -> float:
+    return pfl(agents, rounds, private=True)
+
+
+def decentralizepy(agents: int, rounds: int) -> float:
+    from peers_decentralizepy import seconds_of
+
+    return seconds_of(agents, rounds)
+
+
+WHO = {
+    "topdp": topdp,
+    "processes": processes,
+    "decentralizepy": decentralizepy,
+    "flower": flower,
+    "pfl": pfl,
+    "pfl-dp": pfl_dp,
+}
+NEEDS = {
+    "flower": ("flwr", "pip install 'flwr[simulation]'"),
+    "pfl": ("pfl", "pip install 'pfl[pytorch]'"),
+    "pfl-dp": ("pfl", "pip install 'pfl[pytorch]'"),
+    "decentralizepy": ("decentralizepy", "see benchmarks/README.md"),
+}
+
+
+def is_there(name: str) -> bool:
+    """Whether what a contestant needs can be imported; if not, it says how to get it."""
+    module, how = NEEDS.get(name, ("", ""))
+    if module and find_spec(module) is None:
+        print(f"{name}: not installed; {how}", file=sys.stderr)
+        return False
+    return True
 
 
 def main() -> None:
@@ -181,26 +284,28 @@ def main() -> None:
     )
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--who", default="topdp,flower,processes")
+    parser.add_argument("--who", default=",".join(WHO))
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args()
+    names = arguments.who.split(",")
+    if unknown := sorted(set(names) - set(WHO)):
+        parser.error(f"Expected --who of {', '.join(WHO)}; got {', '.join(unknown)}.")
+    # Workers of torchrun run all of this: one of them speaks.
+    first = os.environ.get("RANK", "0") == "0"
     found = {}
-    for name in arguments.who.split(","):
-        if name == "flower" and find_spec("flwr") is None:
-            print("flower: not installed; pip install 'flwr[simulation]'")
-            continue
+    for name in filter(is_there, names):
         seconds = WHO[name](arguments.agents, arguments.rounds)
         found[name] = {
             "milliseconds_a_round": 1e3 * seconds / arguments.rounds,
             "agents_per_second": arguments.agents * arguments.rounds / seconds,
         }
-        if not arguments.json:
+        if not arguments.json and first:
             each = found[name]
             print(
-                f"{name:10} {each['milliseconds_a_round']:10.1f} ms a round "
+                f"{name:14} {each['milliseconds_a_round']:10.1f} ms a round "
                 f"{each['agents_per_second']:12,.0f} agents/s"
             )
-    if arguments.json:
+    if arguments.json and first:
         print(json.dumps({"agents": arguments.agents, "rounds": arguments.rounds, "found": found}))
 
 
