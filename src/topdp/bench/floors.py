@@ -1,8 +1,9 @@
 """What each part of a round costs, beside its floor: what this machine cannot do faster.
 
 Floors are measured in the same turns as the parts: multiplications over the rate of a matrix product that
-fits into the cache, by whichever library is fastest, bytes over the bandwidth of a copy that does not, draws over the rate of the generator
-when it does nothing else. A part may stand below a floor of memory where its rows stay in the cache.
+fits into the cache, by whoever is fastest, bytes over the bandwidth of a copy that does not, draws over the
+rate of the generator when it does nothing else. A part may stand below a floor of memory where its rows stay
+in the cache.
 """
 
 from __future__ import annotations

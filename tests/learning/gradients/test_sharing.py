@@ -7,7 +7,7 @@ from torch import nn
 from builders import in_turn
 from gradient_models import MODELS, problem
 from topdp.errors import InputError
-from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients import ClippedGradients, products
 from topdp.learning.gradients.ghost import Outer
 from topdp.learning.models import FlatModel, mlp
 
@@ -41,14 +41,16 @@ def test_what_begins_with_a_linear_layer_is_read_once(monkeypatch):
     """With a first layer for each copy there would be an `Outer`, of as many activations as rows."""
     seen = []
     monkeypatch.setattr(Outer, "__init__", lambda self, a, delta: pytest.fail("copied"))
-    real = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda a, b: seen.append(a.shape) or real(a, b))
+    real = products.add_outer
+    monkeypatch.setattr(
+        products, "add_outer", lambda *given, **how: seen.append(given[0].shape) or real(*given, **how)
+    )
     layer = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
     gradients = ClippedGradients(layer, 1.0)
     gradients._elements[torch.Size([2, 3]), torch.float32, torch.float32, torch.device("cpu")] = 20
     rows = rows_of_copies(gradients.flat.flatten().expand(2, -1))
     gradients.clipped_sum(rows, torch.rand(2, 4, 2, 3), torch.zeros(2, 4, dtype=torch.long), copies=COPIES)
-    assert seen == [(2, COPIES * 3, 4)]  # the sums: all copies of an agent side by side
+    assert seen == [(2, COPIES * 3, 6)]  # the sums: all copies of an agent side by side
 
 
 @pytest.mark.parametrize(
