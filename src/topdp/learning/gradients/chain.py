@@ -6,6 +6,7 @@ find by it. The loss is differentiated by torch, whatever it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -39,7 +40,7 @@ class Chain:
     def of(skeleton: nn.Module) -> Chain | None:
         """The chain that this is, if it is one; it consists of known layers."""
         links: list[_Link] = []
-        layers = [layer for layer in skeleton.modules() if not isinstance(layer, nn.Sequential | nn.Identity)]
+        layers = list(_one_by_one(skeleton))
         flattens = bool(layers) and isinstance(layers[0], nn.Flatten)
         for layer in layers[1:] if flattens else layers:
             if isinstance(layer, LinearTwin):
@@ -71,16 +72,25 @@ class Chain:
             a = a.relu_() if link.bent else a
         losses, delta = _differentiated(loss, a, targets)
         kept = inputs.numel() + sum(4 * part.numel() for part in (*came[1:], a))
-        found: list[tuple[Slot, Contribution]] = []
+        found: list[tuple[Slot, Contribution]] = []  # from the last layer to the first
         above = a
         for link, below in zip(reversed(self._links), reversed(came), strict=True):
             delta = torch.ops.aten.threshold_backward(delta, above, 0) if link.bent else delta
-            found.append((link.weight, Outer(below.unsqueeze(2), delta.unsqueeze(2))))
             if link.bias is not None:
                 found.append((link.bias, Dense(delta)))
+            found.append((link.weight, Outer(below.unsqueeze(2), delta.unsqueeze(2))))
             if below is not came[0]:
                 delta, above = products.linear(delta, _own(rows, link.weight).mT, None), below
-        return losses, found, kept
+        return losses, found[::-1], kept
+
+
+def _one_by_one(module: nn.Module) -> Iterator[nn.Module]:
+    """Layers in the order of their calls: one that is called twice comes twice."""
+    if type(module) is nn.Sequential:
+        for part in module:
+            yield from _one_by_one(part)
+    elif type(module) is not nn.Identity:
+        yield module
 
 
 def _own(rows: Tensor, slot: Slot) -> Tensor:

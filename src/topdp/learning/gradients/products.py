@@ -36,7 +36,8 @@ def has_tiles() -> bool:
 
 def _fit(*factors: Tensor) -> bool:
     """Whether these are for our own products."""
-    return has_tiles() and all(part.device.type == "cpu" and part.dtype == torch.float32 for part in factors)
+    fits = all(part.device.type == "cpu" and part.dtype == torch.float32 for part in factors)
+    return fits and has_tiles()
 
 
 def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
