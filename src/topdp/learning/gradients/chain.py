@@ -6,6 +6,7 @@ find by it. The loss is differentiated by torch, whatever it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -39,7 +40,7 @@ class Chain:
     def of(skeleton: nn.Module) -> Chain | None:
         """The chain that this is, if it is one; it consists of known layers."""
         links: list[_Link] = []
-        layers = [layer for layer in skeleton.modules() if not isinstance(layer, nn.Sequential | nn.Identity)]
+        layers = [layer for layer in _called(skeleton) if not isinstance(layer, nn.Identity)]
         flattens = bool(layers) and isinstance(layers[0], nn.Flatten)
         for layer in layers[1:] if flattens else layers:
             if isinstance(layer, LinearTwin):
@@ -48,7 +49,7 @@ class Chain:
                 links[-1].bent = True
             else:
                 return None
-        slots = [slot for link in links for slot in (link.weight, link.bias)]
+        slots = [slot for link in links for slot in (link.weight, link.bias) if slot is not None]
         tied = len(slots) > len(set(slots))
         return Chain(links, flattens) if links and not tied else None
 
@@ -81,6 +82,15 @@ class Chain:
             if below is not came[0]:
                 delta, above = products.linear(delta, _own(rows, link.weight).mT, None), below
         return losses, found, kept
+
+
+def _called(skeleton: nn.Module) -> Iterator[nn.Module]:
+    """Layers in the order of their calls: one that is called twice comes twice, unlike in `modules`."""
+    if isinstance(skeleton, nn.Sequential):
+        for part in skeleton:
+            yield from _called(part)
+    else:
+        yield skeleton
 
 
 def _own(rows: Tensor, slot: Slot) -> Tensor:
