@@ -14,7 +14,7 @@ from topdp.audit.execution import execute
 from topdp.audit.observer import SEES, Observer
 from topdp.audit.scores import Scores, information
 from topdp.privacy.observers.gram import grams
-from topdp.simulator.draws import Noise
+from topdp.simulator import one_pass
 
 # Every protocol once; noise that is reused, and noise that is shared, as everybody sees it.
 SEEN = sorted({*in_turn(SETTINGS, SEES, 1), *in_turn(["top-sync", "correlated"], SEES, 3)})
@@ -95,13 +95,15 @@ def test_what_no_noise_hides_is_found_without_fail():
         assert kind.scores[kind.there].min() > kind.scores[~kind.there].max()
 
 
-def test_other_noise_than_planned_is_seen_in_the_spread():
-    class Half(Noise):
-        def add(self, row, std, round, draw):
-            super().add(row, 0.5 * std, round, draw)
+def test_other_noise_than_planned_is_seen_in_the_spread(monkeypatch):
+    real = one_pass.make
 
-    made = Audited.of()
-    found = made.run(0, Half(0, made.plan.draws, made.plan.releases))
+    def with_half_the_noise(*given):
+        *others, std, rounded = given
+        real(*others, std / 2, rounded)
+
+    monkeypatch.setattr(one_pass, "make", with_half_the_noise)
+    found = Audited.of().run(0)
     for kind in found.kinds.values():
         assert kind.scores[~kind.there].std() == pytest.approx(0.5, rel=0.3)
         assert kind.gaussian.estimate > 1.3 * kind.mu
