@@ -12,15 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from builders import batches_of, blobs
+from builders import batches_of, blobs, constant_schedule
 from strategies import custom_plans
+from topdp import topology
 from topdp.data.selection import select
+from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import FlatModel
+from topdp.plan import NOBODY, PerRound
+from topdp.protocols import PlainSynchronous
 from topdp.simulator import engine as engine_file
 from topdp.simulator import one_pass
 from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
+from topdp.simulator.mixing import RowByRow, Work
 
 TWO_AT_A_TIME = 1
 TOGETHER = engine_file.AT_ONCE
@@ -138,3 +143,16 @@ def test_a_round_that_was_broken_off_is_made_anew_with_the_same_bits(plan, at_on
                 assert torch.equal(state.rows, kept) and engine.holds(state)
             else:
                 assert torch.equal(state.rows, expected[state.releases - 1])
+
+
+def test_rows_that_are_not_there_are_refused():
+    plan = PlainSynchronous(0.5).plan(topology.ring(3), constant_schedule(3), np.ones(3), 0)
+    source = plan.source.values[plan.source.which]
+    source[1, 0] = NOBODY  # agent 0 has no estimate in round 1, and others are mixed of it in round 2
+    broken = replace(plan, source=PerRound.each(source))
+    with pytest.raises(InputError, match="an estimate in every round"):
+        engine_of(broken)
+    mix = RowByRow(broken, Noise(0, plan.draws, plan.releases))
+    rows = torch.zeros(3, 5)
+    with pytest.raises(InputError, match="round 2 to mix rows that are here"):
+        mix(Work(2, rows[:2], rows, torch.empty(3, 5)))

@@ -131,6 +131,10 @@ class Engine:
                 f"Expected noise below {LARGEST_STD:g} in float32: use a smaller sigma, clip or rate."
             )
         self.plan = plan if plan.pruned or every_row else prune(plan)
+        if not self.plan.exists[:, : plan.agents].all():
+            raise InputError(
+                "Expected a plan in which every agent has an estimate in every round, got another."
+            )
         self.layout = layout or Layout(self.plan)
         if self.layout.plan is not self.plan:
             raise InputError("Expected the layout of the pruned plan that is executed, got another's.")

@@ -73,7 +73,10 @@ class RowByRow:
         seeds[std != 0] = self.noise.seeds(work.round, draw[std != 0])
         whose = self.layout.place_of[self.plan.owner[rows]] - work.first
         weight, step = (column[rows].astype(kind) for column in (this.weight, this.step))
-        return places, np.where(source < 0, -1, place[source]), weight, whose, step, seeds, std
+        used = (source >= 0) & (weight != 0)
+        if (place[source[used]] < 0).any():
+            raise InputError(f"Expected round {work.round} to mix rows that are here, got others.")
+        return places, np.where(used, place[source], -1), weight, whose, step, seeds, std
 
 
 def _expect_inside(recipes: tuple[Any, ...], before: Any, gradient: Any, out: Any) -> None:
