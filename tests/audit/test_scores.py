@@ -97,9 +97,13 @@ def test_what_no_noise_hides_is_found_without_fail():
 
 def test_other_noise_than_planned_is_seen_in_the_spread(monkeypatch):
     real = one_pass.make
-    monkeypatch.setattr(one_pass, "make", lambda *given: real(*given[:-2], given[-2] / 2, given[-1]))
-    made = Audited.of()
-    found = made.run(0)
+
+    def with_half_the_noise(*given):
+        *others, std, rounded = given
+        real(*others, std / 2, rounded)
+
+    monkeypatch.setattr(one_pass, "make", with_half_the_noise)
+    found = Audited.of().run(0)
     for kind in found.kinds.values():
         assert kind.scores[~kind.there].std() == pytest.approx(0.5, rel=0.3)
         assert kind.gaussian.estimate > 1.3 * kind.mu

@@ -4,6 +4,7 @@ import importlib
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -73,6 +74,14 @@ def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path, mo
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
         assert importlib.import_module("outer_loop").g(3) == expected
+
+
+def test_a_loop_in_an_archive_is_compiled_too(tmp_path, monkeypatch):
+    with ZipFile(tmp_path / "packed.zip", "w") as archive:
+        archive.writestr("packed_loop.py", SOURCE)
+    monkeypatch.syspath_prepend(tmp_path / "packed.zip")
+    assert importlib.import_module("packed_loop").doubled(3) == 6
+    sys.modules.pop("packed_loop")
 
 
 def test_types_that_are_named_are_compiled_once(tmp_path):

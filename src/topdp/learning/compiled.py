@@ -28,7 +28,8 @@ def compiled(loop: Loop) -> Loop:
     else:
         _forgive(made._cache)
         # Numba looks at the file of the loop alone, and would keep what it was when it calls others.
-        made._cache._cache_file._source_stamp = _stamp(loop)
+        with suppress(OSError):  # of an archive, it looks at the whole
+            made._cache._cache_file._source_stamp = _stamp(loop)
     compiled_loop: Loop = made
     return compiled_loop
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
 
@@ -20,14 +20,26 @@ def single_threaded_pool(workers: int) -> ThreadPoolExecutor:
 
 
 def in_parts(work: Callable[[slice], object], count: int) -> None:
-    """`work` on as many parts of 0 .. count-1 as torch may use threads, each by a thread."""
+    """`work` on as many parts of 0 .. count-1 as torch may use threads, each by a thread.
+
+    However it ends, by an error of one part or an interrupt too, no part is still being worked on then: what
+    they write may be written anew by whoever tries again.
+    """
     workers = min(torch.get_num_threads(), count)
     if workers < 2:
         work(slice(0, count))
         return
     bounds = [count * part // workers for part in range(workers + 1)]
     parts = [slice(*pair) for pair in pairwise(bounds)]
-    list(_common_pool(torch.get_num_threads(), os.getpid()).map(work, parts))
+    pool = _common_pool(torch.get_num_threads(), os.getpid())
+    begun: list[Future[object]] = []
+    try:
+        for part in parts:
+            begun.append(pool.submit(work, part))
+        for one in begun:
+            one.result()
+    finally:
+        wait(begun)
 
 
 @lru_cache(1)

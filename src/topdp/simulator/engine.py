@@ -131,6 +131,10 @@ class Engine:
                 f"Expected noise below {LARGEST_STD:g} in float32: use a smaller sigma, clip or rate."
             )
         self.plan = plan if plan.pruned or every_row else prune(plan)
+        if not self.plan.exists[:, : plan.agents].all():
+            raise InputError(
+                "Expected a plan in which every agent has an estimate in every round, got another."
+            )
         self.layout = layout or Layout(self.plan)
         if self.layout.plan is not self.plan:
             raise InputError("Expected the layout of the pruned plan that is executed, got another's.")
@@ -207,7 +211,7 @@ class Engine:
         whose = self.layout.place_of[self.plan.owner[made]]
         for some in self._turns():
             only = None if some == EVERYBODY else np.flatnonzero((whose >= some.start) & (whose < some.stop))
-            gradient = self._mean_gradients(state, chosen, some, self._room_in(out, made))
+            gradient = self._mean_gradients(state, chosen, some, self._room_in(out))
             self._make(Work(r, before, gradient, out, only, some.start or 0), arrive)
         return self._sent(State(r + 1, out))
 
@@ -288,11 +292,10 @@ class Engine:
             values[self._hostile] = np.nan
         return found
 
-    def _room_in(self, out: Tensor, made: Ints) -> Tensor | None:
+    def _room_in(self, out: Tensor) -> Tensor | None:
         """Where estimates will stand, if gradients may stand there until then: no memory of their own."""
         alone = self._fetch is None and self.device.type == "cpu" and self.plan.rounded is None
-        first = made[: self._held]
-        return out[: self._held] if alone and np.array_equal(first, self.layout.agents) else None
+        return out[: self._held] if alone else None
 
     def _mean_gradients(
         self,

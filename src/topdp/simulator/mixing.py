@@ -49,13 +49,14 @@ class RowByRow:
 
         before, gradient, out = (_array(part) for part in (work.before, work.gradient, work.out))
         rounded = self.plan.rounded is not None
-        if gradient.dtype == np.uint16:  # no gradients: rows stand in for them
-            gradient = np.empty((0, out.shape[1]), np.float32)  # sums are of this type, and nothing is read
+        if gradient.dtype == np.uint16:  # no gradients: rows stand in for them, and are not read
+            gradient = np.empty((0, out.shape[1]), np.float32)
+        kind = np.dtype(np.float32) if rounded else gradient.dtype  # of sums
         # Messages first: gradients may stand where estimates will.
         filled = np.arange(len(work.out)) if work.only is None else work.only
         estimates = self.layout.made(work.round)[filled] < self.plan.agents
         for places in (filled[~estimates], filled[estimates]):
-            recipes = self._recipes(work, places, gradient.dtype)
+            recipes = self._recipes(work, places, kind)
             _expect_inside(recipes, before, gradient, out)
 
             def make(some: slice, recipes: tuple[Any, ...] = recipes) -> None:
@@ -73,7 +74,10 @@ class RowByRow:
         seeds[std != 0] = self.noise.seeds(work.round, draw[std != 0])
         whose = self.layout.place_of[self.plan.owner[rows]] - work.first
         weight, step = (column[rows].astype(kind) for column in (this.weight, this.step))
-        return places, np.where(source < 0, -1, place[source]), weight, whose, step, seeds, std
+        used = (source >= 0) & (weight != 0)
+        if (place[source[used]] < 0).any():
+            raise InputError(f"Expected round {work.round} to mix rows that are here, got others.")
+        return places, np.where(used, place[source], -1), weight, whose, step, seeds, std
 
 
 def _expect_inside(recipes: tuple[Any, ...], before: Any, gradient: Any, out: Any) -> None:

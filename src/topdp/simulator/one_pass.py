@@ -47,11 +47,12 @@ def make(before, gradient, out, places, source, weight, whose, step, seeds, std,
     + Σ std·draw; for each place one row of `source`, `weight`, `std` and `seeds`, and one of the others.
 
     Whose source is -1, or whose weight, step or deviation is 0, is left out. With `rounded`, `before` and
-    `out` hold the bits of bfloat16: sums are rounded once, when they are put in place.
+    `out` hold the bits of bfloat16: sums are rounded once, when they are put in place. Sums are of the type
+    that weights have.
     """
     width = out.shape[1]
     words, z = np.empty(PAIRS, np.uint64), np.empty(BLOCK, np.float32)
-    total, wide = np.empty(BLOCK, gradient.dtype), np.empty(BLOCK, gradient.dtype)
+    total, wide = np.empty(BLOCK, weight.dtype), np.empty(BLOCK, weight.dtype)
     for row in range(len(places)):
         target = _row(out, places[row])
         for block in range((width + BLOCK - 1) // BLOCK):

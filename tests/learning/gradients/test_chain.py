@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients import ClippedGradients, products
 from topdp.learning.gradients.chain import Chain
 from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.losses import named_loss
@@ -12,6 +12,7 @@ from topdp.learning.models import FlatModel
 
 CHAINS = {
     "linear": nn.Linear(6, 3),
+    "no biases": nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False)),
     "without bias": nn.Sequential(nn.Flatten(), nn.Linear(6, 3, bias=False)),
     "mlp": nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)),
     "deep": nn.Sequential(
@@ -20,13 +21,21 @@ CHAINS = {
     ),
 }  # fmt: skip
 
-twice = nn.Linear(6, 6)
+bend = nn.ReLU()
+CHAINS["one ReLU for all"] = nn.Sequential(nn.Linear(6, 5), bend, nn.Linear(5, 4), bend, nn.Linear(4, 3))
+# As the model is, the second bend does nothing: no example that is made up to compare paths shows it.
+nn.init.constant_(CHAINS["one ReLU for all"][2].bias, 50.0)
+
+twice, one, other = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+other.weight = one.weight
 OTHERS = {
     "bent before": nn.Sequential(nn.ReLU(), nn.Linear(6, 3)),
     "another bend": nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)),
     "dropout": nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.1), nn.Linear(5, 3)),
     "flattened later": nn.Sequential(nn.Linear(6, 5), nn.Flatten(), nn.Linear(5, 3)),
+    "flattened twice": nn.Sequential(nn.Flatten(), nn.Flatten(), nn.Linear(6, 3)),
     "one layer twice": nn.Sequential(twice, nn.ReLU(), twice),
+    "tied": nn.Sequential(one, nn.ReLU(), other, nn.Linear(6, 3)),
     "normalised": nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)),
 }
 
@@ -110,3 +119,16 @@ def test_a_chain_is_taken_and_its_loss_may_be_any(monkeypatch):
         assert not calls  # code of somebody's is in every layer
     finally:
         handle.remove()
+
+
+@pytest.mark.skipif(not products.has_tiles(), reason="needs a processor with AVX-512")
+@pytest.mark.parametrize("examples", [17, 64])
+def test_an_agents_sum_has_the_same_bits_whoever_stands_beside_it(examples):
+    flat, rows, x, y = problem(
+        nn.Sequential(nn.Linear(6, 33), nn.ReLU(), nn.Linear(33, 10)), agents=9, records=examples
+    )
+    gradients = ClippedGradients(flat, 0.7)
+    together = gradients.clipped_sum(rows, x, y)
+    for first, last in ((0, 2), (2, 5), (3, 9), (7, 9)):
+        few = (part[first:last].clone() for part in (rows, x, y))
+        assert torch.equal(gradients.clipped_sum(*few), together[first:last])

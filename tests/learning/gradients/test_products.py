@@ -70,6 +70,38 @@ def test_sums_of_outer_products_are_added_or_put(which, fresh):
     torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_weighted_sums_are_added_or_put(which, fresh):
+    out, whole = inside(3, 5)
+    weights, a = torch.randn(3, 4), torch.randn(3, 4, 5)
+    expected = (0 if fresh else out) + (weights.unsqueeze(2) * a).sum(1)
+    if fresh:
+        out.fill_(math.nan)
+    before = whole.clone()
+    products.add_sum(out, weights, a, fresh)
+    torch.testing.assert_close(out, expected)
+    assert torch.equal(whole[:, :5], before[:, :5]) and torch.equal(whole[:, 10:], before[:, 10:])
+
+
+WRONG = {
+    "terms": lambda: products.linear(torch.rand(2, 3, 50), torch.rand(2, 4, 5), None),
+    "turned": lambda: products.linear(torch.rand(2, 3, 50), torch.rand(2, 5, 4).mT, None),
+    "agents": lambda: products.linear(torch.rand(5, 3, 5), torch.rand(2, 4, 5), None),
+    "bias": lambda: products.linear(torch.rand(2, 3, 5), torch.rand(2, 4, 5), torch.rand(2, 3)),
+    "examples": lambda: products.add_outer(torch.zeros(2, 4, 5), torch.rand(2, 3, 4), torch.rand(2, 9, 5)),
+    "rows": lambda: products.add_outer(torch.zeros(2, 2, 5), torch.rand(2, 3, 4), torch.rand(2, 3, 5)),
+    "columns": lambda: products.add_outer(torch.zeros(2, 4, 3), torch.rand(2, 3, 4), torch.rand(2, 3, 5)),
+    "sums": lambda: products.add_sum(torch.zeros(2, 3), torch.rand(2, 4), torch.rand(2, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_matrices_that_do_not_fit_each_other_are_refused(which, what):
+    """Tiles would read, and write, what lies beyond them."""
+    with pytest.raises(RuntimeError):
+        WRONG[what]()
+
+
 @tiles_only
 @pytest.mark.parametrize("seed", range(6))
 def test_tiles_of_every_shape_write_what_they_should_and_nothing_else(seed):

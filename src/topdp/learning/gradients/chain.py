@@ -40,7 +40,7 @@ class Chain:
     def of(skeleton: nn.Module) -> Chain | None:
         """The chain that this is, if it is one; it consists of known layers."""
         links: list[_Link] = []
-        layers = list(_one_by_one(skeleton))
+        layers = [layer for layer in _called(skeleton) if not isinstance(layer, nn.Identity)]
         flattens = bool(layers) and isinstance(layers[0], nn.Flatten)
         for layer in layers[1:] if flattens else layers:
             if isinstance(layer, LinearTwin):
@@ -49,7 +49,7 @@ class Chain:
                 links[-1].bent = True
             else:
                 return None
-        slots = [slot for link in links for slot in (link.weight, link.bias)]
+        slots = [slot for link in links for slot in (link.weight, link.bias) if slot is not None]
         tied = len(slots) > len(set(slots))
         return Chain(links, flattens) if links and not tied else None
 
@@ -84,13 +84,13 @@ class Chain:
         return losses, found[::-1], kept
 
 
-def _one_by_one(module: nn.Module) -> Iterator[nn.Module]:
-    """Layers in the order of their calls: one that is called twice comes twice."""
-    if type(module) is nn.Sequential:
-        for part in module:
-            yield from _one_by_one(part)
-    elif type(module) is not nn.Identity:
-        yield module
+def _called(skeleton: nn.Module) -> Iterator[nn.Module]:
+    """Layers in the order of their calls: one that is called twice comes twice, unlike in `modules`."""
+    if isinstance(skeleton, nn.Sequential):
+        for part in skeleton:
+            yield from _called(part)
+    else:
+        yield skeleton
 
 
 def _own(rows: Tensor, slot: Slot) -> Tensor:

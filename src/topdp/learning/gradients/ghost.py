@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from topdp.learning.gradients.products import add_outer
+from topdp.learning.gradients.products import add_outer, add_sum
 from topdp.learning.gradients.rounding import as_precise_as_matrix_products, cancelled, squared
 from topdp.learning.gradients.rounding import has_kernels as has_kernels
 
@@ -98,14 +98,10 @@ class Dense(Contribution):
         return squared(self.gradients)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        # Two steps: in `out` rows lie apart, and `baddbmm_` would take them one by one.
-        out.add_(self._sum(coefficients))
+        add_sum(out, coefficients, self.gradients)
 
     def put_into(self, out: Tensor, coefficients: Tensor) -> None:
-        out.copy_(self._sum(coefficients))
-
-    def _sum(self, coefficients: Tensor) -> Tensor:
-        return torch.matmul(coefficients.unsqueeze(1), self.gradients).squeeze(1)
+        add_sum(out, coefficients, self.gradients, fresh=True)
 
     def blank(self, where: Tensor) -> None:
         self.gradients = _blank(self.gradients, where)

@@ -34,9 +34,15 @@ def has_tiles() -> bool:
     return tiles.here()
 
 
-def _fit(*factors: Tensor) -> bool:
-    """Whether these are for our own products."""
-    fits = all(part.device.type == "cpu" and part.dtype == torch.float32 for part in factors)
+def _fit(*parts: tuple[Tensor, tuple[int, ...]]) -> bool:
+    """Whether these, of these shapes, are for our own products; others torch takes, or refuses.
+
+    Tiles look at no shape twice: they would read, and write, what lies beyond a matrix that is too small.
+    """
+    fits = all(
+        part.device.type == "cpu" and part.dtype == torch.float32 and part.shape == shape
+        for part, shape in parts
+    )
     return fits and has_tiles()
 
 
@@ -49,7 +55,9 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if _fit(a, weight):
+    n, m, k, o = *a.shape, weight.shape[1]
+    others = [] if bias is None else [(bias, (n, o))]
+    if _fit((a, (n, m, k)), (weight, (n, o, k)), *others):
         return _tiled(a, weight, bias)
     if weight.shape[1] > NARROW or a.device.type != "cpu":
         return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
@@ -122,7 +130,19 @@ class _Linear(torch.autograd.Function):
 
 def add_outer(out: Tensor, delta: Tensor, a: Tensor, fresh: bool = False) -> None:
     """out [n, o, i] gets (or, where `fresh`, becomes) the sum over m of delta [n, m, o] times a [n, m, i]."""
-    if _fit(out, delta, a) and out.stride(2) == 1:
+    n, m, i, o = *a.shape, delta.shape[2]
+    if _fit((out, (n, o, i)), (delta, (n, m, o)), (a, (n, m, i))) and out.stride(2) == 1:
         _outers(out, delta, a, fresh)
     else:
         out.baddbmm_(delta.mT, a, beta=0 if fresh else 1)
+
+
+def add_sum(out: Tensor, weights: Tensor, a: Tensor, fresh: bool = False) -> None:
+    """out [n, i] gets (or, where `fresh`, becomes) the sum over m of weights [n, m] times a [n, m, i]."""
+    n, m, i = a.shape
+    if _fit((out, (n, i)), (weights, (n, m)), (a, (n, m, i))) and out.stride(1) == 1:
+        _outers(out.unsqueeze(1), weights.unsqueeze(2), a, fresh)
+        return
+    # Two steps: in `out` rows lie apart, and `baddbmm_` would take them one by one.
+    total = torch.matmul(weights.unsqueeze(1), a).squeeze(1)
+    out.copy_(total) if fresh else out.add_(total)

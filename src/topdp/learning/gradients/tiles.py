@@ -18,9 +18,9 @@ from itertools import product
 
 import numpy as np
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import intp, void
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from topdp.learning.compiled import compiled_for
@@ -48,8 +48,12 @@ _ZERO = ir.Constant(_WIDE, [0.0] * LANES)
 
 
 def here() -> bool:
-    """Whether this processor has registers of 16 numbers, and enough of them."""
-    return bool(get_host_cpu_features().get("avx512f", False))
+    """Whether Numba compiles for registers of 16 numbers, and enough of them.
+
+    It may have been told to compile for another processor than this one, which took 100 times as long.
+    """
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return "+avx512f" in features.split(",")
 
 
 class _Code:

@@ -1,0 +1,158 @@
+"""Plans that no protocol of ours writes: rows that share gradients and draws, several draws of either sign.
+
+Oracle: each round by the definition, one row at a time in float64, from the rows that the engine made before.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from builders import batches_of, blobs, constant_schedule
+from strategies import custom_plans
+from topdp import topology
+from topdp.data.selection import select
+from topdp.errors import InputError
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.models import FlatModel
+from topdp.plan import NOBODY, PerRound
+from topdp.protocols import PlainSynchronous
+from topdp.simulator import engine as engine_file
+from topdp.simulator import one_pass
+from topdp.simulator.draws import Noise
+from topdp.simulator.engine import Engine
+from topdp.simulator.mixing import RowByRow, Work
+
+TWO_AT_A_TIME = 1
+TOGETHER = engine_file.AT_ONCE
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch):
+    """Tests say how many agents are taken at once, and how many threads there are."""
+    monkeypatch.setattr(engine_file, "AT_ONCE", TOGETHER)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def engine_of(plan, batches="full", dtype=torch.float32, every_row=True, at_once=TOGETHER, threads=1):
+    engine_file.AT_ONCE = at_once
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    flat = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 70), nn.ReLU(), nn.Linear(70, 3)).to(dtype))
+    shards = blobs(plan.agents, records=9)
+    each = batches_of(shards, batches, size=4)
+    engine = Engine(plan, ClippedGradients(flat, 0.8), shards, each, 0, every_row=every_row)
+    starts = flat.flatten() + 0.1 * torch.randn(plan.agents, flat.dimension, dtype=dtype)
+    return engine, engine.start(starts)
+
+
+def gradients_of(engine, estimates, chosen):
+    """Example by example, by autograd."""
+    flat, shards, found = engine.gradients.flat, engine.shards, np.zeros(estimates.shape)
+    for agent, row in enumerate(estimates):
+        module = flat.load(torch.from_numpy(row))
+        records = range(shards.counts[agent]) if chosen.indices is None else chosen.indices[agent].tolist()
+        weights = [1.0] * len(records) if chosen.weights is None else chosen.weights[agent].tolist()
+        for record, weight in zip(records, weights, strict=True):
+            scores = module(shards.inputs[agent, record].double()[None])
+            loss = nn.functional.cross_entropy(scores, shards.targets[agent, record][None])
+            parts = torch.autograd.grad(loss, list(module.parameters()))
+            gradient = torch.cat([part.reshape(-1) for part in parts]).numpy()
+            found[agent] += weight * gradient / max(1, np.linalg.norm(gradient) / engine.gradients.clip)
+        found[agent] /= float(chosen.divisor[agent])
+    return found
+
+
+def defined(plan, round, before, gradients, noise):
+    """Rows that exist in `round`, of those `before` by their numbers."""
+    this, width = plan[round], gradients.shape[1]
+    for row in np.flatnonzero(this.exists):
+        total = np.zeros(width)
+        for source, weight in zip(this.source[row], this.weight[row], strict=True):
+            if source >= 0 and weight:
+                total += weight * before[source]
+        total += this.step[row] * gradients[plan.owner[row]]
+        for draw, std in zip(this.draw[row], this.std[row], strict=True):
+            if draw >= 0:
+                total += std * noise.fill(torch.empty(width), round, int(draw)).double().numpy()
+        yield total
+
+
+@settings(max_examples=15)
+@given(
+    custom_plans(),
+    st.sampled_from(["full", "cycle", "poisson"]),
+    st.sampled_from(["float32", "float64", "bfloat16"]),
+    st.booleans(),
+    st.sampled_from([TOGETHER, TWO_AT_A_TIME]),
+    st.sampled_from([1, 2, 3]),
+)
+def test_every_row_is_what_the_plan_says(plan, batches, kind, every_row, at_once, threads):
+    if kind == "bfloat16":
+        plan = replace(plan, rounded=kind)
+    dtype = torch.float64 if kind == "float64" else torch.float32
+    engine, state = engine_of(plan, batches, dtype, every_row, at_once, threads)
+    plan, noise = engine.plan, Noise(0, plan.draws, plan.releases)
+    rows = state.rows.double().numpy()
+    before = dict(enumerate(rows[plan.owner]))
+    for r in range(plan.releases):
+        chosen = select(engine.batches, 0, r)
+        gradients = gradients_of(engine, rows[: plan.agents], chosen)
+        expected = list(defined(plan, r, before, gradients, noise))
+        state = engine.advance(state)
+        rows = state.rows.double().numpy().copy()
+        scale = max(1.0, np.abs(expected).max())
+        place = 2.0**-8 if kind == "bfloat16" else 0.0  # half of the last place
+        np.testing.assert_allclose(rows, expected, rtol=1.01 * place, atol=2e-5 * scale)
+        before = dict(zip(np.flatnonzero(plan.exists[r]), rows, strict=True))
+
+
+@settings(max_examples=6)
+@given(custom_plans(), st.sampled_from([TOGETHER, TWO_AT_A_TIME]), st.integers(1, 6), st.booleans())
+def test_a_round_that_was_broken_off_is_made_anew_with_the_same_bits(plan, at_once, when, after):
+    """Gradients stand where rows will: none that was overwritten may be read by the second attempt."""
+    engine, state = engine_of(plan)
+    expected = []
+    while state.releases < plan.releases:
+        state = engine.advance(state)
+        expected.append(state.rows.clone())
+    engine, state = engine_of(plan, at_once=at_once, threads=2)
+    real, calls = one_pass.make, []
+
+    def breaks(*given):
+        calls.append(given)
+        if len(calls) == when and not after:
+            raise KeyboardInterrupt
+        real(*given)
+        if len(calls) == when:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_pass, "make", breaks)
+        while state.releases < plan.releases:
+            kept = state.rows.clone()
+            try:
+                state = engine.advance(state)
+            except KeyboardInterrupt:
+                assert torch.equal(state.rows, kept) and engine.holds(state)
+            else:
+                assert torch.equal(state.rows, expected[state.releases - 1])
+
+
+def test_rows_that_are_not_there_are_refused():
+    plan = PlainSynchronous(0.5).plan(topology.ring(3), constant_schedule(3), np.ones(3), 0)
+    source = plan.source.values[plan.source.which]
+    source[1, 0] = NOBODY  # agent 0 has no estimate in round 1, and others are mixed of it in round 2
+    broken = replace(plan, source=PerRound.each(source))
+    with pytest.raises(InputError, match="an estimate in every round"):
+        engine_of(broken)
+    mix = RowByRow(broken, Noise(0, plan.draws, plan.releases))
+    rows = torch.zeros(3, 5)
+    with pytest.raises(InputError, match="round 2 to mix rows that are here"):
+        mix(Work(2, rows[:2], rows, torch.empty(3, 5)))
