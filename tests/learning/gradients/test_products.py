@@ -212,3 +212,23 @@ def test_other_types_stay_where_they_are(monkeypatch):
     flat = FlatModel(nn.Linear(6, 3).double())
     x, y = torch.rand(2, 4, 6).double(), torch.zeros(2, 4, dtype=torch.long)
     ClippedGradients(flat, 1.0).clipped_sum(flat.flatten().repeat(2, 1), x, y)
+
+
+@tiles_only
+@pytest.mark.parametrize("name", ["_tiled", "_outers"])
+def test_tiles_that_are_wrong_are_found_before_they_are_used(monkeypatch, name):
+    real = getattr(products, name)
+
+    def wrong(first, *given, **how):
+        found = real(first, *given, **how)
+        (first if found is None else found).mul_(1.01)
+        return found
+
+    monkeypatch.setattr(products, name, wrong)
+    flat = FlatModel(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)))
+    gradients = ClippedGradients(flat, 1.0)
+    with pytest.warns(UserWarning, match="slow path"):
+        gradients.clipped_sum(
+            flat.flatten().repeat(2, 1), torch.rand(2, 4, 6), torch.zeros(2, 4, dtype=torch.long)
+        )
+    assert not gradients.fast

@@ -27,6 +27,7 @@ from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, Dense, total_norms
 from topdp.learning.gradients.memory import Memory, expect_nothing_left_over, left_over
 from topdp.learning.gradients.plain import PlainGradients, first_line
+from topdp.learning.gradients.products import has_tiles
 from topdp.learning.losses import Loss, is_cross_entropy
 from topdp.learning.models import FlatModel, Slot
 
@@ -64,9 +65,10 @@ def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: 
     """Whether folded and plain gradients of made-up examples, shaped like these, are equal.
 
     **Guarantees.** Compared are the norms of single gradients and one clipped, weighted sum, in float64 where
-    the model can (to 1e-8; else to 1e-3 in its own type; on a GPU, where other code may run for other types,
-    both), with different parameters per agent. Layers are in the mode in which they will run, but for
-    dropout; a model that draws random numbers itself can only be compared in evaluation mode.
+    the model can (to 1e-8; else to 1e-3 in its own type; where other code runs for other types, on a GPU or
+    with products of our own, both), with different parameters per agent. Layers are in the mode in which they
+    will run, but for dropout; a model that draws random numbers itself can only be compared in evaluation
+    mode.
     """
     few, x, y = sample(flat, rows, inputs, targets)
     with _undisturbed(rows.device), exact_products():
@@ -93,7 +95,7 @@ def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: 
                 return Verdict(NOTHING_TO_COMPARE)
             if _differ((losses, found), plain, flat.dimension, tolerance):
                 return Verdict("a layer is used in a way that the fast path misses")
-            if rows.is_cuda and dtype != rows.dtype:
+            if dtype != rows.dtype and (rows.is_cuda or has_tiles()):
                 continue
             elements = folded.elements // (AGENTS * EXAMPLES)
             missing = None if folded.known else missing_rule(folded.contributions, *records)
