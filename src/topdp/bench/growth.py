@@ -73,6 +73,7 @@ def grow(
     minutes: float, watch: Callable[[str], None] | None = None, largest: float = 1.0
 ) -> tuple[list[Point], list[str]]:
     """Points of all series, and the jobs for which there was no time."""
+    _measured("what is loaded and compiled once", 2, replace(SMALL, agents=2))
     begun, found, left_out = perf_counter(), [], []
     for name, value, job in _in_turn(series(largest)):
         if perf_counter() - begun > 60 * minutes:
