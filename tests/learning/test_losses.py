@@ -125,3 +125,22 @@ def test_cross_entropy_is_torchs_whatever_the_number_of_classes(classes, dtype):
     ):
         found.append((losses.detach(), *torch.autograd.grad(losses @ weights, outputs)))
     torch.testing.assert_close(*found)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_example_has_the_same_bits_wherever_it_stands(name, dtype):
+    """Then an agent's numbers do not depend on how many others there are, nor on what stands where."""
+    count = 301
+    outputs, targets = 5 * torch.randn(count, CLASSES, dtype=dtype), EXAMPLES[name](count)
+    targets = targets.to(dtype) if targets.is_floating_point() else targets
+
+    def both(some):
+        leaf = outputs[some].clone().requires_grad_()
+        losses = LOSSES[name](leaf, targets[some])
+        return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
+
+    losses, gradients = both(slice(None))
+    for first, last in ((at, at + 1 + at % 37) for at in range(0, 260, 3)):
+        some = both(slice(first, last))
+        assert torch.equal(some[0], losses[first:last]) and torch.equal(some[1], gradients[first:last])

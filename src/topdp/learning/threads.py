@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
+from threading import Barrier
 
 import torch
 
@@ -14,7 +15,9 @@ import torch
 def single_threaded_pool(workers: int) -> ThreadPoolExecutor:
     """Threads that each use one core: the setting of the calling thread stays as it is."""
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
-    list(pool.map(lambda _: None, range(workers)))
+    # All of them now: one that begins later would change the setting of the others.
+    everybody = Barrier(workers)
+    list(pool.map(lambda _: everybody.wait(), range(workers)))
     torch.set_num_threads(workers)
     return pool
 

@@ -243,3 +243,13 @@ def test_attributes_of_tensors_are_state(name):
     x, y = torch.rand(1, 5, 3), torch.zeros(1, 5, dtype=torch.long)
     with pytest.raises(InputError, match=r"keep nothing between calls|leaves its parameters alone"):
         gradients.clipped_sum(gradients.flat.flatten()[None], x, y)
+
+
+@pytest.mark.filterwarnings("ignore:.*slow path", "ignore:Full backward hook is firing")
+def test_a_hook_for_the_way_back_is_no_memory():
+    """torch marks its kind by a bool, beside the hooks."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    model[0].register_full_backward_hook(lambda *given: None)
+    gradients = ClippedGradients(model, 1.0)
+    rows, targets = gradients.flat.flatten().repeat(2, 1), torch.zeros(2, 5, dtype=torch.long)
+    assert torch.isfinite(gradients.clipped_sum(rows, torch.rand(2, 5, 4), targets)).all()

@@ -186,7 +186,7 @@ def _of_module(module: nn.Module) -> Iterator[tuple[str, Any]]:
     own = vars(module)
     # Empty ones, of which torch has many in every module, are quickly passed by.
     for kind in OF_EVERY_MODULE:
-        if own.get(kind):
+        if isinstance(own.get(kind), dict):  # some are marks, of whether there are hooks of a kind
             yield from ((f".{key}", part) for key, part in own[kind].items())
     if isinstance(module, nn.RNNBase):  # it mirrors its parameters in lists of its own, made anew at will
         own = {name: part for name, part in own.items() if name not in MIRRORS}
