@@ -17,7 +17,11 @@ def single_threaded_pool(workers: int) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     # All of them now: one that begins later would change the setting of the others.
     everybody = Barrier(workers)
-    list(pool.map(lambda _: everybody.wait(), range(workers)))
+    try:
+        list(pool.map(lambda _: everybody.wait(), range(workers)))
+    except BaseException:  # no more threads, or an interrupt: nobody waits for who never comes
+        everybody.abort()
+        raise
     torch.set_num_threads(workers)
     return pool
 
