@@ -55,7 +55,7 @@ class RowByRow:
         # Messages first: gradients may stand where estimates will.
         filled = np.arange(len(work.out)) if work.only is None else work.only
         estimates = self.layout.made(work.round)[filled] < self.plan.agents
-        for places in (filled[~estimates], filled[estimates]):
+        for places in filter(len, (filled[~estimates], filled[estimates])):
             recipes = self._recipes(work, places, kind)
             _expect_inside(recipes, before, gradient, out)
 
@@ -85,7 +85,7 @@ def _expect_inside(recipes: tuple[Any, ...], before: Any, gradient: Any, out: An
     places, source, _, whose, step, _, _ = recipes
     used = whose[step != 0]
     for indices, rows, least in ((places, out, 0), (source, before, -1), (used, gradient, 0)):
-        if len(indices) and not least <= indices.min() <= indices.max() < len(rows):
+        if indices.size and not least <= indices.min() <= indices.max() < len(rows):
             raise InputError(f"Expected rows 0 to {len(rows) - 1} of a round, got others.")
     if len({part.shape[1] for part in (before, gradient, out)}) > 1:
         raise InputError("Expected rows and gradients of one length, got others.")
