@@ -1,4 +1,4 @@
-"""From results/frontier-*.csv: frontier.png, the table in docs/methods.md, and what `topdp run` says of it.
+"""Draws frontier.png and the table in docs/methods.md from results/frontier-*.csv.
 
     python docs/pictures/frontier.py
 
@@ -13,7 +13,6 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from topdp.report.reached import RECOMMENDED
 from topdp.report.style import data_title, house_style, look, save
 from topdp.reproduce.frontier import FULL
 from topdp.reproduce.frontier_report import FrontierRow, accuracies, lines, read_rows
@@ -21,7 +20,6 @@ from topdp.reproduce.frontier_report import FrontierRow, accuracies, lines, read
 ROOT = Path(__file__).parents[2]
 PICTURE = Path(__file__).with_name("frontier.png")
 PAGE = ROOT / "docs" / "methods.md"
-REACHED = ROOT / "src" / "topdp" / "report" / "reached.csv"
 BEGIN, END = "<!-- made by docs/pictures/frontier.py -->\n", "<!-- end -->\n"
 SHOWN = [
     ("no-noise", 1), ("central", 0), ("correlated", 1), ("correlated", 15), ("muffliato", 1), ("plain", 1),
@@ -34,7 +32,6 @@ def main() -> None:
     frontiers = {data: read_rows(ROOT / "results" / f"frontier-{data}.csv") for data in FULL}
     picture(frontiers)
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), frontiers), encoding="utf-8")
-    REACHED.write_text(reached(frontiers), encoding="utf-8")
 
 
 def picture(frontiers: dict[str, list[FrontierRow]]) -> None:
@@ -75,18 +72,6 @@ def page(text: str, frontiers: dict[str, list[FrontierRow]]) -> str:
             of_model = [row for row in rows if row.model == model]
             tables.append("\n".join(accuracies(of_model, f"{data_title(data)}, {model}")) + "\n")
     return before + BEGIN + "\n" + "\n".join(tables) + "\n" + END + after
-
-
-def reached(frontiers: dict[str, list[FrontierRow]]) -> str:
-    """What the recommended method reached, with features, against one other agent."""
-    found = [
-        f"{row.data},{row.epsilon:g},{row.accuracy:.4f}\n"
-        for rows in frontiers.values()
-        for row in rows
-        if (row.method, row.colluders, row.model) == (RECOMMENDED, 1, MODELS[0])
-        and row.guarantee == "adaptive"
-    ]
-    return "".join(["data,epsilon,accuracy\n", *found])
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.data import selection
-from topdp.learning.gradients import ClippedGradients, DivergedError, products
-from topdp.learning.gradients.chain import Chain
+from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.learning.gradients.watch import Seen, Watch
 from topdp.plan import prune
 from topdp.simulator import engine as engine_file
@@ -40,8 +39,6 @@ from topdp.simulator.stretches import Stretches
 def as_on_a_gpu(monkeypatch):
     """Rows are mixed, and products made, by what a GPU would have."""
     monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: Quick(*arguments))
-    monkeypatch.setattr(products, "has_tiles", lambda: False)
-    monkeypatch.setattr(Chain, "takes", lambda self, inputs: False)
 
 
 def shards_of(kind, agents=8):

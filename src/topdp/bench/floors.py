@@ -20,7 +20,6 @@ from torch import Tensor
 
 from topdp.bench.jobs import Data, Job, engine_of, plan_of
 from topdp.bench.timing import Turns, Watch, take_turns
-from topdp.learning.gradients import products
 from topdp.simulator import normals
 from topdp.simulator.draws import Noise
 from topdp.simulator.mixing import RowByRow, Work
@@ -145,11 +144,7 @@ def _of_onednn(square: Tensor) -> Tensor:
     return product
 
 
-def _ours(square: Tensor) -> Tensor:
-    return products.linear(square[None], square[None], None)
-
-
-_PRODUCTS = {"torch": _of_torch, "oneDNN": _of_onednn, "tiles": _ours}
+_PRODUCTS = {"torch": _of_torch, "oneDNN": _of_onednn}
 """Whoever is fastest says what the machine can do."""
 
 

@@ -63,7 +63,6 @@ def run(
     with signs_of_life(err if leads() else Console(quiet=True), title) as signs:
         signs.stage("loading torch")
         from topdp.report import tables
-        from topdp.report.reached import hint
         from topdp.runs import run as runs
 
         if together:
@@ -88,8 +87,7 @@ def run(
         if result.stopped is not None:
             show(result.stopped.statement)
         show(f"Everything is in {result.folder}")
-        if (line := hint(result.config, result.summary())) is not None:
-            show(line)
+        show(f"Next: topdp report {result.folder} shows curves, graph and privacy in one HTML page.")
 
 
 def compare(

@@ -27,7 +27,6 @@ from topdp.learning.gradients.folded import FoldedGradients
 from topdp.learning.gradients.ghost import Contribution, Dense, total_norms
 from topdp.learning.gradients.memory import Memory, expect_nothing_left_over, left_over
 from topdp.learning.gradients.plain import PlainGradients, first_line
-from topdp.learning.gradients.products import has_tiles
 from topdp.learning.losses import Loss, is_cross_entropy
 from topdp.learning.models import FlatModel, Slot
 
@@ -95,7 +94,7 @@ def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: 
                 return Verdict(NOTHING_TO_COMPARE)
             if _differ((losses, found), plain, flat.dimension, tolerance):
                 return Verdict("a layer is used in a way that the fast path misses")
-            if dtype != rows.dtype and (rows.is_cuda or has_tiles()):
+            if dtype != rows.dtype and rows.is_cuda:
                 continue
             elements = folded.elements // (AGENTS * EXAMPLES)
             missing = None if folded.known else missing_rule(folded.contributions, *records)

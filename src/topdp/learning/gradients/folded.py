@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from topdp.learning.gradients.apart import apart, watched
-from topdp.learning.gradients.chain import Chain
 from topdp.learning.gradients.ghost import Contribution
 from topdp.learning.gradients.known import consists_of_known_layers, nothing_is_hooked_globally
 from topdp.learning.gradients.linear import LinearTwin
@@ -40,7 +39,6 @@ class FoldedGradients:
         self._skeleton, self._read = made.module, tuple(made.read)
         self._evaluator = Skeleton(flat, self._tape).module.eval()
         self.known = is_known(loss) and not self._read and consists_of_known_layers(flat.module)
-        self._chain = Chain.of(self._skeleton) if self.known else None
         self._one_first_layer = self.known and _begins_with_a_linear_layer(self._skeleton)
         self._where: dict[int, tuple[torch.device, torch.dtype]] = {}
         self.elements = 0  # kept alive by the last call of `contributions`, roughly
@@ -57,10 +55,6 @@ class FoldedGradients:
 
         Where the model `shares`, several `copies` of rows may have the same records: then there are n/copies.
         """
-        chain = self._chain
-        if chain is not None and copies == 1 and chain.takes(inputs) and nothing_is_hooked_globally():
-            losses, found, self.elements = chain.contributions(rows, inputs, targets, self._loss)
-            return losses, found
         self._placed(self._skeleton, rows)
         tape = self._tape
         try:
