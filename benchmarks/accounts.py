@@ -22,10 +22,10 @@ import numpy as np
 from topdp import topology
 from topdp.plan import Plan, Schedule
 from topdp.privacy import exposure
-from topdp.privacy.observers.at_once import cores
-from topdp.privacy.observers.closely import closely
-from topdp.privacy.observers.layout import Ways
+from topdp.privacy.observers.estimate_readers import closely
 from topdp.privacy.observers.neighbourhoods import affordable, bounded_nearby
+from topdp.privacy.observers.parallel_map import cores
+from topdp.privacy.observers.reader_layout import Ways
 from topdp.protocols import TopSynchronous
 
 

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.agents.life import keystream
-from topdp.agents.life.draws import AgentDraws, SystemDraws
-from topdp.agents.life.equipment import Equipment, equip
-from topdp.agents.life.rows import make
-from topdp.agents.terms import identity, manifest
-from topdp.agents.terms.setup import Setup, completed
-from topdp.settings import build, config
+from topdp.agents.agreement import identity, manifest
+from topdp.agents.agreement.run_setup import Setup, completed
+from topdp.agents.runtime import keystream
+from topdp.agents.runtime.agent_context import Equipment, equip
+from topdp.agents.runtime.agent_draws import AgentDraws, SystemDraws
+from topdp.agents.runtime.agent_rows import make
+from topdp.runs import builders, config
 
 
 class FastDraws(AgentDraws):
@@ -46,7 +46,7 @@ class FastDraws(AgentDraws):
 def agent() -> tuple[Equipment, int]:
     """An agent of the default job, and the round in which it makes most rows."""
     wanted = config.read(changes=["privacy.guarantee=worst-case", "privacy.epsilon=10.0", "rounds=4"])
-    graph = build.graph(wanted)
+    graph = builders.graph(wanted)
     complete, _ = completed(wanted, graph, (2000,) * graph.agents)
     cards = [identity.make(f"agent{i}", f"127.0.0.1:{7000 + i}").card for i in range(graph.agents)]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]

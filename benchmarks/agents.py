@@ -22,18 +22,18 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.agents.books.entries import Cost
-from topdp.agents.books.inbox import Inbox
-from topdp.agents.books.ledger import Ledger
-from topdp.agents.life.failpoints import Failpoints
-from topdp.agents.life.greeting import Terms
-from topdp.agents.life.peers import Peers
-from topdp.agents.terms import identity, manifest
-from topdp.agents.terms.proofs import Proofs
-from topdp.agents.wire import payload
+from topdp.agents.agreement import identity, manifest
+from topdp.agents.agreement.row_signatures import Proofs
+from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.ledger.inbox import Inbox
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.runtime.greeting import Terms
+from topdp.agents.runtime.peers import Peers
+from topdp.agents.wire import row_payload
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.refusals import Told
-from topdp.settings.config import RunConfig
+from topdp.agents.wire.link_refusals import Told
+from topdp.runs.config import RunConfig
 
 NAMES = ("ada", "bob")
 WARM_UP = 10
@@ -52,7 +52,7 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
         ledger,
         Inbox(ledger, {other: range(rows)}),
         transport,
-        lambda peer, round, body: payload.decode(body, numbers),
+        lambda peer, round, body: row_payload.decode(body, numbers),
         Failpoints(),
         Told(name),
         Proofs(name, terms, me),
@@ -62,7 +62,7 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
     generator = np.random.default_rng()
     seconds: dict[str, list[float]] = {"round": [], "ledger": []}
     for r in range(rows):
-        body = payload.encode(generator.standard_normal(numbers, dtype=np.float32))
+        body = row_payload.encode(generator.standard_normal(numbers, dtype=np.float32))
         begun = time.perf_counter()
         applied = [(other, r - 1)] if r else []
         ledger.release(r, Cost(0.01, 0.01, 0.01), {other: body}, b"state", applied)

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from topdp.report.coinciding import coinciding, named
-from topdp.report.curves import heading
-from topdp.report.style import BLUE, GREEN, GREY, RED, house_style, percent_axis, save
 from topdp.runs.assembly import Assembly, choose_device
+from topdp.runs.config import RunConfig, parse
+from topdp.runs.pictures.chart_style import BLUE, GREEN, GREY, RED, house_style, percent_axis, save
+from topdp.runs.pictures.coinciding_lines import coinciding, named
+from topdp.runs.pictures.learning_curves import heading
 from topdp.runs.planning import plan_and_account
-from topdp.runs.stacks import Dealer
-from topdp.settings.config import RunConfig, parse
+from topdp.runs.run_stacks import Dealer
 
 RULES = ("mean", "clipped", "trimmed", "nearest")
 ATTACKS = ("sign-flip", "large-norm", "drift", "label-flip", "a-little", "random")

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.ghost import Geometry
+from topdp.learning.gradients.ghost_norms import Geometry
 from topdp.learning.models import cnn
 
 

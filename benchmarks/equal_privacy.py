@@ -35,12 +35,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from topdp import topology
+from topdp.experiments.process_map import in_processes
 from topdp.plan import Plan, schedules
 from topdp.privacy.basics.exposure import exposure
-from topdp.privacy.observers.answers import observed
+from topdp.privacy.observers.observer_answers import observed
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous
-from topdp.report.style import BLUE, GREY, INK, house_style, save
-from topdp.reproduce.processes import in_processes
+from topdp.runs.pictures.chart_style import BLUE, GREY, INK, house_style, save
 
 ALPHAS = (0.75, 0.5, 0.25, 0.125)
 ANSWERS = ("view", "adaptive")

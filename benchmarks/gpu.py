@@ -37,10 +37,10 @@ from topdp.data.shards import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import mlp
 from topdp.plan import Cycle, Full, prune, schedules
-from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
-from topdp.simulator.mixing import Work
-from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
+from topdp.simulator.row_mixing import Work
+from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
+from topdp.simulator.simulated_noise import Noise
 
 CLASSES, PIXELS = 10, 784
 DEVICE = "cuda"
@@ -172,7 +172,7 @@ def seconds_a_round(engine: Engine, advance, warm: int, state=None) -> tuple[flo
 
 def measure(name: str, make, aim: float, found: Found, wrong: list[str], runs: int = 1) -> None:
     """Rounds one by one and several at once, on engines of the same job; rows of both must agree."""
-    from topdp.simulator.stretches import Stretches
+    from topdp.simulator.cuda_replay import Stretches
 
     compared = min(24, make().plan.releases)
     ends = []
@@ -207,7 +207,7 @@ def kernels(quick: bool, found: Found, wrong: list[str]) -> None:
     """How many one round launches. Last: a profiler may slow down all that comes after it."""
     from torch.profiler import ProfilerActivity, profile
 
-    from topdp.simulator.stretches import Stretches
+    from topdp.simulator.cuda_replay import Stretches
 
     graph, shards = topology.random(30, 0.2, 0), shards_of(30, 200)
     for several in (False, True):
@@ -240,7 +240,7 @@ def small(quick: bool, found: Found, wrong: list[str]) -> None:
 
 def compiled_once(graph: topology.Topology, shards: Shards, found: Found, wrong: list[str]) -> None:
     """Rounds differ in numbers that must not make Triton compile the kernel of mixing again."""
-    from topdp.simulator import mixing_cuda
+    from topdp.simulator import row_mixing_cuda
 
     engine = engine_of(graph, 40, shards, 20)
     state = begin(engine)
@@ -250,7 +250,7 @@ def compiled_once(graph: topology.Topology, shards: Shards, found: Found, wrong:
     torch.cuda.synchronize()
     say(found, "the first 20 rounds one by one", time.perf_counter() - began, "s")
     try:
-        count = sum(len(caches[0]) for caches in mixing_cuda._round.device_caches.values())
+        count = sum(len(caches[0]) for caches in row_mixing_cuda._round.device_caches.values())
     except (AttributeError, TypeError, KeyError):  # of another Triton
         count = -1
     say(found, "variants of the mixing kernel so far", count, "kernels", 2)
@@ -329,12 +329,12 @@ def median_of(function, repeats: int = 20) -> float:
 
 def mixing(quick: bool, found: Found, wrong: list[str]) -> None:
     """Every row is read once and written once, with the gradients of its owners, at 6,000 rows."""
-    from topdp.simulator import mixing_cuda
+    from topdp.simulator import row_mixing_cuda
 
     agents = 200 if quick else 2000
     graph, d = topology.regular(agents, 4, 0), 79_510
     plan = prune(plan_of(graph, 6))
-    mixer = mixing_cuda.Fused(plan, Noise(0, plan.draws, plan.releases), torch.device(DEVICE))
+    mixer = row_mixing_cuda.Fused(plan, Noise(0, plan.draws, plan.releases), torch.device(DEVICE))
     made = [int(plan.exists[r].sum()) for r in range(plan.releases)]
     before = torch.randn(max(made), 79_520, device=DEVICE)[:, :d]
     gradient, out = torch.randn(agents, 79_520, device=DEVICE)[:, :d], torch.empty_like(before)
@@ -347,11 +347,11 @@ def mixing(quick: bool, found: Found, wrong: list[str]) -> None:
     for lanes in (128, 256, 512):
         for warps in (2, 4, 8):
             with (
-                mock.patch.object(mixing_cuda, "LANES", lanes),
-                mock.patch.object(mixing_cuda, "WARPS", warps),
+                mock.patch.object(row_mixing_cuda, "LANES", lanes),
+                mock.patch.object(row_mixing_cuda, "WARPS", warps),
             ):
                 time_of = median_of(lambda: mixer(work)) / floor
-            ours = (lanes, warps) == (mixing_cuda.LANES, mixing_cuda.WARPS)
+            ours = (lanes, warps) == (row_mixing_cuda.LANES, row_mixing_cuda.WARPS)
             name = f"mixing and noise, {lanes} lanes, {warps} warps" + (" (as it is)" if ours else "")
             say(found, name, time_of, "floors", 1.5 if ours else None, note if ours else "")
 
@@ -360,8 +360,8 @@ def mixing(quick: bool, found: Found, wrong: list[str]) -> None:
 
 
 def safety(quick: bool, found: Found, wrong: list[str]) -> None:
-    from topdp.simulator.graphs import Graphs
-    from topdp.simulator.stretches import Stretches
+    from topdp.simulator.cuda_graphs import Graphs
+    from topdp.simulator.cuda_replay import Stretches
 
     graph, shards = topology.random(12, 0.3, 0), shards_of(12, 100)
 
@@ -448,7 +448,7 @@ def compile_kernels() -> int:
     from triton.compiler import ASTSource
 
     from topdp.learning.gradients import clipping_cuda
-    from topdp.simulator import mixing_cuda
+    from topdp.simulator import row_mixing_cuda
 
     real, whole, small_number = "*fp32", "*i32", "i32"
     rows = {"out": real, "before": real, "gradient": real, "slot": whole, "weight": real, "owner": whole,
@@ -456,20 +456,20 @@ def compile_kernels() -> int:
     sizes = dict.fromkeys(
         ("first", "agents", "round", "d", "out_row", "before_row", "gradient_row"), small_number
     )
-    rest = {"W": 5, "V": 1, "LANES": mixing_cuda.LANES}
+    rest = {"W": 5, "V": 1, "LANES": row_mixing_cuda.LANES}
     kernels = {
         "mixing by a clock": (
-            mixing_cuda._round,
+            row_mixing_cuda._round,
             rows | {"clock": whole, "starts": whole} | sizes,
             rest | {"SOME": False, "BY_CLOCK": True, "chosen": None},
         ),
         "mixing one by one": (
-            mixing_cuda._round,
+            row_mixing_cuda._round,
             rows | sizes,
             rest | {"SOME": False, "BY_CLOCK": False, "chosen": None, "clock": None, "starts": None},
         ),
         "mixing of some agents, rounded": (
-            mixing_cuda._round,
+            row_mixing_cuda._round,
             rows | {"out": "*bf16", "before": "*bf16", "chosen": whole} | sizes,
             rest | {"SOME": True, "BY_CLOCK": False, "clock": None, "starts": None},
         ),

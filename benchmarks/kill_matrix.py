@@ -46,7 +46,7 @@ NOISY = {"rtol": 0.0, "atol": 1e-4}  # of real noise with --cycle
 PRELOADED = [
     "scipy.optimize",
     "networkx",
-    "topdp.cli",
+    "topdp.cli.app",
     "topdp.runs.run",
     "topdp.runs.planning",
     "topdp.learning.gradients",
@@ -62,11 +62,11 @@ def recorded(log: str, failpoint: str, history: str, together: str, *arguments: 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY), 2)
 
-    from topdp import cli
-    from topdp.agents.books.entries import digest_of
-    from topdp.agents.life.handover import Handover
-    from topdp.agents.wire.codes import MessageKind
+    from topdp.agents.ledger.ledger_entries import digest_of
+    from topdp.agents.runtime.handover import Handover
     from topdp.agents.wire.grpc_transport import GrpcTransport
+    from topdp.agents.wire.wire_codes import MessageKind
+    from topdp.cli import app
 
     file = os.open(history, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     start, request = GrpcTransport.start, GrpcTransport.request
@@ -110,7 +110,7 @@ def recorded(log: str, failpoint: str, history: str, together: str, *arguments: 
     while len(list(Path(history).parent.glob("*.history"))) < int(together) and time.monotonic() < limit:
         time.sleep(0.05)
     sys.argv = ["topdp", *arguments]
-    cli.main()
+    app.main()
 
 
 def records(path: Path, agents: int, each: int) -> None:
@@ -164,24 +164,24 @@ class Federation:
         fresh: bool,
         goes_on: bool = False,
     ) -> None:
-        from topdp.agents.site import demo
-        from topdp.agents.terms import federation, identity
-        from topdp.agents.terms.manifest import Rules
-        from topdp.settings import build
+        from topdp.agents.agreement import federation_manifest, identity
+        from topdp.agents.agreement.manifest import Rules
+        from topdp.agents.development import federation_demo
+        from topdp.runs import builders
 
         self.folder, self.seeded, self.live_pairing, self.fresh = folder, seeded, live_pairing, fresh
-        self.graph = build.graph(config)
+        self.graph = builders.graph(config)
         self.names = tuple(f"agent{i}" for i in range(self.graph.agents))
-        shards = build.shards(config, self.graph.agents)
+        shards = builders.shards(config, self.graph.agents)
         cards = [
             identity.init(folder / name / "identity", name, address).card
             for name, address in zip(self.names, free_addresses(len(self.names)), strict=True)
         ]
         rules = Rules(dead_neighbour="go-on" if goes_on else "wait", idle_timeout=idle)
-        self.manifest, _, _ = federation.of(cards, self.graph, shards.counts, config, rules)
+        self.manifest, _, _ = federation_manifest.of(cards, self.graph, shards.counts, config, rules)
         self.manifest.write(folder / "manifest.toml")
         for i, name in enumerate(self.names):
-            demo._write_records(folder / name / "records.npz", shards, i)
+            federation_demo._write_records(folder / name / "records.npz", shards, i)
 
     def state(self, number: int) -> Path:
         return self.folder / self.names[number] / "state"
@@ -239,9 +239,9 @@ class Federation:
 
     def faults(self) -> tuple[int, list[str], int]:
         """(ledgers that verify, what the checker and the books say, bodies of rows on the wire)."""
-        from topdp.agents.books.audit import verify
-        from topdp.agents.books.database import TamperedError
-        from topdp.agents.books.ledger import Ledger
+        from topdp.agents.ledger.ledger import Ledger
+        from topdp.agents.ledger.ledger_check import verify
+        from topdp.agents.ledger.ledger_database import TamperedError
 
         sys.path[:0] = [path for path in (str(TESTS), str(TESTS / "agents")) if path not in sys.path]
         import history
@@ -299,7 +299,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def configuration(mode: str, data: Path, agents: int, rounds: int, cycle: int) -> Any:
-    from topdp.settings import config
+    from topdp.runs import config
 
     changes = [f'data.name="{data}"', f"topology.agents={agents}", "topology.kind=ring", "privacy.clip=1.0"]
     changes += ["privacy.guarantee=worst-case", "privacy.epsilon=50.0", f"rounds={rounds}"]
@@ -373,7 +373,7 @@ def main() -> None:
     multiprocessing.set_start_method("forkserver")
     multiprocessing.set_forkserver_preload(PRELOADED)
 
-    from topdp.agents.life import failpoints
+    from topdp.agents.development import failpoints
     from topdp.runs import run
 
     modes = ("sync", "async", "live") if options.mode == "both" else (options.mode,)

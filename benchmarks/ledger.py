@@ -13,17 +13,17 @@ import tempfile
 import time
 from pathlib import Path
 
-from topdp.agents.books import database
-from topdp.agents.books.entries import Cost, digest_of
-from topdp.agents.books.ledger import Ledger
-from topdp.agents.books.pairing import Pairing
+from topdp.agents.ledger import ledger_database
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_entries import Cost, digest_of
+from topdp.agents.ledger.pairing_records import Pairing
 
 AT = (100, 1000, 8000)
 
 
 def measured(rounds: int, neighbours: list[str], body: bytes) -> dict[str, dict[int, float]]:
     """{what: {round: median milliseconds over the 50 rounds up to it}}"""
-    database.SYNCHRONOUS = "OFF"  # the disk's own time does not grow, and would hide what does
+    ledger_database.SYNCHRONOUS = "OFF"  # the disk's own time does not grow, and would hide what does
     folder = Path(tempfile.mkdtemp())
     ledger = Ledger(folder, "federation", "ada")
     pairing = Pairing(ledger)
@@ -52,7 +52,7 @@ def measured(rounds: int, neighbours: list[str], body: bytes) -> dict[str, dict[
 
     for round in range(rounds):
         one(round)
-    size = (folder / database.FILE).stat().st_size
+    size = (folder / ledger_database.FILE).stat().st_size
     ledger.close()
     per_round = {what: len(each) // rounds for what, each in times.items()}
     found = {

@@ -68,7 +68,7 @@ def records(folder: Path) -> None:
 
 def measured(arguments: list[str], folder: Path) -> tuple[float, float, float, int, str]:
     """Seconds to the first sign, the longest silence and all of it; the exit code; where it was silent."""
-    what = ["-m", "topdp", *arguments] if arguments else ["-c", "import topdp.cli"]
+    what = ["-m", "topdp", *arguments] if arguments else ["-c", "import topdp.cli.app"]
     begun = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-u", *what], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

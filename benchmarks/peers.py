@@ -70,7 +70,7 @@ def use_threads() -> None:
 
 def topdp(agents: int, rounds: int) -> float:
     """Seconds for `rounds` private rounds."""
-    from topdp.bench.jobs import Data, Job, our_round
+    from topdp.experiments.bench.bench_job import Data, Job, our_round
 
     use_threads()
     job = Job(agents=agents, batch=BATCH, rounds=rounds + 2)

@@ -25,13 +25,15 @@ def imported() -> float:
         ended = os.times()
         return ended.children_user + ended.children_system - began.children_user - began.children_system
 
-    return min(once("import topdp.planner.answers") for _ in range(3)) - min(once("pass") for _ in range(3))
+    return min(once("import topdp.runs.planner.setting_answers") for _ in range(3)) - min(
+        once("pass") for _ in range(3)
+    )
 
 
 def timed(changes: list[str], whole: bool) -> dict[str, float | str]:
-    from topdp.planner.answers import Question, recommendation, stages
-    from topdp.planner.memory import Memory
-    from topdp.settings import config
+    from topdp.runs import config
+    from topdp.runs.planner.observer_cache import Memory
+    from topdp.runs.planner.setting_answers import Question, recommendation, stages
 
     memory = Memory()
 
@@ -64,7 +66,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     from topdp.errors import TopdpError
-    from topdp.settings.methods import METHODS
+    from topdp.runs.methods import METHODS
 
     results = [{"import": imported()}]
     print(f"import {results[0]['import']:.2f} s", file=sys.stderr)

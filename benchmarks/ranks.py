@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from topdp.runs.folder import RunFolder
+from topdp.runs.run_folder import RunFolder
 from topdp.runs.tensor_files import mapped
 
 FEATURES, CLASSES, RECORDS, TESTED = 784, 10, 4, 200

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
-from topdp.pages.facts import run_facts
-from topdp.pages.report import report_html
-from topdp.runs.folder import RunFolder
+from topdp.runs import config
 from topdp.runs.run import run
-from topdp.settings import config
+from topdp.runs.run_folder import RunFolder
+from topdp.views.pages.report_page import report_html
+from topdp.views.pages.run_facts import run_facts
 
 RUNS = {
     "30 agents, 1,000 rounds": [

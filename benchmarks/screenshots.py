@@ -25,10 +25,10 @@ import requests
 from PIL import Image
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
-from topdp.pages.facts import run_facts
-from topdp.pages.report import report_html
-from topdp.pages.statement import statement, statement_html
-from topdp.runs.folder import RunFolder
+from topdp.runs.run_folder import RunFolder
+from topdp.views.pages.report_page import report_html
+from topdp.views.pages.run_facts import run_facts
+from topdp.views.statement.run_statement import statement, statement_html
 
 COLOURS = 96  # text, lines and one picture need no more
 LARGEST = 250_000  # bytes

@@ -18,10 +18,10 @@ import numpy as np
 from topdp import topology
 from topdp.plan import Schedule
 from topdp.privacy import adaptive, exposure
-from topdp.privacy.allocation import allocate
-from topdp.privacy.leftover import leftover
+from topdp.privacy.noise_allocation import allocate
+from topdp.privacy.residual_noise import leftover
 from topdp.protocols import Correlated
-from topdp.protocols.secrets import hangs_together, secret_pairs
+from topdp.protocols.pair_secrets import hangs_together, secret_pairs
 
 DEGREES = (4, 8, 12)
 COLLUDERS = (1, 2, 4)

@@ -21,9 +21,9 @@ from typing import Any
 
 
 def agents(config: Any, out: Path) -> dict[str, Any]:
-    from topdp.agents.site import demo
+    from topdp.agents.development import federation_demo
 
-    found = demo.run(config, out)
+    found = federation_demo.run(config, out)
     processor = [each["processor_milliseconds_per_round"] for each in found["agents"]]
     return {
         "wall_ms": found["milliseconds_per_round"],
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    from topdp.settings import config as configurations
+    from topdp.runs import config as configurations
 
     changes = [*options.changes, f"topology.agents={options.agents}", f"rounds={options.rounds}"]
     config = configurations.read(None, None, changes)

@@ -32,9 +32,9 @@ def agent(pace: str, *arguments: str) -> None:
     """One agent, whose rows leave at a measured pace."""
     import asyncio
 
-    from topdp import cli
-    from topdp.agents.wire.codes import MessageKind
     from topdp.agents.wire.grpc_transport import GrpcTransport
+    from topdp.agents.wire.wire_codes import MessageKind
+    from topdp.cli import app
 
     request = GrpcTransport.request
 
@@ -45,11 +45,11 @@ def agent(pace: str, *arguments: str) -> None:
 
     GrpcTransport.request = paced  # type: ignore[method-assign]
     sys.argv = ["topdp", *arguments]
-    cli.main()
+    app.main()
 
 
 def configuration(data: Path, agents: int, rounds: int) -> Any:
-    from topdp.settings import config
+    from topdp.runs import config
 
     changes = [f'data.name="{data}"', f"topology.agents={agents}", "topology.kind=ring", "privacy.clip=1.0"]
     changes += ["privacy.guarantee=worst-case", "privacy.epsilon=50.0", f"rounds={rounds}"]
@@ -67,7 +67,7 @@ def started(folder: Path, name: str, pace: float) -> subprocess.Popen[bytes]:
 
 
 def sample(begun: float, name: str, process: subprocess.Popen[bytes], state: Path) -> dict[str, Any]:
-    from topdp.agents.books.ledger import Ledger
+    from topdp.agents.ledger.ledger import Ledger
 
     proc = Path("/proc") / str(process.pid)
     fields = (proc / "stat").read_text().rsplit(")", 1)[1].split()
@@ -200,8 +200,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("soak"), help="a new folder")
     options = parser.parse_args()
     from kill_matrix import records
-    from topdp.agents.site import demo
-    from topdp.agents.terms.manifest import Rules
+    from topdp.agents.agreement.manifest import Rules
+    from topdp.agents.development import federation_demo
 
     options.out.mkdir(parents=True)
     data = options.out / "blobs.npz"
@@ -209,7 +209,7 @@ def main() -> None:
     # More rounds than there is time for.
     rounds = int(options.minutes * 60 / max(options.pace, 0.02)) + 1000
     folder = options.out / "run" / "agents"
-    _, manifest, _ = demo.prepared(
+    _, manifest, _ = federation_demo.prepared(
         configuration(data, options.agents, rounds), folder, Rules(idle_timeout=60.0)
     )
     wrong = observed(options, folder, list(manifest.names))

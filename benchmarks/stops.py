@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.agents.books.audit import verify
-from topdp.agents.books.ledger import Ledger
-from topdp.agents.site import nursery
-from topdp.agents.site.shutdown import BLOCKED, LIMIT
-from topdp.agents.terms import federation, identity
-from topdp.settings import config
+from topdp.agents.agreement import federation_manifest, identity
+from topdp.agents.development import fork_server
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_check import verify
+from topdp.agents.node.shutdown import BLOCKED, LIMIT
+from topdp.runs import config
 
 ROUNDS = 20_000  # more than there is time for
 SPEAKS = 120.0  # seconds until an agent that was started must have said something, on a busy machine
@@ -42,7 +42,7 @@ def sites(folder: Path) -> None:
             identity.init(folder / name, name, f"127.0.0.1:{probe.getsockname()[1]}")
     cards = [folder / name / "card.toml" for name in ("ada", "bob")]
     changes = [f"rounds={ROUNDS}", "topology.agents=2", "privacy.guarantee=worst-case", "model.name=linear"]
-    terms, _, _ = federation.create(cards, "40", config.read(changes=changes), "ada-bob", {})
+    terms, _, _ = federation_manifest.create(cards, "40", config.read(changes=changes), "ada-bob", {})
     terms.write(folder / "manifest.toml")
     chance = np.random.default_rng(0)
     arrays = {"train_inputs": chance.normal(size=(40, 4)), "train_labels": np.arange(40) % 2}
@@ -54,7 +54,7 @@ def started(folder: Path, name: str) -> BaseProcess:
     command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
     command += ["--data", str(folder / "records.npz"), "--state", str(folder / f"state-{name}")]
     (folder / f"{name}.log").touch()
-    return nursery.start(command, {**os.environ, **nursery.ALONE}, folder / f"{name}.log")
+    return fork_server.start(command, {**os.environ, **fork_server.ALONE}, folder / f"{name}.log")
 
 
 def said(folder: Path, name: str) -> int:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         sites(folder)
-        nursery.warm_up()
+        fork_server.warm_up()
         spoken = {"ada": 0, "bob": 0}  # bytes of the log before this life
         processes = {name: started(folder, name) for name in ("ada", "bob")}
         try:

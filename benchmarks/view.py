@@ -60,7 +60,7 @@ def measure(job: Job) -> dict[str, float]:
     from topdp import topology
     from topdp.plan import schedules
     from topdp.privacy.basics.exposure import exposure
-    from topdp.privacy.observers.filtering import sights
+    from topdp.privacy.observers.observer_filter import sights
     from topdp.privacy.observers.view import view
     from topdp.protocols import TopSynchronous
 

@@ -16,8 +16,8 @@ from topdp.data import Shards
 from topdp.plan import Batches, Cycle, Full, Poisson, schedules
 from topdp.plan.schedules import Schedule
 from topdp.protocols import Central, Correlated, Protocol, UpdateRule
-from topdp.settings.config import MethodConfig
-from topdp.settings.methods import METHODS
+from topdp.runs.config import MethodConfig
+from topdp.runs.methods import METHODS
 from topdp.topology import Topology
 
 GRAPHS: dict[str, Topology] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from topdp.cli import app
+from topdp.cli.app import app
 
 
 def command(arguments: list[str]) -> tuple[typer.core.TyperCommand, list[str]]:

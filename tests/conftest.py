@@ -31,12 +31,12 @@ def pytest_collection_finish():
 @pytest.fixture
 def topdp(monkeypatch, capsys):
     """The command line in this process: exit code, stdout, stderr."""
-    from topdp import cli
+    from topdp.cli import app
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["topdp", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            app.main()
         out, err = capsys.readouterr()
         return SimpleNamespace(code=ended.value.code, out=out, err=err)
 

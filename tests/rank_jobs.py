@@ -1,4 +1,4 @@
-"""What one of three processes does for test_ranked.py: the jobs of a list, each with some of the others.
+"""What one of three processes does for test_ranked_run.py: the jobs of a list, each with some of the others.
 
 Started with the store of who started it, its own number and a folder. Between jobs nothing is kept but the
 process: joining, running and leaving is what a process of torchrun does.
@@ -17,8 +17,7 @@ import torch
 from pytest import MonkeyPatch
 
 from topdp.errors import DataError, TopdpError
-from topdp.runs import ranked, room
-from topdp.settings import build, config
+from topdp.runs import builders, config, memory_check, ranked_run
 from topdp.simulator.engine import Engine
 
 AGENTS, ROUNDS = 7, 6
@@ -101,16 +100,16 @@ def outcome(folder: Path, rank: int, name: str, changes: list[str], what: str) -
         if what == "another seed on rank 1" and rank == 1:
             changes = [*changes, "seed=4"]
         elif what == "no such file on rank 1" and rank == 1:
-            patched.setattr(build, "shards", gone)
+            patched.setattr(builders, "shards", gone)
         elif what == "no memory":
-            patched.setattr(room, "free_on", lambda device: 1000)
-            patched.setattr(room, "SMALL", 0)
+            patched.setattr(memory_check, "free_on", lambda device: 1000)
+            patched.setattr(memory_check, "SMALL", 0)
         elif what == "stopped 2" and rank == 1:
             patched.setattr(Engine, "advance", after(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
         elif what == "lost 2" and rank == 1:
             patched.setattr(Engine, "advance", after(4, lambda: os._exit(9)))
         try:
-            result = ranked.run_on_ranks(settings(folder, changes), folder / name, device)
+            result = ranked_run.run_on_ranks(settings(folder, changes), folder / name, device)
         except TopdpError as error:
             return {"code": int(error.code), "said": str(error), "kind": type(error).__name__}
     return {"code": 0, "said": "", "found": result is not None}

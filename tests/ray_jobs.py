@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from topdp.errors import TopdpError
-from topdp.runs import dispatch, ray_cluster, sweep
-from topdp.runs.grid import Axis, checked
-from topdp.runs.orders import Made
-from topdp.settings import config
+from topdp.runs import cluster_sweep, config, ray_cluster, sweep
+from topdp.runs.cluster_orders import Made
+from topdp.runs.sweep_grid import Axis, checked
 
 BASE = [
     "topology.agents=4", "topology.kind=ring", "rounds=6", "privacy.sigma=0.05", "privacy.clip=1.0",
@@ -117,7 +116,7 @@ def outcome(folder: Path, name: str, wanted: list[Any], cluster: Any, watched: W
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    dispatch.TRIES, dispatch.WAIT = 2, 0.1
+    cluster_sweep.TRIES, cluster_sweep.WAIT = 2, 0.1
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
@@ -166,7 +165,7 @@ def jobs(folder: Path, cluster: Any, end_node: Any) -> None:
 
 def older(modules: tuple[str, ...]) -> dict[str, str]:
     """As a driver of another version says it."""
-    from topdp.runs.fingerprint import fingerprint
+    from topdp.runs.code_fingerprint import fingerprint
 
     return {**fingerprint(modules), "topdp": "9.9.9"}
 

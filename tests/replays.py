@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from topdp.simulator.mixing_cuda import Fused
+from topdp.simulator.row_mixing_cuda import Fused
 
 
 def by_calling(warm_up, function):

@@ -20,7 +20,7 @@ from builders import PROTOCOLS
 from topdp import topology
 from topdp.plan import NOBODY, PerRound, Plan, Schedule, learning_rates, schedule, step_decay
 from topdp.plan.schedules import FADINGS
-from topdp.settings.config import RunConfig, Section
+from topdp.runs.config import RunConfig, Section
 from topdp.topology import Topology
 
 seeds = st.integers(0, 2**32 - 1)

@@ -11,11 +11,11 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from topdp.cli import app
+from topdp.cli.app import app
 from topdp.data.catalogue import CATALOGUE, Entry
 from topdp.errors import DataError
-from topdp.settings import config
-from topdp.settings.methods import METHODS
+from topdp.runs import config
+from topdp.runs.methods import METHODS
 from topdp.topology import FAMILIES
 
 ROOT = Path(__file__).parents[1]

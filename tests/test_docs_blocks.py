@@ -23,8 +23,8 @@ from doc_blocks import SHELL, Block, blocks, commands
 from test_docs import PAGES, ROOT
 from topdp.data import Schema
 from topdp.errors import ExitCode
-from topdp.settings import config
-from topdp.settings.config import ConfigError
+from topdp.runs import config
+from topdp.runs.config import ConfigError
 
 TRAINS = ("run", "compare", "sweep", "audit")
 """Executed on a small file of images, few agents, few rounds."""
@@ -32,12 +32,12 @@ TRAINS = ("run", "compare", "sweep", "audit")
 SMALL = ("rounds=2", "data.records=60", "train.evaluate_every=1")
 
 ELSEWHERE = {
-    "reproduce": "tests/reproduce/test_reproduce.py",
-    "federation": "tests/agents/site/test_commands.py",
-    "agent": "tests/agents/site/test_docs_walk.py",
-    "relay": "tests/agents/wire/test_relay.py",
-    "audit --recorded": "tests/audit/test_command.py",
-    "dash": "tests/dash/test_dash_command.py",
+    "reproduce": "tests/experiments/test_reproduce.py",
+    "federation": "tests/agents/node/test_commands.py",
+    "agent": "tests/agents/node/test_docs_walk.py",
+    "relay": "tests/agents/wire/test_relay_server.py",
+    "audit --recorded": "tests/audit/test_audit_command.py",
+    "dash": "tests/views/live/test_dash_command.py",
     "data fetch": "tests/data/test_fetch.py",
 }
 """Commands that are parsed and not run here, and the test that runs each."""

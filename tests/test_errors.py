@@ -92,11 +92,6 @@ def test_wrong_input_can_be_caught_as_pythons_own():
 
 def test_every_error_of_ours_is_of_the_family():
     """No room raises plain errors on purpose: only what a peer's or user's parser wants as ValueError."""
-    import topdp.agents.site.process
-    import topdp.dash.planning
-    import topdp.reproduce.make
-    import topdp.runs.run
-    import topdp.simulator.stretches  # noqa: F401
 
     def family(kind):
         return {kind}.union(*(family(child) for child in kind.__subclasses__()))

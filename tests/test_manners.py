@@ -70,7 +70,7 @@ def test_what_is_counted_is_announced_one_by_one(topdp, few):
 INTERRUPTED = {
     "reproduce": (
         ["reproduce", "1", "--quick", "--out", "figures"],
-        "topdp.reproduce.make.reproduce",
+        "topdp.experiments.reproduce.reproduce",
         "Interrupted. Continue with: the same command: what is done is kept in figures.",
     ),
     "compare": (
@@ -100,12 +100,12 @@ def test_ctrl_c_says_how_to_go_on(topdp, tmp_path, monkeypatch, command):
 
 
 def test_time_that_is_up_says_how_to_go_on(topdp, tmp_path, monkeypatch):
-    from topdp.reproduce.runner import OutOfTime
+    from topdp.experiments.figure_runner import OutOfTime
 
     def up(*arguments, **named):
         raise OutOfTime("Time is up with 3 stacks of runs to go.")
 
-    monkeypatch.setattr("topdp.reproduce.make.reproduce", up)
+    monkeypatch.setattr("topdp.experiments.reproduce.reproduce", up)
     done = topdp("reproduce", "1", "--out", tmp_path / "figures")
     assert done.code == 130 and "Time is up with 3 stacks of runs to go. Continue with: the same" in done.err
 
@@ -113,6 +113,6 @@ def test_time_that_is_up_says_how_to_go_on(topdp, tmp_path, monkeypatch):
 def test_the_command_line_itself_imports_nothing_slow():
     """Help and wrong options answer at once; what is slow is imported after the first sign of life."""
     slow = ("torch", "numpy", "scipy", "networkx", "matplotlib", "requests", "grpc", "cryptography", "pandas")
-    code = f"import sys, topdp.cli; sys.exit(', '.join(m for m in {slow} if m in sys.modules) or None)"
+    code = f"import sys, topdp.cli.app; sys.exit(', '.join(m for m in {slow} if m in sys.modules) or None)"
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

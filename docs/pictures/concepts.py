@@ -18,11 +18,22 @@ from shapes import HEADING, NORMAL, SMALL, agent, bar, box, drawing, heading, me
 
 from topdp import topology
 from topdp.plan import Plan, Schedule
-from topdp.privacy.leftover import leftover
+from topdp.privacy.residual_noise import leftover
 from topdp.protocols import TopSynchronous
-from topdp.report.style import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, RED, house_style, save
+from topdp.runs import builders, config
+from topdp.runs.pictures.chart_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    house_style,
+    save,
+)
 from topdp.runs.planning import plan_and_account
-from topdp.settings import build, config
 
 COLOURS = (BLUE, ORANGE, GREEN)
 
@@ -159,7 +170,7 @@ def secrets(path: Path) -> Path:
 def noise(method: str) -> tuple[float, float]:
     """Deviations of the noise in a broadcast of the first release, and in the average after it."""
     settings = config.read(changes=[f"method.name={method}", "rounds=1", "privacy.colluders=1"])
-    graph = build.graph(settings)
+    graph = builders.graph(settings)
     plan, _ = plan_and_account(settings, graph, (2000,) * graph.agents)
     return float(np.sqrt((plan[0].std[0] ** 2).sum())), float(np.sqrt(leftover(plan).average[0]))
 
@@ -199,7 +210,7 @@ def ring_answers() -> dict[str, float]:
         changes=["method.name=top", "method.alpha=0.25", "topology.kind=ring", "topology.agents=6",
                  "rounds=50", "privacy.guarantee=claimed", "privacy.answers=['view', 'adaptive']"]
     )  # fmt: skip
-    graph = build.graph(settings)
+    graph = builders.graph(settings)
     _, account = plan_and_account(settings, graph, (2000,) * 6)
     return {name: float(account.epsilon[name] or np.inf) for name, *_ in PANELS}
 

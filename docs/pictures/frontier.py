@@ -13,9 +13,9 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from topdp.report.style import data_title, house_style, look, save
-from topdp.reproduce.frontier import FULL
-from topdp.reproduce.frontier_report import FrontierRow, accuracies, lines, read_rows
+from topdp.experiments.frontier import FULL
+from topdp.experiments.frontier_report import FrontierRow, accuracies, lines, read_rows
+from topdp.runs.pictures.chart_style import data_title, house_style, look, save
 
 ROOT = Path(__file__).parents[2]
 PICTURE = Path(__file__).with_name("frontier.png")

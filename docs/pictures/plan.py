@@ -3,7 +3,7 @@
     python docs/pictures/plan.py [FILE]
 
 The shares in the bars are those of Eq. 5b at the default α, and all that is computed here. Results are drawn
-by `topdp.report` and `benchmarks/`.
+by `topdp.views` and `benchmarks/`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch
 from shapes import NORMAL, RADIUS, SMALL, agent, arrow, bar, box, drawing, heading, message, write
 
-from topdp.report.style import BLUE, GREY, INK, ORANGE, PALE, house_style, save
+from topdp.runs.pictures.chart_style import BLUE, GREY, INK, ORANGE, PALE, house_style, save
 
 PICTURE = Path(__file__).with_name("plan.png")
 

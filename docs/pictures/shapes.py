@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Polygon, Rectangle
 
-from topdp.report.style import INK
+from topdp.runs.pictures.chart_style import INK
 
 HEADING, NORMAL, SMALL = 13.0, 11.5, 10.5  # points
 LINE = 2.9  # from one line of a box to the next

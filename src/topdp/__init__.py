@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from topdp import data, errors, plan, privacy, protocols, topology
     from topdp.data import Shards
     from topdp.errors import TopdpError
-    from topdp.learning.adapters import lora
+    from topdp.learning.lora_adapters import lora
     from topdp.learning.metrics import Metric
     from topdp.runs import Result, StopEarly, train
 
@@ -39,7 +39,7 @@ _LAZY = {
     "Shards": "topdp.data",
     "StopEarly": "topdp.runs",
     "TopdpError": "topdp.errors",
-    "lora": "topdp.learning.adapters",
+    "lora": "topdp.learning.lora_adapters",
     "train": "topdp.runs",
 }
 

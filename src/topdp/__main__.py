@@ -1,5 +1,5 @@
 """python -m topdp: the same as the command topdp."""
 
-from topdp.cli import main
+from topdp.cli.app import main
 
 main()

@@ -6,23 +6,23 @@ import random
 import pytest
 import torch
 
-from topdp.agents.books import database
-from topdp.agents.life import meetings
+from topdp.agents.ledger import ledger_database
+from topdp.agents.runtime import live_pairing_loop
 from topdp.learning.gradients import ClippedGradients
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(database, "SYNCHRONOUS", "OFF")
+    monkeypatch.setattr(ledger_database, "SYNCHRONOUS", "OFF")
     seeds = itertools.count()
-    monkeypatch.setattr(meetings, "CHANCE", lambda: random.Random(next(seeds)))
+    monkeypatch.setattr(live_pairing_loop, "CHANCE", lambda: random.Random(next(seeds)))
     known = {}  # gradients of one small model: checked once, not once for each agent and restart
 
     def shared(flat, clip, *kinds, **options):
         key = (flat.dimension, flat.dtype, clip, kinds, *options.items())
         return known.setdefault(key, ClippedGradients(flat, clip, *kinds, **options))
 
-    monkeypatch.setattr("topdp.learning.gradients.clipped.ClippedGradients", shared)
+    monkeypatch.setattr("topdp.learning.gradients.clipped_gradients.ClippedGradients", shared)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -16,25 +16,25 @@ import torch
 
 from builders import blobs, linear_model
 from topdp import topology
-from topdp.agents.books.audit import verify
-from topdp.agents.books.database import TamperedError
-from topdp.agents.books.entries import digest_of
-from topdp.agents.books.ledger import ANYBODY, Ledger
-from topdp.agents.life import equipment
-from topdp.agents.life.agent import Agent
-from topdp.agents.life.budget import meter
-from topdp.agents.life.equipment import equip
-from topdp.agents.life.failpoints import Failpoints
-from topdp.agents.life.handover import Handover
-from topdp.agents.life.sharing import PrivateFiles
-from topdp.agents.terms import setup as setups
-from topdp.agents.terms.identity import make
-from topdp.agents.terms.manifest import Rules, create
-from topdp.agents.wire.codes import MessageKind
+from topdp.agents.agreement import run_setup as setups
+from topdp.agents.agreement.identity import make
+from topdp.agents.agreement.manifest import Rules, create
+from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.ledger.ledger import ANYBODY, Ledger
+from topdp.agents.ledger.ledger_check import verify
+from topdp.agents.ledger.ledger_database import TamperedError
+from topdp.agents.ledger.ledger_entries import digest_of
+from topdp.agents.runtime import agent_context
+from topdp.agents.runtime.agent import Agent
+from topdp.agents.runtime.agent_context import equip
+from topdp.agents.runtime.budget_meter import meter
+from topdp.agents.runtime.handover import Handover
+from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.wire.transport import Handler, Transport, Unreachable
+from topdp.agents.wire.wire_codes import MessageKind
 from topdp.learning.gradients import ClippedGradients
-from topdp.settings import build
-from topdp.settings import config as configurations
+from topdp.runs import builders
+from topdp.runs import config as configurations
 from topdp.simulator.engine import Engine
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
@@ -184,7 +184,7 @@ class Federation:
             self.shards.targets[agent, : self.shards.counts[agent]],
         )
         options.setdefault("seeded", True)
-        with mock.patch.object(equipment, "meter", self._meter):
+        with mock.patch.object(agent_context, "meter", self._meter):
             return equip(self.setup, agent, records, self.shards.classes, **options)
 
     def _meter(self, plan, analysis, agent, *asked, **how):
@@ -214,7 +214,7 @@ class Federation:
             self.setup.plan,
             ClippedGradients(model, config.privacy.clip),
             self.shards,
-            build.batches(config, self.shards.counts),
+            builders.batches(config, self.shards.counts),
             config.seed,
         )
         state = engine.start(engine.gradients.flat.flatten())

@@ -9,13 +9,13 @@ import hashlib
 import itertools
 import socket
 
-from topdp.agents.terms.card import Card
-from topdp.agents.terms.identity import Identity, make
-from topdp.agents.terms.manifest import Manifest, Rules, create
-from topdp.agents.wire.codes import ReplyCode
+from topdp.agents.agreement.identity import Identity, make
+from topdp.agents.agreement.identity_card import Card
+from topdp.agents.agreement.manifest import Manifest, Rules, create
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.transport import Message, Reply, Unreachable
-from topdp.settings.config import RunConfig
+from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.runs.config import RunConfig
 
 NAMES = ("ant", "bee", "cat", "dog")
 MADE = {name: make(name) for name in NAMES}  # keys are made once; addresses differ from test to test

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from history import Federation, Wire, live, on_virtual_time
 
-from topdp.agents.life import equipment, rounds
-from topdp.agents.terms import hidden_rows
-from topdp.agents.wire import payload
-from topdp.agents.wire.codes import MessageKind
+from topdp.agents.agreement import hidden_rows
+from topdp.agents.runtime import agent_context, planned_loop
+from topdp.agents.wire import row_payload
+from topdp.agents.wire.wire_codes import MessageKind
 from topdp.privacy.basics.gaussian import epsilon_of
 
 
@@ -104,7 +104,7 @@ class Symbolic(Federation):
                 self._known.clear()
                 self.sent[sender, receiver, message.round] = message.body
 
-        original = rounds.kept
+        original = planned_loop.kept
 
         def kept(part, round, rows):
             self._known.clear()
@@ -114,9 +114,9 @@ class Symbolic(Federation):
         wire.lose = note
         # Coordinates are coefficients here, not numbers with noise: the grid of rows would only round them.
         with (
-            mock.patch.object(rounds, "kept", kept),
+            mock.patch.object(planned_loop, "kept", kept),
             mock.patch.object(hidden_rows, "GRID", 2.0**-50),
-            mock.patch.object(equipment, "expect_exact", lambda *facts: None),
+            mock.patch.object(agent_context, "expect_exact", lambda *facts: None),
         ):
             return on_virtual_time(live(self, wire=wire, **how))
 
@@ -124,7 +124,7 @@ class Symbolic(Federation):
         """[rows, coordinates]: what `observer` was sent; with `estimates`, also everybody's."""
         names, d = self.setup.manifest.names, self.coordinates.dimension
         rows = [
-            payload.decode(body, d, "float64")
+            row_payload.decode(body, d, "float64")
             for (_, receiver, _), body in sorted(self.sent.items())
             if receiver == names[observer]
         ]

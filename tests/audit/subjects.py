@@ -13,9 +13,9 @@ from topdp.audit import Audit, Findings, Question
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.runs.assembly import Assembly
+from topdp.runs.config import RunConfig, parse
 from topdp.runs.planning import plan_and_account
-from topdp.settings.config import RunConfig, parse
-from topdp.simulator.draws import Draws
+from topdp.simulator.simulated_noise import Draws
 
 
 def network(hidden: int = 20) -> torch.nn.Module:

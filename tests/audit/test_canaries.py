@@ -8,8 +8,8 @@ import torch
 from subjects import Audited
 
 from topdp.audit.canaries import AuditError, expect_room, planted
-from topdp.audit.execution import execute
-from topdp.data import selection
+from topdp.audit.canary_run import execute
+from topdp.data import batch_selection
 from topdp.plan import Cycle, Full, Poisson
 
 BATCHES = {"full": Full(90), "cycle": Cycle(90, 20), "poisson": Poisson(90, 20)}
@@ -24,7 +24,7 @@ def plant(kind, count=50, replaced=False, seed=0):
 def test_a_canary_is_used_when_its_record_is_and_the_record_no_more(kind):
     canaries, batches = plant(kind), [BATCHES[kind]] * 3
     for round in range(12):
-        before = selection.select(batches, 5, round)
+        before = batch_selection.select(batches, 5, round)
         after = canaries.select(batches, 5, round, torch.device("cpu"))
         indices = np.arange(90) if before.indices is None else before.indices[1].numpy()
         weights = np.ones(len(indices)) if before.weights is None else before.weights[1].numpy()

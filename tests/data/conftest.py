@@ -12,7 +12,7 @@ import pytest
 from data_files import small_arrays
 
 from topdp.data.catalogue import CATALOGUE
-from topdp.data.decode import Arrays
+from topdp.data.image_decoding import Arrays
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from topdp.data.decode import NAMES, Arrays
+from topdp.data.image_decoding import NAMES, Arrays
 
 
 def small_arrays(name: str, seed: int = 0) -> Arrays:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from topdp.data.catalogue import CATALOGUE, Entry
-from topdp.data.decode import NAMES
-from topdp.report.style import DATA_TITLES
+from topdp.data.image_decoding import NAMES
+from topdp.runs.pictures.chart_style import DATA_TITLES
 
 
 def images(entry: Entry) -> bool:

@@ -20,10 +20,10 @@ import pytest
 import requests
 from data_files import same, small_arrays, write_batches, write_csv, write_idx, write_sheets
 
-from topdp.data import available, fetch, load, sources
+from topdp.data import available, download_sources, fetch, load
+from topdp.data.cache_disk import DiskError
 from topdp.data.catalogue import CATALOGUE, Package
-from topdp.data.decode import NAMES, Arrays
-from topdp.data.disk import DiskError
+from topdp.data.image_decoding import NAMES, Arrays
 from topdp.errors import DataError
 
 StandIn = Callable[..., Arrays]
@@ -52,7 +52,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "clients"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(sources, "pip_command", lambda: [str(folder / "pip")])
+    monkeypatch.setattr(download_sources, "pip_command", lambda: [str(folder / "pip")])
     return folder
 
 
@@ -334,7 +334,7 @@ def test_download_from_an_address(
 
 def test_a_host_that_never_answers_is_given_up(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in("mnist", addresses=("http://one.invalid/", "http://two.invalid/"))
-    monkeypatch.setattr(sources, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(download_sources, "CONNECT_SECONDS", 0.05)
     release = threading.Event()
 
     def never(*args: Any, **options: Any) -> None:

@@ -8,9 +8,9 @@ from torch import nn
 
 import topdp
 from topdp.errors import InputError
-from topdp.learning.adapters import LoraLinear, lora, merged
 from topdp.learning.backbone import split
 from topdp.learning.gradients import ClippedGradients
+from topdp.learning.lora_adapters import LoraLinear, lora, merged
 from topdp.learning.models import FlatModel
 
 

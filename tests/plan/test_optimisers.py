@@ -12,10 +12,10 @@ from builders import PROTOCOLS, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
-from topdp.plan import Full, Optimiser, PlanError, archive, optimised, prune, schedules
+from topdp.plan import Full, Optimiser, PlanError, optimised, plan_file, prune, schedules
 from topdp.protocols import Central, Correlated
 from topdp.simulator.engine import Engine
-from topdp.simulator.stacking import StackedNoise, stack_plans
+from topdp.simulator.run_stacking import StackedNoise, stack_plans
 
 RATE = 0.3
 LINEAR = {
@@ -133,8 +133,8 @@ def test_pruned_resumed_and_stacked_runs_end_alike(protocol, kind, tmp_path):
 
 
 def check_alike(plan, tmp_path):
-    archive.save(plan, tmp_path / "plan.npz")
-    assert archive.load(tmp_path / "plan.npz").digest() == plan.digest()
+    plan_file.save(plan, tmp_path / "plan.npz")
+    assert plan_file.load(tmp_path / "plan.npz").digest() == plan.digest()
     shards = blobs(8)
     gradients, batches = ClippedGradients(linear_model(), 1.0), [Full(count) for count in shards.counts]
     whole = Engine(plan, gradients, shards, batches, 0, every_row=True)

@@ -13,9 +13,9 @@ from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
 from topdp.privacy.account import Account, Status
 from topdp.privacy.account import account as account_of
-from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
-from topdp.privacy.basics.loss import sampled_loss
+from topdp.privacy.basics.privacy_loss import sampled_loss
+from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.view import view
 from topdp.privacy.published.claims import Analysis
 
@@ -75,7 +75,7 @@ def test_all_answers_for_every_agent(name):
 
 
 def test_what_is_not_asked_for_is_not_computed(monkeypatch):
-    import topdp.privacy.observers.answers as answers
+    import topdp.privacy.observers.observer_answers as answers
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("computed unasked")

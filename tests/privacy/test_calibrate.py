@@ -16,15 +16,15 @@ from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Plan, PlanError, Poisson, schedules
 from topdp.privacy.account import GUARANTEES, account
-from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.basics.gaussian import mu_of
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.budget_excess import Accounts, Writer
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.excess import Accounts, Writer
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published import CALIBRATIONS
+from topdp.privacy.published.calibration_table import side_by_side
 from topdp.privacy.published.claims import Analysis, noise_multipliers
-from topdp.privacy.published.side_by_side import side_by_side
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous
 
 GRAPH = topology.random(6, 0.5, seed=4)
@@ -180,7 +180,7 @@ SHARDS = {  # name -> graph, records of each agent, ε of each agent
 
 
 OWN_NOISE = {name: make for name, make in WITH_VIEW.items() if name != "correlated"}
-"""Where partners share noise the sum of all that is own counts, and not each alone (test_allocation.py)."""
+"""Where partners share noise the sum of all that is own counts, and not each alone (`noise_allocation`)."""
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from builders import AVERAGING, WITH_VIEW, pairwise
 from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
 from topdp.privacy.account import account
-from topdp.privacy.basics.checks import NotCovered, PrivacyError
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 from topdp.privacy.observers.worst_case import composed
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.spending import Spending, spending

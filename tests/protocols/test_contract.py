@@ -24,7 +24,7 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
 from topdp.privacy import exposure, worst_case
-from topdp.protocols import Central, Protocol, pairing
+from topdp.protocols import Central, Protocol, matching
 from topdp.simulator.engine import Engine
 from topdp.topology import Topology
 
@@ -265,10 +265,10 @@ def test_a_share_outside_its_range_is_refused(name, own_share):
 def test_pairs_are_the_same_walked_or_by_arrays():
     """Few agents are matched edge by edge, many by arrays: one walk."""
     for graph in (topology.random(12, 0.4, 1), topology.star(9), topology.complete(7)):
-        walked = pairing.draw_pairs(graph, 40, 0.2, seed=3)
+        walked = matching.draw_pairs(graph, 40, 0.2, seed=3)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pairing, "FEW", 0)
-            found = pairing.draw_pairs(graph, 40, 0.2, seed=3)
+            patch.setattr(matching, "FEW", 0)
+            found = matching.draw_pairs(graph, 40, 0.2, seed=3)
         np.testing.assert_array_equal(walked.partner, found.partner)
 
 

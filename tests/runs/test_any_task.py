@@ -10,11 +10,10 @@ from torch import nn
 import topdp
 from topdp import topology
 from topdp.errors import DataError, InputError, TopdpError
-from topdp.runs import run
-from topdp.runs.folder import RunFolder, RunFolderError
-from topdp.runs.loop import InterruptedRun
-from topdp.settings import config
-from topdp.settings.config import ConfigError
+from topdp.runs import config, run
+from topdp.runs.config import ConfigError
+from topdp.runs.run_folder import RunFolder, RunFolderError
+from topdp.runs.training_loop import InterruptedRun
 
 AGENTS, RECORDS = 4, 80
 INPUTS = torch.randn(AGENTS + 1, RECORDS, 5, generator=torch.Generator().manual_seed(0))
@@ -260,7 +259,7 @@ def test_sinks_get_a_number_for_each_class_and_none_that_is_undefined():
         "auroc": {"mean": None, "min": None, "max": None},
         "loss": {"mean": 2.0, "min": 1.0, "max": 3.0},
     }
-    found = topdp.runs.sinks._values(line)
+    found = topdp.runs.metric_sinks._values(line)
     assert found == {
         "per-class-accuracy/mean/0": 0.5, "per-class-accuracy/min/0": 0.25, "per-class-accuracy/max/0": 1.0,
         "loss/mean": 2.0, "loss/min": 1.0, "loss/max": 3.0,

@@ -12,12 +12,12 @@ import topdp
 from builders import blobs, linear_model
 from topdp import topology
 from topdp.errors import InputError
-from topdp.runs import best
+from topdp.runs import best_estimates
 from topdp.runs import run as runs
 from topdp.runs.callbacks import StopEarly
-from topdp.runs.folder import RunFolder
-from topdp.runs.loop import InterruptedRun
-from topdp.settings.config import ConfigError
+from topdp.runs.config import ConfigError
+from topdp.runs.run_folder import RunFolder
+from topdp.runs.training_loop import InterruptedRun
 
 ROUNDS = 12
 
@@ -300,13 +300,21 @@ class TestBest:
             [lambda run: seen.update({run.round: run.estimates})], out=tmp_path / "run", sigma=0.5, rounds=30
         )
         means = {line["round"]: line["accuracy"]["mean"] for line in result.metrics}
-        best = max(means, key=means.get)  # of equals the first
-        assert (result.best.round, result.best.metric, result.best.value) == (best, "accuracy", means[best])
-        assert torch.equal(result.best.estimates, seen[best])
-        assert torch.equal(
-            torch.from_numpy(load_file(tmp_path / "run" / "best.safetensors")["estimates"]), seen[best]
+        best_estimates = max(means, key=means.get)  # of equals the first
+        assert (result.best.round, result.best.metric, result.best.value) == (
+            best_estimates,
+            "accuracy",
+            means[best_estimates],
         )
-        for module, row in ((result.best_model(2), seen[best][2]), (result.model(2), result.estimates[2])):
+        assert torch.equal(result.best.estimates, seen[best_estimates])
+        assert torch.equal(
+            torch.from_numpy(load_file(tmp_path / "run" / "best.safetensors")["estimates"]),
+            seen[best_estimates],
+        )
+        for module, row in (
+            (result.best_model(2), seen[best_estimates][2]),
+            (result.model(2), result.estimates[2]),
+        ):
             assert torch.equal(torch.cat([p.detach().flatten() for p in module.parameters()]), row)
 
     @pytest.mark.parametrize("killed_at", [1, 5, 6, 11, 16, 29])
@@ -325,9 +333,9 @@ class TestBest:
         again = train(out=tmp_path / "run", resume=True, **settings)
         assert again.best[:3] == whole.best[:3] and torch.equal(again.best.estimates, whole.best.estimates)
 
-    @pytest.mark.parametrize("large", [best.LARGE, 1], ids=["in memory", "on disk"])
+    @pytest.mark.parametrize("large", [best_estimates.LARGE, 1], ids=["in memory", "on disk"])
     def test_a_kill_between_best_and_checkpoint_changes_nothing(self, tmp_path, monkeypatch, large):
-        monkeypatch.setattr(best, "LARGE", large)
+        monkeypatch.setattr(best_estimates, "LARGE", large)
 
         class Killed(BaseException):
             pass
@@ -344,9 +352,9 @@ class TestBest:
             train(out=tmp_path / "run", **settings)
         again, whole = train(out=tmp_path / "run", resume=True, **settings), train(**settings)
         assert again.best[:3] == whole.best[:3] and torch.equal(again.best.estimates, whole.best.estimates)
-        kept = best.read(RunFolder.open(tmp_path / "run"))
+        kept = best_estimates.read(RunFolder.open(tmp_path / "run"))
         assert kept[:3] == whole.best[:3] and torch.equal(kept.estimates, whole.best.estimates)
-        assert not (tmp_path / "run" / best.NEXT).exists()
+        assert not (tmp_path / "run" / best_estimates.NEXT).exists()
 
     def test_without_a_test_set_there_is_none(self, tmp_path):
         result = train(shards=topdp.Shards.from_arrays(_records(5)), out=tmp_path / "run")
@@ -377,7 +385,7 @@ train([kill], out=sys.argv[1])
 
 def test_a_run_of_a_configuration_takes_callbacks_too(tmp_path):
     from builders import blobs_file
-    from topdp.settings import config
+    from topdp.runs import config
 
     data = blobs_file(tmp_path / "blobs.npz", 300)
     wanted = config.read(

@@ -11,9 +11,9 @@ from builders import PROTOCOLS, constant_schedule
 from topdp import topology
 from topdp.plan import prune
 from topdp.runs.checkpoints import Checkpoints
-from topdp.runs.folder import RunFolder, RunFolderError
+from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.simulator.engine import State
-from topdp.simulator.layout import Layout
+from topdp.simulator.row_layout import Layout
 
 PLAN = prune(PROTOCOLS["top-sync"](0.25).plan(topology.ring(6), constant_schedule(5), np.ones(6), 0))
 TWO, THREE = np.array([0, 0, 0, 1, 1, 1]), np.array([2, 0, 1, 1, 0, 2])

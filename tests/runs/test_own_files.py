@@ -17,13 +17,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import topdp
-from topdp.agents.site import process
-from topdp.agents.terms import setup
-from topdp.cli import app
-from topdp.data.readers.schema import Schema
+from topdp.agents.agreement import run_setup
+from topdp.agents.node import agent_process
+from topdp.cli.app import app
+from topdp.data.readers.table_schema import Schema
 from topdp.errors import DataError, InputError
-from topdp.runs import run
-from topdp.settings import build, config
+from topdp.runs import builders, config, run
 from topdp.topology import ring
 
 SCHEMA = 'target = "ill"\nclasses = ["no", "yes"]\nignore = ["id"]\n[ranges]\nage = [0, 100]\n'
@@ -67,15 +66,15 @@ def test_sites_may_be_listed_and_pooled_and_shards_from_files_are_the_same(place
     (place / "list.toml").write_text('[data]\nsites = ["sites/c.csv", "sites/a.csv", "sites/b.csv"]\n')
     basis = ["topology.kind=ring", "topology.agents=3", "data.schema=schema.toml"]
     listed = config.read(place / "list.toml", changes=basis)
-    assert listed.data.name == "sites" and build.counts(listed, 3) == (40, 20, 30)
+    assert listed.data.name == "sites" and builders.counts(listed, 3) == (40, 20, 30)
     direct = topdp.Shards.from_files(listed.data.sites or [], schema="schema.toml")
-    assert build.shards(listed, 3).digest() == direct.digest() and direct.test_inputs is None
+    assert builders.shards(listed, 3).digest() == direct.digest() and direct.test_inputs is None
     pooled = config.read(place / "list.toml", changes=[*basis, "method.name=central"])
-    assert build.shards(pooled, 1).counts == (90,)
+    assert builders.shards(pooled, 1).counts == (90,)
 
 
 def test_one_file_is_dealt_out_as_other_data_sets_are(place: Path) -> None:
-    shards = build.shards(settings("data.partition=dirichlet", name="sites/c.csv"), 3)
+    shards = builders.shards(settings("data.partition=dirichlet", name="sites/c.csv"), 3)
     assert shards.agents == 3 and sum(shards.counts) == 40 and shards.classes == 2
     assert shards.test_inputs is not None and len(shards.test_inputs) == 50
 
@@ -115,7 +114,7 @@ def test_a_table_without_a_schema_ends_with_one_to_fill_in(place: Path) -> None:
 
 def test_a_manifest_states_the_schema_and_not_where_records_are(place: Path) -> None:
     made = settings("privacy.sigma=0.5", "privacy.guarantee=worst-case")
-    complete, _ = setup.completed(made, ring(3), (20, 30, 40))
+    complete, _ = run_setup.completed(made, ring(3), (20, 30, 40))
     assert complete.data.schema == made.data.schema and complete.data.test is None
     assert complete.data.sites is None
 
@@ -132,9 +131,9 @@ def test_an_agent_reads_its_own_file_by_the_schema_of_the_manifest(
         asked.update(given, path=path)
         raise StopError
 
-    monkeypatch.setattr(process.data, "load", load)
+    monkeypatch.setattr(agent_process.data, "load", load)
     with pytest.raises(StopError):
-        process._records("a.csv", type("Terms", (), {"config": settings()})())
+        agent_process._records("a.csv", type("Terms", (), {"config": settings()})())
     assert asked == {"path": "a.csv", "schema": Schema.of(place / "schema.toml")}
 
 

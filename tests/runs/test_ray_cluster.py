@@ -23,11 +23,11 @@ import torch
 import ray_jobs
 from builders import blobs_file
 from topdp.runs import ray_cluster, sweep
-from topdp.runs.best import read as read_best
-from topdp.runs.dispatch import ClusterError
-from topdp.runs.fingerprint import fingerprint
-from topdp.runs.folder import RunFolder
-from topdp.settings.config import ConfigError
+from topdp.runs.best_estimates import read as read_best
+from topdp.runs.cluster_sweep import ClusterError
+from topdp.runs.code_fingerprint import fingerprint
+from topdp.runs.config import ConfigError
+from topdp.runs.run_folder import RunFolder
 
 TESTS = Path(__file__).parents[1]
 
@@ -208,7 +208,7 @@ def test_a_node_with_other_code_computes_nothing(on_a_node, monkeypatch):
     said = on_a_node({**fingerprint(), "topdp": "9.9.9"}, (), 2, b"never looked at")
     assert "(node 01234567) topdp is" in said and "there, 9.9.9 here" in said
     assert os.environ["OMP_NUM_THREADS"] == "2" and os.environ["OMP_WAIT_POLICY"] == "passive"
-    monkeypatch.setitem(sys.modules, "topdp.runs.fingerprint", None)
+    monkeypatch.setitem(sys.modules, "topdp.runs.code_fingerprint", None)
     assert "could not be imported, or is older" in on_a_node(fingerprint(), (), 1, b"never looked at")
 
 

@@ -6,18 +6,18 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from topdp.cli import app
+from topdp.cli.app import app
 from topdp.errors import InputError
-from topdp.privacy.leftover import leftover
+from topdp.privacy.residual_noise import leftover
+from topdp.runs import builders, config
 from topdp.runs.planning import plan_and_account
 from topdp.runs.recommend import recommend
-from topdp.settings import build, config
 
 
 def ask(*changes):
     wanted = config.read(changes=["data.records=100", *changes])
-    graph = build.graph(wanted)
-    return recommend(wanted, graph, build.counts(wanted, graph.agents)), wanted
+    graph = builders.graph(wanted)
+    return recommend(wanted, graph, builders.counts(wanted, graph.agents)), wanted
 
 
 def test_shared_noise_is_recommended_where_it_saves_noise():
@@ -39,8 +39,8 @@ def test_the_noise_is_that_of_the_plans_that_would_run():
                 "train.fading=none", "rounds=20",
             ]
         )  # fmt: skip
-        graph = build.graph(run)
-        plan, _ = plan_and_account(run, graph, build.counts(run, graph.agents))
+        graph = builders.graph(run)
+        plan, _ = plan_and_account(run, graph, builders.counts(run, graph.agents))
         left[name] = leftover(plan).average[-1]
     assert found.options[0].noise == pytest.approx(left["correlated"] / left["central"], rel=1e-6)
 

@@ -11,18 +11,18 @@ from typer.testing import CliRunner
 import topdp
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
-from topdp.agents.terms.setup import expect_no_rounding
-from topdp.cli import app
+from topdp.agents.agreement.run_setup import expect_no_rounding
+from topdp.cli.app import app
 from topdp.errors import InputError
-from topdp.privacy.basics.checks import NotCovered
-from topdp.runs.digits import distance, usual_noise
-from topdp.runs.export import export_run
-from topdp.runs.folder import RunFolder
+from topdp.privacy.basics.refusals import NotCovered
+from topdp.runs import builders
+from topdp.runs.config import ConfigError, read
+from topdp.runs.methods import METHODS
+from topdp.runs.model_export import export_run
+from topdp.runs.rounding_check import distance, usual_noise
 from topdp.runs.run import run, run_or_continue
-from topdp.runs.stacks import stackable
-from topdp.settings import build
-from topdp.settings.config import ConfigError, read
-from topdp.settings.methods import METHODS
+from topdp.runs.run_folder import RunFolder
+from topdp.runs.run_stacks import stackable
 
 
 def train(rows="bfloat16", callbacks=(), **settings):
@@ -148,7 +148,7 @@ def test_a_run_is_accounted_from_its_folder_and_other_answers_stay_refused(tmp_p
 def test_what_does_not_go_with_it_is_refused(tmp_path, change, words):
     config = read(None, None, ["train.rows=bfloat16", "method.name=correlated", change])
     with pytest.raises(ConfigError, match=words):
-        build.rounded(config)
+        builders.rounded(config)
     with pytest.raises(ConfigError, match=words):
         run(config, tmp_path / "run", "cpu")
 

@@ -18,14 +18,13 @@ from safetensors.numpy import save_file
 import topdp
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
+from topdp.base.files import FileError
 from topdp.errors import DataError, InputError
-from topdp.files import FileError
-from topdp.runs import planning, run
+from topdp.runs import builders, config, planning, run
 from topdp.runs.assembly import choose_device
-from topdp.runs.folder import RunFolder, RunFolderError
-from topdp.runs.loop import InterruptedRun
-from topdp.settings import build, config
-from topdp.settings.config import ConfigError
+from topdp.runs.config import ConfigError
+from topdp.runs.run_folder import RunFolder, RunFolderError
+from topdp.runs.training_loop import InterruptedRun
 from topdp.simulator.engine import Engine, WrongReplayError
 
 
@@ -146,7 +145,7 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
     assert torch.equal(read.estimates, whole.estimates) and read.plan.digest() == whole.plan.digest()
     ends = [one.summary() for one in (read, whole)]
     assert all(ends[0][key] == ends[1][key] for key in ("rounds", "accuracy", "privacy"))
-    first = build.shards(small(), 6)
+    first = builders.shards(small(), 6)
     assert torch.equal(read.model(2)(first.test_inputs), whole.model(2)(first.test_inputs))
 
 
@@ -423,17 +422,17 @@ def test_a_model_with_fewer_outputs_than_classes_is_refused():
 
 def test_sizes_are_counts_or_fractions(small, tmp_path):
     counts = small("data.partition=sizes", "data.sizes=[1, 2, 30, 40, 50, 60]")
-    assert build.shards(counts, 6).counts == (1, 2, 30, 40, 50, 60)
+    assert builders.shards(counts, 6).counts == (1, 2, 30, 40, 50, 60)
     assert config.parse(tomllib.loads(counts.to_toml())) == counts
     fractions = small("data.partition=sizes", "data.sizes=[0.1, 0.1, 0.1, 0.1, 0.1, 0.5]")
-    assert build.shards(fractions, 6).counts == (30, 30, 30, 30, 30, 150)
+    assert builders.shards(fractions, 6).counts == (30, 30, 30, 30, 30, 150)
     with pytest.raises(ConfigError, match=r"data\.sizes"):
-        build.shards(small("data.partition=sizes"), 6)
+        builders.shards(small("data.partition=sizes"), 6)
 
 
 def test_a_validation_share_that_leaves_nobody_is_refused(small):
     with pytest.raises(ConfigError, match=r"data\.validation"):
-        build.shards(small("data.validation=0.001"), 6)
+        builders.shards(small("data.validation=0.001"), 6)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +475,7 @@ def test_a_run_that_is_refused_leaves_no_folder_but_the_users_own(small, tmp_pat
 
 
 def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, monkeypatch):
-    from topdp.runs import folder as result
+    from topdp.runs import run_folder as result
 
     real, calls = result.write_tensors, []
 

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from builders import blobs_file
-from topdp.runs import finished, planning, sweep, together
+from topdp.runs import config, finished_run, planning, stacked, sweep
 from topdp.runs import run as runs
-from topdp.runs.finished import Finished
-from topdp.runs.folder import RunFolder
-from topdp.runs.grid import Axis, checked, points
-from topdp.runs.loop import InterruptedRun
-from topdp.settings import config
-from topdp.settings.config import ConfigError
+from topdp.runs.config import ConfigError
+from topdp.runs.finished_run import Finished
+from topdp.runs.run_folder import RunFolder
+from topdp.runs.sweep_grid import Axis, checked, points
+from topdp.runs.training_loop import InterruptedRun
 
 
 @pytest.fixture(scope="session")
@@ -92,10 +91,10 @@ def test_a_stack_finds_what_each_run_finds_alone(grid, tmp_path, monkeypatch, me
     monkeypatch.setattr(sweep, "together", lambda *_: pytest.fail("stacked"))
     monkeypatch.setattr(sweep, "SMALL", -1)
     run_all(wanted, tmp_path / "alone")
-    for stacked, alone in zip(
+    for one_stack, alone in zip(
         ends(tmp_path / "stacked", wanted), ends(tmp_path / "alone", wanted), strict=True
     ):
-        np.testing.assert_allclose(stacked, alone, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(one_stack, alone, rtol=1e-3, atol=1e-5)
     for point in wanted:
         folders = [RunFolder.open(tmp_path / place / point.folder) for place in ("stacked", "alone")]
         assert sorted(os.listdir(folders[0].path)) == sorted(os.listdir(folders[1].path))
@@ -156,10 +155,10 @@ def kills_at(monkeypatch, where, count):
 
 PLACES = {
     "before anything": ((sweep, "_run_stack"), 1),
-    "in the middle of a stack": ((together, "metrics_of"), 5),
+    "in the middle of a stack": ((stacked, "metrics_of"), 5),
     "before the first folder": ((Finished, "write"), 1),
     "between two folders": ((Finished, "write"), 3),
-    "in a folder without estimates": ((finished, "end_folder"), 2),
+    "in a folder without estimates": ((finished_run, "end_folder"), 2),
     "while the plan is written": ((RunFolder, "_write"), 3),
     "while the estimates are written": ((RunFolder, "save_estimates"), 4),
 }

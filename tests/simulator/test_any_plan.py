@@ -15,17 +15,17 @@ from torch import nn
 from builders import batches_of, blobs, constant_schedule
 from strategies import custom_plans
 from topdp import topology
-from topdp.data.selection import select
+from topdp.data.batch_selection import select
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import FlatModel
 from topdp.plan import NOBODY, PerRound
 from topdp.protocols import PlainSynchronous
 from topdp.simulator import engine as engine_file
-from topdp.simulator import one_pass
-from topdp.simulator.draws import Noise
+from topdp.simulator import fused_rows
 from topdp.simulator.engine import Engine
-from topdp.simulator.mixing import RowByRow, Work
+from topdp.simulator.row_mixing import RowByRow, Work
+from topdp.simulator.simulated_noise import Noise
 
 TWO_AT_A_TIME = 1
 TOGETHER = engine_file.AT_ONCE
@@ -123,7 +123,7 @@ def test_a_round_that_was_broken_off_is_made_anew_with_the_same_bits(plan, at_on
         state = engine.advance(state)
         expected.append(state.rows.clone())
     engine, state = engine_of(plan, at_once=at_once, threads=2)
-    real, calls = one_pass.make, []
+    real, calls = fused_rows.make, []
 
     def breaks(*given):
         calls.append(given)
@@ -134,7 +134,7 @@ def test_a_round_that_was_broken_off_is_made_anew_with_the_same_bits(plan, at_on
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_pass, "make", breaks)
+        patch.setattr(fused_rows, "make", breaks)
         while state.releases < plan.releases:
             kept = state.rows.clone()
             try:

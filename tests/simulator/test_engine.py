@@ -7,12 +7,12 @@ import torch
 
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
-from topdp.data.selection import select
+from topdp.data.batch_selection import select
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.simulator import one_pass
-from topdp.simulator.draws import Noise
+from topdp.simulator import fused_rows
 from topdp.simulator.engine import Engine
+from topdp.simulator.simulated_noise import Noise
 
 
 def make(name="top-sync", batches="full", seed=0, rounds=8, deviation=0.3, clip=1.0):
@@ -112,8 +112,8 @@ def threads():
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_threads_do_not_change_the_numbers(monkeypatch, threads, workers):
-    ends, by, real = [], set(), one_pass.make
-    monkeypatch.setattr(one_pass, "make", lambda *given: by.add(threading.get_ident()) or real(*given))
+    ends, by, real = [], set(), fused_rows.make
+    monkeypatch.setattr(fused_rows, "make", lambda *given: by.add(threading.get_ident()) or real(*given))
     for number in (1, workers):
         threads(number)
         by.clear()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from topdp.errors import InputError
-from topdp.learning.gradients import ClippedGradients, clipped
+from topdp.learning.gradients import ClippedGradients, clipped_gradients
 from topdp.learning.metrics import METRICS, Metric
 from topdp.learning.tasks import Task
 from topdp.simulator import evaluation
@@ -110,6 +110,6 @@ def test_what_is_said_of_an_agent_does_not_depend_on_how_many_others_there_are(m
     inputs = torch.randn(200, 20)
     whole = gradients.outputs(rows, inputs)
     for elements in (1 << 24, 1 << 11, 1 << 14):
-        monkeypatch.setattr(clipped, "_budget", lambda device, elements=elements: elements)
+        monkeypatch.setattr(clipped_gradients, "_budget", lambda device, elements=elements: elements)
         for some in (slice(0, 9), slice(0, 4), slice(4, 9), slice(2, 5)):
             assert torch.equal(gradients.outputs(rows[some], inputs), whole[some])

@@ -12,16 +12,16 @@ from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Optimiser, Robust, optimised
 from topdp.protocols import Correlated, Dsgd, Muffliato, PlainAsynchronous, PlainSynchronous, TopSynchronous
-from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
 from topdp.simulator.robust_mixing import entering
+from topdp.simulator.simulated_noise import Noise
 
 GRAPH = topology.random(9, 0.4, 3)
 RULES = [Robust("clipped"), Robust("clipped", 1, 0.3), Robust("trimmed", 2), Robust("nearest", 2)]
 
 
 def defined(robust, own, received, weight):
-    """What plan/robust.py says, one agent at a time."""
+    """What plan/robust_rules.py says, one agent at a time."""
     total, k = sum(weight), len(received)
     if robust.rule == "trimmed":
         b = min(robust.hostile, k // 2)
@@ -99,7 +99,7 @@ def by_hand(plan, start, seed):
 @pytest.mark.parametrize("optimiser", [None, Optimiser("momentum", average=0.5)], ids=["sgd", "momentum"])
 def test_the_engine_mixes_by_the_rule_of_its_plan(name, robust, optimiser):
     if robust.compares and name in ("plain", "top", "pairs"):
-        pytest.skip("refused: tests/plan/test_robust.py")
+        pytest.skip("refused: tests/plan/test_robust_rules.py")
     schedule = constant_schedule(4)
     plan = PROTOCOLS[name].plan(GRAPH, schedule, np.linspace(0.5, 1, 9), 0)
     plan = optimised(plan, optimiser, schedule.rate) if optimiser else plan

@@ -13,12 +13,12 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Optimiser, optimised, prune
 from topdp.protocols import Dsgd, PlainSynchronous
-from topdp.runs.room import need_of
+from topdp.runs.memory_check import need_of
 from topdp.simulator import engine as engines
-from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
-from topdp.simulator.mixing import RowByRow, Work
-from topdp.simulator.stacking import stack_plans
+from topdp.simulator.row_mixing import RowByRow, Work
+from topdp.simulator.run_stacking import stack_plans
+from topdp.simulator.simulated_noise import Noise
 
 AGENTS = 8
 OPTIMISERS = {"sgd": Optimiser(), "momentum": Optimiser("momentum"), "nesterov": Optimiser("nesterov")}

@@ -7,20 +7,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topdp.audit.audit import Audit, Prepared, Question, of_config, of_run
+    from topdp.audit.audit_run import Audit, Prepared, Question, of_config, of_run
     from topdp.audit.canaries import AuditError
     from topdp.audit.findings import Findings
 
 __all__ = ["Audit", "AuditError", "Findings", "Prepared", "Question", "of_config", "of_run"]
 
 _LAZY = {
-    "Audit": "topdp.audit.audit",
+    "Audit": "topdp.audit.audit_run",
     "AuditError": "topdp.audit.canaries",
     "Findings": "topdp.audit.findings",
-    "Prepared": "topdp.audit.audit",
-    "Question": "topdp.audit.audit",
-    "of_config": "topdp.audit.audit",
-    "of_run": "topdp.audit.audit",
+    "Prepared": "topdp.audit.audit_run",
+    "Question": "topdp.audit.audit_run",
+    "of_config": "topdp.audit.audit_run",
+    "of_run": "topdp.audit.audit_run",
 }
 
 

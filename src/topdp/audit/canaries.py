@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.data import selection
+from topdp.base.array_types import Floats, Ints
+from topdp.data import batch_selection
 from topdp.errors import InputError
 from topdp.plan import Batches, stream
-from topdp.plan.arrays import Floats, Ints
 
 KINDS = ("aimed", "turning")
 USUAL = 1000
@@ -76,7 +76,7 @@ class Canaries:
 
     def select(self, batches: Sequence[Batches], seed: int, round: int, device: torch.device) -> Chosen:
         """The records of a round, without those whose place is taken: and which canaries are used."""
-        chosen = selection.select(batches, seed, round, device)
+        chosen = batch_selection.select(batches, seed, round, device)
         whole = chosen.weights
         if whole is None:
             whole = torch.ones(len(batches), max(one.records for one in batches), device=device)
@@ -95,7 +95,7 @@ class Canaries:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen(selection.Selection):
+class Chosen(batch_selection.Selection):
     """The records of a round, and the canaries that stand among them."""
 
     used: Ints
@@ -153,7 +153,7 @@ def _classes(owner: int, batches: Sequence[Batches], seed: int, classes: int) ->
         return np.zeros(batches[owner].records, np.int64)
     place = np.full(batches[owner].records, -1)
     for round in range(classes):
-        chosen = selection.select(batches, seed, round)
+        chosen = batch_selection.select(batches, seed, round)
         assert chosen.indices is not None and chosen.weights is not None
         place[chosen.indices[owner][chosen.weights[owner] > 0].numpy()] = round
     return place

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from topdp.audit.bounds import Distance
-from topdp.plan.arrays import Bools, Floats
+from topdp.audit.epsilon_bounds import Distance
+from topdp.base.array_types import Bools, Floats
 
 
 @dataclass(frozen=True, eq=False)

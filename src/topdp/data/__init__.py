@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from topdp.data.datasets import Dataset, available, load
 from topdp.data.fetch import cache_folder, fetch
 from topdp.data.partitions import PARTITIONS, partition
-from topdp.data.readers.schema import Schema
-from topdp.data.readers.text import token_ids
+from topdp.data.readers.table_schema import Schema
+from topdp.data.readers.token_ids import token_ids
 
 if TYPE_CHECKING:
-    from topdp.data.features.maps import ScatteringFeatures
+    from topdp.data.features.feature_maps import ScatteringFeatures
     from topdp.data.shards import Shards
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "partition",
     "token_ids",
 ]
-_LAZY = {"ScatteringFeatures": "topdp.data.features.maps", "Shards": "topdp.data.shards"}
+_LAZY = {"ScatteringFeatures": "topdp.data.features.feature_maps", "Shards": "topdp.data.shards"}
 
 
 def __getattr__(name: str) -> Any:

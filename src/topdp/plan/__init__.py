@@ -5,21 +5,14 @@ changes along the rounds; `Full`, `Cycle` and `Poisson` say which records a rele
 every random choice its own generator.
 """
 
-from topdp.plan.archive import load, save
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
 from topdp.plan.description import describe
 from topdp.plan.optimisers import Optimiser, optimised
 from topdp.plan.plan import NOBODY, PerRound, Plan, PlanError, Round, prune
-from topdp.plan.robust import Robust
-from topdp.plan.schedules import (
-    Schedule,
-    for_curvature,
-    learning_rates,
-    power_of_rate,
-    schedule,
-    step_decay,
-)
-from topdp.plan.streams import stream
+from topdp.plan.plan_file import load, save
+from topdp.plan.random_streams import stream
+from topdp.plan.robust_rules import Robust
+from topdp.plan.schedules import Schedule, for_curvature, learning_rates, power_of_rate, schedule, step_decay
 
 __all__ = [
     "NOBODY",

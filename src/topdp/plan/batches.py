@@ -15,8 +15,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, SupportsIndex, TypeAlias, final, get_args
 
+from topdp.base.number_checks import expect_count
 from topdp.errors import InputError
-from topdp.plan.checks import expect_count
 
 Adjacency = Literal["add-remove", "replace-one"]
 """Which data sets count as neighbours: one record more or less, or one record exchanged."""

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
-from topdp.plan.arrays import Floats, Ints
 from topdp.plan.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
 

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from topdp.base.array_types import Bools, Floats, Indices
 from topdp.errors import InputError
-from topdp.plan.arrays import Bools, Floats, Indices
-from topdp.plan.robust import Robust
+from topdp.plan.robust_rules import Robust
 
 ROUNDED = ("bfloat16",)  # what rows can be rounded to
 NOBODY = -1  # pads the lists of sources, draws and readers

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.errors import InputError
-from topdp.plan.arrays import Floats
 
 
 @dataclass(frozen=True)

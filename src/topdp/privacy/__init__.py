@@ -10,18 +10,18 @@ Nothing is estimated where no analysis covers a question: that is refused by nam
 """
 
 from topdp.privacy.account import GUARANTEES, Account, Answer, Status, account
-from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.gaussian import compose, delta_of, epsilon_of, mu_of, noise_multiplier
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.calibrate import CalibratedNoise, calibrate
 from topdp.privacy.observers.adaptive import adaptive, outsider
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
 from topdp.privacy.observers.view import View, view
 from topdp.privacy.observers.worst_case import WorstCase, worst_case
 from topdp.privacy.published.calibration import Calibrated, Calibration
+from topdp.privacy.published.calibration_table import side_by_side
+from topdp.privacy.published.calibrations import CALIBRATIONS
 from topdp.privacy.published.claims import Analysis
-from topdp.privacy.published.rules import CALIBRATIONS
-from topdp.privacy.published.side_by_side import side_by_side
 from topdp.privacy.spending import Spending, spending
 
 __all__ = [

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
-from topdp.privacy.basics.checks import NotCovered, expect_delta
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.privacy.basics.loss import GaussianLoss, Loss
+from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss
+from topdp.privacy.basics.refusals import NotCovered, expect_delta
 from topdp.privacy.observers.adaptive import expect_colluders
-from topdp.privacy.observers.answers import ASKED, Look, expect_answers, observed
+from topdp.privacy.observers.observer_answers import ASKED, Look, expect_answers, observed
 from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.claims import Analysis
@@ -61,7 +61,7 @@ class Answer:
     >>> import numpy as np
     >>> Answer(np.array([0.5, 1.0])).largest
     1.0
-    >>> from topdp.privacy.basics.loss import GaussianLoss
+    >>> from topdp.privacy.basics.privacy_loss import GaussianLoss
     >>> known = Answer(np.array([1.0]), losses=(GaussianLoss(0.268),))
     >>> known.mu.tolist(), known.power(0.05).round(3).tolist()
     ([0.268], [0.084])

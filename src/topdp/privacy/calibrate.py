@@ -13,17 +13,23 @@ from functools import partial
 
 import numpy as np
 
-from topdp.plan.arrays import Floats
+from topdp.base.array_types import Floats
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.account import GUARANTEES
-from topdp.privacy.balance import Balance, balance
-from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning, expect_delta, expect_epsilon
-from topdp.privacy.excess import Accounts, Writer
-from topdp.privacy.observers.answers import Look, observed
+from topdp.privacy.basics.refusals import (
+    NotCovered,
+    PrivacyError,
+    PrivacyWarning,
+    expect_delta,
+    expect_epsilon,
+)
+from topdp.privacy.budget_excess import Accounts, Writer
+from topdp.privacy.noise_search import Balance, balance
+from topdp.privacy.observers.observer_answers import Look, observed
 from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.published.calibration import Calibration, least_noise
+from topdp.privacy.published.calibrations import CALIBRATIONS
 from topdp.privacy.published.claims import Analysis, noise_multipliers
-from topdp.privacy.published.rules import CALIBRATIONS
 
 MARGIN = 1 + 1e-7  # covers the rounding of the last product, and of bounds found again at other noise
 

@@ -23,16 +23,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
 from topdp.plan.batches import Batches
 from topdp.privacy.account import GUARANTEES
-from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning, expect_delta
 from topdp.privacy.basics.exposure import check
 from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning, expect_delta
 from topdp.privacy.observers.adaptive import leading_adaptive
-from topdp.privacy.observers.effort import expect_bearable
 from topdp.privacy.observers.view import expect_viewable, leading_view
+from topdp.privacy.observers.view_effort import expect_bearable
 from topdp.privacy.observers.worst_case import composed, information
 from topdp.privacy.published.claims import Analysis, noise_multipliers
 

@@ -12,11 +12,11 @@ from typing import ClassVar, final
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.plan import NOBODY, PerRound, Plan
-from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
-from topdp.protocols.base import OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
-from topdp.protocols.pairing import Pairs, draw_pairs
+from topdp.protocols.matching import Pairs, draw_pairs
+from topdp.protocols.protocol import OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
 from topdp.topology import Topology
 
 

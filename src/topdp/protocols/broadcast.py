@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from topdp.base.array_types import Floats, Indices
 from topdp.plan import NOBODY, PerRound, Plan
-from topdp.plan.arrays import Floats, Indices
 from topdp.plan.schedules import Schedule
-from topdp.protocols.gossip import expect_gossip, metropolis_sources, mixing_sources, own_sources
+from topdp.protocols.averaging import expect_gossip, metropolis_sources, mixing_sources, own_sources
 from topdp.topology import Topology
 
 

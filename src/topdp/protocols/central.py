@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.plan import NOBODY, PerRound, Plan
-from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
-from topdp.protocols.base import Protocol, check_deviation
 from topdp.protocols.broadcast import own_noise
+from topdp.protocols.protocol import Protocol, check_deviation
 from topdp.topology import Topology
 
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from topdp.base.array_types import Floats, Indices, Ints
 from topdp.errors import InputError
 from topdp.plan import NOBODY, Plan
-from topdp.plan.arrays import Floats, Indices, Ints
 from topdp.plan.schedules import Schedule
-from topdp.protocols.base import Protocol, check_deviation
+from topdp.protocols.averaging import expect_gossip
 from topdp.protocols.broadcast import broadcast_plan
-from topdp.protocols.gossip import expect_gossip
-from topdp.protocols.secrets import SECRETS, secret_pairs
+from topdp.protocols.pair_secrets import SECRETS, secret_pairs
+from topdp.protocols.protocol import Protocol, check_deviation
 from topdp.topology import Topology
 
 

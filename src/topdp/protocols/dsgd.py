@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from topdp.base.array_types import Floats
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
-from topdp.protocols.base import Protocol, check_deviation
 from topdp.protocols.broadcast import broadcast_plan, own_noise
+from topdp.protocols.protocol import Protocol, check_deviation
 from topdp.topology import Topology
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from topdp.base.array_types import Floats
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
 from topdp.plan.schedules import Schedule
-from topdp.protocols.base import Protocol, check_deviation
+from topdp.protocols.averaging import expect_gossip
 from topdp.protocols.broadcast import broadcast_plan, own_noise
-from topdp.protocols.gossip import expect_gossip
+from topdp.protocols.protocol import Protocol, check_deviation
 from topdp.topology import Topology
 
 

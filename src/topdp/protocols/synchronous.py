@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import NOBODY, PerRound, Plan
-from topdp.plan.arrays import Bools, Floats, Ints
+from topdp.plan.random_streams import stream
 from topdp.plan.schedules import Schedule
-from topdp.plan.streams import stream
-from topdp.protocols.base import OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
+from topdp.protocols.protocol import OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
 from topdp.topology import Topology
 
 CHUNK = 512  # rounds drawn at once: bounds the memory of the arrays below

@@ -1,6 +1,6 @@
 """Model, data and engine of a run, put together: the one place for runs, figures and federations.
 
-Names have become objects in `settings/build.py`; here they are brought together and must fit each other. What
+Names have become objects in `runs/builders.py`; here they are brought together and must fit each other. What
 does not fit is said before anything is computed or written.
 """
 
@@ -15,26 +15,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from topdp.attacks import Attack
-from topdp.data import Shards, selection
-from topdp.data.checks import count_classes, expect_two_classes
-from topdp.data.featured import of_shards
-from topdp.data.features.own import OwnFeatures
-from topdp.data.progress import Progress
+from topdp.base.progress import Progress
+from topdp.data import Shards, batch_selection
+from topdp.data.featured_shards import of_shards
+from topdp.data.features.user_features import OwnFeatures
+from topdp.data.record_checks import count_classes, expect_two_classes
 from topdp.errors import InputError
 from topdp.learning.backbone import split
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.calls import called, without_kernels_for_inference
+from topdp.learning.gradients.model_calls import called, without_kernels_for_inference
 from topdp.learning.losses import OWN
 from topdp.learning.models import FlatModel
 from topdp.learning.tasks import Task
 from topdp.plan import Batches, Plan
-from topdp.runs.settling import settled
-from topdp.settings import build
-from topdp.settings.config import ConfigError, RunConfig
+from topdp.runs import builders
+from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.resolve_auto import settled
 from topdp.simulator.engine import Engine, Fetch
-from topdp.simulator.layout import Layout
-from topdp.simulator.stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
+from topdp.simulator.hostile import Attack
+from topdp.simulator.row_layout import Layout
+from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 from topdp.topology import Topology
 
 LARGEST_KEPT = 1 << 29  # numbers: what frozen layers make of all records is kept up to this, 2 GiB
@@ -74,16 +74,16 @@ class Assembly:
 
         Cheap checks come first: a wrong name is said before a data set is fetched.
         """
-        build.method(config)
-        build.rounded(config)
-        task = build.task(config)
-        graph = build.graph(config) if graph is None else graph
-        build.sigma(config, graph.agents)
+        builders.method(config)
+        builders.rounded(config)
+        task = builders.task(config)
+        graph = builders.graph(config) if graph is None else graph
+        builders.sigma(config, graph.agents)
         if shards is None:
-            shards = build.shards(config, graph.agents, progress, device)
+            shards = builders.shards(config, graph.agents, progress, device)
         shards = _fitted(shards, task)
         outputs = task.outputs(shards.targets.flatten(0, 1), shards.classes)
-        model = build.model(config, tuple(shards.inputs.shape[2:]), outputs)
+        model = builders.model(config, tuple(shards.inputs.shape[2:]), outputs)
         return cls.given(config, graph, model, shards, torch.device(device), task, everyone)
 
     @classmethod
@@ -103,7 +103,7 @@ class Assembly:
             raise ConfigError(
                 f"Expected shards for the {graph.agents} agents of the graph, got {len(counts)}."
             )
-        task = task or build.task(config)
+        task = task or builders.task(config)
         shards = _fitted(shards, task)
         config = settled(config, graph, counts)
         flat = FlatModel(model)
@@ -127,12 +127,12 @@ class Assembly:
     @property
     def batches(self) -> tuple[Batches, ...]:
         """One for each agent."""
-        return build.batches(self.config, self.counts)
+        return builders.batches(self.config, self.counts)
 
     @property
     def attack(self) -> Attack | None:
         """What hostile agents do, where there are some."""
-        return build.attack(self.config, self.graph.agents)
+        return builders.attack(self.config, self.graph.agents)
 
     @property
     def start(self) -> Tensor:
@@ -171,7 +171,7 @@ class Assembly:
         gradients, shards = self._after_backbone
         attack, seed, batches = self.attack, self.config.seed, self.batches
         held = range(self.graph.agents) if layout is None else layout.agents.tolist()
-        select = None if layout is None else partial(selection.of_agents, held, batches, seed)
+        select = None if layout is None else partial(batch_selection.of_agents, held, batches, seed)
         return Engine(
             plan,
             gradients,

@@ -36,9 +36,9 @@ from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.plan import Plan
 from topdp.privacy.account import Account
-from topdp.runs.best import first_metric, metric_of
+from topdp.runs.best_estimates import first_metric, metric_of
+from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 from topdp.runs.result import Metrics, Stopped
-from topdp.settings.config import ConfigError, RunConfig, did_you_mean
 
 METHODS = ("on_start", "on_round", "on_evaluation", "on_end", "on_break")
 

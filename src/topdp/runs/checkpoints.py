@@ -18,14 +18,14 @@ from typing import NamedTuple, final
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from topdp.files import DAMAGE, written_whole
-from topdp.plan.arrays import Ints
-from topdp.runs.folder import Checkpoint, RunFolder, RunFolderError
-from topdp.runs.kept_rows import as_array
+from topdp.base.array_types import Ints
+from topdp.base.files import DAMAGE, written_whole
+from topdp.runs.row_arrays import as_array
+from topdp.runs.run_folder import Checkpoint, RunFolder, RunFolderError
 from topdp.runs.tensor_files import read_tensor, write_tensors
 from topdp.simulator.engine import State
-from topdp.simulator.layout import Layout
-from topdp.simulator.ranks.group import Group
+from topdp.simulator.ranks.process_group import Group
+from topdp.simulator.row_layout import Layout
 
 ONE = "checkpoint.safetensors"
 PART = re.compile(r"checkpoint-(\d+)\.(\d+)-of-(\d+)\.safetensors")

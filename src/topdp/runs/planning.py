@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from topdp.files import DAMAGE
+from topdp.base.files import DAMAGE
 from topdp.plan import Plan, optimised
 from topdp.privacy.account import FALSE_ALARMS, Account, account
+from topdp.privacy.budget_excess import Writer
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.excess import Writer
-from topdp.privacy.observers.answers import Look, expect_answers, observed
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
+from topdp.privacy.observers.observer_answers import Look, expect_answers, observed
 from topdp.privacy.observers.view import Progress, View
 from topdp.privacy.published.claims import Analysis
-from topdp.runs.folder import RunFolder, RunFolderError
-from topdp.runs.settling import settled, shares
-from topdp.settings import build
-from topdp.settings.config import RunConfig
+from topdp.runs import builders
+from topdp.runs.config import RunConfig
+from topdp.runs.resolve_auto import settled, shares
+from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.topology import Topology, read_edge_list
 
 COALITIONS = 500  # more than these are sampled
@@ -41,14 +41,14 @@ def plan_and_account(
     `look`: who is asked what observers see.
     """
     config = settled(config, graph, counts)
-    n, analysis, seen = graph.agents, build.analysis(config, counts), None
+    n, analysis, seen = graph.agents, builders.analysis(config, counts), None
     privacy = config.privacy
     write = plan_writer(config, graph, counts)
-    sigma = build.sigma(config, n)
+    sigma = builders.sigma(config, n)
     if sigma is not None:
         deviation = sigma * privacy.clip  # Algorithm 1: the noise is G(σ²C²)
     else:
-        epsilon = build.per_agent("privacy.epsilon", privacy.epsilon, n)
+        epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, n)
         calibrated = calibrate(
             write,
             analysis,
@@ -80,8 +80,8 @@ def accounted(
         plan,
         analysis,
         privacy.delta,
-        answers=build.answers(config),
-        guarantee=build.guarantee(config),
+        answers=builders.answers(config),
+        guarantee=builders.guarantee(config),
         known=known,
         colluders=privacy.colluders,
         patient=privacy.patient,
@@ -92,8 +92,8 @@ def accounted(
 
 def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
     """The plan of the configuration for any noise; the random choices are the same every time."""
-    protocol, schedule = build.protocol(config), build.schedule(config, min(counts))
-    optimiser, robust, rounded = build.optimiser(config), build.robust(config), build.rounded(config)
+    protocol, schedule = builders.protocol(config), builders.schedule(config, min(counts))
+    optimiser, robust, rounded = builders.optimiser(config), builders.robust(config), builders.rounded(config)
     inner = optimiser.inner(schedule)
 
     def write(deviation: np.ndarray) -> Plan:
@@ -111,7 +111,7 @@ def expect_plan_of(
     """Refuses a plan that its configuration would not write with that noise."""
     deviation = plan.full_scale
     given = plan.agents == graph.agents
-    if given and (sigma := build.sigma(config, graph.agents)) is not None:
+    if given and (sigma := builders.sigma(config, graph.agents)) is not None:
         given = np.array_equal(sigma * config.privacy.clip, deviation)
     if not given or plan_writer(config, graph, counts)(deviation).digest() != plan.digest():
         raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml; it is not.")
@@ -145,11 +145,11 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
             "was changed."
         )
     begun = {"records": folder.fact("records"), **privacy}
-    analysis = build.analysis(config, counts)
+    analysis = builders.analysis(config, counts)
     settled = {
         "delta": config.privacy.delta,
         "colluders": config.privacy.colluders,
-        "guarantee": build.guarantee(config),
+        "guarantee": builders.guarantee(config),
     }
     now = {"records": list(counts), **settled, **analysis.facts()}
     others = [key for key, value in now.items() if begun.get(key) != value]
@@ -171,7 +171,7 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
 
 def _expect_within(config: RunConfig, found: Account, folder: RunFolder) -> None:
     spent = found.answer(found.guarantee or "").epsilon
-    budget = build.per_agent("privacy.epsilon", config.privacy.epsilon, len(found.analysis.batches))
+    budget = builders.per_agent("privacy.epsilon", config.privacy.epsilon, len(found.analysis.batches))
     if spent is None or (spent > budget * (1 + 1e-9)).any():
         raise RunFolderError(
             f"Expected the epsilon with which the run in {folder.path} was begun, got a smaller one than its "
@@ -184,7 +184,7 @@ def graph_of_run(config: RunConfig, path: Path) -> Topology:
     beside = path / str(config.topology.path)
     if config.topology.kind == "file" and beside.exists():
         return read_edge_list(beside)
-    return build.graph(config)
+    return builders.graph(config)
 
 
 def account_of_run(
@@ -197,7 +197,7 @@ def account_of_run(
     expect_plan_of(config, graph_of_run(config, path), counts, plan, path)
     expect_account_of(config, counts, folder)
     config = asking(config, answers)
-    return config, plan, accounted(config, plan, build.analysis(config, counts), None, progress)
+    return config, plan, accounted(config, plan, builders.analysis(config, counts), None, progress)
 
 
 def asking(config: RunConfig, answers: Collection[str]) -> RunConfig:

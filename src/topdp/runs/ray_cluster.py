@@ -21,10 +21,10 @@ from importlib import import_module
 from typing import Any, final
 from urllib.parse import urlsplit
 
-from topdp.runs.dispatch import Cluster, ClusterError
-from topdp.runs.fingerprint import fingerprint
-from topdp.runs.orders import Answer, Differs, Failed, Lost, Order, own_modules
-from topdp.settings.config import ConfigError
+from topdp.runs.cluster_orders import Answer, Differs, Failed, Lost, Order, own_modules
+from topdp.runs.cluster_sweep import Cluster, ClusterError
+from topdp.runs.code_fingerprint import fingerprint
+from topdp.runs.config import ConfigError
 
 CONNECT = 5.0  # seconds until a port answers
 JOIN = 40.0  # seconds until a cluster has let us in
@@ -152,12 +152,12 @@ def task() -> Callable[..., Any]:
             "topdp there, with the same constraints. Nothing was computed there; what is done is kept."
         )
         try:
-            from topdp.runs.fingerprint import difference, fingerprint
+            from topdp.runs.code_fingerprint import difference, fingerprint
         except ImportError as error:
             return refusal.format(f"topdp could not be imported, or is older ({error})")
         if differs := difference(told, fingerprint(modules)):
             return refusal.format(differs)
-        from topdp.runs.orders import answer
+        from topdp.runs.cluster_orders import answer
 
         return answer(order, sent, where)
 

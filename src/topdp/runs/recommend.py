@@ -17,12 +17,12 @@ import numpy as np
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.leftover import leftover
+from topdp.privacy.residual_noise import leftover
+from topdp.runs import builders
+from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.methods import METHODS
 from topdp.runs.planning import plan_writer
-from topdp.runs.settling import settled, shares
-from topdp.settings import build
-from topdp.settings.config import ConfigError, RunConfig
-from topdp.settings.methods import METHODS
+from topdp.runs.resolve_auto import settled, shares
 from topdp.topology import Topology
 
 COMPARED = ("plain", "dsgd", "muffliato", "correlated")
@@ -126,8 +126,8 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         asked = settled(asked, graph, counts)
         write = plan_writer(asked, graph, counts)
         privacy = asked.privacy
-        epsilon = build.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
-        analysis = build.analysis(asked, counts)
+        epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
+        analysis = builders.analysis(asked, counts)
         noise = calibrate(
             write, analysis, "adaptive", epsilon, privacy.delta,
             colluders=privacy.colluders, shares=shares(asked, graph, counts),
@@ -162,9 +162,9 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
             "privacy": config.privacy.model_copy(update={"colluders": 0, "epsilon": epsilon}),
         }
     )
-    graph, pooled = build.graph(central), (sum(counts),)
+    graph, pooled = builders.graph(central), (sum(counts),)
     write = plan_writer(central, graph, pooled)
-    analysis = build.analysis(central, pooled)
+    analysis = builders.analysis(central, pooled)
     noise = calibrate(write, analysis, "adaptive", np.array([epsilon]), config.privacy.delta, colluders=0)
     return float(leftover(write(noise.deviation)).average[-1])
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
 from topdp.privacy.account import Account
-from topdp.runs.best import Best
-from topdp.runs.export import InputKind, chosen_row, write
-from topdp.settings.config import RunConfig
+from topdp.runs.best_estimates import Best
+from topdp.runs.config import RunConfig
+from topdp.runs.model_export import InputKind, chosen_row, write
 from topdp.simulator.evaluation import Evaluation
 
 Metrics = dict[str, Any]

@@ -25,35 +25,22 @@ from numpy.typing import NDArray
 from torch import nn
 
 from topdp import __version__
-from topdp.data import Shards, featured
-from topdp.data.features.own import OwnFeatures
-from topdp.data.progress import Progress
-from topdp.files import gone_if_it_fails
+from topdp.base.files import gone_if_it_fails
+from topdp.base.progress import Progress
+from topdp.data import Shards, featured_shards
+from topdp.data.features.user_features import OwnFeatures
 from topdp.learning.losses import OWN, Loss
 from topdp.learning.metrics import METRICS
 from topdp.learning.tasks import Metrics, Task
 from topdp.plan import Plan
 from topdp.privacy.account import Account
-from topdp.report.curves import curves, heading
-from topdp.report.metrics import metric_names, picture_name
-from topdp.runs import sinks
-from topdp.runs.arguments import expect_place_and_watcher, expect_shards, plain
+from topdp.runs import builders, metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.best import Best
-from topdp.runs.best import read as read_best
+from topdp.runs.best_estimates import Best
+from topdp.runs.best_estimates import read as read_best
 from topdp.runs.callbacks import Callbacks, Running, expect_list
 from topdp.runs.checkpoints import Checkpoints
-from topdp.runs.digits import warn_of_lost_steps
-from topdp.runs.export import InputKind, facts_of, notes_of
-from topdp.runs.folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
-from topdp.runs.kept_rows import as_array, as_tensor
-from topdp.runs.loop import Watcher, accounting, train_to_the_end
-from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
-from topdp.runs.result import Result, Stopped
-from topdp.runs.room import expect_room, expect_room_for_records
-from topdp.runs.settling import agrees
-from topdp.settings import build
-from topdp.settings.config import (
+from topdp.runs.config import (
     ConfigError,
     MethodConfig,
     PrivacyConfig,
@@ -64,9 +51,21 @@ from topdp.settings.config import (
     did_you_mean,
     parse,
 )
-from topdp.settings.methods import METHODS
+from topdp.runs.memory_check import expect_room, expect_room_for_records
+from topdp.runs.methods import METHODS
+from topdp.runs.metric_labels import metric_names, picture_name
+from topdp.runs.model_export import InputKind, facts_of, notes_of
+from topdp.runs.pictures.learning_curves import curves, heading
+from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
+from topdp.runs.resolve_auto import agrees
+from topdp.runs.result import Result, Stopped
+from topdp.runs.rounding_check import warn_of_lost_steps
+from topdp.runs.row_arrays import as_array, as_tensor
+from topdp.runs.run_folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
+from topdp.runs.train_arguments import expect_place_and_watcher, expect_shards, plain
+from topdp.runs.training_loop import Watcher, accounting, train_to_the_end
 from topdp.simulator.engine import Engine
-from topdp.simulator.ranks.ranked import RankedEngine
+from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.topology import Topology, alone, as_topology
 
 
@@ -79,7 +78,7 @@ def run(
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Executes a configuration and leaves a run folder in `out`."""
-    called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
+    called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
     with room_for(out):
         job = planned(Assembly.of(config, choose_device(device), progress), watch)
     return execute(job, new_run_folder(out, job), watch, called)
@@ -100,7 +99,7 @@ def resume(
             f"The run in {path} was started from Python with its own data and model: continue it there, with "
             f"topdp.train(..., out={str(path)!r}, resume=True)."
         )
-    called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
+    called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
     job = begun_job(Assembly.of(config, choose_device(device), progress), folder)
     return execute(job, folder, watch, called)
 
@@ -194,7 +193,7 @@ def train(
         names = [metric.name for metric in task.metrics]
         settings["metrics"] = [n if k else f"{GIVEN}: {n}" for n, k in zip(names, known, strict=True)]
     config = _config_of(topology, rounds, seed, settings)
-    called = Callbacks([*sinks.named(config.report.sinks), *expect_list(callbacks)])
+    called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
     begun = unfinished(Path(out)) if resume and out is not None else None
@@ -207,9 +206,9 @@ def train(
     new = Path(out) if begun is None and out is not None else None
     with room_for(new):
         place = choose_device(device)
-        mapped = own or build.features(config)
+        mapped = own or builders.features(config)
         if mapped is not None:
-            shards = featured.of_shards(shards, mapped, place, progress)
+            shards = featured_shards.of_shards(shards, mapped, place, progress)
         parts = Assembly.given(config, topology, model, shards, place, task)
         job = planned(parts, watch) if begun is None else begun_job(parts, begun)
     if new is not None:

@@ -6,10 +6,10 @@
 What is done is not done again, whenever and wherever the sweep was broken off: a point is done when its own
 folder says so. Runs that are stacked leave their folders at the end of the stack; so do those that other
 machines carry out (`dispatch.py`). A run that diverges is one line of the table, not the end of the sweep.
-How points are chosen is `grid.py`, what is made of them `report/spreads.py`.
+How points are chosen is `grid.py`, what is made of them `runs/sweep_summary.py`.
 
 **Guarantees.** Every run is calibrated and accounted by itself, as if it were the only one; its ε is that of
-one run. What all of them cost together is said by `report/spreads.py`.
+one run. What all of them cost together is said by `runs/sweep_summary.py`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from typing import Any
 
 import torch
 
-from topdp.data.progress import Progress
+from topdp.base.files import new_folder, only_one_in, write_whole
+from topdp.base.progress import Progress
 from topdp.errors import Interrupted
-from topdp.files import new_folder, only_one_in, write_whole
 from topdp.learning.gradients import DivergedError
-from topdp.learning.gradients.check import drops
-from topdp.report.spreads import Spread
+from topdp.learning.gradients.path_check import drops
+from topdp.runs import builders
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.dispatch import Cluster, dispatched
-from topdp.runs.folder import RunFolder, RunFolderError
-from topdp.runs.grid import Axis, Point, points
-from topdp.runs.loop import InterruptedRun, Watcher
+from topdp.runs.cluster_sweep import Cluster, dispatched
+from topdp.runs.config import RunConfig, changed
+from topdp.runs.resolve_auto import agrees
 from topdp.runs.run import run_or_continue
-from topdp.runs.settling import agrees
-from topdp.runs.stacks import LIMITS, Dealer, stackable
-from topdp.runs.together import together
-from topdp.settings import build
-from topdp.settings.config import RunConfig, changed
+from topdp.runs.run_folder import RunFolder, RunFolderError
+from topdp.runs.run_stacks import LIMITS, Dealer, stackable
+from topdp.runs.stacked import together
+from topdp.runs.sweep_grid import Axis, Point, points
+from topdp.runs.sweep_summary import Spread
+from topdp.runs.training_loop import InterruptedRun, Watcher
 
 FORMAT = 1
 SMALL = 4e6
@@ -161,7 +161,7 @@ def _expect_the_same_records(
 
     def dealt(point: Point) -> str:
         config = point.config
-        return str((config.data, config.seed, config.topology.agents, build.method(config).pools))
+        return str((config.data, config.seed, config.topology.agents, builders.method(config).pools))
 
     before = {dealt(point): point for point in done}
     for key, point in {dealt(point): point for point in missing}.items():

@@ -18,24 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.data import selection
+from topdp.base.array_types import Ints
+from topdp.data import batch_selection
 from topdp.data.shards import Shards
 from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.learning.gradients.arguments import diverged
-from topdp.learning.gradients.check import drops
+from topdp.learning.gradients.gradient_inputs import diverged
+from topdp.learning.gradients.path_check import drops
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
 from topdp.plan import Plan, prune
-from topdp.plan.arrays import Ints
 from topdp.plan.batches import Batches, Full
-from topdp.plan.streams import stream
-from topdp.simulator.adam import adam_step
-from topdp.simulator.draws import Draws, Noise
+from topdp.plan.random_streams import stream
+from topdp.simulator.adam_step import adam_step
 from topdp.simulator.evaluation import Evaluation, evaluate
-from topdp.simulator.layout import Layout
-from topdp.simulator.mixing import RowByRow, Work
 from topdp.simulator.robust_mixing import RobustRows, own_part
+from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_mixing import RowByRow, Work
+from topdp.simulator.simulated_noise import Draws, Noise
 
 LARGEST_STD = 1e30
 AT_ONCE = 1 << 26  # numbers of gradients in memory at once, where agents are many
@@ -48,10 +48,10 @@ ROUNDED = {"bfloat16": torch.bfloat16}
 
 EVERYBODY = slice(None)
 
-Select = Callable[[int, torch.device], selection.Selection]
+Select = Callable[[int, torch.device], batch_selection.Selection]
 """(round, device) -> the records of all agents in that round."""
 
-Plant = Callable[[int, selection.Selection, Tensor], None]
+Plant = Callable[[int, batch_selection.Selection, Tensor], None]
 """(round, its records, sums of clipped gradients [agents, d]): may add to the sums, as records would."""
 
 Tamper = Callable[[int, Tensor, Ints], None]
@@ -148,7 +148,7 @@ class Engine:
         self.batches = tuple(batches)
         self.metrics = Task.of(gradients.loss).metrics if metrics is None else tuple(metrics)
         self._copies = copies
-        self._select = select or partial(selection.select, tuple(batches), seed)
+        self._select = select or partial(batch_selection.select, tuple(batches), seed)
         self._plant, self._tamper, self._hostile = plant, tamper, list(hostile)
         self._random_layers = any(map(drops, gradients.flat.module.modules()))
         self._fetch = fetch
@@ -300,7 +300,7 @@ class Engine:
     def _mean_gradients(
         self,
         state: State,
-        chosen: selection.Selection,
+        chosen: batch_selection.Selection,
         some: slice = EVERYBODY,
         room: Tensor | None = None,
     ) -> Tensor:
@@ -399,7 +399,7 @@ def _mixer(plan: Plan, noise: Draws, device: torch.device, layout: Layout) -> Ca
     if plan.robust is not None:
         return RobustRows(plan, _mixer(own_part(plan), noise, device, layout), layout)
     if device.type == "cuda" and find_spec("triton") is not None:
-        from topdp.simulator.mixing_cuda import Fused
+        from topdp.simulator.row_mixing_cuda import Fused
 
         return Fused(plan, noise, device, layout)
     return RowByRow(plan, noise, layout)

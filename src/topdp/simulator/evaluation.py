@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.losses import Loss, is_known
 from topdp.learning.metrics import Metric
-from topdp.plan.arrays import Floats
 
 CHUNK = 1000  # test records at once
 KEPT = 1 << 24  # outputs kept at once, where a metric needs those of all records

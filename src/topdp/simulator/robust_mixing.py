@@ -1,6 +1,6 @@
 """What robust rules make of received rows: for the simulator, all agents at once, and for agents alike.
 
-The rules are those of plan/robust.py. Rows of the owner's own, gradients and noise are no business of this
+The rules are those of `robust_rules`. Rows of the owner's own, gradients and noise are no business of this
 file: `mixing` adds them by their weights, as in every plan.
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.base.array_types import Floats, Ints
 from topdp.plan import PerRound, Plan, Robust
-from topdp.plan.arrays import Floats, Ints
-from topdp.simulator.layout import Layout
-from topdp.simulator.mixing import Work
+from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_mixing import Work
 
 AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers of received rows that are put side by side
 

@@ -22,9 +22,9 @@ from topdp.topology.families import (
     star,
     tree,
 )
-from topdp.topology.given import as_topology, from_networkx
 from topdp.topology.graph import Topology, TopologyError, from_edges
-from topdp.topology.numbers import describe
+from topdp.topology.graph_statistics import describe
+from topdp.topology.user_graphs import as_topology, from_networkx
 
 FAMILIES: dict[str, Callable[..., Topology]] = {
     "random": random,

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from topdp.topology.graph import Topology, TopologyError, from_edges
-from topdp.topology.weights import Weights, expect_no_weights
+from topdp.topology.link_weights import Weights, expect_no_weights
 
 
 def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.plan.streams import stream
+from topdp.plan.random_streams import stream
 from topdp.topology.graph import Topology, TopologyError, components, from_edges, whole_number
 
 TRIES = 1000

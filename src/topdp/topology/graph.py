@@ -1,6 +1,6 @@
 """A connected undirected graph on the agents 0 .. n-1, and what can be read off it.
 
-Knows nothing of rounds, noise or data: protocols draw their choices over it, `topdp.report.graph` draws its
+Knows nothing of rounds, noise or data: protocols draw their choices over it, `graph_picture` draws its
 picture. The sets N_i^j and coverage are explained at the head of this room.
 """
 
@@ -18,9 +18,9 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.sparse.linalg import LinearOperator, eigsh
 
+from topdp.base.array_types import Bools, Floats, Ints
 from topdp.errors import InputError
-from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.plan.streams import stream
+from topdp.plan.random_streams import stream
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import history
 import torch
 
-from topdp.agents.books.ledger import Ledger
+from topdp.agents.ledger.ledger import Ledger
 
 SLACK = 1e-9
 

@@ -29,10 +29,10 @@ from faults.disk import disks
 from faults.jobs import prepared
 from faults.network import Network
 from faults.schedules import Kill, Schedule, drawn
-from topdp.agents.books import database
-from topdp.agents.books.ledger import Ledger
-from topdp.agents.life import meetings
-from topdp.agents.life.failpoints import Failpoints
+from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.ledger import ledger_database
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.runtime import live_pairing_loop
 from topdp.errors import TopdpError, TrustError
 
 BOUND = 240.0  # virtual seconds after all has healed in which nobody does a round, starts or ends: all stuck
@@ -295,14 +295,14 @@ class Injector:
 
     async def _copy(self, name):
         state = self.federation.state(self.job.names.index(name))
-        if (state / database.FILE).exists():
+        if (state / ledger_database.FILE).exists():
             self.copies[name] = state.with_name(f"{name}.copy")
             private = self._private(name)
             shutil.rmtree(private.with_name(f"{name}.copy"), ignore_errors=True)
             if private.exists():
                 shutil.copytree(private, private.with_name(f"{name}.copy"))
             with (
-                contextlib.closing(sqlite3.connect(state / database.FILE)) as source,
+                contextlib.closing(sqlite3.connect(state / ledger_database.FILE)) as source,
                 contextlib.closing(sqlite3.connect(self.copies[name])) as target,
             ):
                 source.backup(target)
@@ -312,7 +312,7 @@ class Injector:
 
     def _put_back(self, number, name, whole_disk):
         state = self.federation.state(number)
-        if name not in self.copies or not (state / database.FILE).exists():
+        if name not in self.copies or not (state / ledger_database.FILE).exists():
             return
         books = Ledger(state, writable=False)
         self.lost.setdefault(name, []).extend(books.entries())
@@ -321,7 +321,7 @@ class Injector:
         books.close()
         shutil.rmtree(state)
         state.mkdir(mode=0o700)
-        shutil.copy(self.copies[name], state / database.FILE)
+        shutil.copy(self.copies[name], state / ledger_database.FILE)
         private = self._private(name)
         if whole_disk:
             shutil.rmtree(private, ignore_errors=True)
@@ -339,8 +339,8 @@ def quick():
     torch.set_num_threads(1)
     try:
         with (
-            mock.patch.object(database, "SYNCHRONOUS", "OFF"),
-            mock.patch.object(meetings, "CHANCE", lambda: random.Random(next(seeds))),
+            mock.patch.object(ledger_database, "SYNCHRONOUS", "OFF"),
+            mock.patch.object(live_pairing_loop, "CHANCE", lambda: random.Random(next(seeds))),
             mock.patch("os.fsync", lambda handle: None),
             disks(),
         ):

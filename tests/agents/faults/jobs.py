@@ -10,8 +10,8 @@ import history
 from history import Federation
 
 from topdp import topology
-from topdp.agents.life.agent import Agent
-from topdp.agents.life.draws import SeededDraws, SystemDraws
+from topdp.agents.runtime.agent import Agent
+from topdp.agents.runtime.agent_draws import SeededDraws, SystemDraws
 
 
 @dataclass(frozen=True)

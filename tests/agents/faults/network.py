@@ -14,10 +14,10 @@ from collections import defaultdict
 from history import Event
 
 from faults.clock import TURN
-from topdp.agents.books.entries import digest_of
-from topdp.agents.life.handover import Handover
-from topdp.agents.wire.codes import MessageKind
+from topdp.agents.ledger.ledger_entries import digest_of
+from topdp.agents.runtime.handover import Handover
 from topdp.agents.wire.transport import Transport, Unreachable
+from topdp.agents.wire.wire_codes import MessageKind
 from topdp.errors import TopdpError
 
 

@@ -14,13 +14,13 @@ from safetensors.numpy import load
 
 from faults import injector
 from faults.injector import run
-from topdp.agents.books.inbox import Inbox
-from topdp.agents.books.ledger import Ledger
-from topdp.agents.life.base import Life
-from topdp.agents.life.sending import Sending
-from topdp.agents.wire import payload
-from topdp.agents.wire.codes import MessageKind, ReplyCode
+from topdp.agents.ledger.inbox import Inbox
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.runtime.agent_loop import Life
+from topdp.agents.runtime.outbox_sender import Sending
+from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Unreachable
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TopdpError
 
 
@@ -51,7 +51,7 @@ def fresh_bytes_on_resend():
             return message
         name = (id(self.ledger), peer, message.round)
         if name in sent:
-            body = payload.encode(load(message.body)[payload.NAME] + np.float32(0.001))
+            body = row_payload.encode(load(message.body)[row_payload.NAME] + np.float32(0.001))
             return Message.of(message.kind, message.round, body)
         sent.add(name)
         return message

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from topdp.agents.life import failpoints
+from topdp.agents.development import failpoints
 
 SPAN = 10.0  # seconds in which faults begin; a run without any takes about as long
 

@@ -25,20 +25,20 @@ from cryptography.x509.oid import NameOID
 from safetensors.numpy import save
 from sites import MADE, Echo, Federation, at, run, until_answered
 
-from topdp.agents.terms.card import Card
-from topdp.agents.terms.identity import TLS_NAME, Identity, make
-from topdp.agents.terms.manifest import Rules
-from topdp.agents.wire import grpc_channels, handshake, payload
+from topdp.agents.agreement.identity import TLS_NAME, Identity, make
+from topdp.agents.agreement.identity_card import Card
+from topdp.agents.agreement.manifest import Rules
+from topdp.agents.wire import grpc_channels, handshake, row_payload
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.chunks import PIECE
-from topdp.agents.wire.codes import MessageKind, ReplyCode
 from topdp.agents.wire.grpc_channels import METHOD, SERVICE, aio, grpc
 from topdp.agents.wire.grpc_streams import Accepted, Dialled
 from topdp.agents.wire.handshake import Party, Stream
+from topdp.agents.wire.link_limits import PendingRequests
+from topdp.agents.wire.link_refusals import LinkEnded, Told
 from topdp.agents.wire.links import Link
-from topdp.agents.wire.patience import PendingRequests
-from topdp.agents.wire.refusals import LinkEnded, Told
 from topdp.agents.wire.transport import Message, Reply, Unreachable
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 
 LISTENS = ("ant", "cat", "bee")  # bee has the highest number: it is dialled by both
 DIALS = ("bee", "ant", "cat")  # bee has the lowest: it dials both
@@ -939,8 +939,8 @@ def test_rows_that_are_none_are_refused_and_the_link_goes_on(case):
 
         async def handle(peer, message):
             try:
-                payload.decode(message.body, D, "float32", rules.largest_norm)
-            except payload.PayloadError as error:
+                row_payload.decode(message.body, D, "float32", rules.largest_norm)
+            except row_payload.PayloadError as error:
                 return Reply(ReplyCode.NOT_A_ROW, str(error))
             return Reply(ReplyCode.OK)
 
@@ -948,7 +948,7 @@ def test_rows_that_are_none_are_refused_and_the_link_goes_on(case):
         try:
             await bee.start(handle)
             await ant.start(handle)
-            good = Message.of(MessageKind.ROW, 1, payload.encode(np.ones(D, np.float32)))
+            good = Message.of(MessageKind.ROW, 1, row_payload.encode(np.ones(D, np.float32)))
             assert (await ant.request("bee", good)).ok
             reply = await ant.request("bee", Message.of(MessageKind.ROW, 2, data))
             assert not reply.ok and word in reply.reason

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites import Echo, Federation, free_address, run, until_answered
 
-from topdp.agents.terms.identity import make
+from topdp.agents.agreement.identity import make
 from topdp.agents.wire import wire_pb2
 from topdp.agents.wire.chunks import PIECE, Incoming, pieces
-from topdp.agents.wire.codes import WORDS, MessageKind, ReplyCode
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.patience import CHECKS, Backoff, Patience
-from topdp.agents.wire.refusals import LinkEnded, Told
-from topdp.agents.wire.relay import Relay
+from topdp.agents.wire.link_limits import CHECKS, Backoff, Patience
+from topdp.agents.wire.link_refusals import LinkEnded, Told
+from topdp.agents.wire.relay_server import Relay
 from topdp.agents.wire.transport import Memory, Message, Reply, Unreachable
+from topdp.agents.wire.wire_codes import WORDS, MessageKind, ReplyCode
 from topdp.errors import InputError, TrustError, UnavailableError
 
 ROOT = Path(__file__).parents[3]

@@ -13,12 +13,12 @@ import pandas
 import pytest
 
 from topdp.data.readers.csv_files import read_csv
-from topdp.data.readers.encode import encode
+from topdp.data.readers.encoding import encode
+from topdp.data.readers.file_preview import look
 from topdp.data.readers.frames import read_frame
-from topdp.data.readers.look import look
-from topdp.data.readers.paths import of_frame, read_records, sites
-from topdp.data.readers.schema import Schema
-from topdp.data.readers.sites import files_of_sites
+from topdp.data.readers.record_paths import of_frame, read_records, sites
+from topdp.data.readers.site_records import files_of_sites
+from topdp.data.readers.table_schema import Schema
 from topdp.errors import DataError, InputError
 
 SCHEMA = Schema.of({

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gradient_models import CLASSES, MODELS, OwnMatrix, problem, slow_model
 from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients.layer_rules import MaxPool, Skeleton
 from topdp.learning.gradients.tape import Tape
-from topdp.learning.gradients.twins import MaxPool, Skeleton
 from topdp.learning.models import FlatModel, mlp
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from topdp.learning.gradients import ClippedGradients, clipping, ghost, rounding
-from topdp.learning.gradients.ghost import Geometry
+from topdp.learning.gradients import ClippedGradients, clipping_rules, ghost_norms, safe_norms
+from topdp.learning.gradients.ghost_norms import Geometry
 from topdp.learning.models import FlatModel
 
 pytest.importorskip("triton")
@@ -186,7 +186,9 @@ def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch, wrap):
     inputs, targets = torch.randn(2, 3, 2, 10, 11), torch.randint(3, (2, 3))
     without = ClippedGradients(model, 0.5).clipped_sum(rows, inputs, targets)
     asked = []
-    monkeypatch.setattr(ghost, "has_kernels", lambda x: asked.append(x.shape) or x.dtype == torch.float32)
+    monkeypatch.setattr(
+        ghost_norms, "has_kernels", lambda x: asked.append(x.shape) or x.dtype == torch.float32
+    )
     gradients = ClippedGradients(model, 0.5)
     torch.testing.assert_close(gradients.clipped_sum(rows, inputs, targets), without, rtol=1e-4, atol=1e-5)
     assert gradients.fast and {len(shape) for shape in asked} == {4, 5}  # of pools, of convolutions
@@ -234,7 +236,7 @@ def test_a_pass_with_these_kernels_is_the_one_without(monkeypatch):
     x[1, 1] = 3e38
     expected = gradients.clipped_sum(rows, x, y)
     asked = []
-    for place in (clipping, rounding):
+    for place in (clipping_rules, safe_norms):
         monkeypatch.setattr(place, "has_kernels", lambda x: asked.append(x.shape) or True)
     torch.testing.assert_close(gradients.clipped_sum(rows, x, y), expected, rtol=1e-5, atol=1e-6)
     assert len(asked) == 7 and expected.isfinite().all()

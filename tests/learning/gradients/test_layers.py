@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradient_models import CLASSES, MODELS, Encodes, Reads, TiedToEmbedding, frozen_statistics, problem
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.check import drops
+from topdp.learning.gradients.path_check import drops
 from topdp.learning.models import FlatModel
 
 NEW = [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from builders import in_turn
 from gradient_models import CLASSES, MODELS, problem, slow_model
-from topdp.learning.gradients import ClippedGradients, DivergedError, ghost
+from topdp.learning.gradients import ClippedGradients, DivergedError, ghost_norms
 from topdp.learning.models import FlatModel, mlp
 
 WITH_REAL_INPUTS = [name for name, (_, shape) in MODELS.items() if shape != "tokens"]
@@ -128,7 +128,7 @@ def test_a_token_that_is_none_counts_as_zero_in_the_first_call():
 @pytest.mark.parametrize("clip", [1e-6, 1e-3, 1.0])
 def test_numbers_whose_squares_underflow_are_clipped_all_the_same(clip, device):
     """|a|²|δ|² is zero in float32 where |a||δ| is above the clip: a large, δ small."""
-    slot = ghost.Outer(
+    slot = ghost_norms.Outer(
         torch.full((1, 1, 1, 50), 1e18, device=device), torch.full((1, 1, 1, 40), 2e-23, device=device)
     )
     norm = slot.squared_norms().sqrt()
@@ -150,7 +150,7 @@ def nearly_cancelled(size_in: int, size_out: int, positions: int, rest: float) -
 @pytest.mark.parametrize("sizes", [(64, 64, 7), (512, 512, 4), (1000, 1000, 2)])
 def test_no_more_than_the_clip_where_a_sum_over_positions_cancels(sizes, rest, device):
     torch.manual_seed(0)
-    slot = ghost.Outer(*(part.to(device) for part in nearly_cancelled(*sizes, rest)))
+    slot = ghost_norms.Outer(*(part.to(device) for part in nearly_cancelled(*sizes, rest)))
     _at_most_one(slot, sizes[0] * sizes[1])
 
 
@@ -161,7 +161,7 @@ def test_no_more_than_the_clip_where_a_token_s_gradients_cancel(rest, device):
     delta = torch.randn(1, 20, 8, 32)
     delta = delta - delta.mean(2, keepdim=True) + rest * torch.randn(1, 20, 1, 32)
     tokens = torch.zeros(1, 20, 8, dtype=torch.long, device=device)
-    _at_most_one(ghost.Lookup(tokens, delta.to(device)), 5 * 32)
+    _at_most_one(ghost_norms.Lookup(tokens, delta.to(device)), 5 * 32)
 
 
 @devices
@@ -177,8 +177,8 @@ def test_no_more_than_the_clip_where_the_uses_of_a_tied_table_cancel(width, loud
     same = loud * torch.randn_like(delta)
     a = torch.cat([same - delta + rest * torch.randn_like(delta), same], 2)
     above = torch.cat([once, -once], 2)
-    lookup = ghost.Lookup(tokens.to(device), delta.to(device))
-    _at_most_one(ghost.Tied(lookup, ghost.Outer(a.to(device), above.to(device))), 5 * width)
+    lookup = ghost_norms.Lookup(tokens.to(device), delta.to(device))
+    _at_most_one(ghost_norms.Tied(lookup, ghost_norms.Outer(a.to(device), above.to(device))), 5 * width)
 
 
 @devices
@@ -190,12 +190,12 @@ def test_no_more_than_the_clip_where_a_convolution_cancels(channels, rest, devic
     delta = torch.randn(1, 20, 3 * channels, 2, 2)
     delta = delta - delta.mean((3, 4), keepdim=True)
     uses = [(x.to(device), delta.to(device))]
-    slot = ghost.Convolution(uses, ghost.Geometry((1, 1), (1, 1), (1, 1), 1))
+    slot = ghost_norms.Convolution(uses, ghost_norms.Geometry((1, 1), (1, 1), (1, 1), 1))
     _at_most_one(slot, 3 * channels * channels)
 
 
-def _at_most_one(slot: ghost.Contribution, size: int) -> None:
-    norms = ghost.total_norms([slot])
+def _at_most_one(slot: ghost_norms.Contribution, size: int) -> None:
+    norms = ghost_norms.total_norms([slot])
     for k in range(norms.shape[1]):
         out, alone = norms.new_zeros(1, size), torch.zeros_like(norms)
         alone[0, k] = 1 / norms[0, k]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from topdp.errors import InputError
 from topdp.privacy.basics import gaussian
-from topdp.privacy.basics.checks import PrivacyError
+from topdp.privacy.basics.refusals import PrivacyError
 
 budgets = st.floats(-6, 4).map(lambda power: 10.0**power)
 deltas = st.floats(-15, math.log10(0.5)).map(lambda power: 10.0**power)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Plan
-from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
+from topdp.simulator.simulated_noise import Noise
 
 PULL = 1e3  # far above every clip
 

@@ -18,7 +18,7 @@ from builders import WITH_VIEW
 from topdp import topology
 from topdp.plan import Plan, schedules
 from topdp.privacy import exposure, view
-from topdp.privacy.observers.filtering import Public
+from topdp.privacy.observers.observer_filter import Public
 from topdp.topology import Topology
 
 FAMILIES: dict[str, Callable[[int], Topology]] = {

@@ -24,9 +24,9 @@ from strategies import custom_plans
 from topdp import topology
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, schedules
 from topdp.privacy import Analysis, Exposure, account, adaptive, exposure, outsider, view, worst_case
-from topdp.privacy.basics.checks import NotCovered
-from topdp.privacy.observers.answers import observed
-from topdp.privacy.observers.filtering import Public
+from topdp.privacy.basics.refusals import NotCovered
+from topdp.privacy.observers.observer_answers import observed
+from topdp.privacy.observers.observer_filter import Public
 from topdp.topology import Topology
 
 GRAPHS: dict[str, Topology] = {

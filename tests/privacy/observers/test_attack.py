@@ -28,8 +28,8 @@ from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.published.claims import Analysis
-from topdp.simulator.draws import Noise
-from topdp.simulator.mixing import RowByRow, Work
+from topdp.simulator.row_mixing import RowByRow, Work
+from topdp.simulator.simulated_noise import Noise
 
 GRAPH = topology.random(9, 0.4, seed=2)
 ITERATIONS = 16

@@ -25,8 +25,8 @@ from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Plan, schedules
 from topdp.privacy import adaptive, exposure, outsider
 from topdp.protocols import Correlated
-from topdp.simulator.draws import Noise
 from topdp.simulator.engine import Engine
+from topdp.simulator.simulated_noise import Noise
 
 GRAPH = topology.random(8, 0.4, seed=2)
 ATTACKS, RECORDS, CLIP, ROUNDS = 40_000, 4, 2.0, 4

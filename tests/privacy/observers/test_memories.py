@@ -11,12 +11,12 @@ from test_adaptive import GRAPHS, NEAR, assert_equal_to_dense, dense_mu, plan_on
 from topdp import topology
 from topdp.plan import Optimiser, Schedule, optimised
 from topdp.privacy import adaptive, outsider, view, worst_case
-from topdp.privacy.basics.checks import NotCovered
-from topdp.privacy.leftover import leftover
+from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.adaptive import in_the_open, most_learned
-from topdp.privacy.observers.filtering import Public
+from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.survivors import survivors
 from topdp.privacy.published.claims import noise_multipliers
+from topdp.privacy.residual_noise import leftover
 from topdp.protocols import Central, Correlated
 
 KINDS = {

@@ -13,14 +13,14 @@ from builders import constant_schedule
 from topdp import topology as graphs
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan
 from topdp.privacy.account import account
-from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.basics.exposure import Exposure, exposure
+from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers import adaptive as answers
 from topdp.privacy.observers import neighbourhoods
 from topdp.privacy.observers.adaptive import adaptive
-from topdp.privacy.observers.closely import closely
-from topdp.privacy.observers.layout import Ways
+from topdp.privacy.observers.estimate_readers import closely
 from topdp.privacy.observers.neighbourhoods import Surroundings, bounded_nearby
+from topdp.privacy.observers.reader_layout import Ways
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.claims import Analysis
 from topdp.protocols import TopSynchronous

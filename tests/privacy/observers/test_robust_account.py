@@ -20,8 +20,8 @@ from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Cycle, Full, Optimiser, Poisson, Robust, optimised, prune
 from topdp.privacy import Analysis, account, adaptive, calibrate, exposure, outsider, spending, worst_case
-from topdp.privacy.basics.checks import NotCovered
-from topdp.privacy.observers.answers import observed
+from topdp.privacy.basics.refusals import NotCovered
+from topdp.privacy.observers.observer_answers import observed
 from topdp.protocols import Correlated, Dsgd, Muffliato, TopSynchronous
 from topdp.simulator.engine import Engine
 

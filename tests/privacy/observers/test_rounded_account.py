@@ -11,9 +11,9 @@ from builders import PROTOCOLS, constant_schedule
 from topdp import topology
 from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
-from topdp.plan import Full, Optimiser, PerRound, Plan, PlanError, Poisson, Robust, archive, optimised
+from topdp.plan import Full, Optimiser, PerRound, Plan, PlanError, Poisson, Robust, optimised, plan_file
 from topdp.privacy import Analysis, account, adaptive, calibrate, coalitions, exposure, outsider, spending
-from topdp.privacy.basics.checks import NotCovered
+from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.adaptive import has_short_form
 from topdp.protocols import Central, Muffliato
 from topdp.simulator.engine import Engine
@@ -125,8 +125,8 @@ def test_one_party_is_accounted_as_ever():
 def test_a_plan_says_that_its_rows_are_rounded(tmp_path):
     plan = write("dsgd")
     assert plan.digest() != replace(plan, rounded=None).digest()
-    archive.save(plan, tmp_path / "plan.npz")
-    assert archive.load(tmp_path / "plan.npz").digest() == plan.digest()
+    plan_file.save(plan, tmp_path / "plan.npz")
+    assert plan_file.load(tmp_path / "plan.npz").digest() == plan.digest()
     with np.load(tmp_path / "plan.npz") as file:
         assert '"format": 3' in str(file["meta"])  # who does not know of rounding does not read it
 

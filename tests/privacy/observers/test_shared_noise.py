@@ -25,12 +25,12 @@ from hypothesis import strategies as st
 from topdp import topology
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, Poisson, schedules
 from topdp.privacy import Analysis, account, adaptive, exposure, outsider, worst_case
-from topdp.privacy.basics.checks import NotCovered
+from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers import shared_noise
 from topdp.privacy.observers.adaptive import leading_adaptive
 from topdp.privacy.observers.shared_noise import bounded, information_of, looked_at, releases
 from topdp.protocols import Correlated
-from topdp.protocols.secrets import secret_pairs
+from topdp.protocols.pair_secrets import secret_pairs
 
 NEAR = 1e-9
 GRAPH = topology.random(7, 0.45, 3)

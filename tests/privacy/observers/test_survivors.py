@@ -9,13 +9,7 @@ from topdp import topology
 from topdp.plan import Schedule
 from topdp.privacy import exposure
 from topdp.privacy.observers.adaptive import most_learned
-from topdp.privacy.observers.survivors import (
-    RESERVE,
-    TAKEN_BACK,
-    most_learned_since,
-    survivors,
-    with_reserve,
-)
+from topdp.privacy.observers.survivors import RESERVE, TAKEN_BACK, most_learned_since, survivors, with_reserve
 from topdp.protocols import Correlated, PlainSynchronous
 
 

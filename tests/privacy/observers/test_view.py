@@ -15,11 +15,11 @@ from builders import WITH_VIEW, in_turn
 from topdp import topology as graphs
 from topdp.errors import InputError
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, Poisson, prune, schedules
-from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, exposure
-from topdp.privacy.observers.bounds import _certificate, bisected, bracket
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 from topdp.privacy.observers.coalitions import coalitions
-from topdp.privacy.observers.gram import grams
+from topdp.privacy.observers.gram_matrix import grams
+from topdp.privacy.observers.mu_bounds import _certificate, bisected, bracket
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous

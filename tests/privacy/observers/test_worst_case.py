@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from builders import PROTOCOLS
 from topdp import topology as graphs
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, Poisson, schedules
-from topdp.privacy.basics import loss
-from topdp.privacy.basics.checks import PrivacyError
+from topdp.privacy.basics import privacy_loss
 from topdp.privacy.basics.exposure import exposure
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.basics.loss import GaussianLoss, SampledLoss, sampled_loss
+from topdp.privacy.basics.privacy_loss import GaussianLoss, SampledLoss, sampled_loss
+from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import all_draws_count, information, worst_case
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous
@@ -183,7 +183,7 @@ def test_many_noise_levels_are_rounded_towards_less_noise(monkeypatch):
     z = np.geomspace(2.0, 6.0, 40)
     exact = sampled_loss(z, 0.1)
     assert isinstance(exact, SampledLoss) and len(exact.releases) == 40
-    monkeypatch.setattr(loss, "GROUPS", 8)
+    monkeypatch.setattr(privacy_loss, "GROUPS", 8)
     coarse = sampled_loss(z, 0.1)
     assert isinstance(coarse, SampledLoss)
     assert len(coarse.releases) <= 8 and sum(count for _, count in coarse.releases) == 40

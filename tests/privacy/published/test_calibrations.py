@@ -18,14 +18,9 @@ from scipy.integrate import quad
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Poisson
 from topdp.privacy.basics import gaussian, poisson
-from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.basics.poisson import grouped, loss_distribution_epsilon, renyi_curve
-from topdp.privacy.published import (
-    CALIBRATIONS,
-    Calibration,
-    discounted_noise,
-    exact_epsilon,
-)
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.published import CALIBRATIONS, Calibration, discounted_noise, exact_epsilon
 from topdp.privacy.published.printed import Udp
 
 SOUND = ["tight", "optimal", "moments"]

@@ -6,8 +6,8 @@ import pytest
 
 from topdp import topology
 from topdp.errors import InputError
-from topdp.simulator.ranks import partition as cutting
-from topdp.simulator.ranks.partition import blocks_of, partition
+from topdp.simulator.ranks import agent_partition as cutting
+from topdp.simulator.ranks.agent_partition import blocks_of, partition
 
 
 @pytest.fixture

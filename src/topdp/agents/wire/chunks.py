@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from topdp.agents.wire.refusals import LinkEnded
+from topdp.agents.wire.link_refusals import LinkEnded
 
 PIECE = 256 * 1024
 LARGEST_MESSAGE = 1024 * 1024

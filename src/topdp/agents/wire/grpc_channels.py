@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from topdp.agents.terms.card import Card
-from topdp.agents.terms.identity import TLS_NAME, Identity
+from topdp.agents.agreement.identity import TLS_NAME, Identity
+from topdp.agents.agreement.identity_card import Card
 from topdp.agents.wire.chunks import LARGEST_MESSAGE
 
 SERVICE, METHOD = "topdp.agents.v1.Link", "Open"

@@ -15,7 +15,7 @@ from grpc import aio
 
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.handshake import Stream
-from topdp.agents.wire.refusals import LinkEnded, quoted
+from topdp.agents.wire.link_refusals import LinkEnded, quoted
 
 
 class Dialled(Stream):

@@ -20,24 +20,24 @@ from typing import Any
 
 import grpc
 
-from topdp.agents.terms.card import Card, check_address, is_loopback
-from topdp.agents.terms.identity import Identity
-from topdp.agents.terms.manifest import Manifest
-from topdp.agents.terms.succession import Directory
+from topdp.agents.agreement.card_succession import Directory
+from topdp.agents.agreement.identity import Identity
+from topdp.agents.agreement.identity_card import Card, check_address, is_loopback
+from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.wire import grpc_channels, handshake
-from topdp.agents.wire.front import Front
+from topdp.agents.wire.byte_pipes import LAST_WORDS
 from topdp.agents.wire.grpc_channels import PATH
+from topdp.agents.wire.grpc_settings import SocketFolder, settle_grpc
 from topdp.agents.wire.grpc_streams import Accepted, Dialled
 from topdp.agents.wire.handshake import Party, Stream
+from topdp.agents.wire.link_limits import Backoff, Clock
+from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, Told, logger
 from topdp.agents.wire.links import Link
 from topdp.agents.wire.neighbour import Neighbour
-from topdp.agents.wire.patience import Backoff, Clock
-from topdp.agents.wire.pipes import LAST_WORDS
-from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told, logger
-from topdp.agents.wire.relay import meeting_place
-from topdp.agents.wire.surroundings import SocketFolder, settle_grpc
+from topdp.agents.wire.port_guard import Front
+from topdp.agents.wire.relay_server import meeting_place
+from topdp.agents.wire.relay_tunnels import Tunnel, Waiting
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
-from topdp.agents.wire.tunnels import Tunnel, Waiting
 from topdp.errors import InputError, TrustError
 
 GREETINGS = 2

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from topdp.agents.terms.card import Card, fingerprint
-from topdp.agents.terms.identity import Identity
+from topdp.agents.agreement.identity import Identity
+from topdp.agents.agreement.identity_card import Card, fingerprint
 from topdp.agents.wire import wire_pb2 as wire
-from topdp.agents.wire.refusals import LinkEnded, quoted
+from topdp.agents.wire.link_refusals import LinkEnded, quoted
 
 VERSION = 4
 NONCE = 32

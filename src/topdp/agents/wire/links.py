@@ -20,16 +20,16 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from topdp.agents.terms.manifest import Rules
+from topdp.agents.agreement.manifest import Rules
 from topdp.agents.wire import wire_pb2 as wire
+from topdp.agents.wire.byte_pipes import LAST_WORDS
 from topdp.agents.wire.chunks import PIECE, Incoming
-from topdp.agents.wire.codes import MessageKind, ReplyCode, known
 from topdp.agents.wire.handshake import Stream
-from topdp.agents.wire.patience import CHECKS, Clock, Patience, PendingRequests
-from topdp.agents.wire.pipes import LAST_WORDS
-from topdp.agents.wire.refusals import OUR_FAULT, LinkEnded, Told
+from topdp.agents.wire.link_limits import CHECKS, Clock, Patience, PendingRequests
+from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, Told
+from topdp.agents.wire.link_writer import Key, Writer
 from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable, end_all
-from topdp.agents.wire.writer import Key, Writer
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode, known
 from topdp.errors import InputError
 
 MOST_WORDS = 1000

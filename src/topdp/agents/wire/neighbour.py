@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 
-from topdp.agents.terms.card import Card
+from topdp.agents.agreement.identity_card import Card
+from topdp.agents.wire.link_limits import PendingRequests
+from topdp.agents.wire.link_refusals import LinkEnded
 from topdp.agents.wire.links import Link
-from topdp.agents.wire.patience import PendingRequests
-from topdp.agents.wire.refusals import LinkEnded
 from topdp.agents.wire.transport import Unreachable
 
 

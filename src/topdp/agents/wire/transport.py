@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from topdp.agents.wire.codes import MessageKind, ReplyCode
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 
 logger = logging.getLogger("topdp.agents")
 

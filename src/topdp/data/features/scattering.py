@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from topdp.data.features import filters
-from topdp.plan.arrays import Floats
+from topdp.base.array_types import Floats
+from topdp.data.features import wavelet_filters
 
 VERSION = 1  # of the values: another one where they change
-STRIDE = filters.STRIDE
+STRIDE = wavelet_filters.STRIDE
 MARGIN = 4  # pixels mirrored at each edge, so that a wave does not meet the opposite edge
-CHANNELS = 1 + filters.SCALES * filters.ANGLES + filters.ANGLES**2
+CHANNELS = 1 + wavelet_filters.SCALES * wavelet_filters.ANGLES + wavelet_filters.ANGLES**2
 SMALLEST = 8
 
 
@@ -41,11 +41,13 @@ class Scattering:
         def pairs(values: Floats) -> Tensor:  # a real factor for each part of a complex number
             return torch.from_numpy(values).float().unsqueeze(-1).repeat_interleave(2, -1).to(device)
 
-        self._fine = pairs(filters.wavelets(*padded, scale=0))
-        self._coarse = [part.contiguous() for part in _quarters(pairs(filters.wavelets(*padded, scale=1)))]
+        self._fine = pairs(wavelet_filters.wavelets(*padded, scale=0))
+        self._coarse = [
+            part.contiguous() for part in _quarters(pairs(wavelet_filters.wavelets(*padded, scale=1)))
+        ]
         self._rows, self._columns = (
             [
-                torch.from_numpy(filters.averages(size, MARGIN, whole, step)).float().to(device)
+                torch.from_numpy(wavelet_filters.averages(size, MARGIN, whole, step)).float().to(device)
                 for step in (1, 2)
             ]
             for size, whole in zip((height, width), padded, strict=True)

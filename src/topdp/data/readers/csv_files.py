@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.data.checks import Array
-from topdp.data.readers.table import Table, checked
+from topdp.data.readers.raw_table import Table, checked
+from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
 DELIMITERS = ",;\t|"

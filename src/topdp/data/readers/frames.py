@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from topdp.data.checks import Array
-from topdp.data.readers.schema import Schema
-from topdp.data.readers.table import Table, checked
+from topdp.data.readers.raw_table import Table, checked
+from topdp.data.readers.table_schema import Schema
+from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
 

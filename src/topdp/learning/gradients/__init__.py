@@ -6,7 +6,7 @@ recorded into norms and clipped sums; `plain` does the same for any module by pe
 refuses models that are no functions; and `check` compares the two paths before the first result leaves.
 """
 
-from topdp.learning.gradients.arguments import DivergedError
-from topdp.learning.gradients.clipped import ClippedGradients, Statistics
+from topdp.learning.gradients.clipped_gradients import ClippedGradients, Statistics
+from topdp.learning.gradients.gradient_inputs import DivergedError
 
 __all__ = ["ClippedGradients", "DivergedError", "Statistics"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from topdp.learning.gradients.linear import LinearTwin
+from topdp.learning.gradients.linear_layers import LinearTwin
 from topdp.learning.gradients.tape import NotFoldedError, Tape
 from topdp.learning.models import Slot
 

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from topdp.errors import InputError
 
 if TYPE_CHECKING:
-    from topdp.learning.gradients.ghost import Geometry
+    from topdp.learning.gradients.ghost_norms import Geometry
 
 # Sizes of blocks and numbers of warps are the fastest of those tried on an H200 with the paper's network.
 BLOCK = 128  # positions, or kernel elements, at once

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from topdp.learning.gradients import ghost
+from topdp.learning.gradients import ghost_norms
 from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, altered, through
 from topdp.learning.models import Slot
 
@@ -24,7 +24,7 @@ class ConvolutionTwin(Twin):
         self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
         kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
         self.kernel_size, self.stride, self.dilation, self.groups = kernel, stride, dilation, layer.groups
-        self.geometry = ghost.Geometry(tuple(kernel), tuple(stride), tuple(dilation), layer.groups)
+        self.geometry = ghost_norms.Geometry(tuple(kernel), tuple(stride), tuple(dilation), layer.groups)
         if layer.padding == "same":
             whole = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
             sides = [(w // 2, w - w // 2) for w in whole]
@@ -77,9 +77,9 @@ class ConvolutionTwin(Twin):
         )
         return output.view(b, n, self.out_channels, *output.shape[2:]).transpose(0, 1).flatten(0, 1)
 
-    def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
+    def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
         uses = [(x[:, :, m], delta[:, :, m]) for x, delta in found for m in range(x.shape[2])]
-        return ghost.Convolution(uses, self.geometry)
+        return ghost_norms.Convolution(uses, self.geometry)
 
 
 @final
@@ -92,7 +92,12 @@ class MaxPool(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = _pair(self.kernel_size)
-        if x.dim() == 4 and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and ghost.has_kernels(x):
+        if (
+            x.dim() == 4
+            and x.shape[2] >= kernel[0]
+            and x.shape[3] >= kernel[1]
+            and ghost_norms.has_kernels(x)
+        ):
             return through(self, x)
         pooled: Tensor = super().forward(x)
         return pooled

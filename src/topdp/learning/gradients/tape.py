@@ -17,7 +17,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from topdp.learning.gradients import ghost
+from topdp.learning.gradients import ghost_norms
 from topdp.learning.models import Slot
 
 
@@ -34,7 +34,7 @@ class Use:
     slot: Slot
     kind: str
     saved: Any
-    join: Callable[[Sequence[tuple[Any, Tensor]]], ghost.Contribution]
+    join: Callable[[Sequence[tuple[Any, Tensor]]], ghost_norms.Contribution]
 
 
 @final
@@ -107,7 +107,7 @@ class Tape:
             copies[slot.name] = self.record(own, [Use(slot, "a parameter that is read", None, _join_copies)])
         return copies
 
-    def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost.Contribution]]:
+    def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost_norms.Contribution]]:
         """Per-example gradients of `loss` (a sum over examples) for every parameter that was used."""
         if not self.records:
             return []
@@ -126,15 +126,15 @@ class Tape:
             joined = [
                 found[0][0].join([(use.saved, delta) for use, delta in found]) for found in kinds.values()
             ]
-            together = ghost.tied(joined)
+            together = ghost_norms.tied(joined)
             if together is None:
                 raise NotFoldedError(f"parameter {slot.name!r} is tied between {' and '.join(sorted(kinds))}")
             result.append((slot, together))
         return result
 
 
-def _join_copies(found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
-    return ghost.Dense(total([delta.flatten(2) for _, delta in found]))
+def _join_copies(found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+    return ghost_norms.Dense(total([delta.flatten(2) for _, delta in found]))
 
 
 def _expect_apart(slots: Sequence[Slot]) -> None:
@@ -173,8 +173,8 @@ class Twin(nn.Module):
         if self._bias is None:
             return []
 
-        def join(found: Sequence[tuple[Any, Tensor]]) -> ghost.Contribution:
-            return ghost.Dense(total([sum_positions(delta, axis, width) for _, delta in found]))
+        def join(found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+            return ghost_norms.Dense(total([sum_positions(delta, axis, width) for _, delta in found]))
 
         return [Use(self._bias, f"a bias of {width} axes from {axis}", None, join)]
 

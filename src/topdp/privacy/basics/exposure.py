@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from topdp.base.array_types import Floats, Ints
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats, Ints
 from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
-from topdp.privacy.basics.checks import NotCovered, PrivacyError
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erfcx, log_ndtr
 
-from topdp.plan.arrays import Bools, Floats
-from topdp.plan.checks import expect_count
-from topdp.privacy.basics.checks import PrivacyError, expect_delta, expect_epsilon
+from topdp.base.array_types import Bools, Floats
+from topdp.base.number_checks import expect_count
+from topdp.privacy.basics.refusals import PrivacyError, expect_delta, expect_epsilon
 
 _ULP = float(np.finfo(np.float64).eps)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from topdp.plan.arrays import Floats
-from topdp.privacy.basics.checks import NotCovered
+from topdp.base.array_types import Floats
+from topdp.privacy.basics.refusals import NotCovered
 
 # dp-accounting raises a Fourier transform to the T-th power; on full batches, where the truth is known, that
 # lost up to 3.4e-17·T of δ (μ from 0.1 to 3, T up to 1e5). Six times that is taken off δ beforehand.

@@ -31,15 +31,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from topdp.base.array_types import Bools, Floats
 from topdp.plan import Plan
-from topdp.plan.arrays import Bools, Floats
-from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
-from topdp.privacy.observers.closely import closely
-from topdp.privacy.observers.effort import LIMIT, WIDEST, expect_bearable, look_work
-from topdp.privacy.observers.filtering import Public, expect_sums, seen_rows
-from topdp.privacy.observers.layout import UnsuitedError, Ways
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError
+from topdp.privacy.observers.estimate_readers import closely
 from topdp.privacy.observers.neighbourhoods import affordable, bounded_nearby
+from topdp.privacy.observers.observer_filter import Public, expect_sums, seen_rows
+from topdp.privacy.observers.reader_layout import UnsuitedError, Ways
 from topdp.privacy.observers.shared_noise import (
     Coalition,
     Releases,
@@ -49,6 +48,7 @@ from topdp.privacy.observers.shared_noise import (
     releases,
 )
 from topdp.privacy.observers.view import Bound, Progress, View, amplified, leading_view, view
+from topdp.privacy.observers.view_effort import LIMIT, WIDEST, expect_bearable, look_work
 from topdp.privacy.observers.worst_case import all_draws_count, every_round, information
 
 PATIENCE = 60 * LIMIT

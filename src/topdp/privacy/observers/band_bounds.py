@@ -10,9 +10,9 @@ import numpy as np
 from scipy.linalg.lapack import dpbtrf
 from scipy.sparse import csr_array, diags_array
 
-from topdp.plan.arrays import Floats
-from topdp.privacy.observers.banded import Band
-from topdp.privacy.observers.bounds import ULP, Certificate, best_bound, bracket, proves
+from topdp.base.array_types import Floats
+from topdp.privacy.observers.band_matrix import Band
+from topdp.privacy.observers.mu_bounds import ULP, Certificate, best_bound, bracket, proves
 
 SMALL = 160  # below this size the whole matrix is as fast
 

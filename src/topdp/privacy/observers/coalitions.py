@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
+from topdp.base.array_types import Floats
+from topdp.base.number_checks import expect_count
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
-from topdp.plan.checks import expect_count
-from topdp.plan.streams import stream
-from topdp.privacy.basics.checks import PrivacyError
+from topdp.plan.random_streams import stream
 from topdp.privacy.basics.exposure import Exposure
+from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.view import Progress, View, expect_viewable, view
 
 

@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from topdp.base.array_types import Ints
 from topdp.plan import Plan
-from topdp.plan.arrays import Ints
-from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.basics.exposure import Exposure
-from topdp.privacy.observers.at_once import at_once
+from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.band_bounds import bracket_band
-from topdp.privacy.observers.layout import Question, UnsuitedError, Ways, lay_out
-from topdp.privacy.observers.tracking import tracked
+from topdp.privacy.observers.parallel_map import at_once
+from topdp.privacy.observers.reader_layout import Question, UnsuitedError, Ways, lay_out
+from topdp.privacy.observers.reader_tracking import tracked
 from topdp.privacy.observers.view import Progress, View, amplified
 from topdp.privacy.observers.worst_case import every_round, information
 

@@ -20,9 +20,9 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
+from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Plan
-from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.observers.filtering import ROUNDING, whiten
+from topdp.privacy.observers.observer_filter import ROUNDING, whiten
 from topdp.privacy.observers.worst_case import ROUNDING as LEAK
 
 Coalition = tuple[int, ...]

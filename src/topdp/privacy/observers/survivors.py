@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.plan import NOBODY, PerRound, Plan, PlanError
-from topdp.plan.arrays import Floats
-from topdp.privacy.basics.checks import NotCovered
 from topdp.privacy.basics.exposure import Exposure
+from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.adaptive import in_the_open, most_learned
 from topdp.privacy.observers.worst_case import every_round, information
 

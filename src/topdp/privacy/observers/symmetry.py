@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from topdp.base.array_types import Ints
 from topdp.plan import Plan
-from topdp.plan.arrays import Ints
 from topdp.privacy.basics.exposure import Exposure
 
 KINDS = 64

@@ -29,18 +29,18 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Plan
-from topdp.plan.arrays import Bools, Floats, Ints
-from topdp.privacy.basics.checks import NotCovered, PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.basics.loss import GaussianLoss, Loss, Smaller
-from topdp.privacy.observers.at_once import at_once, cores
+from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, Smaller
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 from topdp.privacy.observers.band_bounds import bracket_band
-from topdp.privacy.observers.banded import Band, bands
-from topdp.privacy.observers.bounds import bracket
-from topdp.privacy.observers.filtering import Public, expect_sums, seen_rows
-from topdp.privacy.observers.gram import aligned, grams
+from topdp.privacy.observers.band_matrix import Band, bands
+from topdp.privacy.observers.gram_matrix import aligned, grams
+from topdp.privacy.observers.mu_bounds import bracket
+from topdp.privacy.observers.observer_filter import Public, expect_sums, seen_rows
+from topdp.privacy.observers.parallel_map import at_once, cores
 from topdp.privacy.observers.symmetry import alike
 from topdp.privacy.observers.worst_case import composed, every_round, information
 

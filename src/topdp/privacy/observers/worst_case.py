@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import PerRound, Plan
-from topdp.plan.arrays import Bools, Floats, Ints
 from topdp.plan.batches import Adjacency, Batches
-from topdp.privacy.basics.checks import PrivacyError
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.basics.loss import GaussianLoss, Loss, Smaller, sampled_loss
-from topdp.privacy.observers.filtering import whiten
+from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, Smaller, sampled_loss
+from topdp.privacy.basics.refusals import PrivacyError
+from topdp.privacy.observers.observer_filter import whiten
 
 CHUNK = 1024  # rounds at a time
 ROUNDING = 1e-10  # share of a row's step that is rounding when the step is compared with what noise covers

@@ -10,8 +10,8 @@ an observer of a plan learns: a plan that reuses noise has no claim of its own.
 from __future__ import annotations
 
 from topdp.privacy.published.calibration import Calibrated, Calibration, exact_epsilon
+from topdp.privacy.published.calibrations import CALIBRATIONS
 from topdp.privacy.published.printed import discounted_noise
-from topdp.privacy.published.rules import CALIBRATIONS
 
 __all__ = [
     "CALIBRATIONS",

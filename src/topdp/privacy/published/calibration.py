@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from topdp.plan.arrays import Floats
+from topdp.base.array_types import Floats
+from topdp.base.number_checks import expect_count
 from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
-from topdp.plan.checks import expect_count
 from topdp.privacy.basics import gaussian
-from topdp.privacy.basics.checks import (
+from topdp.privacy.basics.poisson import loss_distribution_epsilon
+from topdp.privacy.basics.refusals import (
     NotCovered,
     PrivacyError,
     PrivacyWarning,
     expect_delta,
     expect_epsilon,
 )
-from topdp.privacy.basics.poisson import loss_distribution_epsilon
 
 
 @dataclass(frozen=True)

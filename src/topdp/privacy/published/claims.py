@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.plan import Plan
-from topdp.plan.arrays import Floats
 from topdp.plan.batches import Adjacency, Batches
-from topdp.privacy.basics.checks import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.basics.exposure import Exposure, check
-from topdp.privacy.published.rules import CALIBRATIONS
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.published.calibrations import CALIBRATIONS
 
 PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async", "dsgd", "central")
 """Those in which an agent's row of round 0 carries its full-scale noise."""

@@ -14,7 +14,7 @@ from typing import ClassVar, final
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from topdp.plan.arrays import Floats
+from topdp.base.array_types import Floats
 from topdp.plan.batches import Batches
 from topdp.privacy.basics import gaussian
 from topdp.privacy.basics.poisson import loss_distribution_epsilon, renyi_curve

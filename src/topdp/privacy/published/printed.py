@@ -13,18 +13,18 @@ from typing import ClassVar, SupportsIndex, final
 import numpy as np
 from scipy.optimize import brentq
 
-from topdp.plan.arrays import Floats, Ints
+from topdp.base.array_types import Floats, Ints
+from topdp.base.number_checks import expect_count
 from topdp.plan.batches import Batches
-from topdp.plan.checks import expect_count
 from topdp.privacy.basics import gaussian
-from topdp.privacy.basics.checks import (
+from topdp.privacy.basics.poisson import loss_distribution_epsilon
+from topdp.privacy.basics.refusals import (
     NotCovered,
     PrivacyError,
     PrivacyWarning,
     expect_delta,
     expect_epsilon,
 )
-from topdp.privacy.basics.poisson import loss_distribution_epsilon
 from topdp.privacy.published.calibration import Calibration, least_noise, shares, worst_mu
 
 

@@ -1,0 +1,169 @@
+"""Who an agent is: a key made on its own site, and a certificate signed by that key alone.
+
+What others see of it is its `card`. gRPC's TLS takes no Ed25519, so keys are ECDSA on P-256.
+
+**Guarantees.** The private key is written once, readable by its owner alone, and never leaves the folder. The
+certificate may not sign others (key usage), but nobody relies on that: see `handshake.py`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from topdp.agents.agreement.identity_card import CURVE, Card, IdentityError, check_name, read_card, read_text
+from topdp.base.files import write_whole
+from topdp.errors import TrustError
+
+TLS_NAME = "agent.topdp"
+"""The host name in every certificate: TLS wants one, and ours says nothing about who it is."""
+
+VALIDITY = timedelta(days=3650)
+KEY, CERTIFICATE, CARD = "key.pem", "certificate.pem", "card.toml"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A card with its private key."""
+
+    card: Card
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    def __post_init__(self) -> None:
+        ours, theirs = (
+            key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+            for key in (self.key.public_key(), self.card.x509.public_key())
+        )
+        if ours != theirs:
+            raise TrustError(
+                f"Expected the key of {self.card.name}'s certificate, got another key: the files are of "
+                f"different agents; restore them together, or make a new identity and send out its card."
+            )
+
+    def sign(self, data: bytes) -> bytes:
+        return self.key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes for `purpose` that only this key gives, and gives again after a restart."""
+        private = self.key.private_numbers().private_value.to_bytes(32, "big")
+        return hmac.digest(private, b"topdp " + purpose.encode(), "sha256")
+
+    def shared_secret(self, card: Card, purpose: str) -> bytes:
+        """32 bytes for `purpose` that this agent and the holder of `card` can compute, and nobody else."""
+        theirs = card.x509.public_key()
+        assert isinstance(theirs, ec.EllipticCurvePublicKey)
+        return hmac.digest(self.key.exchange(ec.ECDH(), theirs), b"topdp " + purpose.encode(), "sha256")
+
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+
+
+def make(
+    name: str, address: str = "", start: datetime | None = None, validity: timedelta = VALIDITY
+) -> Identity:
+    """A new identity in memory; `init` makes one on disk."""
+    start = start or datetime.now(UTC) - timedelta(days=1)  # neighbours' clocks may be behind
+    check_name(name)
+    key = ec.generate_private_key(CURVE())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    usage = x509.KeyUsage(
+        True, False, False, False, False, False, False, False, False
+    )  # to sign messages only
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + validity)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM).decode("ascii")
+    return Identity(Card(name, address, pem), key)
+
+
+def init(folder: Path, name: str, address: str = "") -> Identity:
+    """Makes a key, a certificate and a card in `folder`. An identity that is there is never replaced."""
+    return keep(folder, make(name, address))
+
+
+def keep(folder: Path, identity: Identity) -> Identity:
+    """Writes an identity to `folder`, where none may be."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The mode is given at birth: there is no moment in which others could read the key.
+        handle = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(identity.key_pem())
+            file.flush()
+            os.fsync(handle)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise IdentityError(f"Expected a folder for the identity, {folder} is a file.") from None
+        raise IdentityError(
+            f"Expected no identity in {folder}, found {folder / KEY}: name another folder, or move that "
+            f"one away (neighbours who have its card will not know the new one)."
+        ) from None
+    except OSError as error:
+        raise IdentityError(f"Could not write an identity to {folder}: {error.strerror}.") from error
+    write_whole(folder / CERTIFICATE, identity.card.certificate)
+    write_whole(folder / CARD, identity.card.to_toml())
+    return identity
+
+
+def load(folder: Path, now: datetime | None = None, expired: bool = False) -> Identity:
+    """The identity in `folder`, or the reason why it cannot be used. `expired`: one that was may be."""
+    path = folder / KEY
+    try:
+        mode = path.stat().st_mode & 0o777
+        pem = path.read_bytes()
+    except FileNotFoundError:
+        raise IdentityError(
+            f"Expected a key in {path}, found none: make one with `topdp agent init`."
+        ) from None
+    except OSError as error:
+        raise IdentityError(f"Could not read {path}: {error.strerror}.") from error
+    if mode & 0o077:
+        raise TrustError(
+            f"Expected {path} readable by its owner alone (mode 600), got mode {mode:o}: others may have "
+            f"read it; `chmod 600 {path}` if you know that they have not, else make a new identity."
+        )
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise IdentityError(f"Expected a private key in {path}: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise IdentityError(f"Expected a P-256 key in {path}, got another kind.")
+    card = read_card(folder / CARD)
+    certificate = read_text(folder / CERTIFICATE)
+    if Card(card.name, card.address, certificate).fingerprint != card.fingerprint:
+        raise TrustError(
+            f"Expected the certificate of {folder / CARD} in {folder / CERTIFICATE}, got another one."
+        )
+    held = Identity(card, key)
+    if not expired:
+        expect_valid(held, str(folder), now)
+    return held
+
+
+def expect_valid(identity: Identity, origin: str, now: datetime | None = None) -> None:
+    if reason := identity.card.expired(now):
+        raise TrustError(f"Expected a valid certificate in {origin}: {reason}; make a new identity.")

@@ -1,0 +1,172 @@
+"""What an agent shows to everybody: its name, where it is dialled, and its certificate.
+
+There is no authority. An agent is known by the SHA-256 of its certificate (its *fingerprint*), which a
+manifest lists; what a certificate says about names is never believed. Keys are not here: `identity`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from topdp.base import toml_text
+from topdp.errors import InputError, TrustError
+
+CURVE = ec.SECP256R1
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]{0,252}):([0-9]{1,5})", re.ASCII)
+
+
+class IdentityError(InputError):
+    """A name, address, key or card that cannot be used; one that must not be relied on is a TrustError."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What an agent shows to everybody. `address` is `host:port`, or empty for a site that opens no port."""
+
+    name: str
+    address: str
+    certificate: str  # PEM
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        check_address(self.address)
+        if not isinstance(self.x509.public_key(), ec.EllipticCurvePublicKey) or not isinstance(
+            self._public.curve, CURVE
+        ):
+            raise IdentityError(f"Expected a P-256 key in the certificate of {self.name}, got another kind.")
+
+    @cached_property
+    def x509(self) -> x509.Certificate:
+        try:
+            found = x509.load_pem_x509_certificates(self.certificate.encode("ascii"))
+        except (ValueError, UnicodeEncodeError) as error:
+            raise IdentityError(f"Expected a PEM certificate of {self.name}: {error}") from None
+        if len(found) != 1:
+            raise IdentityError(f"Expected one certificate of {self.name}, got {len(found)}.")
+        return found[0]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the certificate (DER), in hex."""
+        return fingerprint(self.x509)
+
+    @property
+    def _public(self) -> ec.EllipticCurvePublicKey:
+        key = self.x509.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        return key
+
+    def signed(self, signature: bytes, data: bytes) -> bool:
+        """Whether the holder of this card's key signed `data`."""
+        try:
+            self._public.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+    def expired(self, now: datetime | None = None) -> str:
+        """Why the certificate is not valid at `now`, or nothing."""
+        now = now or datetime.now(UTC)
+        first, last = self.x509.not_valid_before_utc, self.x509.not_valid_after_utc
+        if first <= now <= last:
+            return ""
+        return f"the certificate of {self.name} is valid from {first:%F} to {last:%F}, today is {now:%F}"
+
+    def to_tree(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "address": self.address,
+            "fingerprint": self.fingerprint,
+            "certificate": self.certificate,
+        }
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.to_tree(), multiline_strings=True)
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).hexdigest()
+
+
+def read_card(path: Path) -> Card:
+    """The card in a file, as another site sent it."""
+    return parse_card(read_text(path), str(path))
+
+
+def parse_card(text: str, origin: str = "card") -> Card:
+    try:
+        tree = toml_text.parsed(text)
+    except ValueError as error:
+        raise IdentityError(f"Expected a card (TOML) in {origin}: {error}") from None
+    return card_from_tree(tree, origin)
+
+
+def card_from_tree(tree: Any, origin: str) -> Card:
+    """A card from its four keys; the fingerprint must be that of the certificate."""
+    keys = {"name", "address", "fingerprint", "certificate"}
+    if not isinstance(tree, dict) or set(tree) != keys or not all(isinstance(tree[k], str) for k in keys):
+        got = ", ".join(sorted(tree)) if isinstance(tree, dict) else type(tree).__name__
+        raise IdentityError(
+            f"{origin}: expected a card with the texts {', '.join(sorted(keys))}, got {got:.200}."
+        )
+    try:
+        card = Card(tree["name"], tree["address"], tree["certificate"])
+    except IdentityError as error:
+        raise IdentityError(f"{origin}: {error}") from None
+    if card.fingerprint != tree["fingerprint"]:
+        raise TrustError(
+            f"{origin}: expected the fingerprint {card.fingerprint} of its certificate, got "
+            f"{tree['fingerprint']:.80}: the card is damaged or was changed; ask {card.name} for it again."
+        )
+    return card
+
+
+def check_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise IdentityError(
+            f"Expected a name of 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or "
+            f"digit, got {name!r:.80}."
+        )
+    return name
+
+
+def check_address(address: str) -> str:
+    match = ADDRESS.fullmatch(address)
+    if address and not (match and 1 <= int(match[2]) <= 65535):
+        raise IdentityError(
+            f"Expected an address host:port with a port from 1 to 65535, for example "
+            f"agent.example.org:7400, or none for a site that opens no port, got {address!r:.80}."
+        )
+    return address
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` is on this machine and no other."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # some editors write a mark first
+    except FileNotFoundError:
+        raise IdentityError(f"Expected a file {path}, found none.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise IdentityError(f"Could not read {path}: {getattr(error, 'strerror', error)}.") from None

@@ -1,0 +1,283 @@
+"""A whole federation on this machine: one process per agent, gRPC and mutual TLS, one command.
+
+Each process is given its own identity, its own records and the manifest, as on a machine of its own, and ends
+by itself. What is gathered at the end, final estimates and results, is for this demonstration: real
+organisations keep theirs. The run folder is of the same kind as the simulator's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from topdp.agents.agreement import federation_manifest, identity
+from topdp.agents.agreement.manifest import Manifest, Rules
+from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.development import fork_server
+from topdp.agents.development.rehearsal_audit import plant
+from topdp.agents.node import child_processes
+from topdp.agents.runtime.agent import ESTIMATE, RESULT
+from topdp.agents.runtime.stage_timing import PARTS
+from topdp.audit import Question
+from topdp.audit.rehearsal_record import CANARIES
+from topdp.data import Shards
+from topdp.errors import ExitCode, InputError
+from topdp.privacy.account import Account
+from topdp.runs import builders
+from topdp.runs.assembly import Assembly
+from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.model_export import facts_of, notes_of
+from topdp.runs.planning import sealed
+from topdp.runs.result import Result, metrics_of
+from topdp.runs.run_folder import RunFolder
+from topdp.simulator.engine import State
+
+Say = Callable[[str], Any]
+ENDED_WELL = (ExitCode.DONE, ExitCode.BUDGET)
+
+
+class DemoError(InputError):
+    """An agent of the demonstration failed."""
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    seeded: bool = False,
+    budgets: dict[int, float] | None = None,
+    say: Say = lambda _: None,
+    failpoints: dict[int, str] | None = None,
+    rules: Rules | None = None,
+    rehearse: bool = False,
+    relay: bool = False,
+) -> dict[str, Any]:
+    """Executes `config` on processes; the JSON object of `topdp federation demo --json`.
+
+    `failpoints`: where an agent is to be killed once; it is then started again. `rehearse`: with canaries in
+    the records of the agent that loses most, and notes of everything, for an audit. `relay`: no agent opens
+    a port.
+    """
+    begun = time.perf_counter()
+    rules = rules or Rules(idle_timeout=60.0)
+    if relay:
+        rules = rules.model_copy(update={"relay": _free_addresses(1)[0]})
+    parts, manifest, account = prepared(config, out / "agents", rules)
+    folder, names, shards = out / "agents", manifest.names, parts.shards
+    if rehearse:
+        outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
+        planted = plant(Setup.of(manifest), tuple(shards.inputs.shape[2:]), outputs, Question())
+        planted.save(folder / CANARIES)
+        say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
+    say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
+    with _relaying(rules.relay, folder / "relay.log"):
+        codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
+    results = []
+    asked = -signal.SIGTERM  # by the demonstration, because another one had failed: that one is to be told
+    for name, code in sorted(zip(names, codes, strict=True), key=lambda one: one[1] == asked):
+        path = folder / name / "state" / RESULT
+        if code not in ENDED_WELL or not path.exists():
+            log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
+            raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'it said nothing'}")
+        results.append({**json.loads(path.read_text(encoding="utf-8")), "code": code})
+    return _gathered(parts, manifest, account, out, results, time.perf_counter() - begun)
+
+
+def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, Manifest, Account]:
+    """Identities, records and the manifest of all agents, as files in `folder`."""
+    out = folder.parent
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
+    parts = Assembly.of(config)
+    graph, shards = parts.graph, parts.shards
+    names = [f"agent{i}" for i in range(graph.agents)]
+    addresses = [""] * len(names) if rules.relay else _free_addresses(len(names))
+    cards = [
+        identity.init(folder / name / "identity", name, address).card
+        for name, address in zip(names, addresses, strict=True)
+    ]
+    manifest, account, _ = federation_manifest.of(cards, graph, shards.counts, config, rules)
+    manifest.write(folder / "manifest.toml")
+    records = _records(parts)
+    for i, name in enumerate(names):
+        _write_records(folder / name / "records.npz", records, i)
+    return parts, manifest, account
+
+
+def parse_budgets(given: list[str], agents: int) -> dict[int, float]:
+    """["0=0.25"] -> {0: 0.25}"""
+    found: dict[int, float] = {}
+    for text in given:
+        number, _, value = text.partition("=")
+        try:
+            agent, epsilon = int(number), float(value)
+        except ValueError:
+            agent, epsilon = -1, 0.0
+        if not 0 <= agent < agents or not 0 < epsilon < float("inf"):
+            raise ConfigError(
+                f"--budget: expected AGENT=EPSILON with AGENT 0 to {agents - 1} and EPSILON > 0, "
+                f"got {text!r}."
+            )
+        found[agent] = epsilon
+    return found
+
+
+def processes(
+    folder: Path,
+    names: Sequence[str],
+    seeded: bool = False,
+    budgets: Mapping[int, float] = MappingProxyType({}),
+    failpoints: Mapping[int, str] = MappingProxyType({}),
+    for_good: Collection[int] = (),
+    say: Say = lambda _: None,
+) -> list[int]:
+    """Starts one process per agent and waits for all: their exit codes.
+
+    One that is killed by its failpoint is started once more, or gone `for_good`. A signal ends all of them,
+    and then this.
+    """
+
+    def started(i: int, failpoint: str | None) -> BaseProcess:
+        place = folder / names[i]
+        command = ["agent", "start", "--json", "--json-log"]
+        command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(place / "identity")]
+        command += ["--data", str(place / "records.npz"), "--state", str(place / "state")]
+        if (folder / CANARIES).exists():
+            command += ["--canaries", str(folder / CANARIES)]
+        command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
+        environment = {**os.environ, **fork_server.ALONE}
+        environment.pop("TOPDP_FAILPOINT", None)
+        if failpoint is not None:
+            environment["TOPDP_FAILPOINT"] = failpoint
+        return fork_server.start(command, environment, place / "log.jsonl")
+
+    running: dict[int, BaseProcess] = {}
+    codes: dict[int, int] = {}
+    with child_processes.Asked() as asked:
+        try:
+            for i in range(len(names)):
+                running[i] = started(i, failpoints.get(i))
+            while running:
+                wait([asked.reader, *(process.sentinel for process in running.values())])
+                asked.expect_not()
+                for i, process in list(running.items()):
+                    if (code := process.exitcode) is None:
+                        continue
+                    del running[i]
+                    if code == -9 and i in failpoints and i not in for_good:
+                        say(f"{names[i]} was killed at {failpoints[i]}, is started again")
+                        running[i] = started(i, None)
+                    else:
+                        codes[i] = code
+                if any(code not in ENDED_WELL for i, code in codes.items() if i not in for_good):
+                    break  # the others would wait for it
+        finally:
+            codes |= child_processes.ended(running, names, say)
+    return [codes[i] for i in range(len(names))]
+
+
+@contextmanager
+def _relaying(address: str, log: Path) -> Iterator[None]:
+    """A relay while inside, where there is to be one."""
+    if not address:
+        yield
+        return
+    process = fork_server.start(["relay", "--listen", address], {**os.environ, **fork_server.ALONE}, log)
+    try:
+        yield
+    finally:
+        child_processes.ended({0: process}, ["the relay"], lambda _: None)
+
+
+def _gathered(
+    parts: Assembly,
+    manifest: Manifest,
+    account: Account,
+    out: Path,
+    results: list[dict[str, Any]],
+    seconds: float,
+) -> dict[str, Any]:
+    setup = Setup.of(manifest)
+    config = parts.config
+    estimates = torch.stack(
+        [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
+    ).to(parts.flat.dtype)
+    metrics = []
+    if parts.shards.test_inputs is not None:
+        found = parts.engine(setup.plan).evaluate(State(0, estimates))
+        metrics = [metrics_of(config.rounds, found)]
+    folder = _folder(out, config, setup, account)
+    folder.save_metrics(metrics)
+    folder.finish(
+        estimates.numpy(),
+        notes_of(parts.flat),
+        **facts_of(parts),
+        seconds=round(seconds, 3),
+        records=list(parts.shards.counts),
+        plan=setup.plan.digest(),
+        federation=manifest.hash,
+        agents=results,
+    )
+    told = Result(config, setup.plan, account, metrics, estimates, seconds, parts.flat, out).summary()
+    per_round = {
+        part: float(np.mean([result["milliseconds_per_round"][part] for result in results])) for part in PARTS
+    }
+    seeded = any(result["seeded"] for result in results)
+    return {**told, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}
+
+
+def _folder(out: Path, config: RunConfig, setup: Setup, account: Account) -> RunFolder:
+    """The agents' folders are inside already, so the run folder is made beside and moved in."""
+    beside = RunFolder.create(out / "agents" / "run", config.to_toml(), setup.plan)
+    for file in beside.path.iterdir():
+        os.replace(file, out / file.name)
+    beside.path.rmdir()
+    folder = RunFolder.open(out)
+    folder.write_json("privacy.json", sealed(setup.plan, account))
+    return folder
+
+
+def _records(parts: Assembly) -> Shards:
+    """The agents' records as they are: each agent computes its features itself."""
+    config = parts.config
+    if config.data.features == "none":
+        return parts.shards
+    plain = config.data.model_copy(update={"features": "none"})
+    return builders.shards(config.model_copy(update={"data": plain}), parts.graph.agents)
+
+
+def _write_records(path: Path, shards: Shards, agent: int) -> None:
+    """The agent's records as a user would bring them; agents evaluate nothing, so no test records."""
+    held = shards.counts[agent]
+    called = "targets" if shards.classes is None else "labels"
+    arrays: dict[str, Any] = {
+        "train_inputs": shards.inputs[agent, :held].numpy(),
+        f"train_{called}": shards.targets[agent, :held].numpy(),
+    }
+    if shards.classes is not None:
+        arrays["classes"] = np.array(shards.classes)
+    np.savez(path, **arrays)
+
+
+def _free_addresses(count: int) -> list[str]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

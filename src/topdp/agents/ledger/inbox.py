@@ -1,0 +1,66 @@
+"""What to believe of a neighbour's rows: exactly once, in order, from those who have a word in the plan.
+
+The name of a row is (federation, sender, receiver, round) and is strictly increasing for each sender. The
+same name with the same digest is acknowledged again; with another digest the sender has told two stories,
+and is quarantined. What the bytes hold is `payload`'s; who the sender is, the transport's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.wire.wire_codes import ReplyCode
+
+
+class Inbox:
+    """Decides on rows, and keeps the accepted ones in the ledger before they are acknowledged."""
+
+    def __init__(
+        self, ledger: Ledger, rounds: Mapping[str, Sequence[int]], window: int = 4, gaps: bool = False
+    ) -> None:
+        """`rounds`: for each neighbour the rounds in which it sends to this agent, rising.
+
+        `gaps`: a neighbour that was gone may leave rounds out. `window`: how many rounds it may be ahead.
+        """
+        self.gaps = gaps
+        self.ledger = ledger
+        self.window = window
+        self._place = {sender: {r: p for p, r in enumerate(each)} for sender, each in rounds.items()}
+        self._rounds = {sender: list(each) for sender, each in rounds.items()}
+
+    def judge(self, sender: str, round: int, digest: str) -> ReplyCode:
+        """What is to be said of a row whose digest is that of its bytes: OK if it is new. Changes nothing."""
+        if sender not in self._place:
+            return ReplyCode.STRANGER
+        if self.ledger.quarantined(sender) is not None:
+            return ReplyCode.QUARANTINED
+        if round not in self._place[sender]:
+            return ReplyCode.UNKNOWN_ROUND
+        known = self.ledger.digest_seen(sender, round)
+        if known is not None:
+            return ReplyCode.AGAIN if known == digest else ReplyCode.EQUIVOCATION
+        if round < self.ledger.seen(sender) or not (self.gaps or round == self.expected(sender)):
+            return ReplyCode.GAP
+        return ReplyCode.LATER if round > self.ledger.round + self.window else ReplyCode.OK
+
+    def expected(self, sender: str) -> int | None:
+        """The next round that `sender` owes; None when all are in."""
+        seen, rounds = self.ledger.seen(sender), self._rounds[sender]
+        place = self._place[sender][seen] + 1 if seen >= 0 else 0
+        return rounds[place] if place < len(rounds) else None
+
+    def leaves_out(self, sender: str, round: int) -> bool:
+        """Whether `sender`, who may leave out nothing, has passed over the round that it owes."""
+        owed = self.expected(sender)
+        return not self.gaps and owed is not None and round > owed
+
+    def settle(
+        self, verdict: ReplyCode, sender: str, round: int, digest: str, body: bytes, signature: bytes = b""
+    ) -> None:
+        """Writes down what follows from a verdict: a row for later use, or a quarantine."""
+        if verdict is ReplyCode.OK:
+            late = round < self.ledger.round  # the round that reads it is over: keep only that it came
+            self.ledger.store(sender, round, digest, None if late else body, signature)
+        elif verdict is ReplyCode.EQUIVOCATION:
+            self.ledger.quarantine(sender, verdict, f"sent two different rows for round {round}")

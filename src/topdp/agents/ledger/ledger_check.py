@@ -1,0 +1,206 @@
+"""Whether the books of an agent are whole: `ledger verify`, and each start. Reads all, changes nothing.
+
+**Guarantees.** On a ledger that is opened to be read only, all of it is of one moment, also while the agent
+runs. Found is an entry that was changed, removed, added or swapped in the chain; outgoing bytes and a state
+that are not the charged ones; facts of the run and of neighbours that are not what was written down of them;
+rows that came in, statements and lines of the journal that were changed, removed or put in before the last
+charge; a budget that grew; a ledger whose charges are gone. Not found here: a tail cut off together with all
+that belongs to it, what was added after the last charge such as could be, bytes of older rows that nobody may
+have acknowledged (they are not sent then, which costs no privacy), or a chain computed anew by somebody who
+can write the file. Neighbours find the first (`agent`, at hello). Entries of format 4 bind no logs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sqlite3
+from collections.abc import Mapping
+
+from topdp.agents.ledger import event_journal
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_database import FILE, TamperedError, unusable
+from topdp.agents.ledger.ledger_entries import LedgerEntry, digest_of, genesis, link
+from topdp.agents.ledger.start_choices import BUDGET, budget
+from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.errors import TopdpError
+
+PAIRS = ("prepared", "committed", "aborted")
+
+
+def verify(ledger: Ledger) -> int:
+    """The number of charges; raises TamperedError with the first fault."""
+    try:
+        _pages(ledger)
+        entries = _charges(ledger)
+        _outbox(ledger, entries)
+        _logs(ledger, entries)
+        _facts(ledger, entries)
+        _inbox(ledger, entries)
+        _pairs(ledger, entries)
+        last, state = (entries[-1] if entries else None), ledger.state()
+    except TopdpError:
+        raise
+    except (sqlite3.Error, TypeError, ValueError) as error:  # a table that is gone; a value that cannot be
+        raise (
+            unusable(ledger.folder, error)
+            if isinstance(error, sqlite3.Error)
+            else TamperedError(f"{ledger.folder / FILE} has a value that cannot be: {error}.")
+        ) from error
+    booked = (last.round, last.state) if last else None
+    if booked != ((state[0], digest_of(state[1])) if state else None):
+        raise TamperedError("The state is not the one that the last charge led to.")
+    return len(entries)
+
+
+def _pages(ledger: Ledger) -> None:
+    """By an index that has lost a line, a row that was charged would never be sent."""
+    found = ledger.database.one("PRAGMA integrity_check(1)")
+    if found != ("ok",):
+        words = str(found[0] if found else "nothing")[:200]
+        raise TamperedError(
+            f"{ledger.folder / FILE} is damaged ({words}). Do not delete it: its charges were spent."
+        )
+
+
+def _charges(ledger: Ledger) -> list[LedgerEntry]:
+    head, total, round, binds = genesis(ledger.meta), 0.0, -1, False
+    entries = []
+    rows = ledger.database.rows("SELECT number, entry, hash FROM charges ORDER BY number")
+    for place, (number, text, stored) in enumerate(rows):
+        head = link(head, str(text))
+        if head != stored:
+            _fault(ledger, place, "does not follow from the one before: it or an earlier one was changed")
+        entry = LedgerEntry.read(text)
+        total += entry.charge
+        faults = {
+            "is out of place": not number == entry.number == place,
+            "has a charge that cannot be": not (math.isfinite(entry.charge) and entry.charge >= 0),
+            "has a wrong total": entry.total != total,
+            "repeats a round": entry.round < round + (entry.kind != "late"),
+            "does not say what else was on the books": binds and not entry.books,
+        }
+        for fault, found in faults.items():
+            if found:
+                _fault(ledger, place, fault)
+        if entry.contradiction:
+            _fault(ledger, place, entry.contradiction)
+        round, binds = entry.round, bool(entry.books)
+        entries.append(entry)
+    return entries
+
+
+def _outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+    """What was charged is there to be sent, or stands as delivered; and nothing else is there."""
+    gone = {str(to): int(str(r)) for to, r in ledger.database.rows("SELECT receiver, round FROM delivered")}
+    charged = {(to, entry.round): digest for entry in entries for to, digest in entry.digests.items()}
+    for key in gone.items():
+        if key not in charged:
+            raise TamperedError(f"What stands as delivered to {key[0]} in round {key[1]} was not charged.")
+    kept = {key: digest for key, digest in charged.items() if key[1] > gone.get(key[0], -1)}
+    for receiver, round, digest, body in ledger.database.rows(
+        "SELECT receiver, round, digest, body FROM outbox"
+    ):
+        booked = kept.pop((str(receiver), int(str(round))), None)
+        whole = body is None or (isinstance(body, bytes) and digest_of(body) == digest)
+        # Bytes go with a later release than their own, once they are acknowledged.
+        early = body is None and round == entries[-1].round and not ledger.finished(str(receiver))
+        if booked != digest or not whole or early:
+            raise TamperedError(f"What goes to {receiver} in round {round} is not what was charged.")
+    for to, missing in kept:
+        raise TamperedError(f"What was charged for {to} in round {missing} is not in the outbox.")
+
+
+def _logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+    """What the charges say of all that came in before them."""
+    db = ledger.database.connection
+    heads = {
+        name: ["", *(log.head for log in event_journal.Log().lines(db, name))] for name in event_journal.LOGS
+    }
+    before = dict.fromkeys(event_journal.LOGS, 0)
+    for place, entry in enumerate(entries):
+        if not entry.books:
+            continue
+        for name, lines in heads.items():
+            if not before[name] <= entry.counts.get(name, -1) < len(lines):
+                _fault(ledger, place, f"knows of more {name} than there are: some are gone")
+        before = {name: entry.counts[name] for name in event_journal.LOGS}
+    bound = event_journal.bound(db, {name: heads[name][before[name]] for name in heads})
+    if entries and entries[-1].books not in ("", bound):
+        raise TamperedError(
+            f"{ledger.folder / FILE}: notes, rows that came in, statements or what stands as delivered are "
+            "not what they were at the last charge."
+        )
+    late = ledger.database.one("SELECT max(charges) FROM notes")
+    if late and late[0] is not None and int(str(late[0])) > len(entries):
+        raise TamperedError(
+            f"Expected {late[0]} charges, got {len(entries)}: some are gone from {ledger.folder / FILE}."
+        )
+
+
+def _facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+    """Facts of the run and of neighbours: as written down, and such as can be."""
+    ledger.expect_noted()
+    budget(ledger)
+    _budgets(ledger)
+    meta, round = ledger.meta, entries[-1].round if entries else -1
+    faults: Mapping[str, bool] = {
+        "partners": meta.get("partners") not in ("planned", "found"),
+        "whoever_is_missing": meta.get("whoever_is_missing") not in ("True", "False"),
+        "guarantee": meta.get("guarantee") not in ("worst-case", "adaptive", "view", "claimed"),
+        "seeded or rehearsal": not {meta.get("seeded"), meta.get("rehearsal")} <= {None, "True"},
+        "stopped": ledger.stopped_at is not None and not 0 <= ledger.stopped_at <= round + 1,
+        "stopped, and data entered later": ledger.stopped_at is not None
+        and any(e.kind == "release" and e.round >= ledger.stopped_at for e in entries),
+    }
+    for fault, is_so in faults.items():
+        if is_so:
+            raise TamperedError(f"Facts of the run cannot be so: {fault}.")
+    for peer in ledger.known_peers():
+        ledger.quarantined(peer)
+    for name, code in ledger.database.rows("SELECT name, quarantined_for FROM peers"):
+        if code is not None and str(code) not in ReplyCode.__members__:
+            raise TamperedError(f"Expected a reason for the quarantine of {name}, got {code!r:.80}.")
+
+
+def _budgets(ledger: Ledger) -> None:
+    """A budget is made smaller by a start, and never larger (`choices`)."""
+    lines = "SELECT value FROM notes WHERE place = 'meta' AND key = ? ORDER BY number"
+    try:
+        found = [float(str(value)) for (value,) in ledger.database.rows(lines, BUDGET)]
+    except ValueError as error:
+        raise TamperedError(f"Expected budgets in the journal: {error}.") from None
+    for before, after in itertools.pairwise(found):
+        if not after <= before:
+            raise TamperedError(f"Expected a budget of at most {before:.6g}, as before, got {after:.6g}.")
+
+
+def _inbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+    """Rows in the order of each sender, with their own bytes, used by rounds that are on the books."""
+    rounds = {entry.round for entry in entries if entry.kind not in ("late", "skip")}
+    newest: dict[str, int] = {}
+    for sender, round, digest, body, applied in ledger.database.rows(
+        "SELECT sender, round, digest, body, applied FROM inbox ORDER BY rowid"
+    ):
+        where = f"What came from {sender} in round {round}"
+        if body is not None and not (isinstance(body, bytes) and digest_of(body) == digest):
+            raise TamperedError(f"{where} is not what was accepted.")
+        if int(str(round)) <= newest.get(str(sender), -1):
+            raise TamperedError(f"{where} is out of order.")
+        newest[str(sender)] = int(str(round))
+        if applied is not None and (applied not in rounds or body is not None):
+            raise TamperedError(f"{where} cannot have been used in round {applied}.")
+
+
+def _pairs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+    rounds = {entry.round for entry in entries}
+    query = "SELECT id, status, own_round, partner, partner_round, applied FROM pairs"
+    for id, status, own, partner, theirs, applied in ledger.database.rows(query):
+        met = status == "committed"
+        fits = status in PAIRS and own in rounds and (applied is None or (met and applied in rounds))
+        if not fits or (met and ledger.digest_seen(str(partner), int(str(theirs))) is None):
+            raise TamperedError(f"The meeting {id} with {partner} cannot be so.")
+
+
+def _fault(ledger: Ledger, place: int, fault: str) -> None:
+    raise TamperedError(f"Charge {place} in {ledger.folder / FILE} {fault}.")

@@ -1,0 +1,73 @@
+"""By what a site knows records again: keyed digests of single records, and of the file that they came from.
+
+The same numbers give the same digest in whatever order records come, and from whatever file: they are
+compared as float32, the way models read them. Not for anybody else: digests and their key stay in the site's
+book.
+
+**Guarantees.** Records that are the same numbers in the same columns are found again, and so is every record
+of a file whose bytes were used before, whatever a schema makes of it. Not found: another file in which the
+same records are scaled, cut or ordered by other columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from topdp.base.array_types import AnyArray
+
+LENGTH = 16  # bytes: two of 10**9 records are alike by chance once in 10**20
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What is written down of a data set."""
+
+    records: frozenset[bytes]
+    source: bytes
+
+    @cached_property
+    def name(self) -> bytes:
+        """Of the set as a whole, in whatever order."""
+        return hashlib.sha256(b"".join(sorted(self.records)) + self.source).digest()
+
+
+def fingerprint(key: bytes, inputs: AnyArray, targets: AnyArray, source: str) -> Fingerprint:
+    """Of the records of one site. `source`: a file, a folder, or the name of a data set.
+
+    >>> x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 0])
+    >>> one = fingerprint(b"key", x, y, "numbers")
+    >>> other = fingerprint(b"key", x[::-1].astype("float32"), y[::-1].astype("int32"), "others")
+    >>> one.records == other.records, one.name == other.name
+    (True, False)
+    """
+    count = len(targets)
+    rows = np.hstack([_numbers(inputs, count), _numbers(targets, count)])
+    digests = (hmac.digest(key, b"record\n" + row.tobytes(), "sha256")[:LENGTH] for row in rows)
+    return Fingerprint(frozenset(digests), hmac.digest(key, b"source\n" + _content(source), "sha256"))
+
+
+def _numbers(values: AnyArray, count: int) -> AnyArray:
+    """[records, columns] float32, little-endian; one zero and one nan."""
+    with np.errstate(over="ignore"):
+        rows = np.ascontiguousarray(np.asarray(values).reshape(count, -1).astype("<f4"))
+    rows[rows == 0] = 0.0
+    rows[np.isnan(rows)] = np.nan
+    return rows
+
+
+def _content(source: str) -> bytes:
+    """A digest of what is in a file or folder; the name, where it is neither."""
+    path = Path(source)
+    if not path.exists():
+        return b"name\n" + source.encode()
+    total = hashlib.sha256()
+    for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
+        with file.open("rb") as content:
+            total.update(hashlib.file_digest(content, "sha256").digest())
+    return b"content\n" + total.digest()

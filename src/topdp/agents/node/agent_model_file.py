@@ -1,0 +1,85 @@
+"""The model of an agent as a file that others can read, from its books, while it runs or after.
+
+Needs no manifest and no records: what the model is, is noted in the state folder when the agent starts.
+
+**Guarantees.** The file holds the agent's own estimate after the last release on its books: what guarantees
+cover is what was sent. To publish it is one more observer of that row (docs/privacy.md, "Who might look").
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+from torch import Tensor
+
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.runtime.agent_context import Equipment
+from topdp.base.files import DAMAGE, write_whole
+from topdp.errors import InputError
+from topdp.learning.models import FlatModel
+from topdp.runs import builders
+from topdp.runs.config import parse
+from topdp.runs.model_export import InputKind, format_of, write
+
+NOTE = "model.json"
+
+
+def note(folder: Path, equipment: Equipment, classes: int | None) -> None:
+    """Writes down what model the rows on the books are of; public, as the manifest is."""
+    config, part = equipment.manifest.config, equipment.part
+    inputs, targets = equipment.gradients.inputs, equipment.gradients.targets
+    kind = InputKind.of(inputs[None])
+    facts = {
+        "config": config.model_dump(mode="json", exclude_none=True),
+        "inputs": list(kind.shape),
+        "input_type": kind.dtype,
+        "outputs": builders.task(config).outputs(targets, classes),
+        "rows": [part.reported, part.agent],
+    }
+    write_whole(folder / NOTE, json.dumps(facts) + "\n", mode=0o600)
+
+
+def export(state: Path, file: Path, format: str | None = None) -> int:
+    """Writes the model after the last release to `file`; the round that it is of."""
+    format_of(file, format)  # said before anything is read
+    ledger = Ledger(state, writable=False)
+    try:
+        kept = ledger.state()
+    finally:
+        ledger.close()
+    if kept is None:
+        raise InputError(f"Expected a release on the books in {state}, there is none yet: nothing to export.")
+    round, body = kept
+    facts = _noted(state)
+    rows = load(body)
+    row = next((rows[str(number)] for number in facts["rows"] if str(number) in rows), None)
+    if row is None:
+        raise InputError(f"Expected a model's row in the ledger in {state}, got rows {', '.join(rows)}.")
+    inputs = InputKind(tuple(facts["inputs"]), str(facts["input_type"]))
+    flat = FlatModel(builders.model(parse(facts["config"], NOTE), inputs.shape, int(facts["outputs"])))
+    write(flat.load(_fitting(row, flat, state)), file, format, inputs)
+    return round
+
+
+def _noted(state: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((state / NOTE).read_text(encoding="utf-8"))
+        if {"config", "inputs", "input_type", "outputs", "rows"} <= set(found):
+            return dict(found)
+    except DAMAGE:
+        pass
+    raise InputError(
+        f"Expected {NOTE} in {state}, which says what model the books are of: it is missing or damaged. "
+        "`topdp agent start` writes it anew."
+    )
+
+
+def _fitting(row: Tensor, flat: FlatModel, state: Path) -> Tensor:
+    if row.shape != (flat.dimension,):
+        raise InputError(
+            f"Expected a row of {flat.dimension} numbers, as {state / NOTE} says, got {tuple(row.shape)}."
+        )
+    return row.to(flat.dtype)  # rows may travel in a wider type

@@ -1,0 +1,98 @@
+"""What a person tells an agent from another shell: files in its state folder. Not signals, not a socket.
+
+Files work whatever the length of the path, across containers that share the folder, and while nobody runs;
+`pause` outlives a restart because its file does. Who may write in the folder may give orders: it is made for
+its owner alone, and a file of somebody else is not obeyed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import time
+from pathlib import Path
+
+from topdp.base.files import FileError, write_whole
+from topdp.errors import TrustError
+
+logger = logging.getLogger("topdp.agents")
+
+PAUSE, STOP = "pause", "stop"
+
+
+class Orders:
+    """The orders in one state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._foreign: set[str] = set()
+
+    # For the agent
+
+    def given(self, order: str) -> bool:
+        """Whether the order is given, by the owner of this process or by root."""
+        path = self.folder / order
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return False
+        if stat.S_ISREG(found.st_mode) and found.st_uid in (os.geteuid(), 0):
+            return True
+        if order not in self._foreign:
+            self._foreign.add(order)
+            logger.warning(
+                "%s is not obeyed: it is no file of this process's user; look who can write in %s",
+                path,
+                self.folder,
+                extra={"event": "foreign order"},
+            )
+        return False
+
+    def paused(self) -> bool:
+        return self.given(PAUSE)
+
+    def take_stop(self) -> bool:
+        """Whether to stop, once: an order is for the process that found it, not for the next one."""
+        if not self.given(STOP):
+            return False
+        (self.folder / STOP).unlink(missing_ok=True)
+        return True
+
+    # For people
+
+    def give(self, order: str) -> bool:
+        """Gives an order; whether it is new."""
+        self._expect_owner()
+        if self.given(order):
+            return False
+        text = json.dumps({"order": order, "since": time.time()}) + "\n"
+        write_whole(self.folder / order, text, mode=0o600)
+        return True
+
+    def withdraw(self, order: str) -> bool:
+        """Takes an order back; whether it was given."""
+        self._expect_owner()
+        try:
+            (self.folder / order).unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise FileError(f"Could not remove {self.folder / order}: {error.strerror}.") from error
+        return True
+
+    def since(self, order: str) -> float | None:
+        """When the order was given, by the file; None: it is not given."""
+        try:
+            return os.lstat(self.folder / order).st_mtime if self.given(order) else None
+        except OSError:
+            return None
+
+    def _expect_owner(self) -> None:
+        owner = os.stat(self.folder).st_uid
+        if os.geteuid() not in (owner, 0):
+            raise TrustError(
+                f"Expected the owner of {self.folder} (user {owner}), got user {os.geteuid()}: nobody else "
+                "gives orders to this agent."
+            )

@@ -1,0 +1,135 @@
+"""An agent's numbers for Prometheus, on loopback only. Read-only, and nothing in them is computed from data.
+
+The server has threads of its own; books are for one thread, so numbers are read in the agent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from math import inf
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from topdp.agents.ledger.ledger_database import FILE, LedgerError
+from topdp.agents.runtime.agent import Agent
+from topdp.errors import UnavailableError
+
+LOOPBACK = "127.0.0.1"  # whoever wants the numbers elsewhere puts a proxy before it
+PATIENCE = 5.0  # seconds until a request is given up
+NOT_REFUSED = ("linked", "lost", "replaced")  # what is told of links, and is no refusal
+
+Numbers = GaugeMetricFamily | CounterMetricFamily
+
+
+def numbers(agent: Agent) -> Iterator[Numbers]:
+    """The numbers as they are now."""
+
+    def gauge(name: str, about: str, values: Mapping[str, float], label: str = "") -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, about, labels=["agent", *([label] if label else [])])
+        for key, value in values.items():
+            family.add_metric([agent.name, *([key] if label else [])], value)
+        return family
+
+    def counter(name: str, about: str, values: Mapping[str, float], label: str) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, about, labels=["agent", label])
+        for key, value in values.items():
+            family.add_metric([agent.name, key], value)
+        return family
+
+    ledger, peers = agent.ledger, agent.peers
+    spent = "Epsilon charged, under the guarantee that the agent charges by."
+    owed = {peer: len(peers.owes(peer)) for peer in peers.neighbours}
+    distrusted = {peer: float(ledger.quarantined(peer) is not None) for peer in peers.neighbours}
+    yield gauge("topdp_rounds", "Rounds on the books, round 0 included.", {"": ledger.round + 1})
+    yield gauge("topdp_epsilon_spent", spent, {"": inf if ledger.spent is None else ledger.spent})
+    yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.equipment.epsilon})
+    without = "1 once the budget is spent: rows carry noise and no data."
+    yield gauge("topdp_without_data", without, {"": float(agent.life.out_of_budget)})
+    yield gauge("topdp_seconds", "Seconds by part.", agent.life.timing.seconds, "part")
+    yield gauge("topdp_owed", "Rows that a neighbour has not acknowledged.", owed, "peer")
+    yield gauge("topdp_quarantined", "1 where nothing more is believed of a neighbour.", distrusted, "peer")
+    yield gauge(
+        "topdp_rounds_planned",
+        "Rounds of the plan, round 0 included.",
+        {"": agent.equipment.part.plan.releases},
+    )
+    yield gauge(
+        "topdp_paused", "1 while a person wants no further release.", {"": float(agent.life.paused())}
+    )
+    yield gauge("topdp_ledger_bytes", "Size of the books on disk.", {"": _size(agent)})
+    now = time.time()
+    silent = {peer: max(0.0, now - heard) for peer, heard in peers.heard_at.items()}
+    yield gauge("topdp_silent_seconds", "Seconds since a neighbour was heard.", silent, "peer")
+    waits = {peer: max(0.0, now - since) for peer, since in agent.life.waits.since.items()}
+    waits = dict.fromkeys(peers.neighbours, 0.0) | waits
+    yield gauge(
+        "topdp_waits_seconds", "Seconds for which the agent has been waiting for a peer now.", waits, "peer"
+    )
+    waited = {peer: agent.life.waits.seconds(peer) for peer in peers.neighbours}
+    yield counter("topdp_waited_seconds", "Seconds waited for a neighbour.", waited, "peer")
+    traffic = agent.traffic
+    for name, about, counts in (
+        ("topdp_sent_bytes", "Bytes of messages to a neighbour.", traffic.sent),
+        ("topdp_received_bytes", "Bytes of messages from a neighbour.", traffic.received),
+    ):
+        yield counter(name, about, {peer: counts[peer] for peer in peers.neighbours}, "peer")
+    yield _refused(agent)
+
+
+def _refused(agent: Agent) -> CounterMetricFamily:
+    """Handshakes, links and messages that were refused, by whom and why."""
+    family = CounterMetricFamily(
+        "topdp_refused", "Handshakes and messages that were refused.", labels=["agent", "peer", "reason"]
+    )
+    counts = Counter(agent.peers.told.counts) + Counter(agent.traffic.refused)
+    for (peer, reason), count in sorted(counts.items()):
+        if reason not in NOT_REFUSED:
+            family.add_metric([agent.name, peer, reason], count)
+    return family
+
+
+def _size(agent: Agent) -> int:
+    """Of the ledger and what SQLite keeps beside it."""
+    return sum(file.stat().st_size for file in agent.folder.glob(f"{FILE}*"))
+
+
+class AgentNumbers(Collector):
+    """Asks the agent for its numbers, from a thread of the server."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent, self._loop = agent, asyncio.get_running_loop()
+
+    def collect(self) -> list[Numbers]:
+        return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(PATIENCE)
+
+    async def _read(self) -> list[Numbers]:
+        try:
+            return list(numbers(self.agent))
+        except LedgerError:
+            return []  # the agent has just ended, and its books are closed
+
+
+@asynccontextmanager
+async def served(agent: Agent, port: int) -> AsyncIterator[int]:
+    """Serves the numbers while inside, and gives the port: a free one where `port` is 0."""
+    registry = CollectorRegistry()
+    registry.register(AgentNumbers(agent))
+    ProcessCollector(registry=registry)  # open descriptors, memory, processor time; where there is /proc
+    try:
+        server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+    except OSError as error:
+        raise UnavailableError(
+            f"--metrics: could not listen on {LOOPBACK}:{port}: {error.strerror}. Name another port."
+        ) from error
+    try:
+        yield server.server_port
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        thread.join()

@@ -1,0 +1,54 @@
+"""How good an agent's model is on its own site's records: for the eyes of its owner.
+
+On the test records of `--data` where there are any; else on the records it learns from, and then it says so.
+
+**Guarantees.** Nothing that is sent, charged or written on the books depends on it: it has a model of its
+own, draws no random numbers of the agent, and is computed beside the rounds. The number itself is a function
+of the site's records without noise: it stays on the machine, and publishing it is outside every guarantee.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topdp.agents.agreement.run_setup import Setup
+from topdp.data import Dataset
+from topdp.data.featured_shards import of_records
+from topdp.errors import InputError
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.models import FlatModel
+from topdp.runs import builders
+from topdp.simulator.evaluation import evaluate
+
+
+class Scores:
+    """Metrics of the manifest on this site's records, every so many rounds."""
+
+    def __init__(self, setup: Setup, dataset: Dataset, name: str, every: int) -> None:
+        if every < 1:
+            raise InputError(f"--evaluate: expected a number of rounds >= 1, got {every}.")
+        config, self.every = setup.manifest.config, every
+        test = dataset.test()
+        inputs, targets = dataset.train() if test is None else test
+        self.on = "training" if test is None else "test"
+        self.records = len(targets)
+        task = builders.task(config)
+        self._inputs = of_records(torch.from_numpy(inputs), builders.features(config), name)
+        self._targets = task.targets(torch.from_numpy(targets), name)
+        outputs = task.outputs(self._targets, dataset.classes)
+        flat = FlatModel(setup.model(tuple(self._inputs.shape[1:]), outputs))
+        if self._inputs.is_floating_point():
+            self._inputs = self._inputs.to(flat.dtype)
+        self._gradients = ClippedGradients(flat, config.privacy.clip, task.loss, config.privacy.clipping)
+        self._metrics = task.metrics
+
+    def of(self, estimate: Tensor, round: int) -> dict[str, Any]:
+        """Loss and metrics of `estimate`, with the round and the records that they are of."""
+        row = estimate[None].to(self._gradients.flat.dtype)
+        found = evaluate(self._gradients, self._metrics, row, self._inputs, self._targets)
+        values = {name: value[0].tolist() for name, value in found.metrics.items()}
+        facts = {"round": round, "on": self.on, "records": self.records}
+        return {**facts, "loss": float(found.loss[0]), "metrics": values}

@@ -1,0 +1,130 @@
+"""Neighbours that are missing where draws are shared: given up for good, and counted out.
+
+What `departures` settles by statements, done in the life of one agent: who is not waited for, what its meter
+counts, and when it must stop. Not for plans without shared draws: there who is missing may come back.
+
+**Guarantees.** An agent states that it counts somebody as a colluder once the charge for that is on the
+books, and nobody relies on it before.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import final
+
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.runtime.agent_context import Equipment
+from topdp.agents.runtime.budget_meter import Meter, allows
+from topdp.agents.runtime.peer_contacts import TICKS
+from topdp.agents.runtime.peers import Peers
+from topdp.agents.runtime.shared_draws import Sharing
+from topdp.privacy.spending import History
+
+logger = logging.getLogger("topdp.agents")
+
+
+@final
+class Absences:
+    """Who is missing for one agent, for good."""
+
+    def __init__(self, equipment: Equipment, ledger: Ledger, peers: Peers, sharing: Sharing) -> None:
+        self.equipment, self.ledger, self.peers, self.sharing = equipment, ledger, peers, sharing
+        self.departures = sharing.departures
+        peers.contacts.given_up = self.departures.given_up
+        self._meter = equipment.meter
+        self._counts: dict[str, int] = {}  # as colluders in this meter, from these rounds on
+        self._held: dict[str, int] = {}  # ticks for which rows were held back because of somebody
+
+    # Neighbours
+
+    def lost(self, peer: str) -> bool:
+        """Whether nothing will come of `peer` any more; under the rule to go on, that is decided here."""
+        if self.departures.given_up(peer) or peer in self.peers.left_by:
+            return True
+        if self.ledger.quarantined(peer) is not None:
+            self._give_up(peer, "quarantined")
+            return True
+        silent = self.peers.silent[peer] >= TICKS and self._hears_somebody()
+        return silent and self._give_up(peer, "silent for the idle timeout")
+
+    def _hears_somebody(self) -> bool:
+        """Who hears nobody is itself cut off; a late word of somebody given up is not hearing it."""
+        silent = self.peers.silent
+        return any(silent[peer] < TICKS for peer in silent if not self.departures.given_up(peer))
+
+    def _give_up(self, peer: str, why: str) -> bool:
+        """States that `peer` is silent, where the rule is to go on without it; whether it is."""
+        if not self.equipment.manifest.rules.goes_on or not self.sharing.gossip.begun:
+            return False
+        if self.departures.give_up(peer):
+            self.peers.told.tell(peer, "given_up", f"{why}: no further row of it is taken")
+            self.peers.wake()
+        return True
+
+    def expect_to_be_counted_in(self) -> None:
+        """Who is gone for the others makes no further row: they leave out what would cancel in it."""
+        peers = self.peers
+        left = bool(peers.left_by) and all(peers.ends_with(peer) for peer in peers.neighbours)
+        if left or self.equipment.name in self.departures.gone():
+            raise self.sharing.left_behind()
+
+    # What counting somebody out costs
+
+    def settle(self, history: History) -> Meter:
+        """Counts whoever is gone as a colluder, books what that costs and states it; the meter from now on.
+
+        From the round after the last that somebody has of it, where the budget allows that; else from the
+        next round on.
+        """
+        gone, counts = self.departures.gone(), self.ledger.counted_out()
+        new = {name: one.seen + 1 for name, one in gone.items() if name not in counts}
+        if not new and counts == self._counts:
+            return self._meter
+        self._meter, self._counts = self._without({**counts, **new}), {**counts, **new}
+        if new and not self._pays(history):
+            late = dict.fromkeys(new, self.ledger.round + 1)
+            self._meter, self._counts = self._without({**counts, **late}), {**counts, **late}
+        for name in new:
+            self.departures.count_out(name, self._counts[name])
+            self.peers.wake()
+            logger.warning(
+                "%s: %s is gone for good, and counts as a colluder from round %d on",
+                self.equipment.name,
+                name,
+                self._counts[name],
+                extra={"agent": self.equipment.name, "peer": name, "event": "gone"},
+            )
+        return self._meter
+
+    def _pays(self, history: History) -> bool:
+        """Books what the releases made so far cost by this meter, if the budget allows it."""
+        if not self.departures.takes_back:
+            return False
+        cost = self._meter.owed(history, self.ledger.total, planned=True)
+        if not allows(self.equipment.epsilon, self.ledger.total, cost):
+            return False
+        if cost.charge:
+            self.ledger.charge_late(cost)
+        return True
+
+    def _without(self, counts: dict[str, int]) -> Meter:
+        if not self.equipment.meter.in_the_open:
+            return self.equipment.meter  # all others collude as it is
+        number = self.equipment.manifest.number
+        return self.equipment.meter.without({number(name): first for name, first in counts.items()})
+
+    # Rows that are held back
+
+    def holds(self, round: int) -> bool:
+        """Whether the rows of `round` wait until all know who is gone: shared noise in them would not cancel.
+
+        For two idle timeouts at most: somebody may be silent for one neighbour alone.
+        """
+        if not self.equipment.part.shared(round):
+            return False
+        return any(self._held.get(name, 0) < 2 * TICKS for name in self.departures.unsettled())
+
+    def tick(self) -> None:
+        """A tick is over in which rows were held back."""
+        for name in self.departures.unsettled():
+            self._held[name] = self._held.get(name, 0) + 1

@@ -1,0 +1,212 @@
+"""What one agent computes with: its part of the plan, its gradients, its draws, the meter of its budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from topdp.agents.agreement.hidden_rows import hides
+from topdp.agents.agreement.manifest import Manifest, Rules
+from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.development.agent_rehearsal import Rehearsal
+from topdp.agents.runtime.agent_draws import AgentDraws, SeededDraws, SystemDraws
+from topdp.agents.runtime.agent_rows import Gradients, Part
+from topdp.agents.runtime.budget_meter import Meter, meter
+from topdp.agents.runtime.exact_gradients import Exact
+from topdp.agents.runtime.hidden_row_limits import Limits, expect_exact, limits, mixing_share, same_limits
+from topdp.agents.runtime.row_sums import expect_fine, rounded_share
+from topdp.agents.wire import row_payload
+from topdp.audit.rehearsal_record import Planted
+from topdp.base.progress import Progress
+from topdp.data.featured_shards import of_records
+from topdp.learning.models import FlatModel
+from topdp.plan.batches import Batches, Cycle
+from topdp.privacy.basics.gaussian import mu_of
+from topdp.runs import builders
+from topdp.runs.assembly import expect_fitting
+from topdp.runs.config import ConfigError
+
+LARGEST_HEAD = 1024  # bytes before a row that is handed over
+
+
+@dataclass(frozen=True)
+class Rehearse:
+    """Canaries that all agents were given, and the state folder in which this one takes notes."""
+
+    planted: Planted
+    state: Path
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What an agent computes with."""
+
+    setup: Setup
+    part: Part
+    start: Tensor  # the public start row, in the type in which rows travel
+    gradients: Gradients
+    draws: AgentDraws
+    meter: Meter
+    limits: Limits  # how long rows may be
+    epsilon: float  # the agent's budget
+    order: str | None  # the records in the order of cyclic batches; the same after every restart
+    asked: float | None = None  # the budget that this start asked for; None: that of earlier starts, if any
+    in_thread: bool = False  # compute beside the event loop, so that links stay alive
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.setup.manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.names[self.part.agent]
+
+
+def equip(
+    setup: Setup,
+    agent: int,
+    records: tuple[Tensor, Tensor],
+    classes: int | None,
+    seeded: bool = False,
+    epsilon: float | None = None,
+    in_thread: bool = False,
+    key: bytes = b"",
+    rehearsal: Rehearse | None = None,
+    progress: Progress | None = None,
+) -> Equipment:
+    """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's.
+
+    `records` are its own, as they are; the manifest says what features of them the model sees.
+    `key`: a secret of the agent, the same after every restart, under which `order` is written down.
+    `rehearsal`: canaries, and where to note what comes of them.
+    """
+    config, rules = setup.manifest.config, setup.manifest.rules
+    privacy = config.privacy
+    granted = setup.budget(agent)
+    if epsilon is not None and not (math.isfinite(epsilon) and epsilon > 0):
+        raise ConfigError(f"--epsilon: expected a finite number > 0, got {epsilon}.")
+    if epsilon is not None and epsilon > granted:
+        raise ConfigError(
+            f"--epsilon: expected at most {granted:.6g}, the budget that the manifest grants "
+            f"{setup.manifest.names[agent]}, got {epsilon:.6g}: one's own budget can only be smaller."
+        )
+    inputs, targets = records
+    inputs = of_records(inputs, builders.features(config), setup.manifest.names[agent], progress)
+    task = builders.task(config)
+    targets = task.targets(targets, setup.manifest.names[agent])
+    flat = FlatModel(setup.model(tuple(inputs.shape[1:]), task.outputs(targets, classes)))
+    expect_fitting(flat, task, inputs[:1], targets[:1], classes)
+    analysis = builders.analysis(config, setup.counts)
+    part = Part(setup.plan, agent)
+    draws = (
+        SeededDraws(config.seed, setup.plan, flat.dtype) if seeded else SystemDraws(frozenset(part.partner))
+    )
+    hidden = hides(privacy.guarantee, setup.plan, setup.coalition, not rules.goes_on)
+    start = flat.flatten().to(_type_of_rows(rules, flat.dtype, hidden))
+    _expect_rows_that_fit(rules, start)
+    rehearsed = None
+    if rehearsal is not None:
+        planted, state = rehearsal.planted, rehearsal.state
+        rehearsed = Rehearsal(planted, setup.plan, agent, privacy.clip, start, state)
+    exact = Exact(flat, privacy.clip, task.loss, privacy.clipping, inputs[:1])
+    gradients = Gradients(
+        exact,
+        (inputs, targets),
+        analysis.batches,
+        agent,
+        config.seed,
+        draws,
+        rehearsed,
+    )
+    gauge = meter(
+        setup.plan,
+        analysis,
+        agent,
+        privacy.delta,
+        privacy.guarantee,
+        not rules.goes_on,
+        setup.coalition,
+        privacy.patient,
+    )
+    bounds = same_limits(setup.plan, rules.largest_norm)
+    norm = float(torch.linalg.vector_norm(start.double()))
+    if hidden:
+        longest = max(_longest(one, privacy.clip) for one in analysis.batches)
+        facts = (longest, len(start), rules.largest_norm, norm)
+        bounds = limits(setup.plan, privacy.guarantee, *facts)
+        expect_exact(setup.plan, rules.largest_norm)
+    elif not norm <= rules.largest_norm:
+        raise ConfigError(
+            f"rules.largest_norm: expected at least {norm:.3g}, the norm of the public start, got "
+            f"{rules.largest_norm:g}: what is rounded next to longer rows is not accounted for."
+        )
+    _expect_little_rounding(setup, gauge, exact, analysis.batches[agent], hidden)
+    return Equipment(
+        setup=setup,
+        part=part,
+        start=start,
+        gradients=gradients,
+        draws=draws,
+        meter=gauge,
+        limits=bounds,
+        epsilon=granted if epsilon is None else epsilon,
+        asked=epsilon,
+        order=gradients.order(key),
+        in_thread=in_thread,
+    )
+
+
+def _type_of_rows(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype:
+    """In which type rows travel: rounding one that some do not see must not happen (`hidden`)."""
+    if hidden and rules.dtype == "float32":
+        raise ConfigError(
+            'rules.dtype: expected "float64" or "auto", got "float32": privacy.guarantee counts on rows that '
+            "some do not see, and rounding those to float32 is no sum. Make the manifest anew, or take "
+            'privacy.guarantee = "worst-case".'
+        )
+    if rules.dtype == "auto":
+        return torch.float64 if hidden else model
+    return torch.float64 if rules.dtype == "float64" else torch.float32
+
+
+def _expect_rows_that_fit(rules: Rules, start: Tensor) -> None:
+    """Refuses rows that links would not carry: after the first of them was charged, nobody would get it."""
+    dtype = str(start.dtype).removeprefix("torch.")
+    needed = row_payload.largest_size(len(start), dtype) + LARGEST_HEAD
+    if needed > rules.largest_body:
+        raise ConfigError(
+            f"rules.largest_body: expected at least {needed}, the bytes of a row of {len(start)} {dtype}, "
+            f"got {rules.largest_body}: make the manifest anew with a larger one, or take a smaller model."
+        )
+
+
+def _longest(batches: Batches, clip: float) -> float:
+    """How long a mean gradient is at most."""
+    return clip * _at_once(batches) / batches.divisor
+
+
+def _at_once(batches: Batches) -> int:
+    return batches.size if isinstance(batches, Cycle) else batches.records
+
+
+def _expect_little_rounding(setup: Setup, gauge: Meter, exact: Exact, mine: Batches, hidden: bool) -> None:
+    """Refuses a run in which rounding before noise adds to what is charged more than nothing."""
+    privacy, largest = setup.manifest.config.privacy, setup.manifest.rules.largest_norm
+    share = rounded_share(
+        setup.plan,
+        gauge.spending.owner,
+        gauge.planned if gauge.most is None else gauge.most,
+        gauge.spending.sensitivity,
+        _longest(mine, privacy.clip),
+        largest,
+        exact.off(_at_once(mine), privacy.clip, mine.divisor),
+        together=not hidden,
+        period=gauge.spending.batches.period,
+    )
+    if hidden and gauge.by_plan is not None:
+        share += mixing_share(setup.plan, largest, mu_of(float(gauge.by_plan[-1]), privacy.delta))
+    expect_fine(share, largest)

@@ -1,0 +1,100 @@
+"""What one agent leaves to chance in a round: its noise, and its sample where batches are Poisson's.
+
+An agent draws what nobody can repeat (`SystemDraws`), or in tests what the simulator would (`SeededDraws`).
+Draws that two agents share are derived from the seed that these two have agreed on (`agreement`).
+The order of cyclic batches is not left to chance: it counts as known (`rows.Gradients`).
+
+**Guarantees.** A round that was computed and not booked, because the agent was killed, is computed again with
+a new sample and new noise. That is right, and repeating the old ones would add nothing: what is not on the
+books never left the process, so nobody has seen the first attempt, and a kill that does not depend on what
+was drawn leaves the second as fresh as the first. Shared draws are the same in both attempts. That is right
+too: one row is seen with them, and they are independent of all else in it. Two *different rows* under one
+shared draw, both seen, would cost many times their charges, because the draw is gone from their difference.
+So what is on the books is never computed again: its stored bytes are sent. And an agent whose books do not
+know of a row that left makes no further ones (`terms.run_key`). Nothing that was drawn is ever written down,
+and of keys the run's alone, until the run ends.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topdp.agents.runtime.keystream import coins, normals
+from topdp.agents.runtime.pair_keys import draw_key
+from topdp.data.batch_selection import select
+from topdp.plan import Plan
+from topdp.plan.batches import Batches
+from topdp.simulator.simulated_noise import Noise
+
+
+class AgentDraws(ABC):
+    """The draws of one agent."""
+
+    seeded: bool
+
+    def share(self, seeds: Mapping[int, bytes]) -> None:  # noqa: B027 - draws of a seed need no other
+        """`seeds`: for each draw that this agent shares with another, by its number, the seed of the two."""
+
+    @abstractmethod
+    def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
+        """`row` gets `std` times the standard normal draw number `draw` of `round`."""
+
+    @abstractmethod
+    def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
+        """The records of `agent` that the coins of `round` choose."""
+
+
+@final
+class SystemDraws(AgentDraws):
+    """Draws that nobody can repeat, this agent included; those that are shared, by the other alone."""
+
+    seeded = False
+
+    def __init__(self, shared: frozenset[int] = frozenset()) -> None:
+        """`shared`: the draws that need a seed."""
+        self.shared = shared
+        self._seeds: Mapping[int, bytes] = {}
+
+    def share(self, seeds: Mapping[int, bytes]) -> None:
+        self._seeds = dict(seeds)
+
+    def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
+        # Without the seed of the two it is not made at all: a draw that the other lacks never cancels.
+        key = partial(draw_key, self._seeds[draw], round, draw) if draw in self.shared else None
+        done = 0
+        for z in normals(len(row), key):
+            part = row[done : done + len(z)]
+            part.copy_(z.mul_(std).add_(part))  # float64 until the sum is made: rounded once
+            done += len(z)
+
+    def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
+        mine = batches[agent]
+        return torch.from_numpy(np.flatnonzero(coins(mine.records, mine.rate)))
+
+
+@final
+class SeededDraws(AgentDraws):
+    """The simulator's draws, for tests only: who knows the seed can subtract the noise."""
+
+    seeded = True
+
+    def __init__(self, seed: int, plan: Plan, dtype: torch.dtype = torch.float32) -> None:
+        """`dtype`: that of the model, in which the simulator draws."""
+        self.seed, self.dtype = seed, dtype
+        self._noise = Noise(seed, plan.draws, plan.releases)
+
+    def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
+        z = self._noise.fill(torch.empty_like(row, dtype=self.dtype), round, draw)
+        row.add_(z.to(row.dtype), alpha=std)
+
+    def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
+        chosen = select(batches, self.seed, round)
+        assert chosen.indices is not None and chosen.weights is not None
+        return chosen.indices[agent][chosen.weights[agent] > 0]

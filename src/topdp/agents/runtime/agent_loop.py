@@ -1,0 +1,317 @@
+"""What every agent does, whoever it meets: round after round, charge before release, and an orderly end.
+
+`rounds.py` follows a plan, `meetings.py` finds its partners; both are final, and differ in whom they wait for
+and what they compute.
+
+**Guarantees.** A charge is on disk, with the bytes and the state that it is for, before a byte leaves. Time
+only decides whom to wait for: patience is counted in ticks of this process, so a stopped process or a clock
+that jumps costs one tick. An agent whose budget allows no further release goes on as before, noise and all,
+but its data enter no more: others keep the noise that they count on, and its own spending ends there. After a
+start no data enter a round either while a neighbour that may have newer rows of this agent has not said which
+it has: under the rule to wait it is waited for; under the rule to go on, rows carry noise alone meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Literal, TypeVar
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_entries import Cost, Kind
+from topdp.agents.runtime.agent_context import Equipment
+from topdp.agents.runtime.budget_meter import allows
+from topdp.agents.runtime.peer_contacts import TICKS
+from topdp.agents.runtime.peers import Peers
+from topdp.agents.runtime.row_sums import within
+from topdp.agents.runtime.run_end import all_done
+from topdp.agents.runtime.shared_draws import Sharing
+from topdp.agents.runtime.stage_timing import Timing
+from topdp.agents.runtime.waits import Waits
+from topdp.agents.wire import row_payload
+
+logger = logging.getLogger("topdp.agents")
+T = TypeVar("T")
+Doing = Literal["waits", "computes", "ends"]
+"""What an agent is at, for people: between two releases, making one, or past the last."""
+
+
+class Life(ABC):
+    """One agent from its first round to its end."""
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        ledger: Ledger,
+        peers: Peers,
+        failpoints: Failpoints,
+        finished: Callable[[], None],
+        sharing: Sharing | None = None,
+        mark: Callable[[int], None] = lambda round: None,
+    ) -> None:
+        """`finished` is called after the last round, before what is still owed to others.
+
+        `sharing`: where agents share draws. `mark`: called when a round is booked, before its rows leave.
+        """
+        self.mark = mark
+        self._asked_all = False  # waited once, for as long as the rule says, for what neighbours have seen
+        self.drained = 0  # ticks since the last round
+        self.sharing = sharing
+        self.equipment, self.ledger, self.peers, self.failpoints = equipment, ledger, peers, failpoints
+        self.meter = equipment.meter
+        self.finished = finished
+        self.name = equipment.name
+        self.stopping = asyncio.Event()
+        self.timing, self.waits = Timing(), Waits()
+        self.paused: Callable[[], bool] = lambda: False  # whether a person wants no further release for now
+        self.doing: Doing = "waits"
+        self.history = [(e.round, _known(e.information)) for e in ledger.entries() if e.kind == "release"]
+
+    @property
+    def out_of_budget(self) -> bool:
+        """Whether the agent's data enter no further round; for good, whatever budget a restart is given."""
+        return self.ledger.stopped_at is not None
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every round is on the books."""
+        return all_done(self.ledger, self.equipment.part.plan)
+
+    def estimate(self) -> Tensor:
+        return self._own()[self.equipment.part.agent]
+
+    def reported(self) -> Tensor:
+        """What the owner is given: the estimate, or the average of estimates that the plan has."""
+        own = self._own()
+        return own.get(self.equipment.part.reported, own[self.equipment.part.agent])
+
+    async def run(self) -> bool:
+        """All rounds that are left, then what is still owed. False: asked to stop before the end."""
+        while self._has_rounds():
+            self._raise_faults()
+            if not await self._may_release() or not await self._next_round():
+                return False
+        self.finished()
+        return await self._drain()
+
+    # What the two ways of living differ in
+
+    @abstractmethod
+    def _has_rounds(self) -> bool:
+        """Whether there is a round to do."""
+
+    @abstractmethod
+    async def _next_round(self) -> bool:
+        """One round, or the decision that there is none; False when asked to stop meanwhile."""
+
+    @abstractmethod
+    def _begin_end(self) -> None:
+        """All rounds are over: says so to whom it concerns."""
+
+    @abstractmethod
+    def _stays_with(self) -> list[str]:
+        """The neighbours that may still need this agent."""
+
+    def _is_needed(self) -> bool:
+        return bool(self._stays_with())
+
+    @abstractmethod
+    async def _settle(self) -> None:
+        """What this agent can do by itself for those who need it."""
+
+    # What they share
+
+    async def _may_release(self) -> bool:
+        """Waits while a person has paused this agent; False when asked to stop.
+
+        Who is paused makes no new release, and goes on answering, receiving and sending what is on the books.
+        """
+        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        while self.paused() and not self.stopping.is_set():
+            self._raise_faults()
+            await ticks.wait(self.peers)
+        return not self.stopping.is_set()
+
+    def _decide(self, round: int, information: float, planned: bool) -> tuple[Kind, Cost]:
+        """Whether the agent's data enter `round`, and what that costs.
+
+        Decided by budget, plan and departures, never by the data: so that it tells nothing of them.
+        """
+        meter, total = self.meter, self.ledger.total
+        if not self.out_of_budget and not self._is_in_doubt():
+            cost = meter.cost(round, self.history, total, information, planned)
+            if allows(self.equipment.epsilon, total, cost):
+                return "release", cost
+            self.ledger.stop(round)
+            logger.warning(
+                "%s: round %d would bring the spent epsilon to %.6g, the budget is %.6g: from here on its "
+                "rows carry noise and no data",
+                self.name,
+                round,
+                total + cost.charge,
+                self.equipment.epsilon,
+                extra={"agent": self.name, "event": "budget", "round": round},
+            )
+        return "noise", meter.owed(self.history, total, planned)
+
+    def _is_in_doubt(self) -> bool:
+        """Whether these books may be an old copy. Where draws are shared, nothing is made till then."""
+        return self.sharing is None and bool(self.peers.beliefs.unheard())
+
+    async def _heard_all(self, for_ever: bool) -> bool:
+        """Waits, once after a start, for what neighbours have seen of this agent; False: asked to stop.
+
+        Not `for_ever`: for the idle timeout. Then it goes on without data, until they are heard.
+        """
+        ticks, waited = Ticks(self.equipment.manifest.rules.idle_timeout), 0
+        while not self._asked_all and (unheard := self.peers.beliefs.unheard()):
+            self._raise_faults()
+            if self.stopping.is_set():
+                return False
+            if await ticks.wait(self.peers):
+                waited += 1
+                if waited % (4 * TICKS) == TICKS:
+                    self._say_unheard(unheard, for_ever)
+            if waited >= TICKS and not for_ever:
+                break
+        self._asked_all = True
+        self._raise_faults()
+        return True
+
+    def _say_unheard(self, unheard: list[str], for_ever: bool) -> None:
+        logger.warning(
+            "%s: %s: not heard since the start of this agent, whose books might be an old copy: %s",
+            self.name,
+            ", ".join(unheard),
+            "waits for it" if for_ever else "goes on with noise and without data until it is",
+            extra={"agent": self.name, "event": "unheard"},
+        )
+
+    def _release(
+        self,
+        round: int,
+        kind: Kind,
+        cost: Cost,
+        bodies: Mapping[str, bytes],
+        rows: Mapping[int, Tensor],
+        applied: Iterable[tuple[str, int]],
+        pair: str | None = None,
+        notes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Charge, bytes and state in one transaction; only then does anybody hear of it."""
+        for peer in filter(self.ledger.finished, self.peers.neighbours):
+            self.peers.contacts.needs_nothing_before(peer, round)
+        self.failpoints.reached("before_ledger")
+        state = save({str(row): value.contiguous() for row, value in rows.items()})
+        with self.timing.measure("ledger"):
+            self.ledger.before_commit = lambda: self.failpoints.reached("in_ledger")
+            self.ledger.release(round, cost, bodies, state, applied, pair, kind, notes)
+        self.timing.rounds += 1
+        self.doing = "waits"
+        self.failpoints.reached("after_ledger")
+        self.mark(round)
+        if self.sharing is not None:
+            self.sharing.note(round)
+        if kind == "release":
+            self.history.append((round, _known(cost.information)))
+        self.peers.wake()
+
+    def _bounded(self, round: int, number: int, row: Tensor) -> Tensor:
+        """A row that others take: rows of theirs just below the largest norm, and a step, would pass it.
+
+        Where the guarantee counts on hidden rows, only estimates ever do (`hidden`).
+        """
+        largest = self.equipment.limits.of(round, number)
+        bounded = within(row, largest)
+        if bounded is not row:
+            logger.warning(
+                "%s: the row of round %d was above the largest norm, %g, and is made shorter: somebody sends "
+                "huge rows, or training diverges",
+                self.name,
+                round,
+                largest,
+                extra={"agent": self.name, "event": "largest_norm", "round": round},
+            )
+        return bounded
+
+    def _own(self) -> Mapping[int, Tensor]:
+        """The agent's rows of the last round on the books."""
+        state = self.ledger.state()
+        if state is None:
+            return {self.equipment.part.agent: self.equipment.start}
+        return {int(row): value for row, value in load(state[1]).items()}
+
+    def _received(self, peer: str, round: int) -> Tensor:
+        """The row that `peer` sent in `round`."""
+        body = self.ledger.received(peer, round)
+        assert body is not None
+        start = self.equipment.start
+        dtype = str(start.dtype).removeprefix("torch.")
+        return torch.from_numpy(row_payload.decode(body, len(start), dtype))
+
+    async def _compute(self, job: Callable[[], T]) -> T:
+        self.doing = "computes"
+
+        def timed() -> T:
+            with self.timing.computing():
+                return job()
+
+        with self.timing.measure("compute"):
+            return await asyncio.to_thread(timed) if self.equipment.in_thread else timed()
+
+    async def _drain(self) -> bool:
+        """Stays while somebody needs this agent. False: asked to stop before."""
+        self._begin_end()
+        self.doing = "ends"
+        for peer in self.peers.silent:
+            self.peers.silent[peer] = 0
+        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        while self._is_needed():
+            self._raise_faults()
+            if self.stopping.is_set():
+                return False
+            await self._settle()
+            if self._is_needed():
+                self.waits.now(self._stays_with())
+                self.drained += await ticks.wait(self.peers)
+        self.waits.now(())
+        return True
+
+    def _raise_faults(self) -> None:
+        if self.peers.fault is not None:
+            raise self.peers.fault
+
+
+def _known(information: float | None) -> float:
+    """1/z² as it is on the books: nothing there is no noise."""
+    return math.inf if information is None else information
+
+
+class Ticks:
+    """Counts ticks of silence, at most one each time it is asked: time we slept is not held against peers."""
+
+    def __init__(self, idle_timeout: float) -> None:
+        self.length = idle_timeout / TICKS
+        self.next = asyncio.get_running_loop().time() + self.length
+
+    async def wait(self, peers: Peers) -> bool:
+        """Until something changes, or a tick is over; whether it is."""
+        loop = asyncio.get_running_loop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self.next - loop.time())):
+                await peers.changed.wait()
+        peers.changed.clear()
+        if loop.time() < self.next:
+            return False
+        peers.tick()
+        self.next = loop.time() + self.length
+        return True

@@ -1,0 +1,168 @@
+"""Whether an agent's budget allows its next release, known before it sends; and what the ledger is charged.
+
+What a release costs, `privacy` says. An agent charges by the guarantee of its manifest: all but the worst
+case hold for the plan as written, so they are charged by only where the rule is to wait for neighbours; and
+from the first departure from the plan that the agent sees (a neighbour that it quarantined, or that refuses
+its rows), it charges by worst case.
+
+Not so where draws are shared and everybody sees every row (`in_the_open`): there a row that is missing, or is
+mixed of others, tells nobody more, so the adaptive answer is charged by whoever is missing. Agents that are
+gone for good count as colluders, from the round that the agent has stated.
+
+**Guarantees.** `Cost.charge` brings the total to at least the ε that `privacy` gives. Whether data enter a
+round follows from budget, plan and departures alone, never from the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.runtime.release_tally import Tally
+from topdp.base.array_types import Floats
+from topdp.plan import Plan
+from topdp.privacy.basics.privacy_loss import GaussianLoss
+from topdp.privacy.observers.adaptive import in_the_open
+from topdp.privacy.observers.survivors import RESERVE, most_learned_since, takes_back
+from topdp.privacy.published.claims import Analysis
+from topdp.privacy.spending import History, Spending, spending
+
+SLACK = 1e-9  # relative: a calibrated plan meets its budget up to rounding
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What the releases of one agent are charged."""
+
+    spending: Spending
+    by_plan: Floats | None  # [releases] ε under the guarantee of the plan; None: charges by worst case
+    most: Floats | None = (
+        None  # [releases] where rows are in the open: 1/z² to the coalition that learns most
+    )
+    reserved: int = 0  # releases that are charged beside, each the most telling that was made
+    _known: dict[int, float] = field(default_factory=dict, repr=False)
+    _added: dict[str, tuple[History, Tally]] = field(default_factory=dict, repr=False)
+
+    @property
+    def planned(self) -> Floats:
+        """[releases] 1/z² of the agent's releases in the plan, at its sensitivity."""
+        return self.spending.information
+
+    @property
+    def in_the_open(self) -> bool:
+        """Whether what is charged holds whoever is missing."""
+        return self.most is not None
+
+    def worst_case(self, history: History) -> float:
+        """ε of the releases (round, 1/z²) if all others collude."""
+        if self.spending.batches.sampled:
+            return self.spending.worst_case(history[-1:])
+        return self._epsilon(self._tally("worst", history).mu())
+
+    def cost(self, round: int, history: History, total: float, information: float, planned: bool) -> Cost:
+        """What the release of `round` would cost an agent that has spent `total`.
+
+        `history`: its releases so far. `planned` False: something has departed from the plan.
+        """
+        sampled = self.spending.batches.sampled
+        worst = (
+            self.spending.worst_case([(round, information)])
+            if sampled
+            else self._epsilon(self._tally("worst", history).mu((round, information)))
+        )
+        if self.most is not None:
+            after = self._learned(history, round)
+        else:
+            after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
+        return Cost(_charge(total, after), _finite(worst), _finite(information))
+
+    def owed(self, history: History, total: float, planned: bool) -> Cost:
+        """What a round costs that the agent's data do not enter: nothing.
+
+        Only once the plan is departed from, what was released before has cost what the worst case says; and
+        where rows are in the open, what it has cost if somebody more counts as a colluder.
+        """
+        worst = self.worst_case(history)
+        if self.most is not None:
+            charge = _charge(total, self._learned(history))
+        else:
+            charge = 0.0 if planned else _charge(total, worst)
+        return Cost(charge, _finite(worst), 0.0)
+
+    def without(self, gone: Mapping[int, int]) -> Meter:
+        """The meter where agents count as colluders, each from its round on."""
+        assert self.most is not None
+        one = self.spending
+        most = most_learned_since(one.plan, one.owner, gone, one.colluders, one.patient)
+        return replace(self, most=most * one.sensitivity**2, _known={}, _added={})
+
+    def _learned(self, history: History, one_more: int | None = None) -> float:
+        """ε of the releases made, and of one more, to the coalition that learns most of each."""
+        assert self.most is not None
+        if not history and one_more is None:
+            return 0.0
+        if self.spending.batches.sampled:  # all up to the next checkpoint: composing samples takes time
+            last = self.spending.checkpoint(history[-1][0] if one_more is None else one_more)
+            if last not in self._known:
+                self._known[last] = self.spending.composed(self.most[: last + 1])
+            return self._known[last]
+        more = None if one_more is None else (one_more, float(self.most[one_more]))
+        # A record is in one of `period` classes of rounds: each gets the reserve once.
+        return self._epsilon(self._tally("learned", history).mu(more, self.reserved))
+
+    def _tally(self, what: Literal["worst", "learned"], history: History) -> Tally:
+        """What `history` adds up to. It only grows: what was added before is not added again."""
+        of, tally = self._added.get(what, (None, None))
+        if tally is None or of is not history or tally.count > len(history):
+            tally = Tally(self.spending.batches.period)
+            self._added[what] = history, tally
+        for made, information in (history[k] for k in range(tally.count, len(history))):
+            tally.add(made, information if self.most is None or what == "worst" else float(self.most[made]))
+        return tally
+
+    def _epsilon(self, mu: float) -> float:
+        return GaussianLoss(mu).epsilon(self.spending.delta)
+
+
+def allows(epsilon: float, total: float, cost: Cost) -> bool:
+    """Whether an agent that has spent `total` may make the release: not when it would pass the budget."""
+    return bool(total + cost.charge <= epsilon * (1 + SLACK))
+
+
+def meter(
+    plan: Plan,
+    analysis: Analysis,
+    agent: int,
+    delta: float,
+    guarantee: str,
+    follows_plan: bool,
+    colluders: int = 1,
+    patient: bool = False,
+) -> Meter:
+    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without.
+
+    `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
+    """
+    spent = spending(plan, analysis, agent, delta, colluders, patient)
+    if guarantee == "adaptive" and in_the_open(plan):
+        reserved = 0 if follows_plan or not takes_back(analysis.exposure()) else RESERVE
+        return Meter(spent, None, np.zeros(plan.releases), reserved).without({})
+    by_plan = spent.curve(guarantee) if follows_plan and guarantee != "worst-case" else None
+    return Meter(spent, by_plan)
+
+
+def _charge(total: float, after: float) -> float:
+    """What brings `total` to `after`, or leaves it where it is that much already."""
+    charge = max(0.0, after - total)
+    while total + charge < after < math.inf:
+        charge = math.nextafter(charge, math.inf)
+    return charge
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

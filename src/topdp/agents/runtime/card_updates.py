@@ -1,0 +1,174 @@
+"""New cards of agents, from neighbour to neighbour, until all have them: certificates and addresses.
+
+An agent tells its neighbours what `topdp agent renew` has made, while it runs; everybody passes on what was
+believed. Which card may follow which is `terms/succession.py`'s; which certificate a link takes, `wire`'s.
+
+**Guarantees.** What is taken is on the books before it is answered, so a restart knows it, and a second story
+is found out after years. A neighbour that passes on what nobody has signed is quarantined; so is an agent
+whose key has signed two successors, or more than a manifest takes, until a person has looked. An agent shows
+a new certificate only once all its neighbours have said that they know it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from topdp.agents.agreement import card_succession
+from topdp.agents.agreement.card_succession import (
+    MOST,
+    Directory,
+    ForkError,
+    NotASuccessorError,
+    NotInOrderError,
+    Successor,
+    TooManyError,
+)
+from topdp.agents.agreement.identity import Identity, expect_valid
+from topdp.agents.agreement.manifest import Manifest
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.wire.link_refusals import Told
+from topdp.agents.wire.transport import Reply
+from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.errors import TrustError
+
+logger = logging.getLogger("topdp.agents")
+TAKEN, KNOWN_TO, SHOWN = "card of ", "card known to ", "card shown by "
+
+
+class Cards:
+    """The cards of all agents on the books of one."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        name: str,
+        ledger: Ledger,
+        folder: Path | None = None,
+        directory: Directory | None = None,
+    ) -> None:
+        """`folder`: the identity of this agent, where a renewal is found while it runs."""
+        self.name, self.ledger, self.folder = name, ledger, folder
+        self.directory = directory or restored(manifest, ledger.meta)
+        self._base = card_succession.digest(manifest.card(name))
+        self._to_tell = kept(ledger.meta)
+        self._told: dict[str, int] = {}
+        self._log = Told(name)
+        self.directory.shown = self._note_shown
+
+    def _note_shown(self, name: str) -> None:
+        if number := self.directory.number(name):
+            self.ledger.database.remember(SHOWN + name, str(number))
+
+    def look(self) -> None:
+        """Takes what was renewed on this site since."""
+        own = [one.number for one in self._to_tell if one.card.name == self.name]
+        if self.folder is None or not card_succession.renewed(self.folder, max(own, default=0)):
+            return
+        found = since(card_succession.successors(self.folder), self._base)
+        if len(found) > MOST:
+            words = f"the last {len(found) - MOST} are not shown: a manifest takes {MOST}; make a new one"
+            self._log.tell(self.name, "card", words)
+        for successor in found[:MOST]:
+            if self._keep(successor):
+                logger.info(
+                    "%s: card %d: neighbours are told; shown once all know it, after a restart",
+                    self.name,
+                    successor.number,
+                    extra={"agent": self.name, "event": "card"},
+                )
+
+    def untold(self, peer: str) -> tuple[int, bytes] | None:
+        """The next card that `peer` has not heard of from here: which one, and its bytes."""
+        self.look()
+        told = self._told.get(peer, 0)
+        return (told, self._to_tell[told].text().encode()) if told < len(self._to_tell) else None
+
+    def told(self, peer: str, which: int, reply: Reply) -> None:
+        """`peer` has answered. One that takes no cards is not asked again before a restart."""
+        self._told[peer] = which + 1
+        successor = self._to_tell[which]
+        if reply.ok and successor.card.name == self.name:
+            self.ledger.database.remember(KNOWN_TO + peer, str(successor.number))
+        elif not reply.ok:
+            words = f"does not take card {successor.number} of {successor.card.name}: {reply.code.words}"
+            self._log.tell(peer, "card", words)
+
+    def take(self, body: bytes) -> tuple[ReplyCode, str, str | None]:
+        """(what is to be said of a card that a neighbour passes on, words, whose key was misused)."""
+        try:
+            successor = Successor.read(body.decode("utf-8", errors="replace"))
+            self._keep(successor)
+        except ForkError as fork:
+            return ReplyCode.EQUIVOCATION, str(fork), successor.card.name
+        except TooManyError as error:
+            return ReplyCode.UNKNOWN_ROUND, str(error), successor.card.name
+        except NotInOrderError as error:
+            return ReplyCode.GAP, str(error), None
+        except NotASuccessorError as error:
+            return ReplyCode.NOT_A_STATEMENT, f"passed on what is no card: {error}", None
+        return ReplyCode.OK, "", None
+
+    def _keep(self, successor: Successor) -> bool:
+        """Whether it is new on the books."""
+        self.directory.take(successor)
+        name, key = successor.card.name, f"{TAKEN}{successor.card.name} {successor.number}"
+        if key in self.ledger.meta or not self.directory.has(successor):
+            return False
+        self.ledger.database.remember(key, successor.text())
+        self._to_tell.append(successor)
+        logger.info(
+            "%s: card %d of %s is taken",
+            self.name,
+            successor.number,
+            name,
+            extra={"agent": self.name, "peer": name, "event": "card"},
+        )
+        return True
+
+
+def kept(meta: Mapping[str, str]) -> list[Successor]:
+    """The successors on the books, each after the one before it."""
+    found = [Successor.read(text) for key, text in meta.items() if key.startswith(TAKEN)]
+    return sorted(found, key=lambda one: one.number)
+
+
+def since(successors: Sequence[Successor], base: str) -> Sequence[Successor]:
+    """Those that come after the card with this digest: the manifest may list one that was renewed before."""
+    first = next((k for k, one in enumerate(successors) if one.before == base), len(successors))
+    return successors[first:]
+
+
+def restored(manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successor] = ()) -> Directory:
+    """The cards of all agents as books know them; `own`: what this site has renewed."""
+    directory = Directory(manifest)
+    for successor in [*kept(meta), *own]:
+        directory.restore(successor)
+    for name in manifest.names:
+        if meta.get(SHOWN + name) == str(directory.number(name)):
+            directory.show(directory.card(name))
+    return directory
+
+
+def chosen(manifest: Manifest, held: Sequence[Identity], meta: Mapping[str, str]) -> Identity:
+    """Of the identities of an agent the newest that all its neighbours know; else the manifest's own.
+
+    One that has expired is not shown any more: then the newest is, and who knows it will take it.
+    """
+    name = held[0].card.name
+    if len(held) == 1:
+        expect_valid(held[0], "the identity folder")
+    listed = manifest.card(name)
+    first = next((k for k, one in enumerate(held) if one.card.fingerprint == listed.fingerprint), None)
+    if first is None:
+        raise TrustError(
+            f"Expected the certificate that the manifest lists for {name}, got {held[-1].card.fingerprint}: "
+            "use the identity whose card is in the manifest."
+        )
+    neighbours = manifest.neighbours(name)
+    known = min((int(meta.get(KNOWN_TO + peer, "0")) for peer in neighbours), default=0)
+    best = held[max(first, min(known, len(held) - 1))]
+    best = held[-1] if best.card.expired() else best
+    expect_valid(best, "the identity folder")
+    return best

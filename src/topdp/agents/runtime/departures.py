@@ -1,0 +1,163 @@
+"""Who is gone for good where draws are shared, how all come to know it, and what each then does.
+
+An agent that is gone leaves draws in the rows of those it shared them with, which nothing cancels any more.
+Who may leave them out, and when, is settled by statements:
+
+1. A neighbour that hears nothing of an agent for the idle timeout (or has quarantined it) states that it is
+   *silent*, and the last round it has of it. From then on it takes no further row of it: that is final.
+2. An agent is *gone* when all its neighbours say so, but those that are gone themselves.
+3. Everybody else then counts it as a colluder, books what that costs, and states from which round on it does.
+4. Once all who are left have stated that, each leaves out the draws it shared with the one who is gone, in
+   the rounds that all have covered, and takes back those of the last rounds in which nobody saw its rows.
+
+**Guarantees.** Nothing is left out or taken back in a round that is not covered by the books of everybody who
+is left, whatever order statements arrive in, and whoever lies: a false statement can take an agent out of the
+training (by all its neighbours together), and never makes anybody's charge too small. What is taken back is
+inside a row with noise of its own, and scaled so that it has no more of it than that row. An agent that finds
+itself gone makes no further row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from topdp.agents.agreement.signed_statements import Statement
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_facts import WITHOUT
+from topdp.agents.runtime.agent_rows import Changed, Part
+from topdp.agents.runtime.statement_gossip import Gossip
+from topdp.privacy.observers.survivors import TAKEN_BACK
+
+SILENT, LEFT_OUT = "silent ", "left out "
+
+
+@dataclass(frozen=True)
+class Gone:
+    """An agent that is gone, and the last round that some neighbour has of it."""
+
+    name: str
+    seen: int
+
+
+class Departures:
+    """What one agent knows of those who are gone."""
+
+    def __init__(self, part: Part, gossip: Gossip, ledger: Ledger, takes_back: bool) -> None:
+        self.part, self.gossip, self.ledger, self.takes_back = part, gossip, ledger, takes_back
+        self.manifest = gossip.manifest
+        self.name = gossip.identity.card.name
+        gossip.kinds |= {SILENT: self._check_silent, WITHOUT: self._check_without}
+
+    # Statements of this agent
+
+    def give_up(self, peer: str) -> bool:
+        """`peer` is silent for good; whether that is new."""
+        new = not self.given_up(peer)
+        if new:
+            self.gossip.state(SILENT + peer, str(self.ledger.seen(peer)))
+        return new
+
+    def given_up(self, peer: str) -> bool:
+        return bool(self.gossip.run) and self._said(self.name, SILENT + peer) is not None
+
+    def count_out(self, name: str, first: int) -> None:
+        """The books of this agent cover that `name` colludes, in all rounds from `first` on."""
+        self.gossip.state(WITHOUT + name, str(first))
+
+    # What follows from those of all
+
+    def gone(self) -> dict[str, Gone]:
+        """Agents of which all neighbours that are not gone themselves have heard the last."""
+        seen = {
+            (author, about.removeprefix(SILENT)): int(text)
+            for author, about, text in self.gossip.news.starting(self.gossip.run, SILENT)
+        }
+        left = {subject for _, subject in seen}
+        while True:
+            out = {name for name in left if self._is_out(name, left, seen)}
+            if out == left:
+                break
+            left = out
+        last = {name: max(round for (_, subject), round in seen.items() if subject == name) for name in left}
+        return {name: Gone(name, round) for name, round in last.items()}
+
+    def _is_out(self, name: str, candidates: set[str], seen: Mapping[tuple[str, str], int]) -> bool:
+        there = [peer for peer in self.manifest.neighbours(name) if peer not in candidates]
+        return bool(there) and all((peer, name) in seen for peer in there)
+
+    def covered_from(self, name: str) -> int | None:
+        """The round from which all who are left count `name` as a colluder; None: not all have said so."""
+        gone = self.gone()
+        stated = self.gossip.news.on(self.gossip.run, WITHOUT + name)
+        left = [one for one in self.manifest.names if one not in gone]
+        if name not in gone or any(one not in stated for one in left):
+            return None
+        return max(int(stated[one]) for one in left)
+
+    def unsettled(self) -> list[str]:
+        """Agents that somebody says are silent, as long as not all count them out."""
+        silent = {about for _, about, _ in self.gossip.news.starting(self.gossip.run, SILENT)}
+        names = sorted(about.removeprefix(SILENT) for about in silent)
+        return [name for name in names if self.covered_from(name) is None]
+
+    def changes(self, round: int) -> tuple[Changed, dict[str, str]]:
+        """What is different from the plan in this agent's rows of `round`, and what the books are to note."""
+        mine = self.part.shared(round)
+        if not mine:
+            return Changed(), {}
+        out: set[int] = set()
+        back: list[tuple[int, int, int, float]] = []
+        notes: dict[str, str] = {}
+        for name, gone in self.gone().items():
+            other = self.manifest.number(name)
+            draws = {draw for _, draw, _ in mine if self.part.partner[draw] == other}
+            covered = self.covered_from(name) if draws else None
+            if covered is None or covered > round:
+                continue
+            out |= draws
+            if LEFT_OUT + name not in self.ledger.meta:
+                notes[LEFT_OUT + name] = str(round)
+                back += self._missed(round, draws, max(covered, gone.seen + 1))
+        return Changed(frozenset(out), tuple(back)), notes
+
+    def _missed(self, round: int, draws: set[int], first: int) -> list[tuple[int, int, int, float]]:
+        """(row, round, draw, deviation) of the draws that the last rows of this agent held in vain."""
+        if not self.takes_back:
+            return []
+        scale = self.part.plan.scale
+        noisy = [r for r in np.flatnonzero(scale[:round] > 0).tolist() if self.part.shared(r)][-TAKEN_BACK:]
+        made = {entry.round for entry in self.ledger.entries() if entry.kind != "skip"}
+        # No more of it than this row has noise, or it would tell more of who is gone than is kept in reserve.
+        return [
+            (row, r, draw, std * min(1.0, float(scale[round] / scale[r])))
+            for r in noisy
+            if r >= first and r in made
+            for row, draw, std in self.part.shared(r)
+            if draw in draws
+        ]
+
+    # What may be said
+
+    def _said(self, author: str, about: str) -> str | None:
+        return self.gossip.news.text(author, self.gossip.run, about)
+
+    def _check_silent(self, statement: Statement) -> None:
+        subject = statement.about.removeprefix(SILENT)
+        if subject not in self.manifest.names or statement.author not in self.manifest.neighbours(subject):
+            raise ValueError("expected a neighbour's word on a neighbour")
+        self._check_round(statement, -1)
+
+    def _check_without(self, statement: Statement) -> None:
+        subject = statement.about.removeprefix(WITHOUT)
+        if subject not in self.manifest.names or subject == statement.author:
+            raise ValueError("expected a word on another agent")
+        self._check_round(statement, 0)
+
+    def _check_round(self, statement: Statement, least: int) -> None:
+        text = statement.text
+        whole = text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
+        if not statement.run or not whole or not least <= int(text) <= self.part.plan.releases:
+            raise ValueError("expected a round of the plan")

@@ -1,0 +1,312 @@
+"""Asynchronous rounds of one agent with partners it finds by itself, instead of those a plan drew.
+
+In every round the agent asks its neighbours, in random order but for the last partner, until one says yes;
+the two swap estimates (Algorithm 2). Who finds nobody works alone with full noise. How a meeting ended that
+is in doubt is asked on the side: meanwhile the agent works on and meets others. Rounds are each agent's own
+count; nobody waits for anybody, but once, all at the same time, for those who are not there yet.
+
+**Guarantees.** As for every `Life`. Which meetings happen is not known beforehand, so charges are by worst
+case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that count as
+seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import final
+
+from torch import Tensor
+
+from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.ledger.ledger import ANYBODY, Ledger
+from topdp.agents.ledger.ledger_entries import digest_of
+from topdp.agents.ledger.pairing_records import Pair, Pairing
+from topdp.agents.runtime.agent_context import Equipment
+from topdp.agents.runtime.agent_loop import Life, Ticks
+from topdp.agents.runtime.handover import Handover
+from topdp.agents.runtime.peer_contacts import TICKS
+from topdp.agents.runtime.peers import Peers
+from topdp.agents.runtime.row_sums import mixed, noised, stepped
+from topdp.agents.runtime.shared_draws import Sharing
+from topdp.agents.wire import row_payload
+from topdp.agents.wire.transport import Message, Reply, Unreachable
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.protocols import TopAsynchronous
+from topdp.protocols.protocol import reduced
+from topdp.runs import builders
+
+CHANCE: Callable[[], random.Random] = random.SystemRandom  # who asks whom first: no secret, but not seeded
+LISTENING = 0.3  # seconds at most that an agent waits to be asked; decides how many meet, nothing else
+
+
+@final
+class Meetings(Life):
+    """The life of one agent without a drawn plan."""
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        ledger: Ledger,
+        peers: Peers,
+        failpoints: Failpoints,
+        finished: Callable[[], None],
+        sharing: Sharing | None = None,
+        mark: Callable[[int], None] = lambda round: None,
+    ) -> None:
+        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
+        self.pairing = Pairing(ledger)
+        config = equipment.manifest.config
+        self.alpha, self.own_share = config.method.alpha, config.method.own_share
+        self.reuses = isinstance(builders.protocol(config), TopAsynchronous)
+        self.deviation = equipment.part.plan.full_scale
+        self._chance = CHANCE()
+        self._awaited = False  # whether those who were not there were waited for
+        self._slow: dict[str, tuple[int, int]] = {}  # how often in vain, and the round to ask it again
+        self._asking: dict[str, asyncio.Task[None]] = {}  # partners that are asked, or told, how it ended
+        peers.answering.kinds |= {
+            MessageKind.PROPOSE: self._propose,
+            MessageKind.COMMIT: self._commit,
+            MessageKind.RESOLVE: self._resolve,
+        }
+
+    def _has_rounds(self) -> bool:
+        return not self.all_done
+
+    async def _next_round(self) -> bool:
+        if not await self._heard_all(for_ever=False):
+            return False
+        if self.ledger.round >= 0:
+            with self.timing.measure("network"):
+                await self._await_all()
+                await self._settle()
+                await self._seek()
+        if self.paused():
+            return True  # before anything is made: what was gathered is on the books
+        await self._round(self.ledger.round + 1, self.pairing.ready())
+        return True
+
+    async def _round(self, round: int, pair: Pair | None) -> None:
+        plan, me = self.equipment.part.plan, self.equipment.part.agent
+        scale, rate = float(plan.scale[round]), float(plan.rate[round])
+        std = float(self.deviation[me])
+        if pair is not None and self.reuses:
+            other = self.deviation[[self.equipment.manifest.number(pair.partner)]]
+            std = float(reduced(self.deviation[[me]], other, self.alpha, self.own_share)[0])
+        information = self.equipment.meter.spending.release(rate, scale, std)
+        kind, cost = self._decide(round, information, planned=False)
+        job = self._job(round, pair, std * scale, rate if kind == "release" else None)
+        row = self._bounded(round, me, await self._compute(job))
+        self.pairing.forget_rows()
+        applied = [(pair.partner, pair.partner_round or 0)] if pair else []
+        body = row_payload.encode(row.numpy())
+        self._release(round, kind, cost, {ANYBODY: body}, {me: row}, applied, pair.id if pair else None)
+
+    def _job(self, round: int, pair: Pair | None, std: float, rate: float | None) -> Callable[[], Tensor]:
+        """What makes the row of `round`; does not touch the books. `rate` None: no data enter."""
+        estimate = self.estimate()
+        parts, before = [(0, 1.0)], {0: estimate}
+        if pair is not None:
+            before[1] = self._received(pair.partner, pair.partner_round or 0)
+            parts = [(0, self.alpha), (1, 1 - self.alpha)]
+
+        def job() -> Tensor:
+            row = mixed(parts, before, estimate)
+            if rate is not None:
+                row = stepped(row, self.equipment.gradients.mean(round, estimate), -rate)
+            draws, me = self.equipment.draws, self.equipment.part.agent
+            return noised(row, lambda noise: draws.add(noise, std, round, me), [std], estimate.dtype)
+
+        return job
+
+    # Asking
+
+    async def _seek(self) -> None:
+        """Listens or asks first, as a coin says: if all asked at once, all would be busy."""
+        if self._chance.random() < 0.5:
+            await self._listen()
+        if not self.pairing.busy:
+            await self._ask()
+        if self.pairing.ready() is None:
+            await self._listen()
+
+    async def _listen(self) -> None:
+        """For a while, until a meeting is committed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._chance.uniform(0.5, 1.0) * LISTENING):
+                while self.pairing.ready() is None and not self.stopping.is_set():
+                    self.peers.changed.clear()
+                    await self.peers.changed.wait()
+
+    async def _await_all(self) -> None:
+        """Once: until all neighbours are there, somebody has met this agent, or the idle timeout is over."""
+        ticks, waited = Ticks(self.equipment.manifest.rules.idle_timeout), 0
+        while not self._awaited and waited < TICKS and not self.stopping.is_set():
+            away = [peer for peer in self.peers.neighbours if not self.peers.transport.reaches(peer)]
+            if not away or self.pairing.ready() is not None:
+                break
+            self._raise_faults()
+            waited += await ticks.wait(self.peers)
+        self._awaited = True
+
+    async def _ask(self) -> None:
+        """Asks neighbours until one says yes, or all who are there have been asked."""
+        last, open_with = self.pairing.last_partner(), self.pairing.open_with()
+        free = [peer for peer in self.peers.neighbours if peer not in open_with]
+        if free != [last]:  # with whom it meets again where nobody else is free
+            free = [peer for peer in free if peer != last]
+        for peer in self._chance.sample(free, len(free)):
+            if self.pairing.busy or self.stopping.is_set():
+                return
+            _, again = self._slow.get(peer, (0, -1))
+            believed = self.ledger.quarantined(peer) is None and self.ledger.round >= again
+            believed = believed and not self.ledger.finished(peer)  # who gets no new row: see `accept`
+            if believed and self.peers.transport.reaches(peer):
+                await self._ask_one(peer)
+
+    async def _ask_one(self, peer: str) -> None:
+        id, own = self.pairing.propose(), self.ledger.round
+        try:
+            reply = await self._request(peer, Message.of(MessageKind.PROPOSE, own, id.encode()))
+            self.failpoints.reached("after_propose")
+            if not reply.ok:
+                return
+            row = self._handed_over(peer, reply.body)
+            if row is None:
+                return
+            self.failpoints.reached("before_commit")
+            verdict = self.pairing.commit(id, peer, own, row.round, row.body, bytes.fromhex(row.signature))
+            if verdict is ReplyCode.EQUIVOCATION:
+                self._two_stories(peer, row.round)
+                return
+            self.failpoints.reached("after_commit")
+            if verdict is ReplyCode.OK:
+                await self._settle()
+        except Unreachable:
+            pass
+        finally:
+            self.pairing.give_up()
+
+    def _handed_over(self, peer: str, packed: bytes) -> Handover | None:
+        """The row that `peer` hands over; who hands over something else is quarantined."""
+        try:
+            row = Handover.unpack(packed, self.peers.last)
+            self.peers.check(peer, row.round, row.body)
+            signed = (peer, ANYBODY, row.round, digest_of(row.body), bytes.fromhex(row.signature))
+            if not self.peers.proofs.holds(*signed):
+                row = replace(row, signature="")
+        except ValueError as error:
+            self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
+            return None
+        return row
+
+    def _two_stories(self, peer: str, round: int) -> None:
+        self.peers.distrust(peer, ReplyCode.EQUIVOCATION, f"sent two different rows for round {round}")
+
+    async def _settle(self) -> None:
+        """Tells acceptors what was decided, and asks proposers about meetings in doubt: all at once.
+
+        Those who answer soon are waited for; the others are left to it.
+        """
+        for partner in self.pairing.open_with():
+            there = self.peers.transport.reaches(partner) and self.ledger.quarantined(partner) is None
+            if there and partner not in self._asking:
+                task = self._asking[partner] = self.peers.spawn(self._settle_with(partner))
+                task.add_done_callback(partial(self._answered, partner))
+        if self._asking:
+            await asyncio.wait(list(self._asking.values()), timeout=LISTENING)
+
+    def _answered(self, partner: str, _: asyncio.Task[None]) -> None:
+        self._asking.pop(partner, None)
+
+    async def _settle_with(self, partner: str) -> None:
+        with suppress(Unreachable):
+            for pair in self.pairing.untold():
+                if pair.partner == partner:
+                    packed = self._packed(pair.own_round, pair.id)
+                    message = Message.of(MessageKind.COMMIT, pair.own_round, packed)
+                    if (await self.peers.transport.request(partner, message)).ok:
+                        self.pairing.told(pair.id)
+                        self.failpoints.reached("after_told")
+            for pair in self.pairing.prepared():
+                if pair.partner == partner:
+                    message = Message.of(MessageKind.RESOLVE, 0, pair.id.encode())
+                    reply = await self.peers.transport.request(partner, message)
+                    if reply.code is ReplyCode.ABORTED:
+                        self.pairing.aborted(pair.id)
+                    elif reply.code is ReplyCode.COMMITTED:
+                        self._take(partner, pair.id, reply.body)
+        self.peers.changed.set()
+
+    async def _request(self, peer: str, message: Message) -> Reply:
+        """Who lets this agent wait in vain is left alone for one round, then two, four, and so on."""
+        try:
+            reply = await self.peers.transport.request(peer, message)
+        except Unreachable:
+            often, _ = self._slow.get(peer, (0, 0))
+            self._slow[peer] = (often + 1, self.ledger.round + 2 ** min(often + 1, 20))
+            raise
+        self._slow.pop(peer, None)
+        return reply
+
+    # Being asked
+
+    async def _propose(self, peer: str, message: Message) -> Reply:
+        if not self.pairing.accept(message.body.decode("ascii", "replace")[:64], peer):
+            return Reply(ReplyCode.BUSY)
+        self.failpoints.reached("after_prepare")
+        return Reply(ReplyCode.OK, body=self._packed(self.ledger.round))
+
+    async def _commit(self, peer: str, message: Message) -> Reply:
+        return Reply(self._take(peer, None, message.body))
+
+    async def _resolve(self, peer: str, message: Message) -> Reply:
+        id = message.body.decode("ascii", "replace")
+        code, pair = self.pairing.outcome(id, peer)
+        return Reply(code, body=self._packed(pair.own_round, id) if pair else b"")
+
+    def _packed(self, round: int, id: str = "") -> bytes:
+        body = self.pairing.own_row(round)
+        signature = self.peers.proofs.sign(ANYBODY, round, digest_of(body))
+        return Handover(round, id, body, signature.hex()).pack()
+
+    def _take(self, peer: str, id: str | None, packed: bytes) -> ReplyCode:
+        row = self._handed_over(peer, packed)
+        if row is None:
+            return ReplyCode.NOT_A_ROW
+        signature = bytes.fromhex(row.signature)
+        verdict = self.pairing.committed(id or row.meeting, peer, row.round, row.body, signature)
+        if not verdict.accepted:
+            words = f"commit of round {row.round} refused: {verdict.words}"
+            self.peers.told.tell(peer, verdict.name.lower(), words)
+        self.peers.changed.set()
+        return verdict
+
+    # The end
+
+    def _begin_end(self) -> None:
+        self.pairing.closed = True
+        self.peers.finish()
+
+    def _stays_with(self) -> list[str]:
+        """Whoever is in doubt about a meeting, or does not know that this agent ends.
+
+        Not for those who are silent for too long; nor for anybody for ever, whatever it answers.
+        """
+        if self.drained >= 2 * TICKS:
+            return []
+        open_with = self.pairing.open_with()
+        return [
+            peer
+            for peer in self.peers.neighbours
+            if (peer in open_with or (self.peers.transport.reaches(peer) and not self._knows(peer)))
+            and self.peers.silent[peer] < TICKS
+            and self.ledger.quarantined(peer) is None
+        ]
+
+    def _knows(self, peer: str) -> bool:
+        return self.ledger.told(peer) or self.peers.ends_with(peer)

@@ -1,0 +1,221 @@
+"""What is known of each neighbour in this process's life: heard or silent, believed or not, who refuses whom.
+
+What answers (`answering`), what sends (`sending`) and the agent's life (`base`) share it; it does none of
+these itself. What must survive a restart is on the books.
+
+**Guarantees.** Nothing that a peer says ends the agent, but a proof that its books are an old copy, or that
+all neighbours hold other terms; before a run with shared draws begins, also what makes it unknown with whom
+they would be shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from time import time
+from typing import Any, final
+
+from topdp.agents.agreement.row_signatures import Proofs
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.runtime.greeting import Greeting, Terms
+from topdp.agents.runtime.peer_judgement import Beliefs
+from topdp.agents.runtime.statement_gossip import Gossip
+from topdp.agents.wire.link_refusals import Told
+from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.errors import TrustError
+
+TICKS = 8  # of silence make an idle timeout
+MOST_AGAIN = 32  # rows that are sent again to one neighbour between two rounds of this agent
+MOST_GAPS = 3  # times that a round is passed over: greetings between them say which one
+
+
+@final
+class Contacts:
+    """The neighbours of one agent, as it knows them."""
+
+    def __init__(
+        self,
+        neighbours: list[str],
+        terms: Terms,
+        ledger: Ledger,
+        told: Told,
+        proofs: Proofs,
+        gossip: Gossip | None,
+        doubtful: bool,
+    ) -> None:
+        """`gossip`: where draws are shared. `doubtful`: see `beliefs`."""
+        self.neighbours, self.terms, self.ledger, self.told = neighbours, terms, ledger, told
+        self.proofs, self.gossip = proofs, gossip
+        self.given_up: Callable[[str], bool] = lambda peer: False  # whom this agent counts as gone
+        self.beliefs = Beliefs(neighbours, ledger, proofs, lambda peer: self.given_up(peer), doubtful)
+        self.changed = asyncio.Event()  # something came in, or somebody's standing changed
+        self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
+        self.heard_at = dict.fromkeys(neighbours, time())  # for people: nothing is decided by it
+        self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
+        self.differing: set[str] = set()  # neighbours that hold other terms
+        self._differed = 0  # ticks since the first of them, while nobody holds the same
+        self.left_by: set[str] = set()  # neighbours that count this agent as gone
+        self.fault: BaseException | None = None  # why this agent cannot go on
+        self.tasks: list[asyncio.Task[None]] = []
+        self._again: dict[str, tuple[int, int]] = {}  # in which round of ours how many rows were sent again
+        self.asked: set[str] = set()  # neighbours that are to be greeted once more
+        self.to_send = {peer: asyncio.Event() for peer in neighbours}
+
+    def ask(self, peer: str) -> None:
+        """Greets once more: who waits for somebody else has nothing to send, and is alive all the same."""
+        self.asked.add(peer)
+        self.to_send[peer].set()
+
+    def wake(self) -> None:
+        """There is something new to send."""
+        for event in self.to_send.values():
+            event.set()
+
+    def tick(self) -> None:
+        """One more tick of silence from everybody; all are asked whether they are there."""
+        for peer in self.neighbours:
+            self.silent[peer] += 1
+            self.ask(peer)
+        if self.differing and not self.beliefs.met:
+            self._differed += 1
+            if self._differed >= TICKS:
+                self._end_by_terms()
+
+    def greeting(self, peer: str) -> Greeting:
+        run, statements = (self.gossip.run, self.gossip.news.total()) if self.gossip else ("", 0)
+        return self.beliefs.greeting(peer, self.terms, run, statements)
+
+    def learn(self, peer: str, greeting: Greeting, known: int | None) -> None:
+        if self.gossip is not None and self.gossip.run and greeting.run not in ("", self.gossip.run):
+            words = "holds other keys of this run than this agent: somebody told two stories"
+            if self.gossip.begun:
+                self.distrust(peer, ReplyCode.OTHER_TERMS, words)
+            else:
+                self.fail(TrustError(f"{peer} {words}."))
+            return
+        judgement = self.beliefs.judge(peer, greeting, known)
+        if judgement.fault is not None:
+            self.fail(judgement.fault)
+            return
+        if judgement.is_old:
+            self.ask(peer)
+            return
+        if judgement.code is not None and self.ledger.quarantined(peer) is None:
+            self.distrust(peer, judgement.code, judgement.words)
+        for round in self.ledger.waiting(peer):
+            if round <= greeting.seen:
+                self.ledger.acknowledge(peer, round)
+        self._send_again(peer, greeting)
+        self.beliefs.met.add(peer)
+        if known is not None:
+            self.beliefs.answered.add(peer)
+        self.beliefs.passed[peer] = (greeting.sent, greeting.round)
+        self.differing.discard(peer)
+        self.changed.set()
+
+    def _send_again(self, peer: str, greeting: Greeting) -> None:
+        """Who has less than it acknowledged lost it with its books, or its word was overtaken on the way.
+
+        Limited, until this agent's own next round: nobody can have it send without end.
+        """
+        if self.gossip is not None:
+            self.gossip.learn(peer, greeting.statements)
+        round, times = self._again.get(peer, (-1, 0))
+        times = times if round == self.ledger.round else 0
+        times += self.ledger.send_again(peer, greeting.seen, MOST_AGAIN - times)
+        self._again[peer] = (self.ledger.round, times)
+        if times >= MOST_AGAIN:
+            self.told.tell(peer, "again", "asks again and again for rows that it has acknowledged")
+        self.to_send[peer].set()
+
+    def needs_nothing_before(self, peer: str, round: int) -> None:
+        """Rows of earlier rounds are not kept for `peer`; the newest are, as if it had acknowledged them."""
+        for earlier in self.ledger.waiting(peer):
+            if earlier < round:
+                self.ledger.acknowledge(peer, earlier)
+
+    def heard(self, peer: str) -> None:
+        self.silent[peer] = 0
+        self.heard_at[peer] = time()
+
+    def differ(self, peer: str) -> None:
+        """`peer` is not believed. Where all are like it, or nobody else is heard, the mistake is here."""
+        words = "holds another manifest, plan or model than this agent"
+        if peer in self.beliefs.met:  # it held the same before, and can end nobody by saying otherwise
+            self.distrust(peer, ReplyCode.OTHER_TERMS, words)
+            return
+        self.told.tell(peer, "other_terms", words)
+        self.differing.add(peer)
+        if not set(self.neighbours) - self.differing:
+            self._end_by_terms()
+
+    def _end_by_terms(self) -> None:
+        self.fail(
+            TrustError(
+                f"{', '.join(sorted(self.differing))}: another manifest, plan or model than this agent has, "
+                "and no neighbour with the same: give all agents the same manifest, the same version of "
+                "topdp and data of the same shape."
+            )
+        )
+
+    def fail(self, fault: BaseException) -> None:
+        self.fault = self.fault or fault
+        self.changed.set()
+
+    def distrust(self, peer: str, code: ReplyCode, words: str) -> None:
+        """Nothing more is believed of `peer`, and the log says why."""
+        self.told.tell(peer, code.name.lower(), words)
+        self.ledger.quarantine(peer, code, words)
+        self.changed.set()
+
+    def ends_with(self, peer: str) -> bool:
+        """Whether there is nothing more to say to `peer`."""
+        lost = self.ledger.quarantined(peer) is not None or self.given_up(peer)
+        return lost or peer in self.refused_by
+
+    def left(self, peer: str) -> None:
+        """`peer` has gone on without this agent, for good."""
+        self.told.tell(peer, "gone", "counts this agent as gone: it was silent for too long")
+        self.left_by.add(peer)
+        self.refused_by.add(peer)
+        self.changed.set()
+
+    def takes_last_words(self, peer: str, body: bytes) -> bool:
+        """Whether more is to be had of `peer`, who has begun, and gone on without this agent, who has not.
+
+        A run begins once all have said that they hold the same keys. Who was cut off then may lack the word
+        of somebody who will say nothing more: it comes with the refusal. Then this agent begins too, or finds
+        that it is gone. Once it has begun it goes by what it hears itself.
+        """
+        if self.gossip is None or self.gossip.begun or not body:
+            return False
+        try:
+            code, words = self.gossip.take(body)
+        except TrustError as error:
+            self.fail(error)
+            return False
+        if code is ReplyCode.NOT_A_STATEMENT:
+            self.distrust(peer, code, words)
+        self.changed.set()
+        self.wake()
+        return code is ReplyCode.LATER  # keys are here that name the run: the rest is asked for again
+
+    def refused_for_good(self, peer: str, what: str) -> None:
+        """`peer` takes nothing more of this agent; nothing of it is waited for: nobody can stop another."""
+        self.refused_by.add(peer)
+        if what:
+            self.ledger.depart(f"round {self.ledger.round}: {peer} refused {what}", peer)
+        self.changed.set()
+
+    def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Something said on the side; a fault of our own in it ends the agent."""
+        task = asyncio.create_task(job)
+        self.tasks.append(task)
+        task.add_done_callback(self._ended)
+        task.add_done_callback(self.tasks.remove)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            self.fail(fault)

@@ -1,0 +1,125 @@
+"""What one agent believes of its neighbours: whether somebody's books are an old copy, and who was heard.
+
+Greetings say what each side has of the other. Where that contradicts the books here, somebody has made a
+round twice, or lies. An agent ends for it when its own signature is shown under a row that its books do not
+have (`terms/proofs.py`); who only claims such a row is quarantined, and so is who contradicts itself.
+
+After a start, an agent whose books are not empty does not know that they are the newest, until everybody who
+may have rows of it has said which, when asked: a greeting that was on its way before may have been made
+before a row of the earlier process arrived. Not asked: who is quarantined, given up or finished on these very
+books; from that entry on nothing new is sent to it, so it has nothing that these books do not know.
+
+**Guarantees.** Of an agent whose books are an old copy, no data enter a round before all those neighbours are
+heard (`base`); and one that has a newer row on its books shows it. One neighbour that lies, or several, can
+end nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from topdp.agents.agreement.row_signatures import Proofs
+from topdp.agents.ledger import row_witness
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.runtime.greeting import Greeting, Terms
+from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.errors import TrustError
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What follows from a greeting: this agent's end, or the neighbour's quarantine, or nothing."""
+
+    fault: TrustError | None = None
+    code: ReplyCode | None = None
+    words: str = ""
+    is_old: bool = False  # it may have been overtaken on its way: ask again before anything is decided
+
+
+class Beliefs:
+    """What an agent has been told and shown, in this process's life."""
+
+    def __init__(
+        self,
+        neighbours: list[str],
+        ledger: Ledger,
+        proofs: Proofs,
+        given_up: Callable[[str], bool],
+        doubtful: bool,
+    ) -> None:
+        """`given_up`: whom this agent counts as gone.
+
+        `doubtful`: these books are not empty, or not the first of this agent: they may be an old copy.
+        """
+        self.neighbours, self.ledger, self.proofs, self.doubtful = neighbours, ledger, proofs, doubtful
+        self.met: set[str] = set()  # neighbours that have said what they have seen
+        self.answered: set[str] = set()  # those that said it when asked, so after the start of this process
+        self.shown = dict.fromkeys(neighbours, -1)  # the highest round of which each has shown a row
+        self.passed: dict[str, tuple[int, int]] = {}  # the last row each has for this agent, and its round
+        self.given_up = given_up
+
+    def unheard(self) -> list[str]:
+        """Neighbours that may have rows of this agent which its books do not know."""
+        if not self.doubtful:
+            return []
+        return [peer for peer in self.neighbours if peer not in self.answered and not self._is_closed(peer)]
+
+    def round_of(self, peer: str) -> int:
+        """The highest round of which `peer` has shown a row, ever."""
+        return max(self.shown[peer], self.ledger.seen(peer))
+
+    def leaves_out(self, peer: str, round: int) -> bool:
+        """Whether `peer` says that `round` is over for it and that it made no row for this agent in it.
+
+        It is believed: of its own rows only, and who lies could as well keep them back.
+        """
+        last, done = self.passed.get(peer, (-1, -1))
+        return last < round <= done
+
+    def greeting(self, peer: str, terms: Terms, run: str, statements: int) -> Greeting:
+        seen = row_witness.newest_from(self.ledger, peer)
+        sent = row_witness.newest_for(self.ledger, row_witness.receiver_of(self.ledger, peer))
+        return Greeting(
+            terms,
+            self.ledger.charged,
+            seen.round,
+            self.ledger.round,
+            run,
+            seen.digest,
+            seen.signature,
+            sent.round,
+            sent.digest,
+            statements,
+        )
+
+    def judge(self, peer: str, greeting: Greeting, known: int | None) -> Judgement:
+        """`known`: the highest round of `peer` that was here before it was asked; None: it was not asked."""
+        receiver = row_witness.receiver_of(self.ledger, peer)
+        mine = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
+        if greeting.seen >= 0 and mine != greeting.seen_digest:
+            signature = bytes.fromhex(greeting.seen_signature)
+            if self.proofs.is_mine(receiver, greeting.seen, greeting.seen_digest, signature):
+                return Judgement(fault=self._old_copy(peer, greeting.seen))
+            words = f"claims a row of round {greeting.seen} that this agent did not make, and cannot show it"
+            return Judgement(code=ReplyCode.NOT_A_GREETING, words=words)
+        theirs = self.ledger.digest_seen(peer, greeting.sent)
+        if theirs is not None and theirs != greeting.sent_digest:
+            words = f"rolled back: sent round {greeting.sent} before, and now has another row for it"
+            return Judgement(code=ReplyCode.ROLLED_BACK, words=words)
+        seen = self.ledger.seen(peer) if known is None else known
+        if greeting.charged < seen:
+            words = f"rolled back: sent round {seen} before, and now knows of {greeting.charged} only"
+            return Judgement(code=ReplyCode.ROLLED_BACK, words=words, is_old=known is None)
+        return Judgement()
+
+    def _old_copy(self, peer: str, round: int) -> TrustError:
+        return TrustError(
+            f"{peer} has a row of round {round} that this agent has signed and its ledger, which ends at "
+            f"round {self.ledger.round}, does not know: it is an old copy, what was spent since is missing. "
+            f"Restore the newest {self.ledger.folder}; without it this agent must leave the federation."
+        )
+
+    def _is_closed(self, peer: str) -> bool:
+        books = self.ledger
+        return books.quarantined(peer) is not None or books.finished(peer) or self.given_up(peer)

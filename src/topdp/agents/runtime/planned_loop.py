@@ -1,0 +1,265 @@
+"""Planned rounds of one agent: gather, compute, charge, send; synchronous, or in pairs as the plan drew them.
+
+Round r closes when every live neighbour that sends to this agent in round r-1 has been heard. One that is
+quarantined, or has quarantined this agent, is not waited for. One that answers nothing for the idle timeout
+is waited for or not, as the manifest's rule says (an agent that hears nobody at all waits in any case); what
+it would have sent is replaced by this agent's own estimate, the log says so, and what it sends later is
+acknowledged and not used. An agent that others went on without takes up the round of which all whom it hears
+have shown rows, whatever they say. Where draws are shared nobody comes back: who is missing is given up for
+good (`absences`).
+
+**Guarantees.** As for every `Life`; and every round of the plan is made as written, except that the agent's
+data enter no round from the one on whose charge would pass the budget, and that draws shared with somebody
+gone are left out and taken back where the books of all cover that (`departures`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from torch import Tensor
+
+from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.runtime.absences import Absences
+from topdp.agents.runtime.agent_context import Equipment
+from topdp.agents.runtime.agent_loop import Life, Ticks, logger
+from topdp.agents.runtime.agent_rows import AS_PLANNED, drawn, kept, make
+from topdp.agents.runtime.peer_contacts import TICKS
+from topdp.agents.runtime.peers import Peers
+from topdp.agents.runtime.row_monitor import Watch
+from topdp.agents.runtime.run_end import leaving
+from topdp.agents.runtime.shared_draws import Sharing
+from topdp.agents.wire import row_payload
+
+
+@final
+class Rounds(Life):
+    """The life of one agent under a plan."""
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        ledger: Ledger,
+        peers: Peers,
+        failpoints: Failpoints,
+        finished: Callable[[], None],
+        sharing: Sharing | None = None,
+        mark: Callable[[int], None] = lambda round: None,
+    ) -> None:
+        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
+        self.watch = Watch(peers.told, equipment.manifest.rules.largest_drift)
+        self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
+
+    def _has_rounds(self) -> bool:
+        return not self.all_done
+
+    async def _next_round(self) -> bool:
+        if self.sharing is not None and not await self._agreed(self.sharing):
+            return False
+        if self.sharing is None and not await self._heard_all(not self.equipment.manifest.rules.goes_on):
+            return False
+        with self.timing.measure("network"):
+            gathered = await self._gather(self.ledger.round)
+            if gathered is None or not await self._settled(self.ledger.round + 1):
+                return False
+        if self.absences is None and self._catch_up():
+            return True
+        if self.paused():
+            return True  # before anything is made: what was gathered is on the books
+        await self._round(self.ledger.round + 1, *gathered)
+        return True
+
+    async def _round(
+        self, round: int, received: dict[int, Tensor], senders: list[str], missing: list[str]
+    ) -> None:
+        self._leave_out(round, received, senders)
+        for peer in missing:
+            self._depart(round, peer)
+        information = float(self.meter.planned[round])
+        kind, cost = self._decide(round, information, planned=self.ledger.departed is None)
+        self.failpoints.reached("before_compute")
+        part, own, draws = self.equipment.part, self._own(), self.equipment.draws
+        gradients = self.equipment.gradients if kind == "release" else None
+        changed, notes = self.sharing.departures.changes(round) if self.sharing else (AS_PLANNED, {})
+        rows = await self._compute(lambda: make(part, round, own, received, gradients, draws, changed))
+        memories = part.plan.memories  # what nobody reads may be longer
+        rows = {
+            row: value if memories[row] else self._bounded(round, row, value) for row, value in rows.items()
+        }
+        if (rehearsal := self.equipment.gradients.rehearsal) is not None:
+            rehearsal.keep(round, rows, received, drawn(part, round, draws, own[part.agent]))
+        names = self.equipment.manifest.names
+        bodies = {names[to]: row_payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
+        applied = [(sender, round - 1) for sender in senders]
+        self._release(round, kind, cost, bodies, kept(part, round, rows), applied, notes=notes)
+
+    def _leave_out(self, round: int, received: dict[int, Tensor], senders: list[str]) -> None:
+        """Looks at what came in; rows beyond the manifest's limit are taken out of `received`."""
+        number = self.equipment.manifest.number
+        row_of = {peer: self.equipment.part.read(round - 1)[number(peer)] for peer in senders}
+        rows = {peer: received[row] for peer, row in row_of.items()}
+        for peer in self.watch.far(round - 1, self.estimate(), rows):
+            del received[row_of[peer]]
+            self.ledger.depart(f"round {round}: the row of {peer} was too far away", peer)
+
+    # Shared draws
+
+    async def _agreed(self, sharing: Sharing) -> bool:
+        """Waits for the keys of all, and for what neighbours have seen; False when asked to stop.
+
+        Who has seen more of this agent than its books know says so in its greeting, and that ends the agent
+        (`peers`): before anything is made under shared draws, and so never twice under the same.
+        """
+        ticks, peers = Ticks(self.equipment.manifest.rules.idle_timeout), self.peers.neighbours
+        waited = 0
+        while not sharing.agreed() or not self._all_met(peers):
+            self.peers.wake()  # what was just agreed on is to be told
+            self.waits.now(
+                {*sharing.missing(), *(peer for peer in peers if peer not in self.peers.beliefs.answered)}
+            )
+            self._raise_faults()
+            if self.stopping.is_set():
+                return False
+            await ticks.wait(self.peers)
+            waited += 1
+            if waited % (4 * TICKS) == 0 and (missing := sharing.missing()):
+                logger.warning(
+                    "%s: waits for %s: where draws are shared, a run begins once all agents have been there",
+                    self.name,
+                    ", ".join(missing),
+                    extra={"agent": self.name, "event": "keys"},
+                )
+        self._raise_faults()
+        return True
+
+    def _all_met(self, peers: list[str]) -> bool:
+        """Who has said on these very books that it has finished has got nothing since, and may have left."""
+        answered, finished = self.peers.beliefs.answered, self.ledger.finished
+        return all(peer in answered or finished(peer) or self._lost(peer) for peer in peers)
+
+    async def _settled(self, round: int) -> bool:
+        """Waits, where somebody is gone, until all know it; False when asked to stop."""
+        if self.absences is None:
+            return True
+        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        while True:
+            self._raise_faults()
+            if not self.absences.holds(round):
+                return True
+            self.waits.now(self.sharing.departures.unsettled() if self.sharing else ())
+            if self.stopping.is_set():
+                return False
+            for peer in self.peers.neighbours:
+                self.absences.lost(peer)
+            if await ticks.wait(self.peers):
+                self.absences.tick()
+
+    # Whom to wait for
+
+    async def _gather(self, round: int) -> tuple[dict[int, Tensor], list[str], list[str]] | None:
+        """(rows, who sent them, who is missing) of `round`; None when asked to stop."""
+        if round < 0:
+            return None if self.stopping.is_set() else ({}, [], [])
+        names = self.equipment.manifest.names
+        expected = {names[sender]: row for sender, row in self.equipment.part.read(round).items()}
+        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        while True:
+            self._raise_faults()
+            if self.stopping.is_set():
+                return None
+            missing = [peer for peer in expected if self._is_missing(peer, round)]
+            waiting = [
+                peer for peer in expected if peer not in missing and self.ledger.received(peer, round) is None
+            ]
+            self.waits.now(waiting)
+            if not waiting:
+                break
+            await ticks.wait(self.peers)
+        senders = [peer for peer in expected if peer not in missing]
+        rows = {expected[peer]: self._received(peer, round) for peer in senders}
+        return rows, senders, missing
+
+    def _raise_faults(self) -> None:
+        super()._raise_faults()
+        if self.absences is not None and not self.all_done:
+            self.absences.expect_to_be_counted_in()
+            self.meter = self.absences.settle(self.history)
+
+    def _lost(self, peer: str) -> bool:
+        return self.absences is not None and self.absences.lost(peer)
+
+    def _is_missing(self, peer: str, round: int) -> bool:
+        if self.ledger.received(peer, round) is not None:
+            return False
+        if self.absences is not None:
+            return self.absences.lost(peer)
+        if self.peers.ends_with(peer):
+            return True
+        if not self.equipment.manifest.rules.goes_on:
+            return False
+        # It came too late, or is left out: rows come in order, and a later one was shown; or it says so.
+        beliefs = self.peers.beliefs
+        passed = self.ledger.seen(peer) >= round or beliefs.shown[peer] > round
+        passed = passed or beliefs.leaves_out(peer, round)
+        return passed or (self.peers.silent[peer] >= TICKS and min(self.peers.silent.values()) < TICKS)
+
+    def _depart(self, round: int, peer: str) -> None:
+        self.peers.told.tell(
+            peer, "missing", f"no row for round {round}: this agent's own estimate stands in for it"
+        )
+        self.ledger.depart(f"round {round}: nothing from {peer}", peer)
+
+    def _catch_up(self) -> bool:
+        """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too.
+
+        Where they are, rows show that were accepted, or will be; never a word. The slowest counts, so one
+        that makes up rows of later rounds moves nobody who hears somebody else.
+        """
+        heard = [
+            peer
+            for peer in self.peers.neighbours
+            if self.ledger.quarantined(peer) is None and self.peers.silent[peer] < TICKS
+        ]
+        state = self.ledger.state()
+        if not self.equipment.manifest.rules.goes_on or not heard or state is None:
+            return False
+        target = min(self.peers.beliefs.round_of(peer) for peer in heard)
+        if target <= self.ledger.round + 2:
+            return False
+        logger.warning(
+            "%s: the neighbours are at round %d, takes it up from round %d",
+            self.name,
+            target,
+            self.ledger.round,
+            extra={"agent": self.name, "event": "rejoin", "round": target},
+        )
+        worst = self.equipment.meter.worst_case(self.history)
+        self.ledger.release(target, Cost(0.0, worst, 0.0), {}, state[1], kind="skip")
+        self.mark(target)
+        self.ledger.depart(f"round {target}: rejoined")
+        return True
+
+    # The end
+
+    def _begin_end(self) -> None:
+        self.peers.finish()
+
+    def _stays_with(self) -> list[str]:
+        """Until every neighbour has what it needs, and knows that this agent has."""
+        return [peer for peer in self.peers.neighbours if self._stays_for(peer)]
+
+    async def _settle(self) -> None:
+        """Nothing: what is owed is sent by `peers`."""
+
+    def _stays_for(self, peer: str) -> bool:
+        if self.peers.ends_with(peer):
+            return False
+        knows, finished = self.ledger.told(peer), self.ledger.finished(peer)
+        if knows and finished:
+            return False
+        goes_on = self.equipment.manifest.rules.goes_on or peer in leaving(self.ledger)
+        # Who neither knows nor has finished may come back and need what only this agent has.
+        return self.peers.silent[peer] < TICKS or not (knows or finished or goes_on)

@@ -1,0 +1,126 @@
+"""The writing half of one link: frames one at a time, bodies in pieces, and receipts for those of the peer.
+
+Of bodies with more than one piece, at most `WINDOW` pieces are on their way; the peer's receipts say how far
+it is. Requests, replies and what is believed of them are in `links.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+
+from topdp.agents.wire import wire_pb2 as wire
+from topdp.agents.wire.chunks import PIECE, pieces
+from topdp.agents.wire.handshake import Stream
+from topdp.agents.wire.link_limits import Patience
+from topdp.agents.wire.link_refusals import LinkEnded
+from topdp.agents.wire.transport import Unreachable
+
+WINDOW = 4
+"""Pieces of larger bodies that may be on their way over one link."""
+
+Key = tuple[bool, int]  # whether the body is an answer, and the number of the request
+
+
+class _Outgoing:
+    """A body of several pieces on its way: how many were sent, and how many the peer has."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.sent, self.received = total, 0, 0
+
+
+class Writer:
+    """What one end writes to the stream of a link."""
+
+    def __init__(self, stream: Stream, patience: Patience, lost: Callable[[LinkEnded], Unreachable]) -> None:
+        """`lost` ends the link when the stream is gone, or the peer has refused us; what it returns is
+        raised to whoever writes.
+        """
+        self._stream, self._patience, self._lost = stream, patience, lost
+        self._lock = asyncio.Lock()
+        self._window = asyncio.Semaphore(WINDOW)
+        self._outgoing: dict[Key, _Outgoing] = {}
+        self._to_confirm: dict[Key, int] = {}
+        self._confirming = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written at this moment."""
+        return self._lock.locked()
+
+    async def send(
+        self,
+        what: Hashable,
+        number: int,
+        head: wire.Request | wire.Response,
+        body: bytes,
+        last: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The body in pieces. Pieces of other bodies may come between: the lock is per frame."""
+        head.id, head.size = number, len(body)
+        answer, left = isinstance(head, wire.Response), len(body)
+        several = _Outgoing(-(-len(body) // PIECE)) if len(body) > PIECE else None
+        if several is not None:
+            self._outgoing[answer, number] = several
+        self._patience.moved(what)
+        for k, piece in enumerate(pieces(body)):
+            if several is not None:
+                await self._window.acquire()
+                several.sent += 1
+            if k > 0:
+                frame = wire.Frame(chunk=wire.Chunk(id=number, answer=answer, data=piece))
+            elif isinstance(head, wire.Response):
+                head.data = piece
+                frame = wire.Frame(response=head)
+            else:
+                head.data = piece
+                frame = wire.Frame(request=head)
+            left -= len(piece)
+            await self.write(frame, last if left == 0 else lambda: None)
+
+    async def write(self, frame: wire.Frame, before: Callable[[], None] = lambda: None) -> None:
+        async with self._lock:
+            before()
+            await self._put(frame)
+
+    async def end(self) -> None:
+        """The last of all: what is being written goes before."""
+        async with self._lock:
+            await self._stream.end()
+
+    def confirm(self, key: Key, count: int) -> bool:
+        """Notes what the peer is to be told; later counts include earlier ones. True: call `confirm_all`."""
+        self._to_confirm[key] = count
+        begins, self._confirming = not self._confirming, True
+        return begins
+
+    async def confirm_all(self) -> None:
+        while self._to_confirm:
+            async with self._lock:
+                (answer, number), count = self._to_confirm.popitem()
+                await self._put(wire.Frame(received=wire.Received(id=number, answer=answer, pieces=count)))
+        self._confirming = False
+
+    def take_receipt(self, receipt: wire.Received) -> None:
+        """The peer says how much of a body it has: that much more may be sent."""
+        key = (receipt.answer, receipt.id)
+        body = self._outgoing.get(key)
+        if body is None or not body.received < receipt.pieces <= body.sent:
+            raise LinkEnded("protocol", f"got a receipt for {receipt.pieces} pieces of body {receipt.id}")
+        for _ in range(receipt.pieces - body.received):
+            self._window.release()
+        body.received = receipt.pieces
+        if body.received == body.total:
+            del self._outgoing[key]
+        # Whatever waits to be sent, or lies in a buffer behind these pieces, is on its way.
+        for what in self._patience.waiting():
+            if isinstance(what, tuple) and what[0] != "body":
+                self._patience.moved(what)
+
+    async def _put(self, frame: wire.Frame) -> None:
+        try:
+            await self._stream.write(frame)
+        except LinkEnded as refused:
+            raise self._lost(refused) from refused
+        except ConnectionError as error:
+            raise self._lost(LinkEnded("lost", str(error))) from error

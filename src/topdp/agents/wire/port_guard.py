@@ -1,0 +1,222 @@
+"""Who may come to an agent's port: connections are counted, looked at, and only then passed to gRPC.
+
+gRPC has no limit for connections, and takes TLS 1.2. So the port is this file's: it lets in what begins with
+a ClientHello that offers TLS 1.3, and pipes it to gRPC, which listens on a socket in a folder of this process
+alone. Not for who is at the other end: TLS and `handshake.py` find that out, and tell `Front.knows`.
+
+**Guarantees.** Somebody who has not proved who it is holds a place for two idle timeouts at most. Of such
+there are at most `PER_ADDRESS` from one address and `STRANGERS` in all, beside one for each neighbour; then
+the oldest has to go, from the address that has most. A neighbour has at most `LINKS` connections. Nobody is
+let in who would take one of the last `RESERVE` descriptors: those are for books and results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import resource
+import socket
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from topdp.agents.wire.byte_pipes import BUFFER, LAST_WORDS, End, join, listening, lively
+from topdp.agents.wire.link_refusals import LinkEnded, Told
+from topdp.agents.wire.transport import end_all
+
+STRANGERS, PER_ADDRESS, LINKS = 64, 8, 2
+RESERVE = 64
+"""Descriptors that visitors never get."""
+
+MOST_DESCRIPTORS = 65536
+LARGEST_HELLO = 16 * 1024
+TLS_1_3 = b"\x03\x04"
+
+
+class Visitor:
+    """One connection that came in. `name` is whose it is, once that is proved."""
+
+    def __init__(self, address: str, end: End) -> None:
+        self.address, self.end, self.name = address, end, ""
+        self.proved, self.left = asyncio.Event(), asyncio.Event()
+
+
+class Front:
+    """Serves one port, and what comes through a relay."""
+
+    def __init__(self, folder: Path, patience: float, neighbours: int, told: Told) -> None:
+        """`folder` is ours alone; gRPC listens on `socket` in it. `patience`: the idle timeout."""
+        self.folder, self.patience, self.told = folder, patience, told
+        self.strangers, self.per_address = STRANGERS + neighbours, PER_ADDRESS + neighbours
+        self.visitors: list[Visitor] = []  # the oldest first
+        self._coming: dict[str, Visitor] = {}  # by what gRPC calls them
+        self._numbers = itertools.count()
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._most = descriptors() - RESERVE
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "grpc"
+
+    async def listen(self, address: str) -> None:
+        """Opens the port; raises UnavailableError if that cannot be."""
+        self._servers = await listening(address, self._come)
+
+    async def close(self) -> None:
+        """After gRPC has ended: what it said last goes out to those who have proved who they are."""
+        for server in self._servers:
+            server.close()
+        for visitor in self.visitors:
+            if not visitor.name:
+                visitor.end.cut()
+        if leaving := [asyncio.create_task(visitor.left.wait()) for visitor in self.visitors if visitor.name]:
+            await asyncio.wait(leaving, timeout=LAST_WORDS)
+            await end_all(leaving, "visitors")
+        for visitor in self.visitors:
+            visitor.end.cut()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+
+    def knows(self, peer: str, name: str) -> None:
+        """The connection that gRPC calls `peer` is of the neighbour `name`, who has proved it."""
+        visitor = self._coming.get(peer)
+        if visitor is None:
+            return
+        visitor.name = name
+        visitor.proved.set()
+        for older in [other for other in self.visitors if other.name == name][:-LINKS]:
+            older.end.cut()
+
+    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        where = writer.get_extra_info("peername")
+        with suppress(asyncio.CancelledError):  # by `close`; asyncio would log it
+            await self.admit(End(reader, writer), str(where[0]) if where else "nowhere")
+
+    async def admit(self, end: End, address: str) -> bool:
+        """Serves one connection from its first byte to its end; whether it proved who it is."""
+        visitor = Visitor(address, lively(end))
+        if end.writer.get_extra_info("socket").fileno() >= self._most:
+            self._tell(visitor, LinkEnded("crowded", "no descriptors are left for visitors"))
+            end.cut()
+            return False
+        self.visitors.append(visitor)
+        self._make_room(address)
+        try:
+            async with asyncio.timeout(self.patience):
+                hello = await client_hello(end.reader)
+            await self._pass_on(visitor, hello)
+            if not visitor.name:
+                raise LinkEnded("unproved", "it left, or was cut, before it had proved who it is")
+        except LinkEnded as refused:
+            self._tell(visitor, refused)
+        except TimeoutError:
+            self._tell(visitor, LinkEnded("silent", f"it said nothing in {self.patience:g} s"))
+        except OSError:
+            pass  # it is gone
+        finally:
+            end.cut()
+            self.visitors.remove(visitor)
+            visitor.left.set()
+        return bool(visitor.name)
+
+    async def _pass_on(self, visitor: Visitor, hello: bytes) -> None:
+        name = self.folder / str(next(self._numbers))
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # The name by which gRPC knows this end; once it is connected nobody needs the file.
+            inner.bind(str(name))
+            inner.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(inner, str(self.socket))
+        except BaseException:
+            inner.close()
+            raise
+        finally:
+            name.unlink(missing_ok=True)
+        to_grpc = lively(End(*await asyncio.open_unix_connection(sock=inner, limit=BUFFER)))
+        self._coming[f"unix:{name}"] = visitor
+        to_grpc.writer.write(hello)
+        waiting = asyncio.create_task(self._expect_proof(visitor))
+        try:
+            await join(visitor.end, to_grpc)
+        finally:
+            waiting.cancel()
+            del self._coming[f"unix:{name}"]
+
+    async def _expect_proof(self, visitor: Visitor) -> None:
+        try:
+            async with asyncio.timeout(2 * self.patience):
+                await visitor.proved.wait()
+        except TimeoutError:
+            visitor.end.cut()
+
+    def _make_room(self, address: str) -> None:
+        """The oldest of those who have proved nothing goes, from this address or from the fullest one."""
+        strangers = [visitor for visitor in self.visitors if not visitor.name]
+        counts = Counter(visitor.address for visitor in strangers)
+        if counts[address] <= self.per_address and len(strangers) <= self.strangers:
+            return
+        fullest = address if counts[address] > self.per_address else counts.most_common(1)[0][0]
+        oldest = next(visitor for visitor in strangers if visitor.address == fullest)
+        self._tell(oldest, LinkEnded("crowded", f"{counts[fullest]} connections from there prove nothing"))
+        oldest.address = ""  # counts no more
+        oldest.end.cut()
+
+    def _tell(self, visitor: Visitor, refused: LinkEnded) -> None:
+        self.told.tell("someone", refused.kind, f"{visitor.address}: {refused.words}", logging.INFO)
+
+
+def descriptors() -> int:
+    """How many files and connections this process may have; from now on, as many as it may allow itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+async def client_hello(reader: asyncio.StreamReader) -> bytes:
+    """The first record of a connection, if it offers TLS 1.3 (RFC 8446, 4.1.2 and 4.2.1)."""
+    try:
+        head = await reader.readexactly(5)
+        size = int.from_bytes(head[3:])
+        if head[:2] != b"\x16\x03" or not 4 <= size <= LARGEST_HELLO:
+            raise LinkEnded("not TLS", "it did not begin with a handshake of TLS")
+        body = await reader.readexactly(size)
+    except asyncio.IncompleteReadError:
+        raise LinkEnded("unproved", "it left before it had begun") from None
+    if TLS_1_3 not in _versions(body):
+        raise LinkEnded("old TLS", "expected TLS 1.3, it offers older versions only")
+    return head + body
+
+
+def _versions(body: bytes) -> list[bytes]:
+    """The versions that a ClientHello offers in the extension for them."""
+
+    def part(at: int, wide: int) -> tuple[int, int]:
+        """(where a part with its length before it begins, where it ends)"""
+        begin = at + wide
+        return begin, begin + int.from_bytes(body[at:begin])
+
+    if body[:1] != b"\x01":
+        return []
+    _, at = part(4 + 2 + 32, 1)  # type and length, version, random; then session, ciphers, compression
+    _, at = part(at, 2)
+    _, at = part(at, 1)
+    at, end = part(at, 2)
+    while at + 4 <= min(end, len(body)):
+        kind = body[at : at + 2]
+        begin, at = part(at + 2, 2)
+        if kind == b"\x00\x2b":
+            listed = body[begin + 1 : at]
+            return [listed[k : k + 2] for k in range(0, len(listed), 2)]
+    return []

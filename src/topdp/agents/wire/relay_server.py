@@ -1,0 +1,202 @@
+"""A relay for agents that can only dial out: joins the connections of two who name the same meeting place.
+
+Anybody may run one, and nobody has to trust it: what goes through is TLS between two agents who know each
+other's certificates, so a relay can withhold, delay, cut and reorder bytes, and nothing else. It learns the
+addresses of who dials it, sizes and times; a meeting place is a hash, from which it learns no names, and
+which only the two who meet there can compute: nobody else can crowd them out.
+
+    agent -> relay   "topdp relay 1 wait <64 hex digits>\n"    to be called
+    agent -> relay   "topdp relay 1 call <64 hex digits>\n"    to call
+    relay -> agent   "."   you are still waiting               "+"   joined: from here on the other's bytes
+                     "-words\n"   refused
+
+Not for an agent's end of it: that is `tunnels.py`. Needs neither torch nor gRPC.
+
+**Guarantees.** Connections are bounded in all and per address; buffers are bounded, and full ones make the
+sender wait; who says nothing, or waits for too long, is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from topdp.agents.wire.byte_pipes import End, join, listening, lively
+from topdp.agents.wire.port_guard import RESERVE, descriptors
+
+logger = logging.getLogger("topdp.agents")
+
+WAIT, CALL = "wait", "call"
+STILL_WAITING, JOINED, REFUSED = b".", b"+", b"-"
+BEAT = 20.0
+"""Seconds between signs of life to who waits: routers forget connections on which nothing moves."""
+
+GREETING = re.compile(rb"topdp relay 1 (wait|call) ([0-9a-f]{64})\n")
+LENGTH = len(b"topdp relay 1 wait ") + 64 + 1
+
+
+def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) -> str:
+    """The name under which two agents of one manifest meet. `secret`: what these two alone know.
+
+    >>> meeting_place(b"", "00" * 32, "ada", "bob") == meeting_place(b"", "00" * 32, "bob", "ada")
+    False
+    """
+    words = f"topdp relay 1\n{federation}\n{listener}\n{dialer}\n".encode()
+    return hmac.digest(secret, words, "sha256").hex()
+
+
+def greeting(wish: str, place: str) -> bytes:
+    return f"topdp relay 1 {wish} {place}\n".encode("ascii")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a relay gives to whom."""
+
+    connections: int = 1024
+    per_address: int = 64
+    per_place: int = 4
+    """Who waits at one meeting place; a further one takes the place of the oldest."""
+
+    greeting: float = 10.0
+    """Seconds for the first line."""
+
+    waiting: float = 600.0
+    """Seconds to wait; an agent then comes again."""
+
+    idle: float = 3600.0
+    """Seconds in which nothing moves, after which two are parted.
+
+    Agents say something in every quarter of their idle timeout, which is an hour at most.
+    """
+
+
+@dataclass(eq=False)
+class _Waiting:
+    end: End
+    caller: asyncio.Future[End] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Relay:
+    """`listen`, then it serves until `close`."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.connections: Counter[str] = Counter()
+        self.waiting: dict[str, list[_Waiting]] = {}
+        self.joined = 0  # pairs, since it was started
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._most = descriptors() - RESERVE
+
+    async def listen(self, address: str) -> None:
+        self._servers = await listening(address, self._come)
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2.0)
+
+    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        end, where = lively(End(reader, writer)), writer.get_extra_info("peername")
+        address = str(where[0]) if where else "nowhere"
+        self.connections[address] += 1
+        try:
+            await self._serve(end, address)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError):
+            pass  # it is gone, or we close
+        finally:
+            self.connections[address] -= 1
+            if not self.connections[address]:
+                del self.connections[address]
+            writer.close()
+            asyncio.get_running_loop().call_later(1.0, end.cut)
+
+    async def _serve(self, end: End, address: str) -> None:
+        crowded = self.connections[address] > self.limits.per_address
+        total = self.connections.total() > self.limits.connections
+        if crowded or total or end.writer.get_extra_info("socket").fileno() >= self._most:
+            return _refuse(end, "too many connections")
+        async with asyncio.timeout(self.limits.greeting):
+            said = GREETING.fullmatch(await end.reader.readexactly(LENGTH))
+        if said is None:
+            return _refuse(end, "expected a greeting of version 1")
+        wish, place = said[1].decode(), said[2].decode()
+        if wish == WAIT:
+            with suppress(TimeoutError):
+                await self._wait(end, place)
+        else:
+            await self._call(end, place)
+
+    async def _wait(self, end: End, place: str) -> None:
+        here, waiting = self.waiting.setdefault(place, []), _Waiting(end)
+        if len(here) >= self.limits.per_place:
+            here.pop(0).end.cut()
+        here.append(waiting)
+        try:
+            async with asyncio.timeout(self.limits.waiting):
+                caller = await self._called(waiting)
+            if caller is not None:
+                await self._join(caller, end)
+        finally:
+            if waiting in here:
+                here.remove(waiting)
+            if not here and self.waiting.get(place) is here:
+                del self.waiting[place]
+            waiting.over.set()
+
+    async def _called(self, waiting: _Waiting) -> End | None:
+        """Who calls; None when the one who waits has left, or has spoken out of turn."""
+        gone = asyncio.create_task(waiting.end.reader.read(1))
+        both: list[asyncio.Future[Any]] = [gone, waiting.caller]
+        try:
+            while not await _one_of(both):
+                waiting.end.writer.write(STILL_WAITING)
+            return waiting.caller.result() if not gone.done() else None
+        finally:
+            gone.cancel()
+            await asyncio.wait([gone])
+
+    async def _call(self, end: End, place: str) -> None:
+        other = self._who_waits(place)
+        if other is None:
+            return _refuse(end, "nobody waits there")
+        other.caller.set_result(end)
+        await other.over.wait()
+
+    def _who_waits(self, place: str) -> _Waiting | None:
+        here = self.waiting.get(place)
+        return here.pop(0) if here else None
+
+    async def _join(self, caller: End, listener: End) -> None:
+        self.joined += 1
+        caller.writer.write(JOINED)
+        listener.writer.write(JOINED)
+        await self._carry(caller, listener)
+
+    async def _carry(self, caller: End, listener: End) -> None:
+        await join(caller, listener, self.limits.idle)
+
+
+async def _one_of(futures: list[asyncio.Future[Any]]) -> bool:
+    """Waits for a beat; whether one of them is done."""
+    done, _ = await asyncio.wait(futures, timeout=BEAT, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
+
+
+def _refuse(end: End, words: str) -> None:
+    end.writer.write(REFUSED + words.encode() + b"\n")

@@ -1,0 +1,145 @@
+"""An agent's end of a relay: who is called waits there, who calls dials through it.
+
+`Waiting` keeps connections to the relay open for one neighbour, and hands each that is joined to the agent's
+front, as if it had come to its port. `Tunnel` is a socket in a folder of this process alone: gRPC dials it,
+and what it says goes through the relay.
+
+**Guarantees.** Nothing that comes through a relay is believed: it goes the way of every stranger, TLS and
+handshake, with the same limits. A relay that joins and cuts costs an agent two attempts per pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from topdp.agents.wire.byte_pipes import BUFFER, End, dialled, join
+from topdp.agents.wire.link_limits import Backoff
+from topdp.agents.wire.link_refusals import LinkEnded, Told, quoted
+from topdp.agents.wire.relay_server import BEAT, CALL, JOINED, STILL_WAITING, WAIT, greeting
+from topdp.agents.wire.transport import end_all
+
+STREAMS = 2
+"""Connections that one neighbour may have to us through a relay: a new one, and an old one that is dead."""
+
+MOST_WORDS = 200
+
+
+class Waiting:
+    """Waits at a relay to be called by one neighbour, again and again."""
+
+    def __init__(
+        self,
+        relay: str,
+        place: str,
+        peer: str,
+        admit: Callable[[End, str], Awaitable[bool]],
+        told: Told,
+        chance: random.Random,
+        pause: Callable[[float], Awaitable[None]],
+    ) -> None:
+        """`admit` serves a connection to its end, and says whether it proved who it is."""
+        self.relay, self.place, self.peer, self.admit, self.told = relay, place, peer, admit, told
+        self._backoff, self._pause = Backoff(chance), pause
+        self._free = asyncio.Semaphore(STREAMS)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._keep(self._run())
+
+    async def close(self) -> None:
+        await end_all(self._tasks, f"waiting at {self.relay}")
+
+    async def _run(self) -> None:
+        while True:
+            await self._free.acquire()
+            try:
+                end = await self._called()
+            except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkEnded) as error:
+                self._free.release()
+                _tell(self.told, self.peer, self.relay, error)
+                await self._pause(self._backoff.next())
+            else:
+                self._keep(self._serve(end))
+
+    async def _called(self) -> End:
+        """A connection through which somebody has called."""
+        async with asyncio.timeout(3 * BEAT):
+            end = await dialled(self.relay)
+        try:
+            end.writer.write(greeting(WAIT, self.place))
+            while True:
+                async with asyncio.timeout(3 * BEAT):
+                    word = await end.reader.readexactly(1)
+                if word == JOINED:
+                    return end
+                if word != STILL_WAITING:
+                    raise LinkEnded("relay", await _refusal(end))
+        except BaseException:
+            end.cut()
+            raise
+
+    async def _serve(self, end: End) -> None:
+        try:
+            if await self.admit(end, f"the relay {self.relay}"):
+                self._backoff.reset()
+            else:
+                await self._pause(self._backoff.next())
+        finally:
+            end.cut()
+            self._free.release()
+
+    def _keep(self, job: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Tunnel:
+    """A way to one neighbour: what is said to the socket `path` is said to it, through the relay."""
+
+    def __init__(self, path: Path, relay: str, place: str, peer: str, told: Told, patience: float) -> None:
+        self.path, self.relay, self.place, self.peer, self.told = path, relay, place, peer, told
+        self.patience = patience
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_unix_server(self._come, self.path, limit=BUFFER)
+
+    async def close(self) -> None:
+        self._server.close()
+        await end_all(self._tasks, f"the tunnel through {self.relay}")
+
+    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        near, far = End(reader, writer), None
+        try:
+            async with asyncio.timeout(self.patience):
+                far = await dialled(self.relay)
+                far.writer.write(greeting(CALL, self.place))
+                if await far.reader.readexactly(1) != JOINED:
+                    raise LinkEnded("relay", await _refusal(far))
+            await join(near, far)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkEnded) as error:
+            _tell(self.told, self.peer, self.relay, error)
+        except asyncio.CancelledError:
+            pass  # we close; asyncio would log it
+        finally:
+            near.cut()
+            if far is not None:
+                far.cut()
+
+
+async def _refusal(end: End) -> str:
+    return f"it says {quoted(await end.reader.read(MOST_WORDS))}"
+
+
+def _tell(told: Told, peer: str, relay: str, error: Exception) -> None:
+    words = error.words if isinstance(error, LinkEnded) else str(error) or type(error).__name__
+    told.tell(peer, "relay", f"not reached through {relay}: {words}", logging.INFO)

@@ -1,0 +1,1 @@
+"""What every package may use: files, TOML text, array types, number checks, progress."""

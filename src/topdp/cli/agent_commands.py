@@ -1,0 +1,158 @@
+"""`topdp agent init`, `start`: one agent on its own machine."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from topdp.cli.agent_options import IdentityFolder, State, epsilon_in_words, need_parts
+from topdp.cli.budget_commands import Site
+from topdp.views.terminal.console import Json, err, print_json, print_text, remark, show
+from topdp.views.terminal.progress_display import signs_of_life
+
+
+def init(
+    name: Annotated[str, typer.Option("--name", help="How the others call this agent.")],
+    folder: IdentityFolder = Path("identity"),
+    address: Annotated[
+        str, typer.Option("--address", help="host:port that others can dial; none if no port can be opened.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Makes a key that never leaves this machine, and prints the card for the others."""
+    need_parts()
+    from topdp.agents.agreement import identity
+
+    card = identity.init(folder, name, address).card
+    if as_json:
+        print_json({"name": card.name, "fingerprint": card.fingerprint, "card": str(folder / identity.CARD)})
+    else:
+        print_text(card.to_toml())
+        remark(f"This card is in {folder / identity.CARD}: send it to whoever makes the manifest.")
+
+
+def _expect_terms(manifest: Path, folder: Path) -> None:
+    """Refuses a manifest or an identity that cannot be used: at once, and not after torch was loaded."""
+    from topdp.agents.agreement import amendments, card_succession
+    from topdp.agents.agreement import manifest as manifests
+
+    terms = manifests.read(manifest)
+    terms.number(card_succession.generations(folder)[0].card.name)
+    amendments.expect_agreed(terms)
+
+
+def start(
+    manifest: Annotated[Path, typer.Option("--manifest", help="What all agents have agreed to.")],
+    data: Annotated[str, typer.Option("--data", help="This agent's own records, as for `topdp run`.")],
+    state: State,
+    folder: IdentityFolder = Path("identity"),
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="A budget of one's own, below the manifest's.")
+    ] = None,
+    seeded: Annotated[
+        bool, typer.Option("--seeded", help="Noise from the manifest's seed: for tests, not private.")
+    ] = False,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen", help="host:port to bind, where the card's is a router's; 0.0.0.0:7400: all."
+        ),
+    ] = None,
+    metrics: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics", metavar="PORT", min=1, max=65535, help="For Prometheus, on 127.0.0.1:PORT."
+        ),
+    ] = None,
+    live_pairing: Annotated[
+        bool, typer.Option("--live-pairing", help="Async: find partners on the way; all agents or none.")
+    ] = False,
+    evaluate: Annotated[
+        int | None,
+        typer.Option(
+            "--evaluate",
+            metavar="N",
+            min=1,
+            help="Every N rounds, metrics on this site's own test records (or, without any, those it learns "
+            "from): for the owner's eyes; publishing them is outside the guarantee.",
+        ),
+    ] = None,
+    report: Annotated[
+        float,
+        typer.Option("--report", metavar="SECONDS", min=0, help="Between two lines of progress; 0: none."),
+    ] = 30.0,
+    json_log: Annotated[bool, typer.Option("--json-log", help="The log as JSON lines.")] = False,
+    canaries: Annotated[
+        Path | None,
+        typer.Option(
+            "--canaries", metavar="FILE", help="A rehearsal for an audit: records what it sees; not private."
+        ),
+    ] = None,
+    amended_by: Annotated[
+        Path | None,
+        typer.Option(
+            "--amended-by", metavar="MANIFEST", help="End where this amendment, signed by all, says."
+        ),
+    ] = None,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            "--after", metavar="DIR", help="Under an amendment: the state folder of the run before."
+        ),
+    ] = None,
+    upgrade: Annotated[
+        bool,
+        typer.Option("--upgrade", help="Go on with books of an older version: they are surely the newest."),
+    ] = False,
+    site: Site = None,
+    as_json: Json = False,
+) -> None:
+    """Takes part until the last round. Killed or stopped, the same command continues where it was."""
+    need_parts()
+    _expect_terms(manifest, folder)
+    with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
+        if signs is not None:
+            signs.stage("loading torch")
+        from topdp.agents.node import agent_log, agent_process, shutdown
+
+    speaker = agent_log.to_stderr(json_log)
+    outcome = agent_process.run(
+        agent_process.Options(
+            manifest,
+            folder,
+            data,
+            state,
+            epsilon,
+            seeded,
+            listen,
+            metrics,
+            live_pairing,
+            canaries,
+            evaluate,
+            report,
+            amended_by,
+            after,
+            site,
+            upgrade,
+        ),
+        speaker,
+    )
+    if as_json:
+        print_json({**outcome.result, "code": outcome.code})
+    else:
+        result, spent = outcome.result, outcome.result["spent"]
+        share = f"epsilon {epsilon_in_words(spent['epsilon'])} of {result['budget']:.4g} spent"
+        show(
+            f"{result['agent']}: {result['releases']} releases, {share} ({spent['charged_by']}), {state}",
+        )
+        if result["stopped_at"] is not None:
+            show(
+                f"Its budget ended before the plan: its data entered no round from {result['stopped_at']} on."
+            )
+        if not outcome.finished:
+            show("Asked to stop before the end: the same command continues.")
+    shutdown.leave_quickly(outcome.code)
+    raise typer.Exit(outcome.code)

@@ -1,0 +1,108 @@
+"""Pictures: a graph, and the figures of the paper with what we add to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, going_on
+from topdp.runs import config
+from topdp.runs.config import ConfigError
+from topdp.views.terminal.console import Json, err, print_json, show
+from topdp.views.terminal.progress_display import signs_of_life
+
+if TYPE_CHECKING:
+    pass
+
+
+def graph(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    kind: Annotated[str | None, typer.Option("--topology", help="Same as --set topology.kind=...")] = None,
+    agents: Annotated[int | None, typer.Option("--agents", help="Same as --set topology.agents=...")] = None,
+    picture: Annotated[Path, typer.Option("--out", help="The picture: .png, .svg or .pdf.")] = Path(
+        "graph.png"
+    ),
+    as_json: Json = False,
+) -> None:
+    """The graph: who is adjacent to whom, whose noise can cover whom, spectral gap; and a picture."""
+    extra = [f"topology.kind={kind}"] * (kind is not None) + [f"topology.agents={agents}"] * (
+        agents is not None
+    )
+    wanted = config.read(file, preset, [*(changes or []), *extra])
+    with signs_of_life(err, "graph") as signs:
+        from topdp import topology
+        from topdp.runs import builders
+        from topdp.views.pictures.graph_picture import draw
+        from topdp.views.terminal import tables
+
+        made = builders.graph(wanted)
+        facts = topology.describe(made, wanted.method.alpha)
+        signs.stage("drawing")
+        draw(made, picture)
+    if as_json:
+        print_json({**facts, "picture": str(picture)})
+        return
+    show(tables.facts(f"{made.name}, {made.agents} agents", facts))
+    if made.agents <= 12:
+        for i, j in made.directed.tolist():
+            cover = ", ".join(map(str, sorted(made.cover_set(i, j))))
+            show(f"N_{i}^{j} = {f'{{{cover}}}' if cover else 'empty: full noise'}")
+    show(f"The picture is {picture}")
+
+
+def reproduce(
+    figure: Annotated[
+        str, typer.Argument(help="1 to 8, frontier-mnist (or another data set), several with commas, or all.")
+    ] = "all",
+    quick: Annotated[bool, typer.Option("--quick", help="Small runs: minutes on two cores.")] = False,
+    lens: Annotated[
+        str, typer.Option("--lens", help="printed, same, honest, or several with commas.")
+    ] = "printed,same,honest",
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Pictures and verdicts again, from the CSV files; runs nothing.")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="Begin no more runs after so many; what is done is kept.")
+    ] = float("inf"),
+    folder: Out = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """The paper's figures under three lenses, with a verdict on each claim. Continues where it was left.
+
+    Results go to --out, else to reproduction/, or reproduction-quick/ with --quick.
+    """
+    if not minutes >= 0:
+        raise ConfigError(f"--minutes: expected a number from 0 on, got {minutes}.")
+    place = folder or Path("reproduction-quick" if quick else "reproduction")
+    how = f"the same command: what is done is kept in {place}."
+    with signs_of_life(err, "reproduce") as signs, going_on(how):
+        signs.stage("loading torch")
+        from topdp.experiments import reproduce
+        from topdp.experiments.lenses import FULL, QUICK
+        from topdp.runs.assembly import choose_device
+        from topdp.views.terminal import tables
+
+        names, lenses, scale = (
+            reproduce.named_figures(figure),
+            reproduce.named_lenses(lens),
+            QUICK if quick else FULL,
+        )
+        if redraw:
+            signs.stage("drawing")
+            made = reproduce.redraw(names, lenses, scale, place)
+        else:
+            chosen = str(choose_device(device))
+            made = reproduce.reproduce(names, lenses, scale, chosen, place, signs.say, 60 * minutes)
+    if as_json:
+        print_json({"out": str(place), **made.to_json()})
+    else:
+        if made.verdicts:
+            show(tables.verdicts(made.to_json()["verdicts"]))
+        if quick:
+            show(reproduce.NOT_THE_PAPER)
+        show(f"Figures, numbers and verdicts are in {place}")

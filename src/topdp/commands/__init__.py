@@ -1,1 +1,0 @@
-"""The commands, one short function each: arguments in, tables and exit codes out; `cli.py` names them."""

@@ -1,0 +1,187 @@
+"""Which of its records each agent uses in a round: indices as tensors, drawn from (seed, round) alone.
+
+What a batch is, and what it is divided by, `plan.batches` says; the gradient is taken elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topdp.base.array_types import Floats, Ints
+from topdp.errors import InputError
+from topdp.plan.batches import Batches, Cycle, Full, Poisson
+from topdp.plan.random_streams import stream
+
+Device = str | torch.device | None
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The records of one round, b per agent, padded with weight 0.
+
+    The mean gradient of agent i is sum over k of weights[i, k] * gradient(record indices[i, k]) / divisor[i].
+    `indices` None stands for all records in order (b = N_max), `weights` None for all ones.
+    """
+
+    indices: Tensor | None
+    """[n, b], int64."""
+    weights: Tensor | None
+    """[n, b], float32, 0 or 1."""
+    divisor: Tensor
+    """[n], float32."""
+
+
+def select(batches: Sequence[Batches], seed: int, round: int, device: Device = None) -> Selection:
+    """The records of `round`, one batch per agent: all agents have batches of one kind.
+
+    `Full`: all records. `Cycle`: the shard is shuffled once and cut; batch `round` modulo the period.
+    `Poisson`: a fresh draw for this round, padded to the longest (at least 1).
+
+    **Guarantees.** The divisor is that of the batches in every round. A round's Poisson draw is independent
+    of all others; whoever knows the seed can repeat it, and to them it hides nothing.
+
+    >>> select([Full(3), Full(3)], seed=0, round=7).divisor.tolist()
+    [3.0, 3.0]
+    >>> select([Cycle(3, size=1)], seed=0, round=2).indices.shape
+    torch.Size([1, 1])
+    """
+    each, where = tuple(batches), str(device or "cpu")
+    kinds = {type(one) for one in each}
+    if kinds == {Full}:
+        return _all(each, where)
+    if kinds == {Cycle}:
+        return _turn(each, seed, round, where)
+    if kinds == {Poisson}:
+        return _drawn(each, seed, round, where)
+    got = ", ".join(sorted(kind.kind for kind in kinds)) or "none"
+    raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
+
+
+def select_many(batches: Sequence[Batches], seed: int, rounds: range) -> list[Selection]:
+    """What `select` says of each of these rounds, on the processor: where they are many, in less time.
+
+    >>> [chosen.indices.tolist() for chosen in select_many([Cycle(4, size=2)], 0, range(2))]
+    [[[2, 3]], [[1, 0]]]
+    """
+    each = tuple(batches)
+    kinds = {type(one) for one in each}
+    if kinds == {Cycle}:
+        indices, weights, periods, divisor = _cycles(each, seed, "cpu")
+        turns = torch.from_numpy(np.arange(rounds.start, rounds.stop)[:, None] % periods)
+        row = torch.arange(len(each))
+        found = zip(indices[row, turns], weights[row, turns], strict=True)
+        return [Selection(chosen, weight, divisor) for chosen, weight in found]
+    if kinds == {Poisson}:
+        coins = _coins(each)
+        return [_tossed(coins, seed, round, "cpu") for round in rounds]
+    return [select(each, seed, round, "cpu") for round in rounds]
+
+
+def of_agents(
+    agents: Sequence[int], batches: Sequence[Batches], seed: int, round: int, device: Device = None
+) -> Selection:
+    """What `select` says of some `agents`, given the batches of all."""
+    every, some = select(batches, seed, round, device), list(agents)
+    return Selection(
+        None if every.indices is None else every.indices[some],
+        None if every.weights is None else every.weights[some],
+        every.divisor[some],
+    )
+
+
+@lru_cache(maxsize=8)
+def _all(batches: tuple[Batches, ...], device: str) -> Selection:
+    counts = [one.records for one in batches]
+    N = torch.tensor(counts, device=device)
+    if len(set(counts)) == 1:
+        return Selection(None, None, N.float())
+    return Selection(None, (torch.arange(max(counts), device=device) < N[:, None]).float(), N.float())
+
+
+def _turn(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
+    indices, weights, periods, divisor = _cycles(batches, seed, device)
+    turn = torch.from_numpy(round % periods).to(indices.device)
+    row = torch.arange(len(batches), device=indices.device)
+    return Selection(indices[row, turn], weights[row, turn], divisor)
+
+
+@lru_cache(maxsize=8)
+def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tensor, Tensor, Ints, Tensor]:
+    """All batches of all agents: indices, weights [n, longest period, largest size]; periods, divisor [n]."""
+    periods = np.array([one.period for one in batches])
+    shape = (len(batches), int(periods.max()), max(one.divisor for one in batches))
+    indices, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    for agent, one in enumerate(batches):
+        order = stream(seed, "cycle", agent).permutation(one.records)
+        batch, place = np.divmod(np.arange(one.records), one.divisor)
+        indices[agent, batch, place] = order
+        weights[agent, batch, place] = 1
+    return (
+        torch.from_numpy(indices).to(device),
+        torch.from_numpy(weights).to(device),
+        periods,
+        _divisor(batches, device),
+    )
+
+
+class _Coins(NamedTuple):
+    """Of Poisson batches, one for each agent."""
+
+    records: Ints  # [n, 1]
+    rate: Floats  # [n, 1]
+    largest: int
+    divisor: tuple[float, ...]
+
+
+def _drawn(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
+    return _tossed(_coins(batches), seed, round, device)
+
+
+def _coins(batches: tuple[Batches, ...]) -> _Coins:
+    N = np.array([one.records for one in batches])[:, None]
+    q = np.array([one.rate for one in batches])[:, None]
+    divisor = tuple(float(one.divisor) for one in batches)
+    return _Coins(N, q, max(one.divisor for one in batches), divisor)
+
+
+def usual_width(batches: Sequence[Batches]) -> int:
+    """Records of one agent in a round: the most there can be; of Poisson batches, what hardly any exceeds."""
+    if not any(isinstance(one, Poisson) for one in batches):
+        return max(one.divisor for one in batches)
+    return min(max(one.records for one in batches), _columns(max(one.divisor for one in batches)))
+
+
+def _columns(largest: int) -> int:
+    return int(largest + 6 * largest**0.5) + 4
+
+
+def _tossed(coins: _Coins, seed: int, round: int, device: str) -> Selection:
+    N, q, largest, divisor = coins
+    generator = stream(seed, "poisson", round)
+    # The gaps between the chosen records of independent trials are geometric: this is Poisson sampling
+    # exactly, at the cost of the chosen records instead of all of them.
+    columns = _columns(largest)
+    places = np.cumsum(generator.geometric(q, (len(N), columns)), axis=1) - 1
+    while (places[:, -1] < N[:, 0]).any():
+        more = np.cumsum(generator.geometric(q, (len(N), columns)), axis=1)
+        places = np.concatenate([places, places[:, -1:] + more], axis=1)
+    chosen = places < N
+    longest = max(1, int(chosen.sum(axis=1).max()))
+    chosen = chosen[:, :longest]
+    indices = np.where(chosen, places[:, :longest], 0)
+    return Selection(
+        torch.from_numpy(indices).to(device),
+        torch.from_numpy(chosen.astype(np.float32)).to(device),
+        torch.tensor(divisor, device=device),
+    )
+
+
+def _divisor(batches: tuple[Batches, ...], device: str) -> Tensor:
+    return torch.tensor([float(one.divisor) for one in batches], device=device)

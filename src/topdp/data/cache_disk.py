@@ -1,0 +1,44 @@
+"""A folder that cannot be written to, in words: what is needed where."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from topdp.base.files import FileError
+from topdp.errors import DataError
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+}
+
+
+class DiskError(DataError):
+    """There is no room, or no permission, to keep the data; another source would not help."""
+
+
+def disk_error(folder: Path, reason: str, needed: int) -> DiskError:
+    return DiskError(
+        f"Cannot write to {folder}: {reason}; about {needed / 1e6:.0f} MB are needed. "
+        "Nothing was left half-written. Make room, or set TOPDP_CACHE to a folder on another disk."
+    )
+
+
+@contextmanager
+def disk_errors(folder: Path, needed: int) -> Iterator[None]:
+    """Turn a folder that cannot be written to into a `DiskError` that says what is needed where."""
+    try:
+        yield
+    except (FileError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, FileError) else error
+        # Errors of a network are OSErrors too, and name no file.
+        if not isinstance(cause, OSError) or (cause.errno not in _REASONS and cause.filename is None):
+            raise
+        reason = _REASONS.get(cause.errno or 0, str(cause.strerror))
+        raise disk_error(folder, reason, needed) from error

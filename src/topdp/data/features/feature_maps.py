@@ -1,0 +1,132 @@
+"""Feature maps by name: what a record becomes before a model sees it. A user's own map is in `own`.
+
+A feature map is fixed before data are read and looks at one record at a time. So it costs no privacy: a
+record changes its own features and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from topdp.data.features import scattering
+from topdp.data.features.scattering import CHANNELS, SMALLEST, Scattering
+from topdp.errors import InputError
+from topdp.learning.core_threads import single_threaded_pool
+
+Shape = tuple[int, ...]
+
+GROUPS = 27
+# Of the variance of a group, for a record of variance 1. Coefficients of the second order are that small.
+EPSILON = 1e-9
+PIXELS = 1 << 15  # of the images that are transformed at once
+
+
+class FeatureMap(Protocol):
+    """A function of one record, applied to many.
+
+    **Guarantees.** Row i of the result is a function of record i alone.
+    """
+
+    @property
+    def identity(self) -> str | None:
+        """What decides its values, in words, version included; None where nobody can say."""
+
+    def shape(self, example: Tensor) -> Shape:
+        """The shape of the features of records like `example`, or an `InputError`."""
+
+    def __call__(self, records: Tensor) -> Tensor:
+        """[m, *features] of [m, *record], on the device of the records."""
+
+
+@final
+class ScatteringFeatures:
+    """The scattering of an image, normalised in groups of channels; every record has length 1.
+
+    Each record is brought to mean 0 and variance 1, transformed channel by channel, and normalised within
+    each of `groups` groups of neighbouring channels, over the group and space. Its features then have the
+    length √(their number), whatever the record, and are divided by that.
+
+    **Guarantees.** Features of a record follow from that record alone, and have a norm of at most 1. No
+    constant here comes from data.
+
+    >>> import torch
+    >>> features = ScatteringFeatures()(torch.rand(5, 3, 32, 32))
+    >>> features.shape, bool((features.flatten(1).norm(dim=1) - 1).abs().max() < 1e-3)
+    (torch.Size([5, 243, 8, 8]), True)
+    """
+
+    def __init__(self, groups: int = GROUPS) -> None:
+        self.groups = groups
+        self._pool: ThreadPoolExecutor | None = None
+        self._made: dict[tuple[int, int, torch.device], Scattering] = {}
+
+    @property
+    def identity(self) -> str:
+        return f"scattering {scattering.VERSION}, groups {self.groups}"
+
+    def shape(self, example: Tensor) -> Shape:
+        """(channels · 81, height // 4, width // 4), for images of at least 8x8."""
+        record = tuple(example.shape)
+        if len(record) not in (2, 3) or 0 in record:
+            raise InputError(
+                f"Expected images [channels, height, width] for the features 'scattering', got records of "
+                f'shape {record}. Use data.features = "none".'
+            )
+        *channels, height, width = record
+        if min(height, width) < SMALLEST:
+            hint = " Channels come first." if len(record) == 3 and width in (1, 3, 4) else ""
+            raise InputError(
+                f"Expected images of at least {SMALLEST}x{SMALLEST} for the features 'scattering', got "
+                f'{height}x{width} (records of shape {record}).{hint} Use data.features = "none".'
+            )
+        count = math.prod(channels) * CHANNELS
+        if self.groups < 1 or count % self.groups:
+            raise InputError(
+                f"Expected data.feature_groups to divide the {count} channels of features, got {self.groups}."
+            )
+        return count, height // scattering.STRIDE, width // scattering.STRIDE
+
+    def __call__(self, records: Tensor) -> Tensor:
+        shape = self.shape(records[0])
+        height, width = records.shape[-2:]
+        key = height, width, records.device
+        if key not in self._made:
+            self._made[key] = Scattering(height, width, records.device)
+
+        def work(part: Tensor) -> Tensor:
+            images = _standard(part.float()).reshape(-1, height, width)
+            found = self._made[key](images).reshape(len(part), self.groups, -1)
+            found -= found.mean(2, keepdim=True)
+            found *= (found.square().mean(2, keepdim=True) + EPSILON).rsqrt_() / math.sqrt(math.prod(shape))
+            return found.reshape(len(part), *shape)
+
+        # As many as stay near a processor; a GPU has room for more.
+        pixels = max(1, math.prod(records.shape[1:]))
+        parts = torch.split(records, max(1, (PIXELS if not records.is_cuda else 64 * PIXELS) // pixels))
+        workers = 1 if records.is_cuda else min(len(parts), torch.get_num_threads())
+        if workers == 1:
+            return torch.cat([work(part) for part in parts])
+        if self._pool is None:
+            self._pool = single_threaded_pool(torch.get_num_threads())
+        return torch.cat(list(self._pool.map(work, parts)))
+
+
+def _standard(records: Tensor) -> Tensor:
+    """Every record with mean 0 and variance 1, less where it is flat: what is flat but for rounding is 0."""
+    flat = records.flatten(1)
+    centred = flat - flat.mean(1, keepdim=True)
+    least = 1e-3 * flat.square().mean(1, keepdim=True).sqrt_()
+    deviation = centred.square().mean(1, keepdim=True).sqrt_()
+    return (centred / (deviation + least).clamp_min_(torch.finfo(flat.dtype).tiny)).view_as(records)
+
+
+MAPS: dict[str, Callable[[int], FeatureMap | None]] = {
+    "none": lambda groups: None,
+    "scattering": ScatteringFeatures,
+}

@@ -1,0 +1,108 @@
+"""A user's own data as `.npz` arrays: read without pickle, checked record by record. Writes nothing.
+
+Either a folder with `train.npz` and `test.npz`, each with arrays `inputs` and `labels`; or one `.npz` with
+`train_inputs`, `train_labels`, `test_inputs` and `test_labels`. The test part may be left away. Labels are
+whole numbers, one a record; the number of classes is the array `classes` (one number) where there is one,
+else the largest training label + 1. Targets of any other kind are called `targets` instead of `labels`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from topdp.data.image_decoding import DAMAGE, read_npz
+from topdp.data.record_checks import Array, check_labels, check_records, check_same_shape, count_classes
+from topdp.errors import DataError
+
+Records = tuple[Array, Array]
+
+
+class Own(NamedTuple):
+    train: Records
+    test: Records | None
+    classes: int | None
+
+
+def read(path: str | os.PathLike[str]) -> Own:
+    """The arrays at `path`, checked; or a `DataError` that names the file, the array and the record."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        train_file, test_file = place / "train.npz", place / "test.npz"
+        train = _arrays(train_file)
+        test = _arrays(test_file) if test_file.exists() else {}
+    else:
+        train_file = test_file = place
+        both = _arrays(place)
+        train, test = ({n: v for n, v in both.items() if not n.startswith(p)} for p in ("test_", "train_"))
+    part = "" if place.is_dir() else "train_"
+    inputs, targets, called = _part(train, part, train_file, "training records")
+    classes = None
+    if called == "labels":
+        targets = check_labels(targets, f"{train_file}, training records")
+        classes = _classes(train, targets, str(train_file))
+        check_labels(targets, f"{train_file}, training records", classes)
+    part = "" if place.is_dir() else "test_"
+    if not any(name.startswith(part) and name != "classes" for name in test):
+        return Own((inputs, targets), None, classes)
+    what = f"{test_file}, test records"
+    test_inputs, test_targets, test_called = _part(test, part, test_file, "test records")
+    if test_called != called:
+        raise DataError(f"{what}: expected {called!r} as in the training records, got {test_called!r}.")
+    if classes is not None:
+        test_targets = check_labels(test_targets, what, classes)
+    else:
+        check_same_shape(test_targets, targets.shape[1:], what, "the training records", "targets")
+        common = np.result_type(targets, test_targets)
+        targets, test_targets = targets.astype(common), test_targets.astype(common)
+    check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
+    return Own((inputs, targets), (test_inputs, test_targets), classes)
+
+
+def read_site(path: Path) -> tuple[Array, Array, int | None]:
+    """(inputs, targets, classes where they are stated) of one site: without a test part, names as above."""
+    arrays = _arrays(path)
+    part = "train_" if "train_inputs" in arrays else ""
+    inputs, targets, called = _part(arrays, part, path, "records")
+    if called == "targets":
+        return inputs, targets, None
+    labels = check_labels(targets, f"{path}, records")
+    return inputs, labels, _classes(arrays, labels, str(path)) if "classes" in arrays else None
+
+
+def _part(arrays: dict[str, Array], part: str, file: Path, what: str) -> tuple[Array, Array, str]:
+    """The inputs and targets of one part, and whether they are called labels or targets."""
+    there = [name for name in ("labels", "targets") if part + name in arrays]
+    found = ", ".join(sorted(arrays)) or "none"
+    if part + "inputs" not in arrays:
+        raise DataError(f"{file}: expected an array '{part}inputs', got {found}.")
+    if len(there) != 1:
+        raise DataError(f"{file}: expected an array '{part}labels' or '{part}targets', got {found}.")
+    return *check_records(arrays[part + "inputs"], arrays[part + there[0]], f"{file}, {what}"), there[0]
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    if not path.is_file():
+        raise DataError(
+            f"Expected the file {path}, which is not there. A folder holds train.npz and, if there are test "
+            "records, test.npz, each with the arrays inputs and labels; a single .npz holds train_inputs, "
+            "train_labels, and if there are test records test_inputs and test_labels."
+        )
+    try:
+        return read_npz(path)
+    except DAMAGE as error:
+        raise DataError(
+            f"{path}: cannot be read as .npz ({error}). Arrays of Python objects are not accepted."
+        ) from error
+
+
+def _classes(arrays: dict[str, Array], labels: Array, what: str) -> int:
+    if "classes" not in arrays:
+        return count_classes([labels], what)
+    given = arrays["classes"]
+    if given.size != 1 or given.dtype.kind not in "ui" or int(given.reshape(())) < 1:
+        raise DataError(f"{what}: expected 'classes' to be one whole number of at least 1, got {given!r}.")
+    return int(given.reshape(()))

@@ -1,0 +1,216 @@
+"""From a table to arrays, as a schema says: numbers in [-1, 1], categories as 0 and 1, targets.
+
+**Guarantees.** Record k of what comes out depends on record k and on the schema, never on another record or
+on the number of records: nothing is fitted. What is said about values (how many were outside of a range) goes
+to this machine's log only; it is a fact about private records and is released nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from contextlib import suppress
+
+import numpy as np
+
+from topdp.base.array_types import Bools, Floats, Ints
+from topdp.data.readers.raw_table import Table, is_missing
+from topdp.data.readers.schema_keys import OTHER, SchemaError
+from topdp.data.readers.table_schema import Schema, skeleton
+from topdp.data.readers.token_ids import token_ids
+from topdp.data.record_checks import Array
+from topdp.errors import DataError
+
+logger = logging.getLogger("topdp.data")
+
+
+def encode(table: Table, schema: Schema) -> tuple[Array, Array]:
+    """(inputs, targets) of all records.
+
+    A number x in the range [a, b] becomes 2(x - a)/(b - a) - 1, values outside of it are brought to its ends.
+    A category becomes one column per listed value and one for all others. Targets are the index of a class,
+    a number (scaled as inputs are where it has a range), or one number for each target column.
+    """
+    expect_columns(table, schema)
+    if schema.text is not None:
+        texts = [_text_of(value, table, row) for row, value in enumerate(table.columns[schema.text.column])]
+        named = schema.text
+        inputs: Array = token_ids(texts, named.length, named.vocabulary, named.unit)
+    else:
+        made = [part for column in schema.inputs for part in _inputs(table, schema, column)]
+        inputs = np.concatenate(made, axis=1).astype(np.float32)
+    return inputs, _targets(table, schema)
+
+
+def expect_columns(table: Table, schema: Schema) -> None:
+    """Refuse a table in which a column is not there, or of which nothing is stated."""
+    columns = list(table.columns)
+    if schema.targets == ("",):
+        raise SchemaError(
+            f"{table.origin}: expected a schema that names the target and what is publicly known of every "
+            f"column, got none. Fill in and save as schema.toml:\n\n{skeleton(columns)}\n"
+        )
+    gone = [name for name in (*schema.targets, *schema.inputs) if name not in columns]
+    if gone:
+        raise DataError(
+            f"{table.origin}: expected the column {gone[0]!r} of the schema, got {', '.join(columns)}."
+        )
+    left = [name for name in columns if name not in {*schema.targets, *schema.inputs, *schema.ignore}]
+    if left:
+        kind = "text" if schema.text is not None else "ranges"
+        raise SchemaError(
+            f"{table.origin}: nothing is stated of the column{'s' if len(left) > 1 else ''} "
+            f"{', '.join(map(repr, left))}. Ranges and categories must be public knowledge, so they are not "
+            f"taken from the records. Put every column under {kind}, categories or ignore:\n\n"
+            f"{skeleton(columns, schema)}\n"
+        )
+    if not schema.inputs:
+        raise SchemaError(f"{table.origin}: expected at least one column in ranges or categories, got none.")
+
+
+def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
+    values = table.columns[column]
+    listed = schema.categories.get(column, ())
+    numbers = None if listed else _plain_numbers(values)
+    gaps = is_missing(values, listed) if numbers is None else np.isnan(numbers)
+    if gaps.any() and column not in schema.missing:
+        example = f"{column} = {'0' if column in schema.ranges else repr(OTHER)}"
+        raise DataError(
+            f"{table.where(int(gaps.argmax()))}: expected a value of {column!r}, got none ({int(gaps.sum())} "
+            f"in all). State a public fill under [missing], such as {example} (and the column in indicators, "
+            "if the model shall see that it was missing); or remove the records."
+        )
+    if listed:
+        made = _one_hot(values, gaps, listed, schema.missing.get(column))
+    else:
+        numbers = _numbers(table, column, gaps, numbers)
+        numbers[gaps] = float(schema.missing.get(column, 0.0))
+        made = _scaled(numbers, table, schema, column)[:, None]
+    return [made, gaps[:, None].astype(float)] if column in schema.indicators else [made]
+
+
+def _plain_numbers(values: Array) -> Floats | None:
+    """A column in which every value is a number or NaN, at once; None where it has to be gone through."""
+    try:
+        return values.astype(float)
+    except (TypeError, ValueError):
+        return None
+
+
+def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | str | None) -> Floats:
+    place = {name: at for at, name in enumerate(listed)}
+    made = np.zeros((len(values), len(listed) + 1))
+    at = [
+        place.get(str(fill) if gap else _listed_as(value, place), len(listed))
+        for value, gap in zip(values, gaps, strict=True)
+    ]
+    made[np.arange(len(values)), at] = 1.0
+    return made
+
+
+def _numbers(table: Table, column: str, gaps: Bools, plain: Floats | None) -> Floats:
+    """The values of `column` as numbers; what is missing is 0 for now. `plain`: they are numbers already."""
+    values = table.columns[column]
+    if plain is not None:
+        numbers = np.where(gaps, 0.0, plain)
+    else:
+        numbers = np.zeros(len(values))
+        for row in np.flatnonzero(~gaps):
+            try:
+                numbers[row] = float(values[row])
+            except (TypeError, ValueError):
+                raise DataError(
+                    f"{table.where(int(row))}: expected a number in {column!r}, got {values[row]!r:.80}. Is "
+                    "it a category? Then list its public values under [categories]."
+                ) from None
+    if not np.isfinite(numbers).all():
+        bad = int(np.flatnonzero(~np.isfinite(numbers))[0])
+        raise DataError(f"{table.where(bad)}: expected a finite number in {column!r}, got {values[bad]!r}.")
+    return numbers
+
+
+def _scaled(numbers: Floats, table: Table, schema: Schema, column: str) -> Floats:
+    low, high = schema.ranges[column]
+    outside = int(((numbers < low) | (numbers > high)).sum())
+    if outside:
+        logger.warning(
+            "%s: %d of %d values of %s were outside of [%g, %g] and brought to its ends",
+            table.origin, outside, len(numbers), column, low, high,
+        )  # fmt: skip
+    scaled: Floats = 2 * (np.clip(numbers, low, high) - low) / (high - low) - 1
+    return scaled
+
+
+def _targets(table: Table, schema: Schema) -> Array:
+    if schema.classes is not None:
+        return class_numbers(table, schema.targets[0], schema.classes)
+    made = []
+    for column in schema.targets:
+        plain = _plain_numbers(table.columns[column])
+        gaps = is_missing(table.columns[column]) if plain is None else np.isnan(plain)
+        _expect_targets(table, column, gaps)
+        try:
+            numbers = _numbers(table, column, gaps, plain)
+        except DataError as error:
+            raise DataError(f"{error} Of a target, list them in classes.") from None
+        made.append(_scaled(numbers, table, schema, column) if column in schema.ranges else numbers)
+    targets = np.stack(made, axis=1).astype(np.float32)
+    return targets[:, 0] if len(made) == 1 else targets
+
+
+def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
+    """The index of each record's class in the public list."""
+    values = table.columns[column]
+    _expect_targets(table, column, is_missing(values, classes))
+    place = {name: at for at, name in enumerate(classes)}
+    numbers = np.array([place.get(_listed_as(value, place), -1) for value in values], np.int64)
+    if (numbers < 0).any():
+        row = int((numbers < 0).argmax())
+        raise DataError(
+            f"{table.where(row)}: expected one of the classes {', '.join(classes)} in {column!r}, got "
+            f"{as_text(values[row])!r:.80} ({int((numbers < 0).sum())} such in all)."
+        )
+    return numbers
+
+
+def _expect_targets(table: Table, column: str, gaps: Bools) -> None:
+    if gaps.any():
+        raise DataError(
+            f"{table.where(int(gaps.argmax()))}: expected a value of the target {column!r}, got none "
+            f"({int(gaps.sum())} in all). Remove records whose target is not known."
+        )
+
+
+def as_text(value: object) -> str:
+    """A value as it is written in lists of categories and classes: 1.0 and True as 1.
+
+    >>> as_text(" nurse "), as_text(1.0), as_text(np.int64(3)), as_text(False)
+    ('nurse', '1', '3', '0')
+    """
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def _listed_as(value: object, listed: Container[str]) -> str:
+    """As `as_text`; of text that is not listed, as the number or truth value that it spells.
+
+    Files write 1 as 1.0 where another record of the column has no value: the same record must become the same
+    whatever others are beside it, and from a file what it becomes from a frame.
+    """
+    text = as_text(value)
+    if text in listed or not isinstance(value, str):
+        return text
+    with suppress(ValueError):
+        return as_text(float(text))
+    return {"true": "1", "false": "0"}.get(text.lower(), text)
+
+
+def _text_of(value: object, table: Table, row: int) -> str:
+    if value is None or value != value:
+        return ""
+    if not isinstance(value, str):
+        raise DataError(f"{table.where(row)}: expected text, got {as_text(value)!r:.80}.")
+    return value

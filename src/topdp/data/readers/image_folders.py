@@ -1,0 +1,96 @@
+"""Folders of images to arrays: one folder for each class, all images of one size. Changes no colours.
+
+**Guarantees.** An image is read by itself: nothing is fitted. The classes are the stated list, or else the
+names of the folders, which are taken to be public.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from topdp.base.array_types import Ints
+from topdp.data.image_decoding import DAMAGE
+from topdp.data.readers.schema_keys import SchemaError
+from topdp.data.readers.table_schema import Schema
+from topdp.data.record_checks import Array
+from topdp.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_MODES = {1: "L", 3: "RGB"}
+
+
+def read_images(path: str | os.PathLike[str], schema: Schema | None = None) -> tuple[Array, Ints]:
+    """(images as bytes [N, C, H, W], class numbers) of a folder with one folder for each class.
+
+    `schema.classes` lists the classes in order; without it they are the names of the folders, sorted. Every
+    image must have one size, or is brought to `schema.size` = [height, width]; `schema.channels` makes all
+    grey (1) or coloured (3).
+    """
+    stated = Schema() if schema is None else schema
+    if stated.targets != ("",) or stated.inputs:
+        raise SchemaError(f"{path}: expected classes, size and channels for images, got columns of a table.")
+    folder = Path(path).expanduser()
+    classes = stated.classes or class_folders(folder)
+    unknown = [name for name in class_folders(folder) if name not in classes]
+    if unknown:
+        raise DataError(f"{folder}: expected folders named {', '.join(classes)}, got {unknown[0]!r}.")
+    images: list[Array] = []
+    numbers: list[int] = []
+    first: tuple[Path, Array] | None = None
+    for number, name in enumerate(classes):
+        for file in _image_files(folder / name):
+            image = _read(file, stated)
+            first = first or (file, image)
+            if image.shape != first[1].shape:
+                raise DataError(
+                    f"{file}: expected {_words(first[1])} as {first[0].name}, got {_words(image)}. State a "
+                    "size (and channels, 1 or 3) to which all are brought."
+                )
+            images.append(image)
+            numbers.append(number)
+    if not images:
+        raise DataError(f"{folder}: expected images ({' '.join(SUFFIXES)}) in folders of classes, got none.")
+    return np.stack(images), np.array(numbers, np.int64)
+
+
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """The names of the folders in `folder`, sorted."""
+    if not folder.is_dir():
+        raise DataError(f"Expected a folder of images, got {folder}, which is not a folder.")
+    return tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != "."))
+
+
+def _image_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    files = sorted(each for each in folder.iterdir() if each.is_file() and each.name[0] != ".")
+    for file in files:
+        if file.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{file}: expected an image ({' '.join(SUFFIXES)}), got {file.suffix!r}.")
+    return files
+
+
+def _read(file: Path, schema: Schema) -> Array:
+    try:
+        with Image.open(file) as opened:
+            grey = opened.mode in ("1", "L", "LA", "I", "I;16", "F")
+            channels = schema.channels or (1 if grey else 3)
+            if opened.mode.startswith(("I", "F")):
+                raise DataError(f"{file}: expected 8 bits for each colour, got mode {opened.mode!r}.")
+            image = opened.convert(_MODES[channels])
+            if schema.size is not None and (image.height, image.width) != schema.size:
+                height, width = schema.size
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image, np.uint8)
+    except (*DAMAGE, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file}: cannot be read as an image ({error}).") from error
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _words(image: Array) -> str:
+    channels, height, width = image.shape
+    return f"{height} x {width} pixels in {'grey' if channels == 1 else 'colour'}"

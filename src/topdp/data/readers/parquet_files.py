@@ -1,0 +1,49 @@
+"""Parquet files to tables, by pyarrow, which is an extra. Converts no values."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from topdp.data.readers.raw_table import Table, checked
+from topdp.data.record_checks import Array
+from topdp.errors import DataError
+
+
+def read_parquet(path: str | os.PathLike[str]) -> Table:
+    """The table in a Parquet file; nested columns are refused."""
+    place = Path(path).expanduser()
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(
+            f"{place}: Parquet needs pyarrow, which is not installed: pip install 'topdp[tables]'."
+        ) from None
+    try:
+        read = parquet.ParquetFile(place).read()
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{place}: cannot be read as Parquet ({reason}).") from error
+    names = read.column_names
+    if len(set(names)) != len(names):
+        raise DataError(f"{place}: expected every column once, got {names}.")
+    return checked(Table(str(place), {name: _values(read[name], f"{place}: {name}") for name in names}))
+
+
+def _values(column: Any, what: str) -> Array:
+    from pyarrow import types
+
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if types.is_nested(kind):
+        raise DataError(f"{what}: expected one value per record, got {kind}. Flatten the column first.")
+    if types.is_floating(kind) or (types.is_integer(kind) and column.null_count == 0):
+        return np.asarray(column.to_numpy())
+    if types.is_integer(kind):  # with gaps: floats hold them as NaN
+        return np.asarray(column.cast("float64", safe=False).to_numpy())
+    made = np.empty(len(column), object)
+    made[:] = column.to_pylist()
+    return made

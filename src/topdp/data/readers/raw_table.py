@@ -1,0 +1,73 @@
+"""A table as it was read: named columns of equal length, nothing done to their values yet.
+
+What a value becomes is decided by a schema, in `encode`; where tables come from is in the readers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from topdp.data.record_checks import Array
+from topdp.errors import DataError
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+"""How files spell a value that is not there, whatever the case; a listed category is never one of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """`columns` by name. `lines` says where record k stands in its file; without them records are counted.
+
+    Values are numbers, with NaN for what is missing, or objects: texts, numbers, None.
+    """
+
+    origin: str
+    columns: dict[str, Array]
+    lines: Array | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def where(self, row: int) -> str:
+        """The place of a record in words: `a.csv, line 7`."""
+        if self.lines is None:
+            return f"{self.origin}, record {row}"
+        return f"{self.origin}, line {self.lines[row]}"
+
+
+def checked(table: Table) -> Table:
+    """`table` with at least one column and one record, and names that are there once."""
+    if not table.columns or not table.rows:
+        raise DataError(f"{table.origin}: expected at least one record, got none.")
+    for name, values in table.columns.items():
+        if values.ndim != 1:
+            raise DataError(
+                f"{table.origin}: expected one value per record in {name!r}, got shape {values.shape}."
+            )
+        if len(values) != table.rows:
+            raise DataError(f"{table.origin}: expected {table.rows} values in {name!r}, got {len(values)}.")
+    return table
+
+
+def is_missing(values: Array, listed: tuple[str, ...] = ()) -> Array:
+    """Which of `values` are not there."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    if values.dtype.kind in "uib":
+        return np.zeros(len(values), bool)
+    return np.array([_nothing(value, listed) for value in values], bool)
+
+
+def _nothing(value: object, listed: tuple[str, ...]) -> bool:
+    if isinstance(value, str):
+        text = value.strip()
+        return text.lower() in MISSING and text not in listed
+    if value is None:
+        return True
+    try:
+        return bool(value != value)  # NaN, pandas.NaT
+    except TypeError:  # pandas.NA, which is neither equal nor unequal
+        return True

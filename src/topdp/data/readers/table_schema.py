@@ -1,0 +1,222 @@
+"""What is publicly known of a user's records, stated before they are read. Reads no records.
+
+Ranges, categories, classes, fills and sizes stand here because they may not come from private records: a
+mean, a list of values or a vocabulary taken from them tells about them, and no account would count it.
+
+**Guarantees.** Everything that a reader does to a record follows from the schema and that record alone, so
+preparing records costs no privacy. This holds if the schema itself was written without looking at them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from topdp.base import toml_text
+from topdp.data.readers.schema_keys import KEYS, OTHER, Range, SchemaError, Text
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What is publicly known of records.
+
+    Of a table: `target`, the column or columns to predict, with `classes` where it is one out of a public
+    list, and every other column in exactly one of `ranges`, `categories`, `text` and `ignore`. Of folders of
+    images: `classes`, `size` and `channels`.
+
+    >>> schema = Schema("ill", classes=("no", "yes"), ranges={"age": (0, 100)}, missing={"age": 40})
+    >>> schema.inputs, schema.width
+    (('age',), 1)
+    >>> Schema.of({"target": "ill", "range": {"age": [0, 100]}})
+    Traceback (most recent call last):
+        ...
+    topdp.data.readers.schema_keys.SchemaError: schema: no such key 'range'. Did you mean 'ranges'?
+    """
+
+    target: str | tuple[str, ...] = ""
+    classes: tuple[str, ...] | None = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    text: Text | None = None
+    missing: Mapping[str, float | str] = field(default_factory=dict)
+    indicators: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    delimiter: str | None = None
+    size: tuple[int, int] | None = None
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        for key, clean in KEYS.items():
+            object.__setattr__(self, key, clean(key, getattr(self, key)))
+        self._check()
+
+    @staticmethod
+    def of(given: Schema | Mapping[str, Any] | str | os.PathLike[str], origin: str = "schema") -> Schema:
+        """From a schema, its keys, or the path of a TOML file with them."""
+        if isinstance(given, Schema):
+            return given
+        if not isinstance(given, Mapping):
+            return Schema.of(read_tree(given), str(given))
+        known = [each.name for each in fields(Schema)]
+        for key in given:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+                raise SchemaError(f"{origin}: no such key {key!r}. {hint}")
+        try:
+            return Schema(**given)
+        except SchemaError as error:
+            raise SchemaError(f"{origin}: {error}") from None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns to predict."""
+        return (self.target,) if isinstance(self.target, str) else self.target
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that a model sees: numbers first, then categories, each sorted by name.
+
+        Not in the order stated: a manifest is known by a hash that does not see the order of keys, and all
+        agents must have the same number in the same place.
+        """
+        if self.text is not None:
+            return (self.text.column,)
+        named = (*sorted(self.ranges), *sorted(self.categories))
+        return tuple(name for name in named if name not in self.targets)
+
+    @property
+    def width(self) -> int:
+        """How many numbers a record becomes."""
+        if self.text is not None:
+            return self.text.length
+        return sum(len(self.names(column)) for column in self.inputs)
+
+    def names(self, column: str) -> list[str]:
+        """What the numbers made of `column` are called."""
+        made = [column]
+        if column in self.categories:
+            made = [f"{column}={value}" for value in (*self.categories[column], OTHER)]
+        return [*made, f"{column} is missing"] if column in self.indicators else made
+
+    def tree(self) -> dict[str, Any]:
+        """The keys that are set, ready for TOML and JSON."""
+        found: dict[str, Any] = {}
+        for each in fields(Schema):
+            value = getattr(self, each.name)
+            if isinstance(value, Text):
+                value = {part.name: getattr(value, part.name) for part in fields(Text)}
+            if value not in (None, (), {}, ""):
+                found[each.name] = _plain(value)
+        return found
+
+    def digest(self) -> str:
+        """SHA-256 of what is stated; the same on every machine, in whatever order columns are stated."""
+        text = json.dumps(self.tree(), ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(b"topdp schema\n" + text.encode("ascii")).hexdigest()
+
+    def _check(self) -> None:
+        if self.text is not None and (set(self.ranges) | set(self.categories)) - set(self.targets):
+            raise SchemaError(
+                "text: expected no other inputs beside a column of text, got ranges or categories; move them "
+                "to ignore: a model takes one tensor, of tokens or of numbers."
+            )
+        used = [self.text.column] if self.text is not None else []
+        used += [*self.ranges, *self.categories, *self.ignore]
+        for name in (*self.targets, *used):
+            if not name and (used or self.targets != ("",)):
+                raise SchemaError("target: expected the name of the column to predict, got none.")
+        twice = {name for name in used if used.count(name) > 1}
+        twice |= set(self.targets) & {*self.ignore, *(() if self.text is None else (self.text.column,))}
+        if twice:
+            raise SchemaError(
+                f"expected every column in one place, got {', '.join(map(repr, sorted(twice)))} in two."
+            )
+        if self.classes is not None:
+            if len(self.targets) > 1:
+                raise SchemaError("classes: expected one target column with them, got several.")
+            if set(self.targets) & (set(self.ranges) | set(self.categories)):
+                raise SchemaError(
+                    f"expected the target {self.target!r} in classes alone, got it as a column too."
+                )
+        elif set(self.targets) & set(self.categories):
+            raise SchemaError(
+                f"expected the values of the target {self.target!r} in classes, not categories."
+            )
+        for key, names in (("missing", self.missing), ("indicators", self.indicators)):
+            unknown = sorted(set(names) - set(self.inputs))
+            if unknown:
+                raise SchemaError(f"{key}: expected columns of ranges or categories, got {unknown[0]!r}.")
+        for column, fill in self.missing.items():
+            allowed = (*self.categories.get(column, ()), OTHER)
+            if column in self.categories and fill not in allowed:
+                raise SchemaError(
+                    f"missing.{column}: expected one of its categories or {OTHER!r}, got {fill!r}."
+                )
+            if column in self.ranges and not isinstance(fill, int | float):
+                raise SchemaError(f"missing.{column}: expected a number, got {fill!r}.")
+        if without := sorted(set(self.indicators) - set(self.missing)):
+            raise SchemaError(f"indicators: expected columns with a fill in missing, got {without[0]!r}.")
+
+
+def read_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The keys in a TOML file, unchecked."""
+    try:
+        return toml_text.parsed(Path(path).expanduser().read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SchemaError(f"Expected a readable schema (TOML) at {path}: {error}") from None
+    except ValueError as error:
+        raise SchemaError(f"Expected TOML in {path}: {error}") from None
+
+
+def skeleton(columns: Iterable[str], schema: Schema | None = None) -> str:
+    """A schema for `columns` to be filled in. Holds names of columns only: names are public, values are not.
+
+    >>> print(skeleton(["age", "job"]))
+    target = ""     # the column to predict
+    classes = []    # its values; leave this line away where it is a number
+    ignore = []     # columns that are not used
+    [ranges]        # numbers: the least and the largest, by public knowledge
+    age = []
+    job = []
+    [categories]    # or move a column here, and list its values
+    [missing]       # what stands for a value that is not there
+    """
+    stated = Schema() if schema is None else schema
+    left = [name for name in columns if name not in {*stated.targets, *stated.inputs, *stated.ignore}]
+    lines = [
+        f"target = {_toml(stated.target)}     # the column to predict",
+        f"classes = {_toml(stated.classes or ())}    # its values; leave this line away where it is a number",
+        f"ignore = {_toml(stated.ignore)}     # columns that are not used",
+        "[ranges]        # numbers: the least and the largest, by public knowledge",
+        *(f"{_key(name)} = {_toml(limits)}" for name, limits in stated.ranges.items()),
+        *(f"{_key(name)} = []" for name in left),
+        "[categories]    # or move a column here, and list its values",
+        *(f"{_key(name)} = {_toml(values)}" for name, values in stated.categories.items()),
+        "[missing]       # what stands for a value that is not there",
+        *(f"{_key(name)} = {_toml(fill)}" for name, fill in stated.missing.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    return name if bare else json.dumps(name, ensure_ascii=False)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value

@@ -1,0 +1,77 @@
+"""Text as token ids of a fixed length: hashed, or numbered by a public list. Learns no vocabulary.
+
+**Guarantees.** The ids of a text depend on that text alone. A vocabulary built from private texts would say
+which words occur in them, and the length of the list would too; so words are hashed by default. Two words may
+share an id then: with 4096 ids and a few thousand frequent words, some do.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from topdp.base.array_types import Ints
+from topdp.errors import InputError
+
+PADDING = 0
+UNKNOWN = 1
+"""With a public list: the id of every word that is not on it."""
+_WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+def token_ids(
+    texts: Sequence[str],
+    length: int = 64,
+    vocabulary: int | Sequence[str] = 4096,
+    unit: str = "word",
+) -> Ints:
+    """[texts, length]: the first `length` words or characters of each text, then zeros.
+
+    `vocabulary` is a number of ids, into which words are hashed, or a public list of words: then word k has
+    the id k + 2, and all others have 1. Texts are read in lower case; a word is letters and digits, or one
+    other character. An embedding needs `vocabulary` rows, with a list two more than it has words.
+
+    >>> token_ids(["The cat.", "the"], length=4, vocabulary=["the", "cat"]).tolist()
+    [[2, 3, 1, 0], [2, 0, 0, 0]]
+    >>> hashed = token_ids(["the cat the"], length=4, vocabulary=1000)
+    >>> bool(hashed[0, 0] == hashed[0, 2]), bool((hashed[0, :3] > 0).all()), int(hashed[0, 3])
+    (True, True, 0)
+    """
+    if isinstance(texts, str):
+        raise InputError("Expected a list of texts, got one text: give [text].")
+    if length < 1:
+        raise InputError(f"Expected length >= 1, got {length}.")
+    if unit not in ("word", "character"):
+        raise InputError(f"Expected unit 'word' or 'character', got {unit!r}.")
+    if isinstance(vocabulary, int):
+        if vocabulary < 3:
+            raise InputError(f"Expected a vocabulary of at least 3 ids, got {vocabulary}.")
+        known: dict[str, int] = {}
+    else:
+        known = {word.lower(): at + 2 for at, word in enumerate(vocabulary)}
+    made = np.full((len(texts), length), PADDING, np.int64)
+    for row, text in enumerate(texts):
+        for at, token in enumerate(_tokens(text, unit, length)):
+            if isinstance(vocabulary, int):
+                if token not in known:
+                    # The same on every machine, unlike Python's own hash.
+                    known[token] = 1 + zlib.crc32(token.encode("utf-8", "replace")) % (vocabulary - 1)
+                made[row, at] = known[token]
+            else:
+                made[row, at] = known.get(token, UNKNOWN)
+    return made
+
+
+def _tokens(text: str, unit: str, length: int) -> list[str]:
+    lower = text.lower()
+    if unit == "character":
+        return list(lower[:length])
+    found = []
+    for match in _WORDS.finditer(lower):
+        found.append(match.group())
+        if len(found) == length:
+            break
+    return found

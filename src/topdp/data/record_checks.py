@@ -1,0 +1,130 @@
+"""What inputs and targets must be before anything is trained on them. Refuses; never repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from topdp.base.array_types import Ints
+from topdp.errors import DataError
+
+Array = npt.NDArray[Any]
+MANY_CLASSES = 1000
+"""So many classes, and more than records, are not believed unless they are stated."""
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def check_records(inputs: Array, targets: Array, what: str) -> tuple[Array, Array]:
+    """`inputs` and `targets` as arrays fit for training, or a `DataError` that begins with `what`.
+
+    Numeric, non-empty, of equal length, every number finite; targets in one of the types of `check_targets`.
+    """
+    if inputs.dtype.kind not in "uifb":
+        raise DataError(f"{what}: expected numeric inputs, got dtype {inputs.dtype}.")
+    if inputs.ndim < 2:
+        raise DataError(f"{what}: expected inputs of shape [records, ...], got shape {inputs.shape}.")
+    if targets.ndim < 1:
+        raise DataError(f"{what}: expected targets of shape [records, ...], got one number.")
+    if len(inputs) != len(targets):
+        raise DataError(f"{what}: expected as many targets as inputs, got {len(targets)} and {len(inputs)}.")
+    if len(inputs) == 0:
+        raise DataError(f"{what}: expected at least one record, got none.")
+    if inputs.size == 0:
+        raise DataError(f"{what}: expected inputs with at least one number, got shape {inputs.shape}.")
+    _expect_finite(inputs, what, "inputs")
+    return inputs, check_targets(targets, what)
+
+
+def check_targets(targets: Array, what: str) -> Array:
+    """`targets` [records, ...] as int64, float32 or float64, every number finite.
+
+    Truth values become 0 and 1; whole numbers stay whole, and what they mean is for the loss to say.
+    """
+    if targets.dtype.kind not in "uifb":
+        raise DataError(f"{what}: expected numeric targets, got dtype {targets.dtype}.")
+    if targets.size == 0:
+        raise DataError(f"{what}: expected targets with at least one number, got shape {targets.shape}.")
+    if targets.dtype.kind != "f":
+        if targets.dtype == np.uint64 and targets.max() > np.iinfo(np.int64).max:
+            raise DataError(f"{what}: expected whole targets below 2^63, got {targets.max()}.")
+        return targets.astype(np.int64)
+    _expect_finite(targets, what, "targets")
+    return targets.astype(np.float64 if targets.dtype.itemsize >= 8 else np.float32)
+
+
+def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
+    """`labels` [records] as int64, every one an integer of at least 0 and, where given, below `classes`."""
+    if labels.ndim != 1:
+        raise DataError(f"{what}: expected labels of shape [records], got shape {labels.shape}.")
+    if labels.dtype.kind not in "uifb":
+        raise DataError(f"{what}: expected integer labels, got dtype {labels.dtype}.")
+    if labels.dtype.kind == "f":
+        bad = np.flatnonzero(~(np.isfinite(labels) & (labels == np.floor(labels))))
+        if len(bad):
+            raise DataError(f"{what}: expected integer labels, got {labels[bad[0]]} at index {bad[0]}.")
+    whole = labels.astype(np.int64)
+    wrong = whole < 0 if classes is None else (whole < 0) | (whole >= classes)
+    bad = np.flatnonzero(wrong)
+    if len(bad):
+        expected = "of at least 0" if classes is None else f"in 0..{classes - 1}"
+        raise DataError(
+            f"{what}: expected labels {expected}, got {whole[bad[0]]} at index {bad[0]} ({len(bad)} in all)."
+        )
+    return whole
+
+
+def is_numbering(labels: Sequence[Array]) -> bool:
+    """Whether whole numbers of all agents can number classes: 10^9 among a hundred records cannot."""
+    largest, records = max(int(each.max()) for each in labels), sum(len(each) for each in labels)
+    return largest < max(MANY_CLASSES, records)
+
+
+def count_classes(labels: Sequence[Array], what: str) -> int:
+    """How many classes labels of all agents name, where nobody stated it: the largest + 1; at least two."""
+    largest = max(int(each.max()) for each in labels)
+    if not is_numbering(labels):
+        raise DataError(
+            f"{what}: expected labels that number the classes 0, 1, 2, ..., got {largest} among "
+            f"{sum(len(each) for each in labels)} records. Number them, or state how many classes there are."
+        )
+    return expect_two_classes(largest + 1, what)
+
+
+def expect_two_classes(classes: int, what: str) -> int:
+    """`classes`, unless there is one alone."""
+    if classes < 2:
+        raise DataError(
+            f"{what}: expected labels of at least two classes, got 0 everywhere: nothing can be learnt. "
+            "State how many classes there are if others occur elsewhere."
+        )
+    return classes
+
+
+def _expect_finite(values: Array, what: str, called: str) -> None:
+    if values.dtype.kind != "f":
+        return
+    # NaN passes through min and max and fails both comparisons; the culprits are looked for only then.
+    with np.errstate(invalid="ignore"):
+        # As Python's numbers: float16 has none so large, and compares with infinity instead.
+        if float(values.min()) >= -_LARGEST and float(values.max()) <= _LARGEST:
+            return
+        values = values.astype(np.float64)
+        fine = (values >= -_LARGEST) & (values <= _LARGEST)
+    bad = np.flatnonzero(~fine.reshape(len(values), -1).all(axis=1))
+    raise DataError(
+        f"{what}: expected finite {called} (in float32), got NaN, infinite or larger ones in "
+        f"{len(bad)} records, the first at index {bad[0]}. Remove or repair them."
+    )
+
+
+def check_same_shape(
+    values: Array, expected: tuple[int, ...], what: str, like: str, called: str = "records"
+) -> None:
+    """Refuse records whose shape differs from `expected`, the shape of the records of `like`."""
+    if values.shape[1:] != expected:
+        raise DataError(
+            f"{what}: expected {called} of shape {expected} as in {like}, got {values.shape[1:]}."
+        )

@@ -1,0 +1,91 @@
+"""The tables and texts of the catalogue, as packages carry them: files to arrays. Reads; never fetches.
+
+As in `decode`, a reader is given a folder and returns the four arrays of a data set, or None when the folder
+does not hold its form. None of these sets is published with a test part: every fifth record, in the order of
+the file, is one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from topdp.data.image_decoding import DAMAGE, NAMES, Arrays, damaged
+from topdp.data.readers.token_ids import token_ids
+
+SPAM_LENGTH = 128
+SPAM_VOCABULARY = 4096
+_MARKUP = re.compile(r"<[^>]{0,2000}>")
+
+
+def breast_cancer(folder: Path) -> Arrays | None:
+    """scikit-learn's `breast_cancer.csv`: a line with counts, then 30 numbers and 0 (malignant) or 1."""
+    file = folder / "breast_cancer.csv"
+    if not file.is_file():
+        return None
+    table = _numbers(file, delimiter=",", skip=1, columns=31)
+    return _split(table[:, :-1].astype(np.float32), table[:, -1].astype(np.uint8))
+
+
+def diabetes(folder: Path) -> Arrays | None:
+    """scikit-learn's `diabetes_data_raw.csv.gz`, ten numbers a line, and `diabetes_target.csv.gz`."""
+    files = [folder / "diabetes_data_raw.csv.gz", folder / "diabetes_target.csv.gz"]
+    if not all(file.is_file() for file in files):
+        return None
+    inputs, targets = (_numbers(file, None, 0, columns) for file, columns in zip(files, (10, 1), strict=True))
+    return _split(inputs.astype(np.float32), targets[:, 0].astype(np.float32))
+
+
+def spam_assassin(folder: Path) -> Arrays | None:
+    """One JSON file a message, with its `text` and `group`; 1 is spam.
+
+    Of a message the subject and the body count: the other headers tell when and where mail was gathered.
+    Markup is left out and only ASCII is read, so that ids are the same under every version of Unicode.
+    """
+    files = sorted(folder.glob("0????.*.json"))
+    if not files:
+        return None
+    found = []
+    for file in files:
+        try:
+            message = json.loads(file.read_text(encoding="utf-8"))
+            found.append((str(message["group"]), file.name, str(message["text"])))
+        except (*DAMAGE, TypeError, KeyError) as error:
+            raise damaged(file, error) from error
+    found.sort()
+    ids = token_ids([_said(text) for _, _, text in found], SPAM_LENGTH, SPAM_VOCABULARY)
+    spam = np.array([group.startswith("spam") for group, _, _ in found])
+    return _split(ids.astype(np.uint16), spam.astype(np.uint8))
+
+
+def _said(message: str) -> str:
+    headers, _, body = message.partition("\n\n")
+    subject = re.search(r"^subject:(.*)$", headers, re.IGNORECASE | re.MULTILINE)
+    text = f"{subject[1] if subject else ''} {_MARKUP.sub(' ', body)}"
+    return text.encode("ascii", "replace").decode("ascii").replace("?", " ")
+
+
+def _split(inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Arrays:
+    test = np.arange(len(inputs)) % 5 == 4
+    parts = (inputs[~test], targets[~test], inputs[test], targets[test])
+    return dict(zip(NAMES, parts, strict=True))
+
+
+def _numbers(file: Path, delimiter: str | None, skip: int, columns: int) -> npt.NDArray[np.float64]:
+    try:
+        content = file.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        lines = content.decode("ascii").splitlines()[skip:]
+        table = np.array([[float(value) for value in line.split(delimiter)] for line in lines])
+        if table.ndim != 2 or table.shape[1] != columns:
+            raise ValueError(f"expected lines of {columns} numbers")
+    except (*DAMAGE, UnicodeDecodeError) as error:
+        raise damaged(file, error) from error
+    return table

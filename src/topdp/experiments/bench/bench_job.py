@@ -1,0 +1,129 @@
+"""What is timed: one private round of agents on random records, written down once for every contestant.
+
+A round is: per-example clipped gradients of every agent, Gaussian noise for every agent, one step, and mixing
+with the rows of some others. Records are random: what is learned is of no interest here, and no privacy is
+accounted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from topdp.base.number_checks import expect_count
+from topdp.data.shards import Shards
+from topdp.learning.gradients import ClippedGradients
+from topdp.learning.models import initial_row, mlp
+from topdp.plan import NOBODY, PerRound, Plan
+from topdp.plan.batches import Full
+from topdp.simulator.engine import Engine
+
+Round = Callable[[], Tensor]
+"""Makes one round and returns the rows after it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    agents: int = 30
+    batch: int = 64
+    inputs: int = 784
+    hidden: int = 100
+    classes: int = 10
+    degree: int = 1  # rows of others in a mix
+    rounds: int = 100  # of the plan; those that are timed are as many as there are turns
+    clip: float = 7.0  # near the median norm of these examples: some are clipped, some are not
+    noise_multiplier: float = 1.0
+    alpha: float = 0.25
+    learning_rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("agents", "batch", "inputs", "hidden", "classes", "degree", "rounds"):
+            expect_count(name, getattr(self, name))
+
+    @property
+    def parameters(self) -> int:
+        return (self.inputs + 1) * self.hidden + (self.hidden + 1) * self.classes
+
+    def network(self) -> nn.Sequential:
+        return mlp(self.inputs, self.hidden, self.classes)
+
+    def __str__(self) -> str:
+        shape = f"MLP {self.inputs}-{self.hidden}-{self.classes} ({self.parameters:,} parameters)"
+        return f"{self.agents:,} agents, {shape}, batch {self.batch} each, float32"
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Random records, one batch per agent; row i mixes with the rows source[i]."""
+
+    rows: Tensor  # [n, d]
+    inputs: Tensor  # [n, b, inputs]
+    targets: Tensor  # [n, b]
+    source: Tensor  # [n, degree]
+
+    @staticmethod
+    def of(job: Job) -> Data:
+        generator = torch.Generator().manual_seed(0)
+        start = initial_row(job.network, 0)
+        rows = torch.randn(job.agents, job.parameters, generator=generator).mul_(0.01).add_(start)
+        inputs = torch.rand(job.agents, job.batch, job.inputs, generator=generator)
+        targets = torch.randint(job.classes, (job.agents, job.batch), generator=generator)
+        order = torch.randperm(job.agents, generator=generator)
+        source = torch.stack([order.roll(k) for k in range(job.degree)], dim=1)
+        return Data(rows, inputs, targets, source)
+
+
+def mix(rows: Tensor, source: Tensor, alpha: float) -> Tensor:
+    """α · own row + (1 - α) · the mean of the others'."""
+    return rows[source].mean(1).mul_(1 - alpha).add_(rows, alpha=alpha)
+
+
+def plan_of(job: Job, data: Data, noise: float) -> Plan:
+    """The round as a plan: an estimate is made of its own row and others, with gradient and noise."""
+    n, R = job.agents, job.rounds + 1
+    own = np.arange(n)[:, None]
+    share = (1 - job.alpha) / job.degree
+    deviation = noise * job.clip / job.batch
+    return Plan(
+        agents=n,
+        owner=own[:, 0],
+        source=PerRound.same(np.concatenate([own, data.source.numpy()], axis=1), R),
+        weight=PerRound.same(np.tile([job.alpha, *([share] * job.degree)], (n, 1)), R),
+        carries=PerRound.same(np.ones(n, bool), R),
+        rate=np.full(R, job.learning_rate),
+        draw=PerRound.same(own if noise else np.full_like(own, NOBODY), R),
+        std=PerRound.same(np.full((n, 1), deviation), R),
+        scale=np.full(R, job.learning_rate),
+        known_by=own,
+        readers=PerRound.same(np.full((n, 1), NOBODY), R),
+        protocol="bench",
+        pruned=True,
+    )
+
+
+def engine_of(job: Job, data: Data, noise: float) -> Engine:
+    """The engine that executes the plan on all records of each agent in every round."""
+    count = job.batch
+    sizes = torch.full((job.agents,), count)
+    shards = Shards(data.inputs, data.targets, sizes, (count,) * job.agents, job.classes)
+    gradients = ClippedGradients(job.network(), job.clip)
+    return Engine(plan_of(job, data, noise), gradients, shards, [Full(count)] * job.agents, seed=0)
+
+
+def our_round(job: Job, data: Data, noise: float) -> Round:
+    """This engine: rounds one after the other, from the start again when the plan is over."""
+    engine = engine_of(job, data, noise)
+    state = engine.resume(0, data.rows.clone())
+
+    def run() -> Tensor:
+        nonlocal state
+        if state.releases == engine.plan.releases:
+            state = state._replace(releases=0)
+        state = engine.advance(state)
+        return state.rows
+
+    return run

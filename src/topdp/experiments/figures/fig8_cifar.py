@@ -1,0 +1,53 @@
+"""Figure 8: CIFAR-10 with a small convolutional network, synchronous and asynchronous, α = .25."""
+
+from __future__ import annotations
+
+from topdp.experiments.figures.claim_checks import above_every_baseline
+from topdp.experiments.figures.paper_figure import Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.experiments.lenses import PROPOSED, Scale, figure_run, methods_by_label
+
+
+def panels(scale: Scale, lens: str) -> list[Panel]:
+    return [
+        Panel(
+            mode,
+            {
+                label: [
+                    [figure_run(scale, lens, method, seed, mode=mode, data="cifar10") for seed in scale.seeds]
+                ]
+                for label, method in methods_by_label(lens).items()
+            },
+        )
+        for mode in ("sync", "async")
+    ]
+
+
+def near_no_noise(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+    cases = []
+    for panel in numbers.panels:
+        own, ceiling = (numbers.final(panel, label).mean() for label in (PROPOSED, "no-noise"))
+        cases.append(
+            (ceiling - own <= 0.05, f"{panel.title}: {percent(own)} against {percent(ceiling)} without noise")
+        )
+    return cases
+
+
+def baselines_do_not_converge(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+    cases = []
+    for panel in numbers.panels:
+        for label in numbers.baselines(panel):
+            end = numbers.final(panel, label).mean()
+            cases.append((end < 0.15, f"{panel.title} {label}: {percent(end)}"))
+    return cases
+
+
+FIGURE = PaperFigure(
+    "8",
+    "CIFAR-10",
+    panels,
+    (
+        Claim("The proposed method is above every baseline in both modes.", above_every_baseline),
+        Claim("It comes near to training without noise (within 5 points).", near_no_noise),
+        Claim("The baselines do not converge (stay below 15%).", baselines_do_not_converge),
+    ),
+)

@@ -1,0 +1,102 @@
+"""What a figure of the paper is: panels of lines, and claims about them that its numbers bear out or not.
+
+Not how it is drawn (`picture`), nor how its numbers are kept (`numbers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from topdp.base.array_types import Floats
+from topdp.experiments.lenses import LENSES, Scale
+from topdp.experiments.run_store import Curve
+from topdp.runs.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines of runs: label -> for each x, the runs of all seeds. Without `x`, accuracy along the epochs."""
+
+    title: str
+    lines: Mapping[str, Sequence[Sequence[RunConfig]]]
+    x: tuple[float, ...] | None = None
+    xlabel: str = "epoch"
+
+    def configs(self) -> Iterator[RunConfig]:
+        for points in self.lines.values():
+            for seeds in points:
+                yield from seeds
+
+
+Place = tuple[str, str, float | None, int]
+"""Where a curve stands in a figure: title of the panel, label of the line, x if the panel has one, seed."""
+
+
+@dataclass(frozen=True)
+class FigureNumbers:
+    """What was measured for one figure under one lens; of panels with x, only how runs ended."""
+
+    lens: str
+    panels: Sequence[Panel]
+    curves: Mapping[Place, Curve]
+
+    def __getitem__(self, title: str) -> Panel:
+        return next(panel for panel in self.panels if panel.title == title)
+
+    def final(self, panel: Panel, label: str, at: int = 0) -> Floats:
+        """[seeds]: mean accuracy of the agents at the end."""
+        return np.array([curve[-1]["mean"] for curve in self._of_seeds(panel, label, at)])
+
+    def curve(self, panel: Panel, label: str) -> tuple[Floats, Floats]:
+        """(share of the run done [k], accuracy [seeds, k])."""
+        curves = self._of_seeds(panel, label, 0)
+        done = np.array([point["round"] for point in curves[0]]) / max(1, curves[0][-1]["round"])
+        return done, np.array([[point["mean"] for point in curve] for curve in curves])
+
+    def baselines(self, panel: Panel) -> list[str]:
+        return [label for label in panel.lines if label not in ("no-noise", "top", "top-dp")]
+
+    def _of_seeds(self, panel: Panel, label: str, at: int) -> list[Curve]:
+        x = None if panel.x is None else panel.x[at]
+        return [self.curves[panel.title, label, x, config.seed] for config in panel.lines[label][at]]
+
+
+Check = Callable[[FigureNumbers], list[tuple[bool, str]]]
+"""Cases of a claim: whether it held, and what was measured."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the paper, in our words, and how it is checked."""
+
+    sentence: str
+    check: Check
+    lenses: tuple[str, ...] = tuple(LENSES)
+
+    def verdict(self, numbers: FigureNumbers) -> tuple[str, str]:
+        """(holds / partly / does not hold, what was measured)."""
+        cases = self.check(numbers)
+        held = sum(case for case, _ in cases)
+        word = "holds" if held == len(cases) else "partly" if held else "does not hold"
+        count = "" if held in (0, len(cases)) else f"in {held} of {len(cases)} cases; "
+        return word, count + "; ".join(text for _, text in cases)
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """`panels(scale, lens)` says which runs it needs."""
+
+    number: str
+    title: str
+    panels: Callable[[Scale, str], list[Panel]]
+    claims: tuple[Claim, ...]
+
+    def configs(self, scale: Scale, lens: str) -> list[RunConfig]:
+        return [config for panel in self.panels(scale, lens) for config in panel.configs()]
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"

@@ -1,0 +1,248 @@
+"""The frontier's numbers as CSV, and the picture and the table that are made from that file alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from topdp.base.files import write_whole
+from topdp.errors import InputError
+from topdp.experiments.figures.figure_numbers import REMEDY
+from topdp.experiments.figures.figure_picture import ENDINGS
+from topdp.experiments.lenses import Scale
+from topdp.runs import builders
+from topdp.runs.config import RunConfig
+from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
+from topdp.runs.pictures.coinciding_lines import coinciding, named
+
+AGAINST = {
+    "view": "against every other agent alone, in training whose gradients do not react",
+    "adaptive": "against every other agent alone, or as many as are said to collude, whatever gradients do",
+}
+"""What the ε of a frontier covers, by guarantee."""
+
+NAMES = {
+    "no-noise": "no noise",
+    "plain": "plain",
+    "top": "Top-DP",
+    "dsgd": "D-SGD",
+    "muffliato": "Muffliato",
+    "correlated": "correlated",
+    "central": "central (trusted party)",
+}
+
+
+class FrontierRow(NamedTuple):
+    """What one method reaches at one budget, and with which setting."""
+
+    data: str
+    model: str
+    method: str
+    colluders: int  # that the ε is against
+    epsilon: float
+    guarantee: str  # which the ε is of
+    accuracy: float
+    spread: float  # largest minus smallest of the seeds
+    by_seed: str
+    epsilon_all_others: float  # of the same runs
+    settings_tried: int
+    rounds: int
+    learning_rate: float
+    clip: float
+    mode: str
+    alpha: float
+    exponent: float  # of the noise along the rounds
+    gossip: int
+    command: str  # makes one of these runs, with --set seed=0, 1, ...
+
+    @classmethod
+    def of(
+        cls,
+        data: str,
+        model: str,
+        config: RunConfig,
+        epsilon: float,
+        guarantee: str,
+        accuracies: Sequence[float],
+        epsilon_all_others: float,
+        tried: int,
+    ) -> FrontierRow:
+        """`config`: that of one of the seeds, whose accuracies these are."""
+        method, power = config.method, builders.noise_along(config) == "power"
+        gossips = method.name in ("muffliato", "correlated") and method.gossip != "auto"
+        rate = config.train.learning_rate
+        assert isinstance(rate, float)  # the frontier is of single step sizes
+        return cls(
+            data, model, method.name, config.privacy.colluders, epsilon, guarantee,
+            accuracy=round(sum(accuracies) / len(accuracies), 5),
+            spread=round(max(accuracies) - min(accuracies), 5),
+            by_seed=" ".join(f"{value:.5f}" for value in accuracies),
+            epsilon_all_others=epsilon_all_others, settings_tried=tried,
+            rounds=config.rounds, learning_rate=rate, clip=config.privacy.clip,
+            mode=method.mode, alpha=method.alpha, exponent=method.noise_along.exponent if power else 0.0,
+            gossip=int(method.gossip) if gossips else 0, command=command(config),
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """The method in words, and whom its ε is against."""
+        word = NAMES.get(self.method, self.method)
+        if self.method != "correlated":
+            return word
+        return f"{word}, {self.colluders} collude{'s' if self.colluders == 1 else ''}"
+
+    def setting(self) -> str:
+        """In few words."""
+        parts = [f"{self.rounds} rounds", f"λ {self.learning_rate:g}", f"clip {self.clip:g}"]
+        parts += [f"α {self.alpha:g}", self.mode] if self.method in ("plain", "top") else []
+        parts += [f"exponent {self.exponent:g}"] if self.exponent else []
+        parts += [f"gossip {self.gossip}"] if self.gossip else []
+        return ", ".join(parts)
+
+
+def command(config: RunConfig) -> str:
+    """What makes the run again, but for its seed."""
+
+    def changes(tree: dict[str, Any], path: str) -> list[str]:
+        found = []
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                found += changes(value, f"{path}{key}.")
+            else:
+                found.append(f"--set {path}{key}={value}")
+        return found
+
+    different = config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
+    return " ".join(["topdp run", *changes(different, "")])
+
+
+def write_rows(rows: list[FrontierRow], path: Path) -> None:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(FrontierRow._fields)
+    table.writerows(rows)
+    write_whole(path, text.getvalue())
+
+
+def read_rows(path: Path) -> list[FrontierRow]:
+    kinds = get_type_hints(FrontierRow)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [
+                FrontierRow(**{key: kinds[key](row[key]) for key in FrontierRow._fields})
+                for row in csv.DictReader(file)
+            ]
+    except FileNotFoundError:
+        raise InputError(f"Expected a frontier in {path}, which is not there.{REMEDY}") from None
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise InputError(f"Expected a frontier in {path}: {error!r}.{REMEDY}") from error
+    keys = [(row.model, row.method, row.colluders, row.epsilon) for row in rows]
+    if len(set(keys)) != len(keys) or not rows:
+        raise InputError(f"Expected each method once at each budget in {path}.{REMEDY}")
+    if {row.guarantee for row in rows} not in [{name} for name in AGAINST]:
+        raise InputError(f"Expected one guarantee in {path}, of {', '.join(AGAINST)}.{REMEDY}")
+    return rows
+
+
+def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
+    """A panel for each model, a line for each method, named beside it."""
+    models = list(dict.fromkeys(row.model for row in rows))
+    with house_style():
+        picture = Picture(figsize=(0.6 + 5.4 * len(models), 4.6))
+        panels = picture.subplots(1, len(models), squeeze=False)[0]
+        for model, axis in zip(models, panels, strict=True):
+            lines(axis, [row for row in rows if row.model == model])
+            axis.set_title(model, fontsize=9)
+        seeds = len(rows[0].by_seed.split())
+        picture.suptitle(
+            f"{data_title(rows[0].data)}: accuracy at equal {rows[0].guarantee} ε{scale.remark}\n"
+            f"{scale.agents} agents, full batches, {seeds} seed{'s' if seeds > 1 else ''}; settings chosen "
+            "on a validation split",
+            fontsize=10, x=0.01, ha="left",
+        )  # fmt: skip
+        for ending in ENDINGS:
+            save(picture, stem.with_name(stem.name + ending))
+
+
+def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
+    """The lines of one model on one data set."""
+    ends: dict[str, tuple[float, Line2D]] = {}
+    budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
+    points = {
+        name: sorted((row.epsilon, row.accuracy) for row in rows if row.name == name)
+        for name in dict.fromkeys(row.name for row in rows)
+    }
+    for name, same in coinciding(
+        {name: list(zip(*own, strict=True)) for name, own in points.items()}
+    ).items():
+        own = points[name]
+        method = next(row for row in rows if row.name == name)
+        style = look(f"{method.method}-{method.colluders}" if method.colluders > 1 else method.method)
+        if math.isinf(own[-1][0]):
+            line = axis.axhline(own[-1][1], **{**style, "marker": None, "linewidth": 1.0})
+        else:
+            (line,) = axis.plot(*zip(*own, strict=True), **style)
+        line.set_label(named(same))
+        ends[named(same)] = own[-1][1], line
+    axis.set(xlabel=f"ε ({rows[0].guarantee}, δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
+    axis.xaxis.set_major_locator(FixedLocator(budgets))
+    axis.xaxis.set_major_formatter(FixedFormatter([f"{budget:g}" for budget in budgets]))
+    axis.xaxis.set_minor_locator(NullLocator())
+    percent_axis(axis)
+    axis.margins(y=0.08)
+    # Beside the lines, the best first: ends that lie close together leave no room for names of their own.
+    handles = [ends[name][1] for name in sorted(ends, key=lambda name: -ends[name][0])]
+    axis.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, handlelength=3)
+
+
+def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
+    guarantee = rows[0].guarantee
+    seeds, tried = len(rows[0].by_seed.split()), [row.settings_tried for row in rows]
+    text = [
+        f"### {data_title(rows[0].data)}: each method at the same ε",
+        "",
+        f"![{name}]({name}.png)",
+        "",
+        f"{'Small runs. ' if scale.quick else ''}Mean test accuracy (%); seeds: {seeds}. Settings tried on "
+        f"the validation split for a method: {min(tried)} to {max(tried)}. "
+        f"ε ({guarantee}) is {AGAINST[guarantee]}. [{name}.csv]({name}.csv) has a command for every number.",
+    ]
+    for model in dict.fromkeys(row.model for row in rows):
+        of_model = [row for row in rows if row.model == model]
+        text += ["", *accuracies(of_model, model), "", *_settings(of_model)]
+    return "\n".join(text) + "\n"
+
+
+def accuracies(rows: Sequence[FrontierRow], title: str) -> list[str]:
+    """One line a method, one column a budget; what has no budget has one number."""
+    budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
+    heads = [f"{budget:g}" for budget in budgets]
+    text = [
+        f"| {title}: ε ({rows[0].guarantee}) | " + " | ".join(heads) + " |",
+        "|---" * (1 + len(budgets)) + "|",
+    ]
+    for name in dict.fromkeys(row.name for row in rows):
+        found = {row.epsilon: f"{100 * row.accuracy:.1f}" for row in rows if row.name == name}
+        numbers = [found.get(budget, found.get(math.inf, "")) for budget in budgets]
+        text.append(f"| {name} | " + " | ".join(numbers) + " |")
+    return text
+
+
+def _settings(rows: Sequence[FrontierRow]) -> list[str]:
+    """What was chosen, how far seeds are apart, and what all others together learn."""
+    text = ["| method | ε | spread | ε of all others | setting |", "|---|---|---|---|---|"]
+    for row in rows:
+        epsilons = (f"{e:g}" if math.isfinite(e) else "" for e in (row.epsilon, row.epsilon_all_others))
+        text.append(
+            f"| {row.name} | {next(epsilons)} | {100 * row.spread:.1f} | {next(epsilons)} | {row.setting()} |"
+        )
+    return text

@@ -1,0 +1,51 @@
+"""Layers that are known to treat the examples of a batch one by one, whatever the values are.
+
+A model of nothing else runs on a folded batch as it is, without `apart`. A layer is on the list only if that
+holds for all of its settings, or for those checked here; a layer that is not on it loses nothing but a little
+speed.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from topdp.learning.gradients.layer_rules import TWINS
+from topdp.learning.gradients.tape import altered
+
+# Number by number, or window by window within an example.
+STATELESS: tuple[type[nn.Module], ...] = (
+    nn.Identity, nn.Dropout,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
+    nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Softsign, nn.Tanhshrink,
+    nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+    nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d,
+)  # fmt: skip
+
+
+def consists_of_known_layers(module: nn.Module) -> bool:
+    """Whether `module` is a chain of known layers, with every parameter trained, and nothing hooked onto it.
+
+    >>> consists_of_known_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.ReLU()))
+    True
+    >>> consists_of_known_layers(nn.Sequential(nn.Flatten(0), nn.Linear(4, 2)))
+    False
+    """
+    return all(_is_known(layer) for layer in module.modules())
+
+
+def nothing_is_hooked_globally() -> bool:
+    """Hooks on all modules of the process are user code in every layer."""
+    return not torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def _is_known(layer: nn.Module) -> bool:
+    if altered(layer):
+        return False
+    if type(layer) in TWINS:
+        return all(parameter.requires_grad for parameter in layer.parameters())
+    if type(layer) is nn.Flatten:
+        return (layer.start_dim, layer.end_dim) == (1, -1)
+    return type(layer) is nn.Sequential or (
+        type(layer) in STATELESS and not any(layer.buffers()) and not any(layer.parameters())
+    )

@@ -1,0 +1,127 @@
+"""Twins of normalisation layers: they normalise without weights, then scale and shift with every agent's own.
+
+BatchNorm is here in evaluation mode only: the statistics it reads never change, so it is a function of one
+example. In training mode it is refused long before (`models`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from topdp.learning.gradients import ghost_norms
+from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, sum_positions, total
+from topdp.learning.models import Slot
+
+
+class _NormTwin(Twin):
+    """Normalises without weights, then scales and shifts with every agent's own."""
+
+    axis: int  # where the weights lie in the unfolded output
+    width: int
+
+    def _affine(self, normal: Tensor, lead: tuple[int, ...], trail: tuple[int, ...]) -> Tensor:
+        tape = self.tape
+        unfolded = tape.unfold(normal)
+        output = unfolded
+        uses = []
+        if self._weight is not None:
+            weight = tape.weights(self._weight)
+            output = output * weight.view(weight.shape[0], *lead, *weight.shape[1:], *trail)
+            uses.append(Use(self._weight, type(self).__name__, unfolded.detach(), self._join))
+        if self._bias is not None:
+            bias = tape.weights(self._bias)
+            output = output + bias.view(bias.shape[0], *lead, *bias.shape[1:], *trail)
+            uses += self._bias_use(self.axis, self.width)
+        return tape.record(output.flatten(0, 2), uses)
+
+    def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+        return ghost_norms.Dense(
+            total([sum_positions(delta * a, self.axis, self.width) for a, delta in found])
+        )
+
+
+@final
+class LayerNormTwin(_NormTwin):
+    def __init__(self, layer: nn.LayerNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
+        super().__init__(tape, slots)
+        self.normalized_shape, self.eps = layer.normalized_shape, layer.eps
+        self.axis, self.width = -len(layer.normalized_shape), len(layer.normalized_shape)
+
+    def folded(self, x: Tensor) -> Tensor:
+        if x.dim() <= self.width:
+            raise NotFoldedError(f"a LayerNorm got an input of shape {tuple(x.shape)} without a batch axis")
+        normal = functional.layer_norm(x, self.normalized_shape, None, None, self.eps)
+        # x has as many axes after its leading one as the unfolded x after its first three.
+        return self._affine(normal, (1, 1) + (1,) * (x.dim() - 1 - self.width), ())
+
+
+@final
+class RMSNormTwin(_NormTwin):
+    def __init__(self, layer: nn.RMSNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
+        super().__init__(tape, slots)
+        self.normalized_shape, self.eps = layer.normalized_shape, layer.eps
+        self.axis, self.width = -len(layer.normalized_shape), len(layer.normalized_shape)
+
+    def folded(self, x: Tensor) -> Tensor:
+        if x.dim() <= self.width:
+            raise NotFoldedError(f"an RMSNorm got an input of shape {tuple(x.shape)} without a batch axis")
+        normal = functional.rms_norm(x, self.normalized_shape, None, self.eps)
+        return self._affine(normal, (1, 1) + (1,) * (x.dim() - 1 - self.width), ())
+
+
+class _ChannelNormTwin(_NormTwin):
+    """One weight for each channel, of which the axis comes after that of the batch."""
+
+    axis, width = 3, 1
+
+    def _by_channel(self, normal: Tensor) -> Tensor:
+        return self._affine(normal, (1, 1), (1,) * (normal.dim() - 2))
+
+
+@final
+class GroupNormTwin(_ChannelNormTwin):
+    def __init__(self, layer: nn.GroupNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
+        super().__init__(tape, slots)
+        self.num_groups, self.num_channels, self.eps = layer.num_groups, layer.num_channels, layer.eps
+
+    def folded(self, x: Tensor) -> Tensor:
+        return self._by_channel(functional.group_norm(x, self.num_groups, None, None, self.eps))
+
+
+@final
+class InstanceNormTwin(_ChannelNormTwin):
+    """Without running statistics; over as many axes as the layer says."""
+
+    def __init__(self, layer: Any, tape: Tape, slots: Mapping[str, Slot]) -> None:
+        super().__init__(tape, slots)
+        self.num_features, self.eps = layer.num_features, layer.eps
+        self._axes = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}[type(layer)]
+
+    def folded(self, x: Tensor) -> Tensor:
+        if x.dim() != self._axes:
+            raise NotFoldedError(f"{self.path} got an input of shape {tuple(x.shape)} without a batch axis")
+        return self._by_channel(functional.instance_norm(x, eps=self.eps))
+
+
+@final
+class BatchNormTwin(_ChannelNormTwin):
+    """In evaluation mode, whatever mode it is put into: all statistics it has are those it came with."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, layer: Any, tape: Tape, slots: Mapping[str, Slot]) -> None:
+        super().__init__(tape, slots)
+        self.num_features, self.eps = layer.num_features, layer.eps
+        self.register_buffer("running_mean", layer.running_mean.clone())
+        self.register_buffer("running_var", layer.running_var.clone())
+        self._axes = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}[type(layer)]
+
+    def folded(self, x: Tensor) -> Tensor:
+        if x.dim() not in self._axes:
+            raise NotFoldedError(f"{self.path} got an input of shape {tuple(x.shape)} without a batch axis")
+        return self._by_channel(functional.batch_norm(x, self.running_mean, self.running_var, eps=self.eps))

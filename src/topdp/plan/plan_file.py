@@ -1,0 +1,91 @@
+"""A plan as one .npz file: written, and read with a check."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from topdp.base.files import DAMAGE
+from topdp.errors import InputError
+from topdp.plan.plan import PerRound, Plan, PlanError, arrays_of
+from topdp.plan.robust_rules import Robust
+
+FORMAT = 1
+
+ROBUST_FORMAT = 2
+"""Of plans with a robust rule: who does not know the rule must not take them for linear ones."""
+
+
+ROUNDED_FORMAT = 3
+"""Of plans whose rows are rounded: who does not know that must not take their hidden rows for sums."""
+
+
+def save(plan: Plan, path: Path) -> None:
+    """Writes the plan as one .npz file, which `load` reads.
+
+    >>> import numpy as np
+    >>> from pathlib import Path
+    >>> import tempfile, topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
+    >>> ring = topdp.topology.ring(3)
+    >>> plan = topdp.protocols.PlainSynchronous(0.5).plan(ring, schedule, np.ones(3), seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(plan, Path(folder) / "plan.npz")
+    ...     load(Path(folder) / "plan.npz").digest() == plan.digest()
+    True
+    """
+    meta: dict[str, Any] = {"format": FORMAT, "agents": plan.agents, "protocol": plan.protocol}
+    meta["pruned"] = plan.pruned
+    if plan.robust is not None:
+        meta |= {"format": ROBUST_FORMAT, "robust": asdict(plan.robust)}
+    if plan.rounded is not None:
+        meta |= {"format": ROUNDED_FORMAT, "rounded": plan.rounded}
+    with path.open("wb") as file:
+        np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays_of(plan))  # type: ignore[arg-type]
+
+
+def load(path: Path) -> Plan:
+    """Reads what `save` wrote, and checks it: a foreign or damaged file is refused by name.
+
+    >>> from pathlib import Path
+    >>> load(Path("nowhere.npz"))
+    Traceback (most recent call last):
+        ...
+    topdp.plan.plan.PlanError: Expected a plan written by topdp in nowhere.npz, could not read one: ...
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        meta = json.loads(str(arrays.pop("meta")))
+        version = meta["format"]
+        values: dict[str, Any] = {
+            "agents": int(meta["agents"]),
+            "protocol": str(meta["protocol"]),
+            "pruned": bool(meta["pruned"]),
+        }
+    except DAMAGE as error:
+        raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
+    expected = ROBUST_FORMAT if "robust" in meta else ROUNDED_FORMAT if "rounded" in meta else FORMAT
+    if version != expected:
+        raise PlanError(
+            f"Expected plan format {FORMAT}, {ROBUST_FORMAT} or {ROUNDED_FORMAT} in {path}, got {version}."
+        )
+    try:
+        if "rounded" in meta:
+            values["rounded"] = str(meta["rounded"])
+        if "robust" in meta:
+            values["robust"] = Robust(**meta["robust"])
+        for field in fields(Plan):
+            if field.name in arrays:
+                values[field.name] = arrays[field.name]
+            elif f"{field.name}.values" in arrays:
+                values[field.name] = PerRound(arrays[f"{field.name}.values"], arrays[f"{field.name}.which"])
+        return Plan(**values)
+    except InputError:
+        raise
+    except DAMAGE as error:
+        raise PlanError(f"Expected a complete plan in {path}: {error}") from error

@@ -1,0 +1,154 @@
+"""What an accountant returns: an object that answers "which epsilon at this delta?".
+
+`GaussianLoss` is one number μ. `SampledLoss` is a product of subsampled Gaussian releases, which has no μ;
+its curve comes from dp-accounting's privacy loss distributions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from topdp.base.array_types import Floats
+from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.privacy.basics.poisson import loss_distribution_epsilon
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_delta
+
+GROUPS = 64
+"""At most this many different noise multipliers are composed one by one; more are rounded down together."""
+
+
+POWER_AT = (1e-6, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
+"""δ at which the curve of sampled releases is asked for a bound on an attacker's power."""
+
+
+class Loss(Protocol):
+    """A privacy loss."""
+
+    @property
+    def mu(self) -> float:
+        """The μ of Gaussian differential privacy; nan where none is known."""
+
+    def epsilon(self, delta: float) -> float:
+        """The least known ε at this δ; infinite where there is no privacy."""
+
+    def power(self, false_alarms: float) -> float:
+        """At most how often an attacker recognises a record, who is wrong so often where there is none."""
+
+
+@dataclass(frozen=True)
+class GaussianLoss:
+    """μ-Gaussian differential privacy; exact."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise PrivacyError(f"Expected mu={self.mu} >= 0.")
+
+    def epsilon(self, delta: float) -> float:
+        return _gaussian_epsilon(float(self.mu), float(delta))
+
+    def power(self, false_alarms: float) -> float:
+        # Φ(Φ⁻¹(α) + μ): the test of Neyman and Pearson (arXiv:1905.02383, Definition 2.6)
+        return float(ndtr(ndtri(false_alarms) + self.mu))
+
+
+@dataclass(frozen=True)
+class SampledLoss:
+    """Independent Gaussian releases, each of a fresh Poisson sample of the records.
+
+    `releases`: (noise multiplier, how many), in rising order.
+
+    **Guarantees.** Adjacency add-remove; the sample is secret. Pessimistic discretisation: ε is never below
+    the true one (Doroshenko et al. 2022, arXiv:2207.04380, through dp-accounting).
+    """
+
+    rate: float
+    releases: tuple[tuple[float, int], ...]
+
+    @property
+    def mu(self) -> float:
+        return math.nan
+
+    def epsilon(self, delta: float) -> float:
+        expect_delta(delta)
+        if not self.releases:
+            return 0.0
+        if self.releases[0][0] == 0:
+            return math.inf
+        return _epsilon(self.rate, self.releases, delta)
+
+    def power(self, false_alarms: float) -> float:
+        # power <= e^ε·α + δ and <= 1 - e^-ε(1 - δ - α), for every (ε, δ) of the curve
+        bounds = [1.0]
+        for delta in POWER_AT:
+            epsilon = self.epsilon(delta)
+            bounds.append(math.exp(min(epsilon, 700.0)) * false_alarms + delta)
+            bounds.append(1 - math.exp(-epsilon) * (1 - delta - false_alarms))
+        return min(bounds)
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """Several losses that all bound one thing: at each δ the smallest counts."""
+
+    losses: tuple[Loss, ...]
+
+    @property
+    def mu(self) -> float:
+        known = [loss.mu for loss in self.losses if not math.isnan(loss.mu)]
+        return min(known, default=math.nan)
+
+    def epsilon(self, delta: float) -> float:
+        return self._smallest(lambda loss: loss.epsilon(delta))
+
+    def power(self, false_alarms: float) -> float:
+        return self._smallest(lambda loss: loss.power(false_alarms))
+
+    def _smallest(self, ask: Callable[[Loss], float]) -> float:
+        """One that refuses leaves the answer to the others."""
+        found, refusal = [], NotCovered("Expected a loss, got none.")
+        for loss in self.losses:
+            try:
+                found.append(ask(loss))
+            except NotCovered as error:
+                refusal = error
+        if not found:
+            raise refusal
+        return min(found)
+
+
+def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:
+    """The loss of one release per noise multiplier; infinite ones (nothing released) are left out.
+
+    More than `GROUPS` different ones are rounded down, towards less noise, to a geometric grid.
+    """
+    z = noise_multipliers[np.isfinite(noise_multipliers)]
+    if (z == 0).any():
+        return SampledLoss(rate, ((0.0, 1),))
+    values, counts = np.unique(z, return_counts=True)
+    if len(values) > GROUPS:
+        grid = np.geomspace(values[0], values[-1], GROUPS)
+        grid[0] = values[0]
+        at = np.searchsorted(grid, values, side="right") - 1
+        counts = np.bincount(at, weights=counts, minlength=GROUPS).astype(np.int64)
+        values, counts = grid[counts > 0], counts[counts > 0]
+    return SampledLoss(rate, tuple(zip(values.tolist(), counts.tolist(), strict=True)))
+
+
+@lru_cache(maxsize=4096)  # agents ask in every round what the same releases cost
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    return epsilon_of(mu, delta)
+
+
+@lru_cache(maxsize=256)
+def _epsilon(rate: float, releases: tuple[tuple[float, int], ...], delta: float) -> float:
+    z, counts = np.array(releases).T
+    return loss_distribution_epsilon(np.repeat(z, counts.astype(np.int64)), delta, rate)

@@ -1,0 +1,71 @@
+"""What the privacy room says when it will not give a number, and the checks of ε and δ that it shares.
+
+`PrivacyError` is bad input, `NotCovered` a fair question that no analysis here covers, `PrivacyWarning` a
+number that is given although the method's own claim for it is false. Not for errors of other rooms.
+"""
+
+from __future__ import annotations
+
+import math
+
+from topdp.errors import InputError
+
+
+class PrivacyError(InputError):
+    """Input for which no privacy statement has a meaning.
+
+    >>> from topdp.privacy import epsilon_of
+    >>> epsilon_of(0.5, delta=1.0)
+    Traceback (most recent call last):
+        ...
+    topdp.privacy.basics.refusals.PrivacyError: Expected 0 < delta=1.0 < 1.
+    """
+
+
+class NotCovered(PrivacyError):  # noqa: N818 - an answer, not a fault
+    """A well-formed question that the asked analysis does not cover. Nothing is estimated instead.
+
+    >>> from topdp.plan import Poisson
+    >>> from topdp.privacy import CALIBRATIONS
+    >>> CALIBRATIONS["udp"].calibrate(1.0, 1e-5, releases=10, batches=Poisson(2000, 20))
+    Traceback (most recent call last):
+        ...
+    topdp.privacy.basics.refusals.NotCovered: Calibration 'udp' with Poisson batches: its analysis samples \
+agents, not records. Use 'tight', 'optimal' or 'moments'.
+    """
+
+
+class PrivacyWarning(UserWarning):
+    """The method's own claim is smaller than the privacy loss it really has.
+
+    >>> import warnings
+    >>> from topdp.privacy import CALIBRATIONS
+    >>> with warnings.catch_warnings(record=True) as said:
+    ...     warnings.simplefilter("always", PrivacyWarning)
+    ...     claimed = CALIBRATIONS["udp"].claim([0.4], 1e-5)
+    >>> print(str(said[0].message)[:88])
+    Calibration 'udp' claims epsilon=11.9963 at delta=1e-05; the same releases are exactly e
+    """
+
+
+def expect_epsilon(epsilon: float) -> float:
+    """`epsilon` as a float if it is a budget: finite and above 0."""
+    value = _number("epsilon", epsilon)
+    if not 0 < value < math.inf:
+        raise PrivacyError(f"Expected epsilon={epsilon} to be finite and > 0.")
+    return value
+
+
+def expect_delta(delta: float) -> float:
+    """`delta` as a float if it lies strictly between 0 and 1."""
+    value = _number("delta", delta)
+    if not 0 < value < 1:
+        raise PrivacyError(f"Expected 0 < delta={delta} < 1.")
+    return value
+
+
+def _number(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise PrivacyError(f"Expected {name}={value!r} to be a number.") from None

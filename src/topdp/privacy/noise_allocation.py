@@ -1,0 +1,234 @@
+"""How much noise of its own each agent adds where pairs share noise: the least that hides everybody.
+
+Given who shares secrets with whom and what each agent would need alone, pairs hide most and own noise the
+rest. Own noise is what stays in the average, so its sum of variances is made least. Not for budgets in ε:
+`calibrate` asks the account of the plan, and scales what is found here.
+
+**Guarantees.** None of its own: whatever is found is divided by what the account says of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq, minimize, minimize_scalar
+
+from topdp.base.array_types import Floats, Ints
+from topdp.privacy.basics.refusals import PrivacyError
+from topdp.privacy.observers.shared_noise import by_connectivity
+
+Coalition = tuple[int, ...]
+
+ENUMERATED = 40_000
+"""Coalitions that are looked at one by one; of more, one for each agent, of its partners first."""
+
+CHUNK = 1 << 22  # numbers of matrices that are inverted at once
+KEPT = 6  # coalitions an agent that the search keeps in mind
+TURNS = 8  # searches, each with the coalitions that the last one left worst
+LARGEST = 200  # agents whose noise is sought one by one; more share it in proportion to what each needs
+
+
+@dataclass(frozen=True, eq=False)
+class Allocation:
+    """Standard deviations: `own` [agents], and `pair` of every pair's draw.
+
+    `average`: the variance that stays in the average, over that of pooled records if agents' mean need were
+    enough for them. `weakest`: the agent that is hidden least, and the colluders who know most of what hides
+    it.
+    """
+
+    own: Floats
+    pair: float
+    average: float
+    weakest: tuple[int, Coalition]
+
+    @property
+    def pair_noise(self) -> float:
+        """The deviation of a pair's draw over the root mean square of own noise: what `Correlated` takes."""
+        return self.pair / math.sqrt(float(np.square(self.own).mean()))
+
+
+def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0) -> Allocation:
+    """The least own noise, where agents i need deviation alone[i] if nobody else's noise hid them.
+
+    `pairs` [p, 2]: who shares secrets. `strength`: the variance of all pair noise in a row, over that which
+    agents need alone; more hides better, and takes more averaging to be rid of.
+
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> found = allocate(topology.complete(10).edges, np.ones(10), colluders=1)
+    >>> round(found.average, 3), bool(np.ptp(found.own) < 1e-12)
+    (1.222, True)
+    """
+    alone = np.asarray(alone, float)
+    n = len(alone)
+    if not (np.isfinite(alone) & (alone > 0)).all() or not 0 <= colluders < n or not strength > 0:
+        raise PrivacyError("Expected finite needs > 0, fewer colluders than agents, and a strength > 0.")
+    partners = np.bincount(pairs.reshape(-1), minlength=n)
+    # τ² = k·s²: of the agents' mean need
+    pair = math.sqrt(strength * float(np.square(alone).mean()) / float(partners.mean()))
+    hiding = _Hiding(pairs, n, colluders, pair**2)
+    if n > LARGEST:
+        return _by_connectivity(hiding, alone, pair)
+    variance = _in_proportion(hiding, np.square(alone))
+    if np.ptp(alone) > 1e-12 * alone.max():
+        variance = _least(hiding, np.square(alone), variance)
+    exposed, coalitions = hiding.worst(variance)
+    weakest = int((exposed * np.square(alone)).argmax())
+    average = float(variance.sum()) / float(np.square(alone).mean())
+    return Allocation(np.sqrt(variance), pair, average, (weakest, coalitions[weakest]))
+
+
+def _by_connectivity(hiding: _Hiding, alone: Floats, pair: float) -> Allocation:
+    """For many agents: as the least connected direction is hidden (`shared_noise.by_connectivity`)."""
+    weights, c, needs = hiding.weights, hiding.colluders, np.square(alone)
+    second = float(np.linalg.eigvalsh(np.diag(weights.sum(axis=1)) - weights)[1])
+    connected = max(0.0, second - c * pair**2)
+    variance = needs
+    if connected > 0:
+        ends = (math.log(1e-6), math.log((hiding.agents - c) * (1 - 1e-6)))
+        best = minimize_scalar(lambda x: _filled(needs, connected, c, math.exp(x)).sum(), bounds=ends)
+        filled = _filled(needs, connected, c, math.exp(best.x))
+
+        def excess(share: float) -> float:  # who needs most hides itself too: there was some to spare
+            return float((by_connectivity(share * filled, connected, c) * needs).max()) - 1.0
+
+        variance = filled * brentq(excess, 1e-3 / hiding.agents, 1.0 + 1e-6, xtol=1e-15)
+    weakest = int((by_connectivity(variance, max(connected, 1e-300), c) * needs).argmax())
+    average = float(variance.sum()) / float(needs.mean())
+    return Allocation(np.sqrt(variance), pair, average, (weakest, ()))
+
+
+def _filled(needs: Floats, connected: float, colluders: int, kept: float) -> Floats:
+    """The least own noise that hides all if Σ d_j/(d_j + λ) is `kept` whoever colludes; and keeps it."""
+    n = len(needs)
+    # 1/x + (λ/kept)/x² = 1/needs_i with x = d_i + λ
+    x = (needs + np.sqrt(np.square(needs) + 4 * needs * connected / kept)) / 2
+    variance = np.maximum(x - connected, needs / n)
+
+    def lacking(least: float) -> float:
+        shares = np.sort(1 - 1 / (np.maximum(variance / connected, math.exp(least)) + 1))
+        return kept - float(shares[: n - colluders].sum())
+
+    if lacking(-40.0) > 0:  # little noise counts most: those are raised who have least
+        variance = np.maximum(variance, connected * math.exp(brentq(lacking, -40.0, 40.0)))
+    return variance
+
+
+class _Hiding:
+    """What pairs with one secret each leave to be hidden by own noise, for every coalition that counts."""
+
+    def __init__(self, pairs: Ints, agents: int, colluders: int, pair_variance: float) -> None:
+        self.agents, self.colluders = agents, colluders
+        self.weights = np.zeros((agents, agents))
+        self.weights[pairs[:, 0], pairs[:, 1]] = self.weights[pairs[:, 1], pairs[:, 0]] = pair_variance
+        self.all = len(pairs) == math.comb(agents, 2)
+
+    def coalitions(self, variance: Floats) -> list[Coalition]:
+        """Among them, for every agent, one that learns most of it, as far as that is known."""
+        n, c = self.agents, self.colluders
+        if np.ptp(variance) <= 1e-12 * variance.max() and not self.all:
+            # Of equal agents the partners of each know most of what hides it, as far as we have seen.
+            partners = [np.flatnonzero(row).tolist() for row in self.weights]
+            if sum(math.comb(len(of), c) for of in partners) <= ENUMERATED and min(map(len, partners)) >= c:
+                return sorted({J for of in partners for J in itertools.combinations(of, c)})
+        if math.comb(n, c) <= ENUMERATED and not self.all:
+            return list(itertools.combinations(range(n), c))
+        # Whom to bribe: those with most noise of their own; where not all share secrets, partners first.
+        found = set()
+        for agent in range(n):
+            worth = variance / variance.max() + (0 if self.all else 2 * (self.weights[agent] > 0))
+            worth[agent] = -1.0
+            found.add(tuple(sorted(np.argsort(-worth, kind="stable")[:c].tolist())))
+        return sorted(found)
+
+    def inverses(self, variance: Floats, coalitions: list[Coalition]) -> Floats:
+        """[coalitions, n, n]: (diag(a²) + s²L)⁻¹ without the members; theirs are ones."""
+        left = np.ones((len(coalitions), self.agents))
+        for o, J in enumerate(coalitions):
+            left[o, list(J)] = 0.0
+        shared = self.weights * left[:, :, None] * left[:, None, :]
+        diagonal = np.where(left > 0, variance + shared.sum(axis=2), 1.0)
+        matrices = -shared
+        matrices[:, np.arange(self.agents), np.arange(self.agents)] = diagonal
+        return np.asarray(np.linalg.inv(matrices), np.float64)
+
+    def exposed(self, variance: Floats, coalitions: list[Coalition]) -> Floats:
+        """[coalitions, n]: 1/z² at unit sensitivity; 0 for members."""
+        step = max(1, CHUNK // self.agents**2)
+        parts = [coalitions[at : at + step] for at in range(0, len(coalitions), step)]
+        found = np.concatenate([np.einsum("onn->on", self.inverses(variance, part)).copy() for part in parts])
+        for o, J in enumerate(coalitions):
+            found[o, list(J)] = 0.0
+        return found
+
+    def worst(self, variance: Floats) -> tuple[Floats, list[Coalition]]:
+        """[n]: 1/z² to the coalition that learns most of each agent, and which that is."""
+        coalitions = self.coalitions(variance)
+        found = self.exposed(variance, coalitions)
+        return found.max(axis=0), [coalitions[o] for o in found.argmax(axis=0)]
+
+
+def _in_proportion(hiding: _Hiding, needs: Floats) -> Floats:
+    """Own variances in proportion to what each needs alone, as little as hides everybody."""
+    coalitions: list[Coalition] = []
+
+    def excess(share: float) -> float:
+        return float((hiding.exposed(share * needs, coalitions) * needs).max()) - 1.0
+
+    share = 1.0 / hiding.agents
+    for _ in range(TURNS):
+        _, worst = hiding.worst(share * needs)
+        if set(worst) <= set(coalitions):
+            break
+        coalitions = sorted({*coalitions, *worst})
+        share = float(brentq(excess, 1e-3 / hiding.agents, 1.0 + 1e-9, xtol=1e-12, rtol=1e-10))
+    return share * needs
+
+
+def _least(hiding: _Hiding, needs: Floats, start: Floats) -> Floats:
+    """min Σa_i² such that [(diag(a²) + s²L_-J)⁻¹]_ii <= 1/needs_i for all J: convex in a².
+
+    And a_i² >= needs_i/n, what each would have if all hid each other perfectly: else partners' noise alone
+    might hide some agent, and if more collude than was thought, nothing would. It costs less than 1%.
+    """
+    variance, kept = start, set[tuple[int, Coalition]]()
+    for _ in range(TURNS):
+        coalitions = hiding.coalitions(variance)
+        found = hiding.exposed(variance, coalitions) * needs
+        worst = np.argsort(-found, axis=0)[:KEPT]
+        new = {(i, coalitions[o]) for i in range(hiding.agents) for o in worst[:, i] if found[o, i] > 0}
+        if new <= kept:
+            break
+        kept |= new
+        variance = _search(hiding, needs, variance * max(1.0, float(found.max())), sorted(kept))
+    return variance
+
+
+def _search(hiding: _Hiding, needs: Floats, start: Floats, kept: list[tuple[int, Coalition]]) -> Floats:
+    coalitions = sorted({J for _, J in kept})
+    at = np.array([coalitions.index(J) for _, J in kept])
+    owner = np.array([i for i, _ in kept])
+    unit = float(start.mean())
+
+    def room(x: Floats) -> Floats:
+        return np.asarray(1.0 - needs[owner] * hiding.inverses(x * unit, coalitions)[at, owner, owner])
+
+    def slopes(x: Floats) -> Floats:
+        # ∂[M⁻¹]_ii / ∂a_j² = -([M⁻¹]_ij)²
+        entries = hiding.inverses(x * unit, coalitions)[at, owner]
+        return np.asarray(needs[owner, None] * unit * np.square(entries))
+
+    found = minimize(
+        np.sum,
+        start / unit,
+        jac=np.ones_like,
+        bounds=[(least, None) for least in needs / (hiding.agents * unit)],
+        constraints={"type": "ineq", "fun": room, "jac": slopes},
+        method="SLSQP",
+        options={"maxiter": 200, "ftol": 1e-10},
+    )
+    return np.asarray(found.x) * unit

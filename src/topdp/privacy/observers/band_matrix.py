@@ -1,0 +1,126 @@
+"""M of long plans: only near its diagonal, with a bound on the rest.
+
+What a change of round s still has to tell dies out: an observer learns it soon, or never, because fresh noise
+covers it. So the shift of round s is followed until what it can still tell is negligible. All sights from
+some round on depend on the rows that this round makes, and on noise drawn after it. Whoever saw those rows
+themselves would learn SᵀP⁻¹S of a shift S, P their covariance given the past; no sight can tell more.
+
+**Guarantees.** The whitened shift of each change is D_s = near part + far part, and |far part| <= `rest`[s].
+`values` is the Gram matrix of the near parts. Hence for every u, |Σ u_s D_s| lies within Σ |u_s| rest[s] of
+the length that `values` gives (triangle inequality).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from topdp.base.array_types import Bools, Floats, Ints
+from topdp.plan import Plan
+from topdp.privacy.basics.refusals import NotCovered
+from topdp.privacy.observers.gram_matrix import look
+from topdp.privacy.observers.observer_filter import Public, Sight, sights, whiten
+
+CHUNK = 64  # rounds between additions to M, and between attempts to let old changes go
+REST = 1e-10
+"""What the far part of a change may add to a length, per largest change seen; half of it is for rounding."""
+
+ALONE = 1e-13
+"""A shift of a row without noise of its own counts as none below this share of what entered the row."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """M[r, r + k] = values[r, k] of one owner, per unit of gradient change."""
+
+    values: Floats  # [releases, width]
+    rest: Floats  # [releases]
+    leaks: Bools  # [releases]: seen without noise
+
+    def leading(self, releases: int) -> Band:
+        """Of the first releases alone: what the owner's data tell if they do not enter later ones."""
+        values = self.values[:releases].copy()
+        values[np.arange(releases)[:, None] + np.arange(values.shape[1]) >= releases] = 0.0
+        return Band(values, self.rest[:releases], self.leaks[:releases])
+
+
+def bands(
+    plan: Plan,
+    coalition: Bools,
+    owners: Ints,
+    widest: int | None = None,
+    public: Public = Public.NOTHING,
+) -> Iterator[Band]:
+    """The band of each owner, as the agents marked in `coalition` see it together.
+
+    Refused when changes have to be followed for more than `widest` rounds.
+    """
+    R, o = plan.releases, len(owners)
+    place = np.full(plan.agents, -1)
+    place[owners] = np.arange(o)
+    values, rest, leaks = np.zeros((o, R, CHUNK)), np.zeros((o, R)), np.zeros((o, R), bool)
+    low = high = 0  # the changes that are followed
+    S = np.zeros((0, 0))
+    waiting: list[Floats] = []
+    for r, sight in enumerate(sights(plan, coalition, public)):
+        if r == high:
+            if waiting:
+                values = _with(values, waiting, low, high)
+            followed = S.reshape(len(S), o, high - low)
+            gone, charge = _done(sight, followed, float(values[:, :, 0].max()))
+            if widest is not None and high - low - gone > widest:
+                raise NotCovered(
+                    f"The view needs more than {widest} rounds until a change has nothing left to tell: "
+                    "information travels slowly here. Set privacy.patient=true to have it anyway, take fewer "
+                    "rounds, or choose guarantee='worst-case'."
+                )
+            rest[:, low : low + gone] = charge
+            low, high = low + gone, min(R, r + CHUNK)
+            wider = np.zeros((len(S), o, high - low))
+            wider[:, :, : r - low] = followed[:, :, gone:]
+            S = wider.reshape(len(S), o * (high - low))
+        column = np.where(place[sight.owner] >= 0, place[sight.owner] * (high - low) + r - low, -1)
+        S, D, told = look(sight, S, column)
+        waiting.append(D)
+        leaks[:, low:high] |= told.reshape(o, -1)
+    values = _with(values, waiting, low, high)
+    for owner in range(o):
+        yield Band(values[owner], rest[owner], leaks[owner])
+
+
+def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
+    """Adds what was seen since the last time to M."""
+    o, width = len(values), high - low
+    D = np.concatenate(waiting).reshape(-1, o, width)
+    waiting.clear()
+    if width > values.shape[2]:
+        values = np.pad(values, ((0, 0), (0, 0), (0, width - values.shape[2])))
+    for owner in range(o):
+        seen = np.ascontiguousarray(D[:, owner])
+        padded = np.zeros((width, 2 * width))
+        padded[:, :width] = seen.T @ seen
+        line, item = padded.strides
+        values[owner, low:high, :width] += as_strided(padded, (width, width), (line + item, item))
+    return values
+
+
+def _done(sight: Sight, S: Floats, largest: float) -> tuple[int, float]:
+    """How many of the oldest changes have nothing left to tell from now on, and the charge for each."""
+    charge = REST * float(np.sqrt(largest))
+    if not S.size:
+        return S.shape[2], charge
+    shifts = np.asarray(sight.mix @ S.reshape(len(S), -1))
+    white = whiten(sight.before, sight.variance)
+    if not np.isfinite(white.guard):
+        return 0, charge
+    left = white.inverse @ shifts[white.fresh] * white.guard
+    over = np.einsum("kc,kc->c", left, left) > (charge / 2) ** 2
+    # Rows without noise of their own say nothing new, unless a change shows in them alone.
+    alone = np.abs(shifts[white.null] - white.weights @ shifts[white.fresh])
+    entered = np.where(sight.variance > 0, sight.size, 0.0)[white.null]  # without noise nothing was rounded
+    over |= (alone > ALONE * entered[:, None]).any(axis=0)
+    over = over.reshape(S.shape[1:]).any(axis=0)
+    return (int(over.argmax()) if over.any() else len(over)), charge

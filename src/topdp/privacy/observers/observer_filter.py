@@ -1,0 +1,300 @@
+"""What an observer does not know: the conditional covariance of the rows, carried from round to round.
+
+For a coalition J every row is linear in Gaussian draws. What J reads or makes it knows; what it does not
+know of the other rows is their conditional covariance P given all that J has seen. A round mixes P, adds the
+fresh noise and conditions on what J sees: a Kalman filter without measurement noise (Kalman 1960). This file
+knows nothing of gradients, owners or budgets: `gram.py` sends shifts through the gains that come out here.
+
+Only rows that matter are carried: those J sees now, and those that a later sight of J depends on. Rows that
+J knows have no covariance and are left out, so the state is smaller than the plan. Work per round is
+O(rows²·(sources + rows seen)); nothing is dense in the rounds.
+
+**Numbers.** Rounding errors are about 1e-16 of the variance V that entered a row by ways J does not see. A
+row that J sees counts as noiseless when at most `RESOLUTION`·V of its variance is left. And what J learns is
+stated for noise whose variance is smaller by `ROUNDING`·V in every row it sees: less noise never loses less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+from scipy.linalg.lapack import dtrtri
+
+from topdp.base.array_types import Bools, Floats, Ints
+from topdp.plan import Plan, Round
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError
+
+RESOLUTION = 1e-13
+"""A row has no noise of its own below this share of the variance that entered it."""
+
+ROUNDING = 1e-14
+"""Share of the variance that entered a row that is not counted on."""
+
+
+class Public(Enum):
+    """What everybody can read, beside the rows that were sent to them."""
+
+    NOTHING = "nothing"
+    ESTIMATES = "every agent's estimate, in every round"
+    LINKS = "every row that is sent to anybody, and every agent's estimate"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One round in the eyes of J: how shifts of the unknown rows move, and what of them J sees.
+
+    Live rows are ordered: first those that stay unknown (`kept`), then those seen. Of the seen ones the
+    `fresh` have noise of their own given the others; the `null` have none and are, for J, exact equations.
+    """
+
+    rows: Ints  # [live] their numbers in the plan
+    mix: Any  # sparse [live, kept rows of the round before]
+    owner: Ints  # [live]
+    step: Floats  # [live]
+    kept: int
+    fresh: Ints  # [k] positions among the live rows
+    inverse: Floats  # [k, k] L⁻¹, L Lᵀ the conditional covariance of the fresh rows
+    gain: Floats  # [k, kept] L⁻¹ · covariance of the fresh rows with the kept ones
+    guard: float  # >= 1: by how much whitened shifts are enlarged for rounding
+    null: Ints  # [l] positions among the live rows
+    null_weights: Floats  # [l, k] of the fresh rows in the null ones
+    null_size: Floats  # [l] most that can have entered a null row, by which rounding is judged; 0: none
+    before: Floats  # [live, live] P of the live rows before J sees some of them
+    variance: Floats  # [live] V, what entered them by unseen ways
+    size: Floats  # [live] the same for shifts, per unit of gradient
+
+
+def expect_sums(plan: Plan) -> None:
+    """Refuses rows that are no sums of rows, gradients and noise: nothing is known of hidden ones then."""
+    if plan.adjusts is not None:
+        raise NotCovered(
+            "Adam is not linear: what hidden rows tell after it is not known. Use guarantee='adaptive' or "
+            "'worst-case', in which every row counts as seen, or another optimiser."
+        )
+    if plan.robust is not None:
+        raise NotCovered(
+            f"Robust mixing ({plan.robust.rule}) is not linear: what hidden rows tell after it is not known. "
+            "Use guarantee='adaptive' or 'worst-case', in which every row counts as seen, or rule = 'mean'."
+        )
+    if plan.rounded is not None:
+        raise NotCovered(
+            f"Rows are rounded to {plan.rounded}: what rows that are hidden from an observer tell after that "
+            "is not known. Use guarantee='worst-case', in which every row counts as seen; 'adaptive' with a "
+            "method whose rows are all estimates (dsgd, muffliato, correlated, plain, or any in pairs); or "
+            "train.rows='model'."
+        )
+
+
+def sights(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[Sight]:
+    """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
+    expect_sums(plan)
+    unknown = unknown_draws(plan, coalition)
+    seen, live = _live(plan, coalition, unknown, public)
+    distinct = [len(np.unique(d[d >= 0])) == (d >= 0).sum() for d in plan.draw.values]
+    before = _Unknown(np.empty(0, np.int64), np.zeros((0, 0)), np.zeros(0), np.zeros(0))
+    for r in range(plan.releases):
+        keep = np.flatnonzero(live[r] & ~seen[r])
+        rows, kept = np.concatenate([keep, np.flatnonzero(live[r] & seen[r])]), len(keep)
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused by name
+            sight, before = _advance(plan, plan[r], rows, kept, unknown, distinct[plan.draw.which[r]], before)
+        yield sight
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    """The state: rows that J has not seen and that matter, with what is not known of them."""
+
+    rows: Ints
+    P: Floats  # conditional covariance
+    variance: Floats  # V: what entered by unseen ways, never reduced; P_aa <= V_a
+    size: Floats  # the same for shifts, per unit of gradient: bounds |shift| before any conditioning
+
+
+def _advance(
+    plan: Plan, this: Round, rows: Ints, kept: int, unknown: Bools, distinct: bool, before: _Unknown
+) -> tuple[Sight, _Unknown]:
+    position = np.full(plan.rows, -1)
+    position[before.rows] = np.arange(len(before.rows))
+    source, weight = this.source[rows], this.weight[rows]
+    at = np.where(source >= 0, position[source], -1)
+    used = (at >= 0) & (weight != 0)
+    mix = sparse.csr_array(
+        (weight[used], at[used], np.concatenate([[0], np.cumsum(used.sum(axis=1))])),
+        shape=(len(rows), len(before.rows)),
+    )
+    # P ← W P Wᵀ + N Nᵀ (Kalman 1960)
+    P = mix @ np.ascontiguousarray((mix @ before.P).T)
+    fresh_variance = _add_noise(P, plan, this, rows, unknown, distinct)
+    share = np.where(used, np.abs(weight), 0.0)
+    # (Σ w x)² <= (Σ|w|) (Σ |w| x²)
+    variance = share.sum(axis=1) * _gather(share, at, before.variance) + fresh_variance
+    step = this.step[rows]
+    size = _gather(share, at, before.size) + np.abs(step)
+
+    if not (np.isfinite(variance).all() and np.isfinite(size).all()):
+        raise PrivacyError("Expected noise and weights whose sums are numbers, got an overflow.")
+    white = whiten(P[kept:, kept:], variance[kept:])
+    gain = white.inverse @ P[kept:, :kept][white.fresh]
+    whole, P = P, P[:kept, :kept] - gain.T @ gain
+    sight = Sight(
+        rows=rows,
+        mix=mix,
+        owner=plan.owner[rows].astype(np.int64),
+        step=step,
+        kept=kept,
+        fresh=kept + white.fresh,
+        inverse=white.inverse,
+        gain=gain,
+        guard=white.guard,
+        null=kept + white.null,
+        null_weights=white.weights,
+        # Without any unseen noise nothing was ever subtracted: then every shift is one.
+        null_size=np.where(variance[kept:] > 0, size[kept:], 0.0)[white.null],
+        before=whole,
+        variance=variance,
+        size=size,
+    )
+    return sight, _Unknown(rows[:kept], P, variance[:kept], size[:kept])
+
+
+def _add_noise(P: Floats, plan: Plan, this: Round, rows: Ints, unknown: Bools, distinct: bool) -> Floats:
+    """Adds the covariance of the draws that J does not know; returns its diagonal."""
+    draw, std = this.draw[rows], this.std[rows]
+    counts = (draw >= 0) & (std != 0)
+    counts &= np.where(draw >= 0, unknown[draw], False)
+    entries = draw[counts]
+    variance: Floats = np.where(counts, std, 0.0) ** 2 @ np.ones(std.shape[1])
+    if distinct or len(np.unique(entries)) == len(entries):
+        P[np.diag_indices(len(rows))] += variance
+        return variance
+    row = np.nonzero(counts)[0]
+    noise = sparse.coo_array((std[counts], (row, entries)), shape=(len(rows), plan.draws)).tocsr()
+    shared: Floats = (noise @ noise.T).toarray()
+    P += shared
+    return shared.diagonal().copy()
+
+
+def _gather(share: Floats, at: Ints, values: Floats) -> Floats:
+    """Σ share·value of the sources, row by row."""
+    if not len(values):
+        return np.zeros(len(share))
+    return np.asarray((share * values[at]).sum(axis=1))
+
+
+class Whitening(NamedTuple):
+    """What makes the rows seen in a round independent, and what is left out of that."""
+
+    fresh: Ints  # rows with noise of their own, given those before them
+    inverse: Floats  # L⁻¹ [fresh, fresh], L Lᵀ the covariance of the fresh rows
+    null: Ints  # the other rows
+    weights: Floats  # Q [null, fresh]: what the null rows are made of
+    guard: float  # by how much whitened shifts have to grow when C loses ROUNDING·V; infinite if C may vanish
+
+
+def whiten(C: Floats, variance: Floats) -> Whitening:
+    """The whitening of rows with covariance C; `variance` is V.
+
+    A row is null when, given the rows before it, at most RESOLUTION·V is left of its variance.
+    """
+    k = len(C)
+    scale = np.sqrt(np.maximum(C.diagonal(), 0.0))
+    if (scale > 0).all():
+        try:
+            L = np.asarray(np.linalg.cholesky(C / scale[:, None] / scale), np.float64) * scale[:, None]
+            if (L.diagonal() ** 2 > RESOLUTION * variance).all():
+                inverse = _inverse(L)
+                nothing = np.empty(0, np.int64)
+                return Whitening(np.arange(k), inverse, nothing, np.empty((0, k)), _guard(inverse, variance))
+        except np.linalg.LinAlgError:
+            pass
+    fresh: list[int] = []
+    null: list[int] = []
+    inverse, Q = np.zeros((k, k)), np.zeros((k, k))
+    for a in range(k):
+        f = len(fresh)
+        said = inverse[:f, :f] @ C[fresh, a]
+        left = C[a, a] - said @ said
+        if left > RESOLUTION * variance[a]:
+            inverse[f, :f] = -(said @ inverse[:f, :f]) / np.sqrt(left)
+            inverse[f, f] = 1 / np.sqrt(left)
+            fresh.append(a)
+        else:
+            Q[len(null), :f] = said @ inverse[:f, :f]
+            null.append(a)
+    f = len(fresh)
+    inverse = inverse[:f, :f]
+    guard = _guard(inverse, variance[fresh])
+    return Whitening(np.array(fresh, np.int64), inverse, np.array(null, np.int64), Q[: len(null), :f], guard)
+
+
+def _inverse(L: Floats) -> Floats:
+    """The inverse of a lower triangular matrix, without the checks that cost more than the work."""
+    return np.asarray(dtrtri(L, lower=1)[0], np.float64) if len(L) else np.zeros((0, 0))
+
+
+def _guard(inverse: Floats, variance: Floats) -> float:
+    # C - E >= (1 - ρ) C with E = ROUNDING·V and ρ = tr(L⁻¹ E L⁻ᵀ)
+    share = ROUNDING * float((inverse * inverse @ variance).sum())
+    return 1 / math.sqrt(1 - share) if share < 0.5 else math.inf
+
+
+def unknown_draws(plan: Plan, coalition: Bools) -> Bools:
+    """[draws]: those that nobody in J knows. Who makes a row knows what enters it, listed or not."""
+    unknown = np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
+    entering = plan.draw.values[:, coalition[plan.owner]]
+    unknown[entering[entering >= 0]] = False
+    return unknown
+
+
+def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
+    """[releases, m]: the rows that J reads or makes, those it makes them of, and those that are public."""
+    readers = plan.readers.values
+    reads = ((coalition[readers] | (public is Public.LINKS)) & (readers >= 0)).any(axis=-1)
+    seen = reads[plan.readers.which] | coalition[plan.owner]
+    own = np.flatnonzero(coalition[plan.owner])
+    source, weight = (part.values[:, own][part.which] for part in (plan.source, plan.weight))
+    round, row, slot = np.nonzero((source >= 0) & (weight != 0))
+    later = round > 0
+    seen[round[later] - 1, source[round, row, slot][later]] = True
+    if public is not Public.NOTHING:
+        seen[:, : plan.agents] = True
+        seen[:, plan.memories] = True  # what follows from estimates that are known
+    return np.asarray(seen & plan.exists)
+
+
+def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple[Bools, Bools]:
+    """[releases, m] twice: the rows J sees; those it sees or that a later sight of J depends on.
+
+    J's own rows that hold nothing but what J knows are not live: they tell it nothing. Nor are memories of
+    estimates that it sees.
+    """
+    seen = seen_rows(plan, coalition, public)
+    own = np.flatnonzero(coalition[plan.owner])
+    live = seen.copy()
+    for r in range(plan.releases - 1, -1, -1):
+        told = own[live[r, own]]
+        draw, std = plan.draw[r][told], plan.std[r][told]
+        surprise = ((draw >= 0) & (std != 0) & unknown[draw]).any(axis=1)
+        if r > 0:
+            source, weight = plan.source[r][told], plan.weight[r][told]
+            surprise |= ((source >= 0) & (weight != 0) & ~seen[r - 1, source]).any(axis=1)
+        live[r, told[~surprise]] = False
+        if r > 0:
+            source, weight = plan.source[r][live[r]], plan.weight[r][live[r]]
+            used = source[(source >= 0) & (weight != 0)]
+            live[r - 1, used] = True
+            if (live[r - 1] & ~plan.exists[r - 1]).any():
+                missing = int(np.flatnonzero(live[r - 1] & ~plan.exists[r - 1])[0])
+                raise PrivacyError(
+                    f"Expected round {r} to use rows that were made, got row {missing}, "
+                    f"which round {r - 1} lacks."
+                )
+    if public is not Public.NOTHING:
+        live[:, plan.memories] = False
+    return seen, live

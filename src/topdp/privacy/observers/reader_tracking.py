@@ -1,0 +1,275 @@
+"""What observers who read every estimate learn of changes, for a batch of questions at once: bands of M.
+
+Where all estimates are seen, a row that is made of a hidden row a adds fresh noise of variance ν to w·a. So
+all rows seen in a round that are made of a are one look at it, with precision q = Σ w²/ν; and looks at
+different rows have independent noise. Given the looks, P ← P - P_O' (P_OO + 1/q)⁻¹ P_O; the hidden rows that
+are made next have w·P·w' + ν (Kalman 1960). Shifts go the same way, and M gathers δᵀ(P_OO + 1/q)⁻¹δ. That is
+the M of `filtering` and `gram`, by matrices as small as what is hidden (tested against both).
+
+`aligned` are the sums over rounds of one residue class: what a record tells whose changes all point one way.
+
+A change is followed until it has nothing left to tell, or for `longest` rounds. What is left then is bounded
+by whoever would see all the rows it has entered by the next round: Σ (w·shift)²/ν, since their covariance is
+at least that of their fresh noise.
+
+**Guarantees.** As `banded`: near part in `values`, the length of the far part at most `rest`. Rounding as in
+`filtering`: what is learned is stated for noise whose variance is smaller by `ROUNDING`·V in every row seen,
+V what entered it by hidden ways; C - E >= (1 - ρ)C with ρ = Σ E/ν, because C is at least the fresh noise.
+Where that leaves nothing (deviations that differ by a factor of millions) `UnsuitedError` is raised.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from topdp.base.array_types import Floats, Ints
+from topdp.privacy.observers.band_matrix import REST, Band
+from topdp.privacy.observers.observer_filter import ROUNDING
+from topdp.privacy.observers.reader_layout import Layout, UnsuitedError
+
+PAUSE = 4
+"""Rounds between attempts to let old changes go."""
+
+
+class Told(NamedTuple):
+    """Of one question: the band of each owner; [owners, classes] 1ᵀM1 over the rounds of each class."""
+
+    bands: list[Band]
+    aligned: Floats
+
+
+def tracked(
+    layout: Layout,
+    periods: Ints | None,
+    longest: int | None = None,
+    single: bool = True,
+    rest: float = REST,
+    owners: int = 1,
+) -> list[Told]:
+    """What the observers of each question are told.
+
+    `periods` [questions, owners]: rounds r and s are of one class where they are alike modulo the period;
+    None: no sums over classes are asked for, of `owners` each.
+    `longest`: rounds for which a change is followed at most. `single`: single changes are followed, too;
+    else there are no bands. `rest`: what may be left of a change that is let go, per largest change seen.
+    """
+    return _Tracks(layout, periods, longest, single, rest, owners).all()
+
+
+class _Tracks:
+    """The state of a batch: P and shifts of hidden rows, one row of zeros after them, and M so far.
+
+    Shifts S are of single changes, A of the sums over the rounds of a class.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        periods: Ints | None,
+        longest: int | None,
+        single: bool,
+        rest: float,
+        owners: int,
+    ) -> None:
+        self.layout, self.periods, self.longest, self.single = layout, periods, longest, single
+        self.bearable = rest
+        self.R, self.B, self.rows = layout.at.shape
+        classes = 0 if periods is None else min(int(periods.max()), self.R)
+        self.owners = owners = owners if periods is None else periods.shape[1]
+        self.K = layout.widest
+        self.low = 0  # the oldest change that is followed
+        k, W = self.K + 1, PAUSE if single else 0
+        self.P = np.zeros((self.B, k, k))
+        self.V = np.zeros((self.B, k))
+        self.A = np.zeros((self.B, k, owners, classes))
+        self.aligned = np.zeros((self.B, owners, self.A.shape[3]))
+        self.S = np.zeros((self.B, k, owners, W))
+        self.G = np.zeros((self.B, owners, W, W))
+        self.place: Ints = np.full((self.B, self.rows + 1), self.K)  # of a row among the hidden ones
+        self.values = np.zeros((self.B, owners, self.R, W))
+        self.rest = np.zeros((self.B, owners, self.R))
+        self.leaks = np.zeros((self.B, owners, self.R), bool)
+        self.written = np.zeros(self.B)  # the most that a change told whose row of M is final
+
+    def all(self) -> list[Told]:
+        for r in range(self.R):
+            if self.single and r and r % PAUSE == 0:
+                self._let_go(r)
+            self._look(r)
+            self._make(r)
+        if self.single:
+            self._write(self.R - self.low)
+        return [self._of(b) for b in range(self.B)]
+
+    def _of(self, b: int) -> Told:
+        parts = zip(self.values[b], self.rest[b], self.leaks[b], strict=True)
+        return Told([Band(*part) for part in parts] if self.single else [], self.aligned[b])
+
+    def _look(self, r: int) -> None:
+        """What is seen in round r of the hidden rows of the round before, and of this round's gradients."""
+        layout, k = self.layout, self.K + 1
+        b, a = np.nonzero(layout.tells[r])
+        if not len(b):
+            return
+        slot = self.place[b, layout.at[r, b, a]]  # NOWHERE is the last row of `place`: no hidden row
+        w, nu, d = layout.weight[r, b, a], layout.variance[r, b, a], layout.step[r, b, a]
+        share = np.bincount(b, 1 + w * w * self.V[b, slot] / nu, minlength=self.B) * ROUNDING
+        if not (share < 0.5).all():
+            raise UnsuitedError("Nothing but rounding is left of some noise.")
+        guard = 1 / (1 - share)
+
+        q = np.asarray(np.bincount(b * k + slot, w * w / nu, self.B * k), np.float64).reshape(self.B, k)
+        q[:, -1] = 0.0
+        mine = np.flatnonzero(d)
+        b, slot, owner = b[mine], slot[mine], layout.owner[b, a][mine]
+        alone = np.bincount(
+            b * self.owners + owner, (d * d / nu)[mine], minlength=self.B * self.owners
+        ).reshape(self.B, self.owners)
+        enters = np.zeros((self.B, k, self.owners))
+        np.add.at(enters, (b, slot, owner), (w * d / nu)[mine])
+        enters[:, -1] = 0.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            enters = np.where(q[:, :, None] > 0, enters / q[:, :, None], 0.0)
+        # Σ d²/ν over the rows that are made of one hidden row: of their mean, and what they say beside it
+        alone = np.maximum(alone - np.einsum("bk,bko,bko->bo", q, enters, enters), 0.0)
+        alone *= guard[:, None]
+        if self.single:
+            self.G[:, :, r - self.low, r - self.low] += alone
+        if self.periods is not None:
+            questions, owners = np.indices(self.periods.shape)
+            self.aligned[questions, owners, r % self.periods] += alone
+        self._condition(r, q, enters, guard)
+
+    def _condition(self, r: int, q: Floats, enters: Floats, guard: Floats) -> None:
+        """Looks with precision q at hidden rows, into which this round's change `enters`."""
+        k, B = self.K + 1, self.B
+        batch, seen = np.nonzero(q)
+        if not len(batch):
+            return
+        rank, most = _ranks(batch, B)
+        at = np.full((B, most), self.K)
+        at[batch, rank] = seen
+        noise = np.ones((B, most))
+        noise[batch, rank] = 1 / q[batch, seen]
+        flat = (at + np.arange(B)[:, None] * k).reshape(-1)
+        PO = self.P.reshape(-1, k)[flat].reshape(B, most, k)
+        C = PO[np.arange(B)[:, None, None], np.arange(most)[:, None], at[:, None, :]]
+        C[:, np.arange(most), np.arange(most)] += noise
+        entering = enters.reshape(B * k, -1)[flat].reshape(B, most, self.owners)
+        sums = self.A.reshape(B * k, -1)[flat].reshape(B, most, *self.A.shape[2:])
+        if self.periods is not None:
+            questions, owner = np.indices(self.periods.shape)
+            sums[questions, :, owner, r % self.periods] += entering.transpose(0, 2, 1)
+        parts = [PO, sums.reshape(B, most, -1)]
+        if self.single:
+            delta = self.S.reshape(B * k, -1)[flat].reshape(B, most, self.owners, -1)
+            delta[..., r - self.low] += entering
+            parts.append(delta.reshape(B, most, -1))
+        # Solved column by column, not by an inverse: so P is off by rounding of V alone, however much looks
+        # have in common. Scaled to ones on the diagonal, C is as well conditioned as fresh noise makes it.
+        root = np.sqrt(np.maximum(np.einsum("boo->bo", C), 0.0))[:, :, None]
+        if not (root > 0).all():
+            raise UnsuitedError("Nothing but rounding is left of some noise.")
+        scaled = C / root / root.transpose(0, 2, 1)
+        try:
+            solved = np.linalg.solve(scaled, np.concatenate(parts, axis=2) / root) / root
+        except np.linalg.LinAlgError:
+            raise UnsuitedError("Looks tell the same, up to rounding.") from None
+        back = np.ascontiguousarray(PO.transpose(0, 2, 1))
+        moved = back @ solved
+        self.P -= moved[:, :, :k]
+        end = k + parts[1].shape[2]
+        self.A -= moved[:, :, k:end].reshape(self.A.shape)
+        if self.periods is not None:
+            told = (parts[1] * solved[:, :, k:end]).sum(axis=1).reshape(self.aligned.shape)
+            self.aligned += np.maximum(told, 0.0) * guard[:, None, None]
+        if self.single:
+            self.S -= moved[:, :, end:].reshape(self.S.shape)
+            self._gather(parts[2], solved[:, :, end:], guard)
+
+    def _gather(self, delta: Floats, solved: Floats, guard: Floats) -> None:
+        """M gathers δᵀ C⁻¹ δ, owner by owner."""
+        B, most, W = self.B, delta.shape[1], self.S.shape[3]
+        left = delta.reshape(B, most, self.owners, W).transpose(0, 2, 3, 1)
+        product = left @ solved.reshape(B, most, self.owners, W).transpose(0, 2, 1, 3)
+        self.G += product * guard[:, None, None, None]
+
+    def _make(self, r: int) -> None:
+        """The hidden rows of round r, of those of the round before."""
+        layout, k, B = self.layout, self.K + 1, self.B
+        b, a = np.nonzero(layout.live[r])
+        rank, _ = _ranks(b, B)
+        source = np.full((B, k), self.K)
+        weight, nu = np.zeros((B, k)), np.zeros((B, k))
+        source[b, rank] = self.place[b, layout.at[r, b, a]]
+        weight[b, rank] = layout.weight[r, b, a]
+        nu[b, rank] = layout.variance[r, b, a]
+        flat = (source + np.arange(B)[:, None] * k).reshape(-1)
+        # P ← w P w' + ν: rows, then columns, which are rows of the transpose
+        half = self.P.reshape(-1, k)[flat].reshape(B, k, k) * weight[:, :, None]
+        turned = np.ascontiguousarray(half.transpose(0, 2, 1)).reshape(-1, k)[flat]
+        self.P = turned.reshape(B, k, k) * weight[:, :, None]
+        self.P[:, np.arange(k), np.arange(k)] += nu
+        d, owner = layout.step[r, b, a], layout.owner[b, a]
+        mine = np.flatnonzero(d)
+        b_mine, owner_mine = b[mine], owner[mine]
+        self.A, self.S = (
+            shifts.reshape(B * k, -1)[flat].reshape(shifts.shape) * weight[:, :, None, None]
+            if shifts.size
+            else shifts
+            for shifts in (self.A, self.S)
+        )
+        if self.periods is not None:
+            self.A[b_mine, rank[mine], owner_mine, (r % self.periods)[b_mine, owner_mine]] += d[mine]
+        if self.single:
+            self.S[b_mine, rank[mine], owner_mine, r - self.low] += d[mine]
+        self.V = weight**2 * self.V.reshape(-1)[flat].reshape(B, k) + nu
+        self.place = np.full((B, self.rows + 1), self.K)
+        self.place[b, a] = rank
+
+    def _let_go(self, r: int) -> None:
+        """Old changes that have nothing left to tell from round r on, or that were followed long enough."""
+        layout, k, followed = self.layout, self.K + 1, r - self.low
+        b, a = np.nonzero((layout.tells[r] | layout.live[r]) & (layout.at[r] >= 0))
+        slot = self.place[b, layout.at[r, b, a]]
+        w, nu = layout.weight[r, b, a], layout.variance[r, b, a]
+        Q = np.bincount(b * k + slot, w * w / nu, minlength=self.B * k).reshape(self.B, k)
+        Q[:, -1] = 0.0
+        left = np.sqrt(np.einsum("bk,bkow->bow", Q, self.S[..., :followed] ** 2))
+        largest = np.sqrt(self._largest())[:, None, None]
+        over = (left > self.bearable / 2 * largest).any(axis=(0, 1))
+        gone = int(over.argmax()) if over.any() else followed
+        if self.longest is not None:
+            gone = max(gone, followed - self.longest)
+        # Rounding is charged besides, as `banded` does.
+        self.rest[:, :, self.low : self.low + gone] = left[:, :, :gone] + REST / 2 * largest
+        self._write(gone)
+        kept = followed - gone
+        W = kept + PAUSE
+        S, G = np.zeros((self.B, k, self.owners, W)), np.zeros((self.B, self.owners, W, W))
+        S[..., :kept] = self.S[..., gone:followed]
+        G[..., :kept, :kept] = self.G[..., gone:followed, gone:followed]
+        self.S, self.G, self.low = S, G, self.low + gone
+
+    def _largest(self) -> Floats:
+        """[batch]: the most that a single change told so far."""
+        now = np.einsum("boww->bow", self.G).max(axis=(1, 2), initial=0.0)
+        return np.asarray(np.maximum(self.written, now))
+
+    def _write(self, gone: int) -> None:
+        """The first rows of what M is so far are final."""
+        W = min(self.G.shape[2], self.R - self.low)
+        if self.values.shape[3] < W:
+            room = ((0, 0), (0, 0), (0, 0), (0, W - self.values.shape[3]))
+            self.values = np.pad(self.values, room)
+        for s in range(gone):
+            self.values[:, :, self.low + s, : W - s] = self.G[:, :, s, s:W]
+            self.written = np.maximum(self.written, self.G[:, :, s, s].max(axis=1))
+
+
+def _ranks(batch: Ints, size: int) -> tuple[Ints, int]:
+    """The number of each entry within its question, entries sorted by question; and the most of one."""
+    count = np.bincount(batch, minlength=size)
+    return np.arange(len(batch)) - np.repeat(np.cumsum(count) - count, count), int(count.max(initial=0))

@@ -1,0 +1,71 @@
+"""The noise that every published calibration asks for one budget, at equal sensitivity."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.published.calibrations import CALIBRATIONS
+
+
+def side_by_side(
+    epsilon: float,
+    delta: float,
+    releases: int,
+    records: int,
+    clip: float = 1.0,
+    adjacency: str = "add-remove",
+    cycle: int | None = None,
+    poisson: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The JSON object of `topdp calibrate`: σ by calibration, null with a reason where one refuses.
+
+    `say` is told which calibration begins.
+
+    >>> found = side_by_side(1.0, 1e-5, releases=1000, records=2000)
+    >>> round(found["sigma"]["tight"], 5), round(found["sigma"]["theorem1"], 4)
+    (0.05899, 1.4703)
+    """
+    if not (0 < clip < float("inf")):
+        raise PrivacyError(f"Expected clip={clip} to be finite and > 0.")
+    if cycle is not None and poisson is not None:
+        raise PrivacyError("Expected batches in a cycle or Poisson batches, got both.")
+    batches: Batches = Full(records)
+    if cycle is not None:
+        batches = Cycle(records, cycle)
+    elif poisson is not None:
+        batches = Poisson(records, poisson)
+    kind = cast(Adjacency, adjacency)
+    sigma: dict[str, float | None] = {}
+    exact: dict[str, float | None] = {}
+    remarks: dict[str, str] = {}
+    for number, (name, rule) in enumerate(CALIBRATIONS.items(), 1):
+        say(f"{name}, calibration {number} of {len(CALIBRATIONS)}")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", PrivacyWarning)
+            try:
+                found = rule.calibrate(epsilon, delta, releases, batches, kind)
+                sigma[name], exact[name] = found.sigma, found.exact_epsilon
+            except NotCovered as refusal:
+                sigma[name], exact[name] = None, None
+                remarks[name] = str(refusal)
+        if caught:
+            remarks[name] = str(caught[0].message)
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "releases": releases,
+        "records": records,
+        "batches": {"kind": batches.kind, "size": batches.divisor},
+        "clip": clip,
+        "adjacency": adjacency,
+        "sensitivity": clip * batches.sensitivity(kind),
+        "sigma": sigma,
+        "noise_std": {name: None if value is None else value * clip for name, value in sigma.items()},
+        "exact_epsilon": exact,
+        **({"remarks": remarks} if remarks else {}),
+    }

@@ -1,0 +1,93 @@
+"""What noise a plan leaves in the estimates: in their average, and between them. Not a matter of privacy.
+
+Noise enters rows, and rows mix: both are linear, so the covariance of all rows follows from the plan alone.
+Methods can be compared by it before any data are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from topdp.base.array_types import AnyArray, Floats
+from topdp.errors import InputError
+from topdp.plan import Plan
+
+FEW = 100  # rows
+REPEATED = 16  # kinds of rounds that are held at once
+
+
+class Leftover(NamedTuple):
+    """Variances of one parameter, after each release.
+
+    `average` [releases]: of the mean of all estimates. `between` [releases]: of an estimate around that mean.
+    """
+
+    average: Floats
+    between: Floats
+
+
+def leftover(plan: Plan) -> Leftover:
+    """As if gradients did not react to noise. What rounding adds (`Plan.rounded`) is not in it.
+
+    >>> import numpy as np
+    >>> from topdp import protocols, topology
+    >>> from topdp.plan import Schedule
+    >>> steps = Schedule(rate=np.ones(2), noise=np.ones(2))
+    >>> plan = protocols.Muffliato(gossip=1).plan(topology.complete(4), steps, np.ones(4), seed=0)
+    >>> found = leftover(plan)
+    >>> found.average.round(3).tolist(), found.between.round(3).tolist()
+    ([0.25, 0.25, 0.5, 0.5], [0.75, 0.0, 0.75, 0.0])
+    """
+    if plan.adjusts is not None:
+        raise InputError("Expected a plan of linear rows, got one with Adam: its noise has no formula.")
+    if plan.robust is not None:
+        raise InputError("Expected a plan of linear rows, got robust mixing: its noise has no formula.")
+    n, m = plan.agents, plan.rows
+    mixing, fresh = _mixing(plan), _fresh(plan)
+    C, average, between = np.zeros((m, m)), np.zeros(plan.releases), np.zeros(plan.releases)
+    for r in range(plan.releases):
+        source = int(plan.source.which[r])
+        W = mixing(source, int(plan.weight.which[r]))
+        # C ← W C Wᵀ + N Nᵀ; C is symmetric
+        C = W @ np.ascontiguousarray((W @ C).T)
+        if plan.scale[r]:
+            C += plan.scale[r] ** 2 * fresh(source, int(plan.draw.which[r]), int(plan.std.which[r]))
+        of_mean = float(C[:n, :n].mean())
+        average[r], between[r] = of_mean, float(C.diagonal()[:n].mean()) - of_mean
+    return Leftover(average, between)
+
+
+def _mixing(plan: Plan) -> Callable[[int, int], Any]:
+    """W [rows, rows] by the kinds of its sources and weights."""
+
+    @lru_cache(maxsize=REPEATED)
+    def mixing(source: int, weight: int) -> Any:
+        found = _matrix(plan.source.values[source], plan.weight.values[weight], plan.rows)
+        return found.toarray() if plan.rows <= FEW else found  # few rows are as fast without a structure
+
+    return mixing
+
+
+def _fresh(plan: Plan) -> Callable[[int, int, int], Floats]:
+    """N Nᵀ [rows, rows] at unit scale, by kinds of sources (they say who exists), draws and deviations."""
+
+    @lru_cache(maxsize=REPEATED)
+    def fresh(source: int, draw: int, std: int) -> Floats:
+        exists = (plan.source.values[source] >= 0).any(axis=1)
+        draws = np.where(exists[:, None], plan.draw.values[draw], -1)
+        N = _matrix(draws, plan.std.values[std], plan.draws)
+        return np.asarray((N @ N.T).toarray())
+
+    return fresh
+
+
+def _matrix(columns: AnyArray, values: Floats, width: int) -> sparse.csr_array:
+    """[rows, width] of entries by row and column; -1 is none."""
+    used = columns >= 0
+    starts = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
+    return sparse.csr_array((values[used], columns[used], starts), shape=(len(columns), width))

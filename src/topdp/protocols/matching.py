@@ -1,0 +1,94 @@
+"""Who meets whom in the asynchronous protocols: one matching a round, by random search.
+
+In random order each agent that is on line asks its neighbours, in random order, and pairs with the first that
+is still free; never with its partner of the round before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from topdp.base.array_types import Bools, Floats, Ints
+from topdp.errors import InputError
+from topdp.plan import NOBODY
+from topdp.plan.random_streams import stream
+from topdp.topology import Topology
+
+CHUNK = 1024
+FEW = 100  # agents among whom edges are walked one by one
+
+
+class Pairs(NamedTuple):
+    partner: Ints  # [rounds, n]; NOBODY where there is none
+    online: Bools  # [rounds, n]
+
+
+def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pairs:
+    """The partners of all agents in all rounds.
+
+    Exactly round(offline·n) agents, drawn afresh, sit out each round.
+    """
+    if not 0 <= offline < 1:
+        raise InputError(f"Expected 0 <= offline < 1 (the share of agents that sit out), got {offline}.")
+    n = topology.agents
+    absent = round(offline * n)
+    first, second = topology.edges[:, 0], topology.edges[:, 1]
+    partner = np.full((rounds, n), NOBODY, np.int64)
+    online = np.ones((rounds, n), bool)
+    before: Any = [NOBODY] * n if n <= FEW else np.full(n, NOBODY, np.int64)
+    for start in range(0, rounds, CHUNK):
+        stop = min(start + CHUNK, rounds)
+        size = stop - start
+        rank = stream(seed, "pairs.rank", start).random((size, n)).argsort(axis=1).argsort(axis=1)
+        order = stream(seed, "pairs.offline", start).random((size, n)).argsort(axis=1)
+        np.put_along_axis(online[start:stop], order[:, :absent], False, axis=1)
+        # The search takes the edges in this order: by the rank of the end that asks first, then at random.
+        tie = stream(seed, "pairs.tie", start).random((size, len(first)))
+        keys = np.minimum(rank[:, first], rank[:, second]) + tie
+        free = online[start:stop, first] & online[start:stop, second]
+        if n <= FEW:
+            # Few agents: a walk through the edges in their order takes less than arrays do.
+            walk = np.where(free, keys, np.inf).argsort(axis=1)
+            many = np.count_nonzero(free, axis=1).tolist()
+            for t in range(start, stop):
+                edges = walk[t - start, : many[t - start]]
+                before = _walked(first[edges].tolist(), second[edges].tolist(), before)
+                partner[t] = before
+            continue
+        for t in range(start, stop):
+            usable = free[t - start] & (before[first] != second)
+            _match(first, second, np.where(usable, keys[t - start], np.inf), partner[t])
+            before = partner[t]
+    return Pairs(partner, online)
+
+
+def _walked(first: list[int], second: list[int], before: Sequence[int]) -> list[int]:
+    """Greedy matching of edges in this order, none of which is a pair of `before`."""
+    partner = [NOBODY] * len(before)
+    for i, j in zip(first, second, strict=True):
+        if partner[i] < 0 and partner[j] < 0 and before[i] != j:
+            partner[i], partner[j] = j, i
+    return partner
+
+
+def _match(first: Ints, second: Ints, key: Floats, partner: Ints) -> None:
+    """Greedy matching in the order of `key` (inf: not usable), many edges at a time.
+
+    An edge that is the least at both its ends would be taken by the one-by-one walk whatever comes before it.
+    """
+    least = np.empty(len(partner))
+    while True:
+        alive = np.isfinite(key)
+        if not alive.any():
+            return
+        first, second, key = first[alive], second[alive], key[alive]
+        least.fill(np.inf)
+        np.minimum.at(least, first, key)
+        np.minimum.at(least, second, key)
+        taken = (least[first] == key) & (least[second] == key)
+        partner[first[taken]] = second[taken]
+        partner[second[taken]] = first[taken]
+        key = np.where((partner[first] >= 0) | (partner[second] >= 0), np.inf, key)

@@ -1,0 +1,104 @@
+"""What every protocol is: settings in, plan out. No data, no noise payload, no torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from topdp.base.array_types import Floats
+from topdp.errors import InputError
+from topdp.plan import Plan
+from topdp.plan.schedules import Schedule
+from topdp.topology import Topology
+
+
+@dataclass(frozen=True)
+class Protocol(ABC):
+    """A rule by which agents mix, perturb and send their estimates.
+
+    Two protocols given the same seed make the same random choices wherever both make them, so that methods
+    are compared on equal partners.
+
+    A protocol of one's own writes a plan from a graph and a schedule:
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> class Silent(topdp.protocols.Protocol):
+    ...     def plan(self, topology, schedule, deviation, seed):
+    ...         plain = topdp.protocols.PlainSynchronous(0.5)
+    ...         return plain.plan(topology, schedule, 0 * deviation, seed)
+    >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
+    >>> float(Silent().plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0).std.values.max())
+    0.0
+    """
+
+    @abstractmethod
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        """The plan of all rounds of `schedule`.
+
+        `deviation` [agents]: each agent's full-scale standard deviation (the paper's σ_i·C) per unit of
+        `schedule.noise`.
+        """
+
+
+@dataclass(frozen=True)
+class UpdateRule(Protocol):
+    """The paper's: an agent mixes its own estimate, with weight `alpha`, and one received row (Eq. 3).
+
+    >>> from topdp.protocols import PlainSynchronous
+    >>> PlainSynchronous(0.25).mixing().tolist()
+    [0.25, 0.75]
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"Expected 0 <= alpha <= 1, got {self.alpha}.")
+
+    def mixing(self) -> Floats:
+        """[own estimate, received row]: the weights of the update rule."""
+        return np.array([self.alpha, 1.0 - self.alpha])
+
+
+OWN_SHARE = 1.0
+"""Received noise counts as at most one's own. Smaller shares left more noise in the average at equal ε (view,
+adaptive or worst case; Dirichlet shards, mixed budgets), never noticeably less."""
+
+
+def reduced(own: Floats, received: Floats, alpha: float, own_share: float = OWN_SHARE) -> Floats:
+    """The noise still to be added when (1-α) of a received row's noise already counts.
+
+    The paper writes this for one σ. Where agents differ, the received row may be so noisy that nothing is
+    left to add; who knows that noise would then read the gradient as it is. So at least `own_share` of what
+    equal noise leaves, √(1 - (1-α)²)·σ_i, is added. Where noise is equal that changes nothing.
+
+    **Guarantees.** More than 0 whenever own, alpha and own_share are: no row leaves without noise of its own.
+
+    >>> import numpy as np
+    >>> own, received = np.ones(3), np.array([0.5, 1.0, 2.0])
+    >>> reduced(own, received, alpha=0.5).round(3).tolist()
+    [0.968, 0.866, 0.866]
+    >>> reduced(own, received, alpha=0.5, own_share=0.5).round(3).tolist()
+    [0.968, 0.866, 0.433]
+    """
+    # Eq. (5b): σ_i^j = √(σ_i² - (1-α)² σ_k²)
+    variance = own**2 - (1.0 - alpha) ** 2 * received**2
+    least = own_share**2 * (own**2 - (1.0 - alpha) ** 2 * own**2)
+    return np.asarray(np.sqrt(np.maximum(variance, least)))
+
+
+def check_own_share(own_share: float) -> None:
+    if not 0 <= own_share <= 1:
+        raise InputError(f"Expected 0 <= own_share <= 1, got {own_share}.")
+
+
+def check_deviation(deviation: Floats, agents: int) -> Floats:
+    deviation = np.asarray(deviation, float)
+    if deviation.shape != (agents,):
+        raise InputError(f"Expected one noise deviation per agent ({agents}), got shape {deviation.shape}.")
+    if not np.isfinite(deviation).all() or (deviation < 0).any():
+        raise InputError("Expected every noise deviation to be finite and >= 0.")
+    return deviation

@@ -1,0 +1,460 @@
+"""RunConfig <-> TOML: read, checked and explained. Unknown keys and values get a did-you-mean.
+
+Values only; build.py makes objects of the names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from topdp.base import toml_text
+from topdp.errors import InputError
+
+# What is larger overflows when it is multiplied by other numbers of a configuration.
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Auto = Literal["auto"]  # chosen before the run begins, and written into its configuration
+# A plan is written before anything is refused: a million rounds take half a minute and gigabytes.
+Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+GIVEN = "given in Python"  # instead of the name of a data set, model, loss or metric
+
+
+class ConfigError(InputError):
+    """A configuration that cannot be run: says what was expected, what came and what to do."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TopologyConfig(Section):
+    kind: Literal[
+        "random",
+        "ring",
+        "star",
+        "tree",
+        "mesh",
+        "complete",
+        "grid",
+        "small-world",
+        "regular",
+        "file",
+    ] = "random"
+    agents: Annotated[int, Field(ge=2)] = 30
+    connection: Annotated[float, Field(gt=0, le=1)] = 0.2
+    hubs: Count = 2
+    degree: Count = 4
+    rewire: Annotated[float, Field(ge=0, le=1)] = 0.1
+    path: str | None = None
+    weights: Literal["refuse", "ignore"] = "refuse"  # on the links of a file
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_is_a_file(cls, tree: Any) -> Any:
+        """A path alone says that it is a file; so does one in the place of a kind: `kind = "edges.txt"`."""
+        if not isinstance(tree, dict):
+            return tree
+        kind, path = tree.get("kind"), tree.get("path")
+        if path is None and isinstance(kind, str) and {".", "/", "\\"} & set(kind):
+            return {**tree, "kind": "file", "path": kind}
+        return tree if kind is not None or path is None else {**tree, "kind": "file"}
+
+    @model_validator(mode="after")
+    def _file_has_path(self) -> TopologyConfig:
+        if self.kind == "file" and self.path is None:
+            raise ValueError('kind = "file" needs path = "edges.txt", an edge-list file')
+        return self
+
+
+class DecayConfig(Section):
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.9
+    period: Count = 1000
+
+
+class NoiseAlongConfig(Section):
+    kind: Literal["constant", "power", "curvature", "steps"] | None = None  # None: as the method says
+    exponent: Annotated[float, Field(ge=-2, le=2)] = 0.5
+    curvature: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _curvature_is_stated(self) -> NoiseAlongConfig:
+        if self.kind == "curvature" and self.curvature is None:
+            raise ValueError('kind = "curvature" needs curvature = a number > 0 or a list of them')
+        return self
+
+
+class MethodConfig(Section):
+    name: Literal[
+        "no-noise",
+        "plain",
+        "li18",
+        "li18-ma",
+        "udp",
+        "optimal",
+        "top",
+        "top-dp",
+        "dsgd",
+        "muffliato",
+        "correlated",
+        "central",
+    ] = "top-dp"
+    mode: Literal["sync", "async"] = "sync"
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
+    own_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the noise that equal agents add to a message
+    calibration: Literal["tight", "optimal", "udp", "moments", "advanced", "theorem1"] | None = None
+    noise_on: Literal["gradient", "estimate"] = "gradient"
+    offline: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    secrets: Literal["regular", "all", "links"] = "regular"  # who draws noise with whom (correlated)
+    secrets_degree: Count | Auto = "auto"  # partners of an agent, where they are regular
+    pair_noise: NotNegative | Auto = "auto"  # deviation of a pair's draw, over that of own noise
+    gossip: Annotated[int, Field(ge=0)] | Auto = "auto"  # steps of averaging between gradients
+    chebyshev: bool = True  # accelerates them
+    decay: DecayConfig = DecayConfig()
+    decays: bool | None = None  # true: noise_along.kind = "steps"; false: "constant"
+    noise_along: NoiseAlongConfig = NoiseAlongConfig()
+
+    @model_validator(mode="after")
+    def _one_law_of_noise(self) -> MethodConfig:
+        kind = self.noise_along.kind
+        if None not in (kind, self.decays) and self.decays != (kind == "steps"):
+            raise ValueError(
+                f'decays = {str(self.decays).lower()} and noise_along.kind = "{kind}" contradict each other: '
+                "leave decays away"
+            )
+        if kind in ("power", "curvature") and self.noise_on == "estimate":
+            raise ValueError(
+                f'noise_along.kind = "{kind}" is a law of the noise on gradients: use noise_on = "gradient"'
+            )
+        return self
+
+
+class PrivacyConfig(Section):
+    epsilon: Positive | list[Positive] = 1.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    clip: Positive = 4.0
+    clipping: Literal["flat", "per-layer", "normalised"] = "flat"  # how gradients get no longer than that
+    guarantee: Literal["claimed", "view", "adaptive", "worst-case"] = "adaptive"
+    answers: list[Literal["view", "adaptive", "outsider"]] = []  # beside the guarantee's
+    colluders: Annotated[int, Field(ge=0)] = 1  # agents that pool what they see (adaptive)
+    adjacency: Literal["add-remove", "replace-one"] = "add-remove"
+    sigma: NotNegative | list[NotNegative] | None = None
+    patient: bool = False  # also compute answers that take very long
+
+
+class CycleBatch(Section):
+    cycle: Count
+
+
+class PoissonBatch(Section):
+    poisson: Count
+
+
+SITES = "sites"
+"""What `data.name` is where the records of each agent are in a file of their own."""
+
+with warnings.catch_warnings():
+    # "schema" is what everybody calls it; pydantic has an old function of that name, which nobody here uses.
+    warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
+
+    class DataConfig(Section):
+        name: str = "mnist"
+        sites: Annotated[list[str], Field(min_length=1)] | None = None  # one file or folder for each agent
+        test: str | None = None  # test records of own files
+        schema: dict[str, Any] | None = None  # type: ignore[assignment]
+        partition: Literal["iid", "dirichlet", "label", "sizes"] = "iid"
+        concentration: Positive = 0.5
+        labels_per_agent: Count = 2
+        sizes: list[Count] | list[Positive] | None = None  # counts, or fractions of all
+        batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
+        records: Count | None = None
+        validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share held out and tested on
+        features: Literal["none", "scattering", "given"] = "none"  # given: a function, from Python
+        feature_groups: Count = 27  # of channels that are normalised together
+
+        @model_validator(mode="before")
+        @classmethod
+        def _sites_have_a_name(cls, tree: Any) -> Any:
+            return {"name": SITES, **tree} if isinstance(tree, dict) and tree.get("sites") else tree
+
+        @model_validator(mode="after")
+        def _sites_are_the_partition(self) -> DataConfig:
+            if self.sites is not None and self.name != SITES:
+                raise ValueError("expected name or sites, got both: leave one away")
+            return self
+
+
+def _known_alias(loss: Any) -> Any:
+    return "cross-entropy" if loss == "cross_entropy" else loss
+
+
+class ModelConfig(Section):
+    name: str = "mlp"
+
+
+class TrainConfig(Section):
+    loss: Annotated[
+        Literal["cross-entropy", "mse", "huber", "bce", "given in Python"], BeforeValidator(_known_alias)
+    ] = "cross-entropy"
+    metrics: list[str] | None = None  # None: those that are usual for the loss
+    learning_rate: Positive | Annotated[list[Positive], Field(min_length=1)] = 0.5  # a list: of each round
+    fading: Literal["none", "linear", "cosine", "sqrt-epoch", "step"] = "linear"
+    fading_factor: Annotated[float, Field(gt=0, le=1)] = 0.5  # "step": times this,
+    fading_period: Count | None = None  # after so many rounds each; None: a third of all
+    warmup: Annotated[int, Field(ge=0)] = 0  # rounds in which steps grow to their size
+    rounds_per_epoch: Count | None = None
+    optimiser: Literal["sgd", "momentum", "nesterov", "adam"] = "sgd"  # after the noise
+    momentum: Share = 0.9  # of momentum and nesterov, and Adam's first
+    second_moment: Share = 0.999  # Adam's
+    floor: Positive = 1e-8  # of Adam's root
+    weight_decay: NotNegative = 0.0
+    average: Share = 0.0  # the share of the past in the average of estimates that is reported; 0: none
+    rows: Literal["model", "bfloat16"] = "model"  # in which numbers rows are kept; model: in those of its own
+    evaluate_every: Count = 10
+    checkpoint_every: Count = 100
+
+
+class RobustConfig(Section):
+    rule: Literal["mean", "clipped", "trimmed", "nearest"] = "mean"  # how rows of others enter a mix
+    hostile: Count = 1  # of the rows that an agent mixes, at most so many are hostile
+    radius: Positive | Auto = "auto"  # of "clipped"; auto: by the distances of the rows that came
+
+    @model_validator(mode="after")
+    def _a_radius_clips(self) -> RobustConfig:
+        if self.radius != "auto" and self.rule != "clipped":
+            raise ValueError(f'radius is of rule = "clipped" alone, got one with rule = "{self.rule}"')
+        return self
+
+
+class AttackConfig(Section):
+    name: Literal["none", "sign-flip", "large-norm", "drift", "label-flip", "a-little", "random"] = "none"
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.2  # of the agents that are hostile
+    strength: NotNegative | None = None  # None: as usual for the attack
+    agents: list[Annotated[int, Field(ge=0)]] | None = None  # None: chosen by the seed
+
+
+class ReportConfig(Section):
+    sinks: list[Literal["tensorboard", "mlflow", "wandb"]] = []  # where metrics go as well
+
+
+class RunConfig(Section):
+    """Everything that decides a run. Two runs with one RunConfig draw the same numbers on the same device."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    rounds: Rounds = 150
+    topology: TopologyConfig = TopologyConfig()
+    method: MethodConfig = MethodConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    robust: RobustConfig = RobustConfig()
+    attack: AttackConfig = AttackConfig()
+    report: ReportConfig = ReportConfig()
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def presets() -> list[str]:
+    """The names of the configurations that ship with topdp."""
+    return sorted(
+        p.name.removesuffix(".toml") for p in _preset_folder().iterdir() if p.name.endswith(".toml")
+    )
+
+
+def read(path: Path | None = None, preset: str | None = None, changes: list[str] | None = None) -> RunConfig:
+    """The configuration in a file or a preset (`default` when neither is named), with `key=value` changes."""
+    if path is not None and preset is not None:
+        raise ConfigError("Expected a configuration file or --preset, got both: leave one away.")
+    if path is not None:
+        try:
+            text = path.read_text(encoding="utf-8-sig")  # some editors write a mark first
+        except OSError as error:
+            raise ConfigError(f"Expected a TOML file, could not read {path}: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"Expected TOML in UTF-8 in {path}: {error}.") from error
+        origin = str(path)
+    else:
+        name = "default" if preset is None else preset
+        if name not in presets():
+            raise ConfigError(f"Expected a preset, got {name!r}.{did_you_mean(name, presets())}")
+        text = (_preset_folder() / f"{name}.toml").read_text(encoding="utf-8")
+        origin = f"preset {name}"
+    try:
+        tree = toml_text.parsed(text)
+    except ValueError as error:  # also a number of thousands of digits
+        raise ConfigError(f"Expected TOML in {origin}: {error}.") from error
+    for change in changes or []:
+        _apply(tree, change)
+    _take_in_schema(tree)
+    return parse(tree, origin)
+
+
+def changed(text: str, changes: list[str]) -> RunConfig:
+    """A configuration that is TOML already, with `key=value` changes."""
+    tree = toml_text.parsed(text)
+    for change in changes:
+        _apply(tree, change)
+    return parse(tree, ", ".join(changes))
+
+
+def parse(tree: dict[str, Any], origin: str = "configuration") -> RunConfig:
+    """A checked RunConfig, or one ConfigError that names every fault."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        faults = dict.fromkeys(_explain(fault, tree) for fault in error.errors())
+        raise ConfigError(f"{origin}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
+
+
+def _take_in_schema(tree: dict[str, Any]) -> None:
+    """The path of a schema becomes what it says: run folders and manifests state it whole."""
+    data = tree.get("data")
+    if isinstance(data, dict) and isinstance(data.get("schema"), str):
+        from topdp.data.readers.table_schema import read_tree
+
+        data["schema"] = read_tree(data["schema"])
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """' Did you mean x?' when x is near, else ' Known: ...'."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+
+
+def _preset_folder() -> Any:
+    return resources.files("topdp.runs") / "presets"
+
+
+def _apply(tree: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"Expected --set key=value, for example privacy.epsilon=2, got {change!r}.")
+    try:
+        value = toml_text.parsed(f"value = {text}")["value"]
+    except ValueError:  # no TOML, a number of thousands of digits, or of brackets
+        value = text.strip()  # a bare word is a string: --set method.name=plain
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        inner = tree.setdefault(section, {})
+        if not isinstance(inner, dict):
+            inner = tree[section] = {}
+        tree = inner
+    tree[last] = value
+
+
+# Keys with more than one form, in words: pydantic complains once for each form.
+UNIONS = {
+    "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
+    "method.secrets_degree": 'a whole number >= 1, or "auto"',
+    "method.pair_noise": 'a number from 0 to 1e30, or "auto"',
+    "method.gossip": 'a whole number >= 0, or "auto"',
+    "robust.radius": 'a number > 0 and at most 1e30, or "auto"',
+    "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
+    "method.noise_along.curvature": "a number > 0 and at most 1e30, or a list of them",
+    "train.learning_rate": "a number > 0 and at most 1e30, or a list of them, one a round",
+    "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
+    "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",
+}
+
+
+def _explain(fault: Any, tree: dict[str, Any]) -> str:
+    path = [str(part) for part in fault["loc"]]
+    key = ".".join(path)
+    for union, expected in UNIONS.items():
+        if f"{key}.".startswith(f"{union}."):  # what follows names the form that did not fit
+            return f"{union}: expected {expected}, got {_came(_at(tree, union))}."
+    if fault["type"] == "extra_forbidden":
+        path = [*path, *_only_keys(fault["input"])]
+        return f"{'.'.join(path)}: no such key.{_nearest_key(path)}"
+    if fault["type"] == "literal_error":
+        known = [word.strip(" '") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(",")]
+        return f"{key}: got {_came(fault['input'])}.{did_you_mean(str(fault['input']), known)}"
+    if fault["type"] == "model_type":
+        keys = _known_keys(path)
+        return f"{key}: expected its keys ({', '.join(keys)}), as {key}.{keys[0]}=..., got " + (
+            f"{_came(fault['input'])}."
+        )
+    message = fault["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return (
+        f"{key}: {message}, got {_came(fault['input'])}."
+        if fault["type"] != "value_error"
+        else f"{key}: {message}."
+    )
+
+
+def _came(value: Any) -> str:
+    """What came, as one would type it, and not pages of it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits, lists in lists in lists
+        text = f"a {type(value).__name__} too long to print"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree
+
+
+def _only_keys(value: Any) -> list[str]:
+    """Of decay.factor=0.9 pydantic names decay alone; the rest is part of the key that was typed, too."""
+    keys = []
+    while isinstance(value, dict) and len(value) == 1:
+        ((key, value),) = value.items()
+        keys.append(str(key))
+    return keys
+
+
+def _nearest_key(path: list[str]) -> str:
+    """One of a similar name in the same place, in another place, or what there is."""
+    key, every = ".".join(path), _all_keys()
+    here = _known_keys(path[:-1])
+    if difflib.get_close_matches(path[-1], here, n=1, cutoff=0.6):
+        return did_you_mean(path[-1], here)
+    elsewhere = (
+        [known for known in every if f".{known}".endswith(f".{key}")]
+        or (difflib.get_close_matches(key, every, n=1, cutoff=0.8) if not here else [])
+        or [known for known in every if known.split(".")[-1] == path[-1]]
+    )
+    if elsewhere:
+        return f" Did you mean {' or '.join(map(repr, elsewhere))}?"
+    depth = next(depth for depth in reversed(range(len(path))) if _known_keys(path[:depth]))
+    return did_you_mean(path[depth], _known_keys(path[:depth]))
+
+
+def _all_keys(section: Any = None, before: str = "") -> list[str]:
+    """Every key that holds a value, with its sections."""
+    found: list[str] = []
+    for name, field in (section or RunConfig).model_fields.items():
+        inner = _section_of(field.annotation) if f"{before}{name}" not in UNIONS else None
+        found += _all_keys(inner, f"{before}{name}.") if inner else [before + name]
+    return found
+
+
+def _known_keys(path: list[str]) -> list[str]:
+    model: Any = RunConfig
+    for part in path:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        model = _section_of(annotation)
+        if model is None:
+            return []
+    return list(model.model_fields)
+
+
+def _section_of(annotation: Any) -> Any:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)

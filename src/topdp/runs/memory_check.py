@@ -1,0 +1,105 @@
+"""Whether a run fits into memory, asked before it begins: what its rows and records will take, by counting.
+
+An estimate from below (Python, activations and the account come on top), so that nothing which would run is
+refused. Not a limit of any kind on what is allocated later.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from topdp.data.shards import Shards
+from topdp.errors import InputError
+from topdp.simulator.engine import ALIGN, ROUNDED, Engine, at_once
+from topdp.simulator.ranks.process_group import Group
+
+SMALL = 1 << 30  # bytes that are not asked about
+
+
+class Need(NamedTuple):
+    """Bytes on one device of one machine, and what for."""
+
+    place: str
+    rows: int
+    gradients: int
+    records: int
+    free: int | None
+
+    @property
+    def total(self) -> int:
+        return self.rows + self.gradients + self.records
+
+
+def need_of(engine: Engine) -> Need:
+    """Rows twice (before and after a round), gradients of as many agents as are taken at once, records."""
+    flat, shards = engine.gradients.flat, engine.shards
+    align = ALIGN[engine.device.type]
+    rounded = engine.plan.rounded
+    width, wide = -(-flat.dimension // align) * align, flat.dtype.itemsize
+    kept = wide if rounded is None else ROUNDED[rounded].itemsize
+    agents, together = len(engine.layout.agents), at_once(flat.dimension, rounded is not None)
+    if engine.device.type != "cpu" and rounded is None:
+        together = agents
+    # Beside gradients stand the rows that they are taken at, where those have to be widened.
+    beside = width * wide * (1 if rounded is None else 2)
+    held = [shards.inputs, shards.targets, shards.test_inputs, shards.test_targets]
+    records = sum(part.numel() * part.element_size() for part in held if part is not None)
+    place = platform.node() if engine.device.type == "cpu" else f"{platform.node()} {engine.device}"
+    rows, gradients = 2 * engine.layout.capacity * width * kept, min(agents, together) * beside
+    return Need(place, rows, gradients, records, free_on(engine.device))
+
+
+def expect_room_for_records(shards: Shards, device: torch.device) -> None:
+    """Refuses records that cannot be sent to a GPU, before they are."""
+    if device.type == "cpu":
+        return
+    held = [shards.inputs, shards.targets, shards.test_inputs, shards.test_targets]
+    sent = [part for part in held if part is not None and part.device.type != device.type]
+    total, free = sum(part.numel() * part.element_size() for part in sent), free_on(device)
+    if total > SMALL and free is not None and total > free:
+        raise InputError(
+            f"Expected room for the records of {shards.agents} agents on {device}: they take "
+            f"{total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there. Use fewer records, smaller "
+            "features, or --device cpu."
+        )
+
+
+def expect_room(engine: Engine, group: Group | None = None) -> None:
+    """Refuses a run that cannot fit; ranks of one machine share its memory."""
+    mine = need_of(engine)
+    needs = [mine] if group is None else group.all(mine)
+    for place in dict.fromkeys(need.place for need in needs):
+        there = [need for need in needs if need.place == place]
+        # Records are in memory already, and are not free any more.
+        total = sum(need.rows + need.gradients for need in there)
+        known = [need.free for need in there if need.free is not None]
+        if total > SMALL and known and total > min(known):
+            parts = " and ".join(
+                f"{sum(getattr(need, part) for need in there) / 1e9:.1f} GB of {part}"
+                for part in ("rows", "gradients")
+            )
+            raise InputError(
+                f"Expected room for {engine.plan.agents} agents of {engine.gradients.flat.dimension} "
+                f"parameters: {parts} are needed on {place}, where {min(known) / 1e9:.1f} GB are free. Use "
+                "more machines (torchrun), fewer agents, a smaller model, or train.rows = bfloat16."
+            )
+
+
+def free_on(device: torch.device) -> int | None:
+    """Bytes that can still be had; None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    found = []
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError, IndexError):
+        pass
+    return min(found) if found else None

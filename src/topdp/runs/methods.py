@@ -1,0 +1,100 @@
+"""The named methods: each is a protocol, a calibration of its noise, and a law of the noise along the rounds.
+
+docs/methods.md says which to choose; docs/paper.md has the table of the paper's. Plans are written by
+protocols/, budgets are met by privacy/: this file only says which goes with which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from topdp.errors import InputError
+from topdp.protocols import (
+    Central,
+    Correlated,
+    Dsgd,
+    Muffliato,
+    PlainAsynchronous,
+    PlainSynchronous,
+    Protocol,
+    TopAsynchronous,
+    TopSynchronous,
+)
+from topdp.runs.config import ConfigError, MethodConfig
+
+Number = TypeVar("Number", int, float)
+
+
+def _plain(c: MethodConfig) -> Protocol:
+    return PlainSynchronous(c.alpha) if c.mode == "sync" else PlainAsynchronous(c.alpha, c.offline)
+
+
+def _top(c: MethodConfig) -> Protocol:
+    if c.mode == "sync":
+        return TopSynchronous(c.alpha, c.own_share)
+    return TopAsynchronous(c.alpha, c.offline, c.own_share)
+
+
+def _muffliato(c: MethodConfig) -> Protocol:
+    return Muffliato(settled("gossip", c.gossip), c.chebyshev)
+
+
+def _correlated(c: MethodConfig) -> Protocol:
+    return Correlated(
+        c.secrets,
+        settled("secrets_degree", c.secrets_degree),
+        settled("pair_noise", c.pair_noise),
+        settled("gossip", c.gossip),
+        c.chebyshev,
+    )
+
+
+@dataclass(frozen=True)
+class Method:
+    """`calibration` None: any, `tight` unless the configuration names another.
+
+    `noise_along`: the law of the noise along the rounds where the configuration names none.
+    """
+
+    name: str
+    writer: Callable[[MethodConfig], Protocol]
+    noisy: bool = True
+    noise_along: str = "constant"
+    calibration: str | None = None
+    modes: tuple[str, ...] = ("sync", "async")
+    pools: bool = False  # all records in one place: needs a trusted party
+
+    def protocol(self, c: MethodConfig) -> Protocol:
+        if c.mode not in self.modes:
+            raise ConfigError(
+                f"method.mode: {self.name} has {' and '.join(self.modes)} alone, got {c.mode!r}."
+            )
+        return self.writer(c)
+
+
+def settled(key: str, value: Number | str) -> Number:
+    """A number that was chosen: `auto` has become one before a plan is written (`runs/resolve_auto.py`)."""
+    if isinstance(value, str):
+        raise InputError(f"Expected method.{key} as a number here, got {value!r}.")
+    return value
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("no-noise", _plain, noisy=False),
+        Method("plain", _plain),
+        Method("li18", _plain, calibration="advanced"),
+        Method("li18-ma", _plain, calibration="moments"),
+        Method("udp", _plain, calibration="udp"),
+        Method("optimal", _plain, calibration="optimal"),
+        Method("top", _top),
+        Method("top-dp", _top, noise_along="steps"),
+        Method("dsgd", lambda c: Dsgd(), modes=("sync",), noise_along="power"),
+        Method("muffliato", _muffliato, modes=("sync",), noise_along="power"),
+        Method("correlated", _correlated, modes=("sync",), noise_along="power"),
+        Method("central", lambda c: Central(), modes=("sync",), noise_along="power", pools=True),
+    )
+}

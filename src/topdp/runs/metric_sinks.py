@@ -1,0 +1,202 @@
+"""Where metrics can go beside the run folder: TensorBoard, MLflow, Weights & Biases. Only where asked for.
+
+Each is a callback. Its package is imported when the sink is named, before anything is planned, so that a
+missing one is said at once. What is written: the configuration, the ε of the account, and the metrics of
+every evaluation, mean, worst and best agent. Never estimates, gradients, records or losses on them.
+
+Nothing leaves the machine unless its user has arranged it: TensorBoard writes into the run folder, MLflow
+where MLFLOW_TRACKING_URI says, else beside the run, and Weights & Biases offline unless WANDB_MODE=online.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+
+from topdp.runs.best_estimates import names
+from topdp.runs.callbacks import Running
+from topdp.runs.config import ConfigError, did_you_mean
+from topdp.runs.result import Metrics, Result
+
+PROJECT = "topdp"
+
+# Of Weights & Biases: nothing of the machine, no program, host, commit, packages or output.
+NOT_OF_THE_MACHINE = ("disable_git", "x_disable_meta", "x_disable_stats")
+OFF: dict[str, Any] = {"console": "off", "save_code": False, "x_save_requirements": False}
+
+
+def named(sinks: Iterable[str]) -> list[Sink]:
+    """The sinks of these names, each once; refused where a package is missing."""
+    made = []
+    for name in dict.fromkeys(sinks):
+        if name not in SINKS:
+            raise ConfigError(f"sinks: got {name!r}.{did_you_mean(name, list(SINKS))}")
+        made.append(SINKS[name]())
+    return made
+
+
+class Sink(ABC):
+    """What all have in common: configuration and ε at the start, metrics at every evaluation."""
+
+    def on_start(self, run: Running) -> None:
+        self.open(run, _flat(run.config.model_dump(exclude_none=True)), _epsilons(run))
+
+    def on_evaluation(self, run: Running) -> None:
+        assert run.metrics is not None
+        self.log(_values(run.metrics), run.metrics["round"])
+
+    def on_end(self, result: Result) -> None:
+        self.close("stopped" if result.stopped else "done")
+
+    def on_break(self, error: BaseException) -> None:
+        self.close("broken off")
+
+    @abstractmethod
+    def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
+        """Before the first round."""
+
+    @abstractmethod
+    def log(self, values: dict[str, float], round: int) -> None:
+        """One evaluation."""
+
+    @abstractmethod
+    def close(self, state: str) -> None:
+        """The run is done, stopped, or broken off; also where it was never opened."""
+
+
+@final
+class TensorBoard(Sink):
+    """Event files in the folder `tensorboard` of the run: tensorboard --logdir RUN"""
+
+    def __init__(self) -> None:
+        _package("tensorboard", "tensorboard")
+        self._torch = _package("torch.utils.tensorboard", "tensorboard")
+        self._writer: Any = None
+
+    def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
+        # A run that goes on drops what was logged beyond the checkpoint it goes on from.
+        purge = {} if run.metrics is None else {"purge_step": run.metrics["round"] + 1}
+        self._writer = self._torch.SummaryWriter(log_dir=str(_place(run) / "tensorboard"), **purge)
+        lines = "\n".join(f"    {key} = {value}" for key, value in settings.items())
+        self._writer.add_text("configuration", lines, 0)
+        for name, value in epsilons.items():
+            self._writer.add_scalar(name, value, 0)
+
+    def log(self, values: dict[str, float], round: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, round)
+        self._writer.flush()  # somebody may be looking, or the run be killed
+
+    def close(self, state: str) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+@final
+class MLflow(Sink):
+    """A run in the experiment `topdp`, by MLflow's client: no tags of user, program or commit are added."""
+
+    def __init__(self) -> None:
+        self._tracking = _package("mlflow.tracking", "mlflow")
+        self._client: Any = None
+        self._run = ""
+
+    def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_place(run).resolve() / 'mlflow.db'}"
+        self._client = self._tracking.MlflowClient(tracking_uri=uri)
+        known = self._client.get_experiment_by_name(PROJECT)
+        experiment = known.experiment_id if known else self._client.create_experiment(PROJECT)
+        self._run = self._client.create_run(experiment, run_name=_title(run)).info.run_id
+        for key, value in settings.items():
+            self._client.log_param(self._run, key, str(value))
+        for name, value in epsilons.items():
+            self._client.log_metric(self._run, name, value, step=0)
+
+    def log(self, values: dict[str, float], round: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=round)
+
+    def close(self, state: str) -> None:
+        if self._run:
+            self._client.set_terminated(self._run, "KILLED" if state == "broken off" else "FINISHED")
+
+
+@final
+class WeightsAndBiases(Sink):
+    """A run of the project `topdp`, kept in the run folder until `wandb sync`, unless WANDB_MODE=online."""
+
+    def __init__(self) -> None:
+        self._wandb = _package("wandb", "wandb")
+        self._run: Any = None
+
+    def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
+        self._run = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=_title(run),
+            config={**settings, **epsilons},
+            dir=str(_place(run)),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            settings=self._wandb.Settings(silent=True, **dict.fromkeys(NOT_OF_THE_MACHINE, True), **OFF),
+        )
+
+    def log(self, values: dict[str, float], round: int) -> None:
+        self._run.log(values, step=round)
+
+    def close(self, state: str) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=1 if state == "broken off" else 0)
+
+
+SINKS: dict[str, type[Sink]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
+
+
+def _package(module: str, package: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"sinks: expected the package {package!r}, which could not be imported ({error}): "
+            f"pip install -c constraints.txt '.[{package}]', or leave the sink away."
+        ) from error
+
+
+def _place(run: Running) -> Path:
+    """The run folder; where the run has none, the folder it is started in."""
+    return run.folder if run.folder is not None else Path(".")
+
+
+def _title(run: Running) -> str:
+    return run.folder.name if run.folder is not None else f"{run.config.method.name}-{run.config.seed}"
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys, as --set has them."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def _epsilons(run: Running) -> dict[str, float]:
+    """The answers that are numbers: known before the first round, of the whole plan."""
+    return {
+        f"epsilon/{name}": float(value) for name, value in run.privacy.epsilon.items() if value is not None
+    }
+
+
+def _values(line: Metrics) -> dict[str, float]:
+    """Undefined values are left out; of a metric with a value for each class, each has its number."""
+    found: dict[str, float | None] = {}
+    for name in names(line):
+        for key, value in line[name].items():
+            several = enumerate(value) if isinstance(value, list) else [("", value)]
+            found |= {f"{name}/{key}{f'/{k}' if k != '' else ''}": one for k, one in several}
+    return {key: float(value) for key, value in found.items() if value is not None}

@@ -1,0 +1,193 @@
+"""A trained network as a file that others can read: safetensors, a state dictionary, or ONNX.
+
+Files hold numbers under the names that the module gives them, and no code: nothing here is pickled but plain
+tensors, which `torch.load(..., weights_only=True)` reads. Not for going on with a run (`folder.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from topdp import __version__
+from topdp.base.files import new_folder, written_whole
+from topdp.errors import InputError
+from topdp.learning.models import FlatModel
+from topdp.runs import builders
+from topdp.runs.assembly import Assembly
+from topdp.runs.config import did_you_mean
+from topdp.runs.run_folder import GIVEN, RunFolder
+
+ENDINGS = {".safetensors": "safetensors", ".pt": "state-dict", ".onnx": "onnx"}
+MEAN = "mean"
+PARAMETERS = "parameters"  # the note beside estimates that names what lies where
+
+
+class InputKind(NamedTuple):
+    """What one record is to the model: its shape, and its type by torch's name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, records: Tensor) -> InputKind:
+        """`records` [agents, records, ...]"""
+        return cls(tuple(records.shape[2:]), str(records.dtype).removeprefix("torch."))
+
+    def blank(self, count: int) -> Tensor:
+        """Records of zeros: an export must not hold a private one."""
+        return torch.zeros(count, *self.shape, dtype=getattr(torch, self.dtype))
+
+
+def facts_of(parts: Assembly) -> dict[str, Any]:
+    """What run.json says of a model's inputs and outputs: a named one can be built again without records."""
+    shards, kind = parts.shards, InputKind.of(parts.shards.inputs)
+    outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
+    return {"inputs": list(kind.shape), "input_type": kind.dtype, "outputs": outputs}
+
+
+def notes_of(flat: FlatModel) -> dict[str, str]:
+    """Which parameter lies where in a row, written beside estimates: they can be read without the module."""
+    return {PARAMETERS: json.dumps([[slot.name, list(slot.shape)] for slot in flat.slots])}
+
+
+def chosen_row(estimates: Tensor, agent: int | str) -> Tensor:
+    """[d]: the estimate of one agent, or the mean of all."""
+    if agent == MEAN:
+        return estimates.mean(dim=0, dtype=torch.promote_types(estimates.dtype, torch.float32))
+    agents = len(estimates)
+    try:
+        number = int(agent)
+    except ValueError:
+        number = -1
+    if not 0 <= number < agents:
+        raise InputError(f"Expected an agent from 0 to {agents - 1}, or {MEAN!r}, got {agent!r}.")
+    return estimates[number]
+
+
+def format_of(file: Path, format: str | None) -> str:
+    """The format as named, else by the ending of the file."""
+    known = list(ENDINGS.values())
+    if format is None and file.suffix.lower() not in ENDINGS:
+        raise InputError(f"Expected a file ending in {', '.join(ENDINGS)}, or --format, got {file.name!r}.")
+    named = format or ENDINGS[file.suffix.lower()]
+    if named not in known:
+        raise InputError(f"Expected a format, got {named!r}.{did_you_mean(named, known)}")
+    return named
+
+
+def write(module: nn.Module, file: Path, format: str | None, inputs: InputKind | None) -> Path:
+    """Writes `module` as it is in use: with what it does in training, such as dropout, switched off."""
+    module = module.eval()
+    if format_of(file, format) == "onnx":
+        return _write_onnx(module, file, inputs)
+    # Copies: tied parameters have one name each in a state dictionary, and files want them apart.
+    return write_tensors(
+        {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}, file, format
+    )
+
+
+def write_tensors(tensors: dict[str, Tensor], file: Path, format: str | None) -> Path:
+    """Writes tensors by their names, as safetensors or as a state dictionary of torch."""
+    kind = format_of(file, format)
+    if kind == "onnx":
+        raise InputError(
+            "Expected safetensors or state-dict: ONNX needs the module of this run, which only Python has: "
+            "use result.export(...) there."
+        )
+    plain = {name: value.contiguous() for name, value in tensors.items()}
+    save: Callable[[Path], object] = lambda beside: torch.save(plain, beside)  # noqa: E731
+    if kind == "safetensors":
+        save = lambda beside: save_file(plain, beside, {"format": "pt", "topdp": __version__})  # noqa: E731
+    new_folder(file.parent)
+    with written_whole(file) as beside:
+        save(beside)
+    return file
+
+
+def export_run(
+    path: Path, file: Path, format: str | None = None, agent: int | str = 0, best: bool = False
+) -> Path:
+    """The network in a run's folder as a file; reads no data.
+
+    Of a run that was started from Python only the parameters that were trained are known, by their names.
+    """
+    format_of(file, format)  # said before anything is read
+    folder = RunFolder.open(path)
+    name = "best.safetensors" if best else "model.safetensors"
+    if not (path / name).exists():
+        raise InputError(
+            f"Expected {name} in {path}, a run in state {folder.state!r}: there is none."
+            + ("" if best else f" Finish it first: topdp run --resume {path}")
+        )
+    estimates, notes = folder.read_estimates(name, (PARAMETERS,))
+    row = chosen_row(torch.from_numpy(estimates), agent)
+    config = folder.config
+    if GIVEN in (config.model.name, config.data.name):
+        return write_tensors(_by_name(row, notes[PARAMETERS]), file, format)
+    inputs = InputKind(tuple(folder.fact("inputs")), str(folder.fact("input_type")))
+    flat = FlatModel(builders.model(config, inputs.shape, int(folder.fact("outputs"))))
+    return write(flat.load(row), file, format, inputs)
+
+
+def _by_name(row: Tensor, parameters: str) -> dict[str, Tensor]:
+    found, start = {}, 0
+    for name, shape in json.loads(parameters):
+        size = torch.Size(shape).numel()
+        found[name] = row[start : start + size].view(shape).clone()
+        start += size
+    return found
+
+
+def _write_onnx(module: nn.Module, file: Path, inputs: InputKind | None) -> Path:
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"Expected the package{'s' * (len(missing) > 1)} {' and '.join(missing)} for ONNX, which "
+            "are not installed: pip install -c constraints.txt '.[onnx]'"
+        )
+    if inputs is None:
+        raise InputError("Expected to know what the model takes, for ONNX; this result does not say.")
+    device = next(module.parameters()).device
+    # Two records, not one: torch takes a dimension of one for a constant.
+    blank, records = inputs.blank(2).to(device), torch.export.Dim("records")
+    new_folder(file.parent)
+    with written_whole(file) as beside:
+        try:
+            with _in_silence():
+                program = torch.onnx.export(
+                    module, (blank,), dynamo=True, dynamic_shapes=({0: records},),
+                    input_names=["inputs"], output_names=["outputs"],
+                )  # fmt: skip
+                assert program is not None
+                program.save(str(beside), external_data=False)
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise InputError(
+                f"torch could not write this model as ONNX: {str(error).splitlines()[0]} "
+                "Export it as safetensors instead."
+            ) from error
+    return file
+
+
+@contextlib.contextmanager
+def _in_silence() -> Iterator[None]:
+    """torch narrates its export on stdout, in logs and in warnings."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

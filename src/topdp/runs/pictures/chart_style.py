@@ -1,0 +1,183 @@
+"""One look for every matplotlib figure: colours, sizes, fonts, and how each method is drawn.
+
+Colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart, and
+every method has its own line style and marker, so that figures read in black and white. Build figures inside
+`house_style()` with `matplotlib.figure.Figure` and write them with `save`: no pyplot, no display, no windows.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from topdp.base.files import new_folder, write_whole
+from topdp.errors import InputError
+from topdp.runs.pictures.chart_text import OURS, make_drawable
+
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+BLUE = "#0072B2"
+RED = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#767676"
+INK = "#222222"
+PALE = "#D9D9D9"
+
+FORMATS = (".png", ".svg", ".pdf")
+LETTERS = 52  # of a title in one line of a picture of usual width
+COLOURS = 128  # of a PNG: lines and text need no more, and the file is a third as large
+
+_RC: dict[str, Any] = {
+    # 5.6 in with 10 pt: still about 6 pt when printed one column (3.3 in) wide.
+    "figure.figsize": (5.6, 3.8),
+    "figure.dpi": 100,
+    "figure.facecolor": "white",
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 200,
+    "font.family": "sans-serif",
+    "font.sans-serif": [OURS],  # ships with matplotlib: the same picture on every machine
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.prop_cycle": cycler(color=[BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK]),
+    "grid.color": PALE,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "svg.hashsalt": "topdp",  # same figure, same bytes
+}
+
+METHOD_LOOKS: dict[str, dict[str, Any]] = {
+    "no-noise": {"color": BLACK, "linestyle": (0, (1, 1)), "marker": None},
+    "plain": {"color": GREY, "linestyle": "--", "marker": "s"},
+    "li18": {"color": PURPLE, "linestyle": "-.", "marker": "v"},
+    "li18-ma": {"color": ORANGE, "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "^"},
+    "udp": {"color": SKY, "linestyle": "--", "marker": "D"},
+    "optimal": {"color": GREEN, "linestyle": (0, (7, 2)), "marker": "P"},
+    "top": {"color": BLUE, "linestyle": "-", "marker": "X"},
+    "top-dp": {"color": RED, "linestyle": "-", "marker": "o", "linewidth": 2.4},
+    "dsgd": {"color": ORANGE, "linestyle": "--", "marker": "d"},
+    "muffliato": {"color": PURPLE, "linestyle": "-.", "marker": "<"},
+    "correlated": {"color": RED, "linestyle": "-", "marker": "D", "linewidth": 2.4},
+    "correlated-3": {"color": RED, "linestyle": "-", "marker": "^", "linewidth": 1.4},
+    "correlated-15": {"color": RED, "linestyle": (0, (4, 1)), "marker": "v", "linewidth": 1.4},
+    "central": {"color": GREEN, "linestyle": (0, (9, 2)), "marker": "*"},
+}
+"""Keyword arguments of `Axes.plot` for each method of `topdp.runs.methods`; -3, -15: who collude."""
+
+DATA_TITLES = {
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "breast-cancer": "Breast cancer",
+    "diabetes": "Diabetes",
+    "spam-assassin": "SpamAssassin",
+}
+
+
+def look(method: str) -> dict[str, Any]:
+    """Keyword arguments of `Axes.plot` for a method; an unknown one always gets the same spare look.
+
+    >>> look("top-dp")["color"] == RED, look("mine") == look("mine")
+    (True, True)
+    """
+    if method in METHOD_LOOKS:
+        return dict(METHOD_LOOKS[method])
+    number = zlib.crc32(method.encode())
+    colours, lines, markers = (
+        (BLUE, GREEN, PURPLE, ORANGE, GREY),
+        ("-", "--", "-.", ":"),
+        ("<", ">", "p", "h"),
+    )
+    return {
+        "color": colours[number % len(colours)],
+        "linestyle": lines[number // 8 % len(lines)],
+        "marker": markers[number // 64 % len(markers)],
+    }
+
+
+def data_title(name: str) -> str:
+    """A data set by the name that people know; a user's file by its own.
+
+    >>> data_title("cifar10"), data_title("/data/mine.npz")
+    ('CIFAR-10', 'mine')
+    """
+    return DATA_TITLES.get(Path(name).stem, Path(name).stem)
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """The house look inside the block; the caller's matplotlib settings afterwards.
+
+    >>> with house_style():
+    ...     figure = Figure()
+    >>> [float(length) for length in figure.get_size_inches()]
+    [5.6, 3.8]
+    """
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RC)
+        yield
+
+
+def percent_axis(axes: Axes) -> None:
+    """Shares along the vertical axis as percentages, none of them rounded to another; none is above 100%."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%" if value < 1 + 1e-9 else "")
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as PNG, SVG or PDF, by the ending of `path`; the folder is made when missing.
+
+    The picture is drawn in memory first, so that a failure leaves no half-written file. Letters that no font
+    has are written as codes (`lettering.py`).
+    """
+    path = Path(path)
+    ending = path.suffix.lower()
+    if ending not in FORMATS:
+        raise InputError(f"Expected a picture ending in {', '.join(FORMATS)}, got {path.name!r}.")
+    picture = io.BytesIO()
+    date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(ending, {})
+    make_drawable(figure)
+    with house_style():
+        figure.savefig(picture, format=ending[1:], metadata=date)
+    new_folder(path.parent)
+    write_whole(path, _of_few_colours(picture) if ending == ".png" else picture.getvalue())
+    return path
+
+
+def _of_few_colours(picture: io.BytesIO) -> bytes:
+    small = io.BytesIO()
+    with Image.open(picture) as image:
+        # By coverage: the median cut takes the colour from what is thin, such as one line of a legend.
+        kept = Image.Quantize.MAXCOVERAGE
+        palette = image.convert("RGB").quantize(COLOURS, method=kept, dither=Image.Dither.NONE)
+        palette.save(small, "png", optimize=True, dpi=image.info.get("dpi"))
+    return small.getvalue()

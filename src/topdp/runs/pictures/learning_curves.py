@@ -1,0 +1,80 @@
+"""Learning curves: a metric along the rounds, one line a run, a band from the least agent to the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from topdp.runs import builders
+from topdp.runs.config import RunConfig
+from topdp.runs.metric_labels import is_share, metric_names
+from topdp.runs.pictures.chart_style import LETTERS, data_title, house_style, look, percent_axis, save
+from topdp.runs.pictures.chart_text import wrapped
+from topdp.runs.pictures.coinciding_lines import coinciding, named
+
+
+def curves(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, title: str, metric: str | None = None
+) -> Path:
+    """Draws one metric of each run (label -> lines of metrics.jsonl) into one picture; None: the first."""
+    metric = metric or next(metric_names(lines[-1])[0] for lines in runs.values() if lines)
+    with house_style():
+        figure = Figure()
+        axes = figure.subplots()
+        lines = {label: _line(metrics, metric) for label, metrics in runs.items()}
+        for label, same in coinciding(lines).items():
+            rounds, low, mean, high = lines[label]
+            drawn = look(label)
+            axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
+            axes.plot(rounds, mean, label=named(same), markevery=max(1, len(rounds) // 8), **drawn)
+        band = "worst to best agent" if is_share(metric) else "all agents"
+        label = f"test {metric} (mean,\nband: {band})"
+        axes.set(xlabel="rounds", ylabel=label, title=wrapped(title, LETTERS))
+        if is_share(metric):
+            percent_axis(axes)
+        axes.margins(x=0.02)
+        axes.legend(loc="best")
+        return save(figure, path)
+
+
+def _line(metrics: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[float], ...]:
+    """Rounds, and the least agent, the mean and the largest agent after each."""
+    rounds = [float(line["round"]) for line in metrics]
+    return rounds, *([_number(line, metric, key) for line in metrics] for key in ("min", "mean", "max"))
+
+
+def _number(line: Mapping[str, Any], metric: str, key: str) -> float:
+    """A gap where it is undefined; of a metric with a value for each class, their mean."""
+    value = line.get(metric, {}).get(key)
+    known = [one for one in (value if isinstance(value, list) else [value]) if one is not None]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def heading(configs: Sequence[RunConfig], agents: int) -> str:
+    """The title of runs that differ in their method only: data, agents, mode, and ε with its guarantee.
+
+    >>> from topdp.runs.config import RunConfig
+    >>> heading([RunConfig()], agents=30)
+    'MNIST, 30 agents, sync, ε = 1 (adaptive, δ = 1e-5)'
+    """
+    first, noisy = configs[0], [config for config in configs if builders.method(config).noisy]
+    known = (data_title(first.data.name), f"{agents} agents", first.method.mode)
+    return ", ".join((*known, noise_words(noisy[0]) if noisy else "no noise"))
+
+
+def noise_words(config: RunConfig) -> str:
+    """How much noise, or from which budget it follows."""
+    privacy = config.privacy
+    if privacy.sigma is not None:
+        return f"σ = {_range(privacy.sigma)}"
+    delta = f"{privacy.delta:g}".replace("e-0", "e-")
+    return f"ε = {_range(privacy.epsilon)} ({privacy.guarantee}, δ = {delta})"
+
+
+def _range(value: float | Sequence[float]) -> str:
+    """One number for all agents, or the least and the largest."""
+    return " to ".join(dict.fromkeys(f"{end:g}" for end in (np.min(value), np.max(value))))

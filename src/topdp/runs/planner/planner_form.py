@@ -1,0 +1,155 @@
+"""The questions of a form: which keys it has, in words, and how what was filled in becomes a configuration.
+
+Only the keys that are named here can be set, and no value of them names a file: a form is filled in by
+whoever sees it, and a configuration can read what lies on this machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import tomli_w
+
+from topdp.data.catalogue import CATALOGUE
+from topdp.errors import InputError, TopdpError
+from topdp.runs import config
+from topdp.runs.config import MethodConfig, PrivacyConfig, RunConfig, TopologyConfig, did_you_mean
+from topdp.runs.planner.planner_limits import PAGE
+from topdp.runs.planner.row_size import SIZES
+from topdp.runs.planner.setting_answers import Question
+
+LONGEST = 200  # characters of a value
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key. `choices`: none where it is a number. `only`: another key, and its values that need this."""
+
+    key: str
+    label: str
+    help: str = ""
+    choices: tuple[str, ...] = ()
+    only: tuple[str, tuple[str, ...]] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.key.replace(".", "-")
+
+    @property
+    def value(self) -> str:
+        """What it is where nobody says otherwise."""
+        found: Any = RunConfig()
+        for part in self.key.split("."):
+            found = getattr(found, part)
+        return "" if found is None else f"{found:g}" if isinstance(found, float) else str(found)
+
+
+def _choices(section: Any, key: str) -> tuple[str, ...]:
+    return get_args(section.model_fields[key].annotation)
+
+
+_WEIGHTED = ("no-noise", "plain", "li18", "li18-ma", "udp", "optimal", "top", "top-dp")
+
+FIELDS = (
+    Field("method.name", "Method", choices=_choices(MethodConfig, "name")),
+    Field("method.mode", "Agents act", choices=("sync", "async"), only=("method.name", _WEIGHTED)),
+    Field("method.alpha", "α, weight of one's own row", "0 to 1", only=("method.name", _WEIGHTED)),
+    Field("method.decay.factor", "c, noise falls by", "0 to 1", only=("method.name", ("top-dp",))),
+    Field("method.decay.period", "every so many rounds", only=("method.name", ("top-dp",))),
+    Field(
+        "topology.kind", "Graph", choices=tuple(k for k in _choices(TopologyConfig, "kind") if k != "file")
+    ),
+    Field("topology.agents", "Agents", f"2 to {PAGE.agents}"),
+    Field("topology.connection", "Share of pairs linked", "0 to 1", only=("topology.kind", ("random",))),
+    Field("topology.degree", "Links of an agent", only=("topology.kind", ("regular", "small-world"))),
+    Field("rounds", "Rounds", f"1 to {PAGE.rounds}"),
+    Field("privacy.epsilon", "ε, the budget", "one, or a list: [1, 2, ...]"),
+    Field("privacy.delta", "δ"),
+    Field("privacy.guarantee", "Guarantee", choices=_choices(PrivacyConfig, "guarantee")),
+    Field("privacy.colluders", "Colluders", "agents that pool what they see"),
+    Field("privacy.clip", "Clip"),
+    Field("data.name", "Data", choices=tuple(CATALOGUE)),
+    Field("data.records", "Records of an agent", "empty: an equal share of all"),
+    Field("model.name", "Model", choices=tuple(SIZES)),
+)
+"""What the page asks, in this order."""
+
+TAKEN = ("method.secrets_degree", "method.gossip", "data.features", "train.learning_rate", "train.loss")
+"""Keys that a recommendation sets, beside those of the form."""
+
+KEYS = (*(field.key for field in FIELDS), *TAKEN)
+
+
+class FormError(InputError):
+    """What is wrong with what was filled in: by key in `fields`; what belongs to no key in the message."""
+
+    def __init__(self, message: str, fields: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.fields = dict(fields)
+
+
+def asked(values: Mapping[str, object]) -> Question:
+    """The question that was filled in, checked; or a FormError in the words of the library.
+
+    >>> asked({"topology.agents": "4", "topology.kind": "ring", "rounds": "2"}).graph.agents
+    4
+    >>> try:
+    ...     asked({"privacy.epsilon": "-1"})
+    ... except FormError as error:
+    ...     error.fields
+    {'privacy.epsilon': 'expected a number > 0 and at most 1e30, or a list with one per agent, got -1.'}
+    """
+    made = configuration(values)
+    try:
+        return Question.of(made, PAGE)
+    except TopdpError as error:
+        raise faults(error) from error
+
+
+def configuration(values: Mapping[str, object]) -> RunConfig:
+    """What was filled in, on top of what is usual; an empty value is not filled in."""
+    for key, value in values.items():
+        if key not in KEYS:
+            raise FormError(f"{key}: no such key.{did_you_mean(key, list(KEYS))}", {})
+        if not isinstance(value, str) or len(value) > LONGEST:
+            raise FormError("", {key: f"expected at most {LONGEST} characters."})
+    for field in FIELDS:  # the library would take a path for some of these
+        value = str(values.get(field.key, "")).strip()
+        if field.choices and value and value not in field.choices:
+            raise FormError("", {field.key: f"got {value!r}.{did_you_mean(value, list(field.choices))}"})
+    changes = [f"{key}={value}" for key, value in values.items() if str(value).strip()]
+    try:
+        return config.read(changes=changes)
+    except TopdpError as error:
+        raise faults(error) from error
+
+
+def faults(error: TopdpError) -> FormError:
+    """What the library said, by the keys that it speaks of."""
+    fields, rest = dict[str, str](), list[str]()
+    for line in str(error).splitlines():
+        named = re.match(r"\s*([a-z_.]+): (.+)", line)
+        if named and named[1] in KEYS:
+            fields[named[1]] = named[2]
+        elif not line.startswith("preset "):
+            inside = next((key for key in KEYS if re.search(rf"\b{re.escape(key)}\b", line)), None)
+            if inside is None:
+                rest.append(line.strip())
+            else:
+                fields[inside] = line.strip()
+    return FormError("\n".join(rest), fields)
+
+
+def as_toml(made: RunConfig) -> str:
+    """The configuration as a file: what is not as usual, so that it can be read."""
+    return tomli_w.dumps(made.model_dump(exclude_defaults=True, exclude_none=True)) or "# all as usual\n"
+
+
+def as_command(values: Mapping[str, object]) -> list[str]:
+    """The changes that make it, for a command line: what is as usual is left away."""
+    usual = {field.key: field.value for field in FIELDS}
+    said = {key: str(value).strip() for key, value in values.items()}
+    return [f"{key}={value}" for key, value in said.items() if value and value != usual.get(key)]

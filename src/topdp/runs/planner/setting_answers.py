@@ -1,0 +1,255 @@
+"""What is known of a setting before training: its noise, every answer to "how private?", what it sends.
+
+Puts together what calibrates, accounts and recommends; computes nothing of that itself. What takes long comes
+last: `stages` hands out what is known so far, and what is not is said to be not computed yet.
+
+**Guarantees.** The noise and the answers are those that a run of the configuration has, and writes into its
+privacy.json: to the last bit, or, with a `Memory`, but for rounding. Nothing is guessed: a number is that of
+the plan, or there is none. `sigma_at_most` is enough noise: that of the worst case, which covers all;
+then that of a quick bound on the answer that the budget is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from topdp.errors import InputError, TopdpError
+from topdp.plan import Plan
+from topdp.privacy.account import Account, also_answered
+from topdp.privacy.budget_excess import Writer
+from topdp.privacy.calibrate import calibrate
+from topdp.privacy.observers.observer_answers import Look, observed
+from topdp.privacy.observers.view import Bound, Progress, View
+from topdp.privacy.residual_noise import leftover
+from topdp.runs import builders
+from topdp.runs.config import RunConfig
+from topdp.runs.planner.answer_time import BEARABLE, SOON, seconds
+from topdp.runs.planner.observer_cache import Memory
+from topdp.runs.planner.plan_traffic import traffic
+from topdp.runs.planner.planner_limits import COMMAND, Limits
+from topdp.runs.planner.row_size import numbers_in_a_row
+from topdp.runs.planning import plan_and_account, plan_writer, powers
+from topdp.runs.recommend import Recommendation, pooled_noise, recommend
+from topdp.runs.resolve_auto import settled
+from topdp.topology import Topology
+
+NOT_YET = "not computed yet"
+"""The status of an answer that takes longer."""
+
+IN_TURN = ("outsider", "adaptive", "view")
+"""The answers that look at observers, what is usually quickest first."""
+
+EVERY = ("claimed", "view", "adaptive", "outsider", "worst_case")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A configuration as it was `asked`; with what it left open chosen, its graph, and records of agents."""
+
+    asked: RunConfig
+    config: RunConfig
+    graph: Topology
+    counts: tuple[int, ...]
+    write: Writer
+    limits: Limits
+
+    @classmethod
+    def of(cls, config: RunConfig, limits: Limits = COMMAND) -> Question:
+        """Refuses what cannot be run, or is too large to be planned."""
+        limits.check(config)
+        graph = builders.graph(config)
+        limits.check_graph(config, graph)
+        counts = builders.counts(config, graph.agents)
+        chosen = settled(config, graph, counts)
+        return cls(config, chosen, graph, counts, plan_writer(chosen, graph, counts), limits)
+
+
+def plan_answers(
+    config: RunConfig,
+    quick: bool = False,
+    progress: Progress | None = None,
+    memory: Memory | None = None,
+    limits: Limits = COMMAND,
+) -> dict[str, Any]:
+    """All that is known of a setting; `quick`: without what takes longer than about a second.
+
+    >>> config = RunConfig.model_validate({"rounds": 5, "topology": {"agents": 4, "kind": "ring"}})
+    >>> found = plan_answers(config)
+    >>> found["pending"], round(found["privacy"]["epsilon"]["adaptive"], 4)
+    ([], 1.0)
+    """
+    *_, last = stages(Question.of(config, limits), quick, progress, memory)
+    return last
+
+
+def stages(
+    question: Question,
+    quick: bool = False,
+    progress: Progress | None = None,
+    memory: Memory | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The same answers, as they become known: each has all that the one before it had."""
+    config, write = question.config, question.write
+    look = observed if memory is None else memory.look(write)
+    guarantee = config.privacy.guarantee.replace("-", "_")
+    shape = write(np.ones(question.graph.agents))
+    waits = {name: seconds(name, shape, config.privacy.colluders, config.privacy.patient) for name in IN_TURN}
+    known: dict[str, Any] = {
+        **_setting(question, shape),
+        **_nothing_yet(),
+        "seconds_left": sum(waits.values()),
+    }
+    if waits.get(guarantee, 0.0) > SOON:
+        enough = _enough(question)
+        yield {**known, "sigma_at_most": enough}
+        if waits[guarantee] <= BEARABLE and (less := _enough(question, look)) is not None:
+            enough = less
+            yield {**known, "sigma_at_most": enough}
+        if quick:
+            return
+    plan, found = plan_and_account(config, question.graph, question.counts, progress, look)
+    known |= {"sigma": (plan.full_scale / config.privacy.clip).tolist(), "noise": _noise(question, plan)}
+    left = [name for name in IN_TURN if not found.answers[name].asked]
+    while True:
+        later = [name for name in left if not quick or waits[name] <= SOON]
+        yield {
+            **known,
+            "privacy": _said(found, plan, left),
+            "pending": left,
+            "seconds_left": sum(waits[name] for name in left),
+        }
+        if not later:
+            return
+        found = also_answered(found, later[0], plan, None, config.privacy.patient, progress, look)
+        left = [name for name in left if name != later[0]]
+
+
+def recommendation(
+    question: Question,
+    given: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+    memory: Memory | None = None,
+) -> dict[str, Any]:
+    """The method and settings that we would take, with reasons; `refused` says why there are none.
+
+    `given`: arguments that the question was asked with, for the command.
+    """
+
+    def find() -> Recommendation:
+        return recommend(question.asked, question.graph, question.counts, say)
+
+    try:
+        found = find() if memory is None else memory.recalled(_advice_key(question), find)
+    except TopdpError as error:
+        return {"refused": str(error)}
+    return found.details(given)
+
+
+def _advice_key(question: Question) -> tuple[object, ...]:
+    """All that advice depends on: the method, its mode and the rounds of the question are not looked at."""
+    asked = question.asked
+    name = asked.method.name if builders.method(asked).pools else "plain"
+    method = asked.method.model_copy(update={"name": name, "mode": "sync"})
+    same = asked.model_copy(update={"rounds": 1, "method": method})
+    return "advice", same.model_dump_json(), question.graph.edges.tobytes(), question.counts
+
+
+def _setting(question: Question, shape: Plan) -> dict[str, Any]:
+    config, graph = question.config, question.graph
+    method, numbers = config.method, numbers_in_a_row(config)
+    chosen = {
+        key: getattr(method, key)
+        for key in ("secrets_degree", "pair_noise", "gossip")
+        if method.name == "correlated" or (method.name == "muffliato" and key == "gossip")
+    }
+    return {
+        "method": method.name,
+        "mode": method.mode,
+        "topology": config.topology.kind,
+        "agents": graph.agents,
+        "links": len(graph.edges),
+        "records": [min(question.counts), max(question.counts)],
+        "rounds": config.rounds,
+        "releases": shape.releases,
+        "chosen": chosen,
+        "traffic": traffic(shape, config.rounds, *numbers),
+    }
+
+
+def _nothing_yet() -> dict[str, Any]:
+    nothing = dict.fromkeys(EVERY)
+    status = dict.fromkeys(EVERY, NOT_YET)
+    return {
+        "sigma": None,
+        "sigma_at_most": None,
+        "noise": {"average": None, "between": None, "reason": f"{NOT_YET}: it follows from σ."},
+        "privacy": {"epsilon": nothing, "mu": nothing, "status": status, "power": {}},
+        "pending": list(EVERY),
+    }
+
+
+def _enough(question: Question, look: Look | None = None) -> list[float] | None:
+    """σ under which the worst case keeps the budget, and so does every other answer; it takes no time.
+
+    With `look`: σ under which the guarantee's own answer keeps it by a quick bound, which takes about half of
+    the time of the answer itself; only where all agents are alike.
+    """
+    config, privacy = question.config, question.config.privacy
+    n = question.graph.agents
+    if builders.sigma(config, n) is not None:
+        return None
+    epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, n)
+    analysis = builders.analysis(config, question.counts)
+    guarantee = "worst-case" if look is None else privacy.guarantee
+    if look is not None and (np.ptp(epsilon) > 0 or len(set(analysis.exposure().batches)) > 1):
+        return None
+    asked = observed if look is None else partial(_quickly, look)
+    try:
+        found = calibrate(
+            question.write,
+            analysis,
+            guarantee,
+            epsilon,
+            privacy.delta,
+            patient=privacy.patient,
+            colluders=privacy.colluders,
+            look=asked,
+        )
+    except TopdpError:
+        return None
+    return [float(one) for one in found.deviation / privacy.clip]
+
+
+def _quickly(look: Look, *asked: Any, bound: Bound = "upper", **more: Any) -> View:
+    return look(*asked, bound="quick" if bound == "upper" else bound, **more)
+
+
+def _noise(question: Question, plan: Plan) -> dict[str, Any]:
+    """Variance in the average of all estimates and around it, over what pooled records would leave."""
+    if not question.limits.follows_noise(plan.rows, plan.releases):
+        size = f"{plan.rows} rows in {plan.releases} releases"
+        return _no_noise(f"A plan of {size} is too large to follow it here.")
+    try:
+        left = leftover(plan)
+        least = float(np.min(np.asarray(question.config.privacy.epsilon)))
+        pooled = pooled_noise(question.config, question.counts, least)
+    except InputError as error:
+        return _no_noise(str(error))
+    return {"average": float(left.average[-1]) / pooled, "between": float(left.between[-1]) / pooled}
+
+
+def _no_noise(reason: str) -> dict[str, Any]:
+    return {"average": None, "between": None, "reason": reason}
+
+
+def _said(found: Account, plan: Plan, pending: list[str]) -> dict[str, Any]:
+    details = {"plan": plan.digest(), **found.details(), "power": powers(found)}
+    details["status"] = {
+        name: NOT_YET if name in pending else status for name, status in details["status"].items()
+    }
+    return details

@@ -1,0 +1,261 @@
+"""A run over several ranks: the walk of `run.py`, taken by all of them together.
+
+Every rank reads the configuration and the records of its own agents. Rank 0 decides who holds whom, plans,
+accounts and writes the run folder; the others write nothing but their parts of checkpoints. Where one rank
+fails, all end, and the same command goes on from the newest checkpoint that all have.
+
+**Guarantees.** Plan and account are those of one process, for all agents: the account is taken once, by rank
+0, and every rank compares digests of both before its first round. What is computed is the plan, whoever holds
+whom; nothing is sent between ranks that one process would not have in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from topdp import __version__
+from topdp.base.array_types import Ints
+from topdp.base.progress import Progress
+from topdp.data import Shards
+from topdp.learning.backbone import split
+from topdp.learning.gradients.path_check import drops
+from topdp.plan import prune
+from topdp.privacy.account import Account
+from topdp.runs import builders, metric_sinks
+from topdp.runs.assembly import Assembly, Everyone, choose_device
+from topdp.runs.best_estimates import read as read_best
+from topdp.runs.callbacks import Callbacks
+from topdp.runs.checkpoints import Checkpoints
+from topdp.runs.config import ConfigError, RunConfig, parse
+from topdp.runs.memory_check import expect_room
+from topdp.runs.planning import plan_writer, seal_of, sealed
+from topdp.runs.resolve_auto import agrees
+from topdp.runs.result import Result
+from topdp.runs.row_arrays import as_tensor
+from topdp.runs.run import Job, Ranked, begun_job, execute, new_run_folder, planned, room_for, unfinished
+from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
+from topdp.runs.training_loop import Watcher
+from topdp.simulator.ranks.agent_partition import Partition, partition
+from topdp.simulator.ranks.border_exchange import Exchange
+from topdp.simulator.ranks.process_group import Group, joined, local_device
+from topdp.simulator.ranks.ranked_engine import RankedEngine
+from topdp.simulator.ranks.torchrun_environment import others
+from topdp.simulator.row_layout import Layout
+
+RECORDS = 64  # agents whose records are shown to rank 0 at once, for the digest
+
+
+def run_on_ranks(
+    config: RunConfig | None,
+    out: Path,
+    device: str = "auto",
+    watch: Watcher | None = None,
+    progress: Progress | None = None,
+) -> Result | None:
+    """The run of `config` in `out`, begun or continued; None: the configuration is that of the folder.
+
+    What it returns is rank 0's; None on the others.
+    """
+    place = choose_device(local_device(device))
+    if config is not None:
+        expect_supported(config)
+    if watch is not None and (left := others()):
+        watch(f"waiting for {left} other rank{'s' if left > 1 else ''}", 0, 1, None)
+    with joined(place) as group:
+        if watch is not None:
+            watch("reading records", 0, 1, None)
+        # Before anything else: who does something else would wait for what never comes.
+        group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
+        asked = _asked(config, place)
+        group.expect_same(
+            "configuration", asked, "give every rank the same file, --set and version of topdp."
+        )
+        return _joined_run(group, config, out, place, watch if group.leads else None, progress)
+
+
+def expect_supported(config: RunConfig) -> None:
+    """Refuses what has to see all agents in one place; before any data are read."""
+    refused = {
+        "attack.name": config.attack.name if config.attack.name != "none" else None,
+        "data.features": config.data.features if config.data.features != "none" else None,
+    }
+    for key, value in refused.items():
+        if value is not None:
+            raise ConfigError(
+                f"{key}: {value!r} is not for several ranks: start one process, without torchrun."
+            )
+    if builders.method(config).pools:
+        raise ConfigError(
+            f"method.name: {config.method.name!r} has all records in one place: start one process, without "
+            "torchrun."
+        )
+    sites = config.data.sites or ([config.data.name] if "*" in config.data.name else [])
+    if config.data.schema is None and any(not one.endswith(".npz") for one in sites):
+        raise ConfigError(
+            "data.schema: expected one where each agent has a file of its own and several ranks read them: "
+            "it says which classes there are, before anybody has seen all files."
+        )
+
+
+def _joined_run(
+    group: Group,
+    config: RunConfig | None,
+    out: Path,
+    device: torch.device,
+    watch: Watcher | None,
+    progress: Progress | None,
+) -> Result | None:
+    state = group.led(group.together(lambda: _state_of(out, config) if group.leads else ""))
+    if state not in ("", STARTING) or config is None:
+        # As it was begun: with the numbers that were settled then.
+        text = group.together(lambda: RunFolder.open(out).config.to_toml() if group.leads else "")
+        config = _parsed(group.led(text))
+        expect_supported(config)
+    graph = group.together(lambda: builders.graph(config))
+    cut: Partition = group.led(group.together(lambda: partition(graph, group.size) if group.leads else None))
+    parts = _assembled(group, config, cut.home, device, progress)
+    folder = RunFolder(out) if group.leads else None
+    new = state in ("", STARTING)
+    job = _job(group, parts, None if new else folder, watch)
+    if group.leads and new:
+        folder = new_run_folder(out, job)
+    if state == "done":
+        return None if folder is None else _read(job, folder)
+    if folder is not None:
+        folder.mark("running", ranks=group.size, cut=cut.statement)
+    plan = prune(job.plan)
+    layout = Layout(plan, cut.home, group.rank)
+    engine = parts.engine(plan, layout, Exchange(layout, group))
+    expect_room(engine, group)
+    called = Callbacks(metric_sinks.named(config.report.sinks)) if group.leads else Callbacks()
+    checkpoints = Checkpoints(out, layout, group)
+    result = execute(job, folder, watch, called, Ranked(RankedEngine(engine, group), checkpoints))
+    group.any(False)  # rank 0 has written everything
+    if result.stopped is None:
+        checkpoints.forget()
+    return result if group.leads else None
+
+
+def _asked(config: RunConfig | None, device: torch.device) -> str:
+    """What all ranks have to be asked alike, as a digest."""
+    facts = {
+        "configuration": None if config is None else config.to_toml(),
+        "device": device.type,
+        "topdp": __version__,
+        "torch": torch.__version__,
+    }
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _state_of(out: Path, config: RunConfig | None) -> str:
+    """Of the run in the folder; empty where there is none. One that goes on is one that was asked for."""
+    if config is not None and not (out / "run.json").exists():
+        with room_for(out):
+            return ""
+    folder = RunFolder.open(out)
+    if config is None:
+        return unfinished(out).state
+    if folder.state == STARTING:
+        folder.forget_start()
+        return STARTING
+    if not agrees(config, folder.config):
+        raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
+    return folder.state if folder.state == "done" else unfinished(out).state
+
+
+def _parsed(text: str) -> RunConfig:
+    return parse(tomllib.loads(text))
+
+
+def _assembled(
+    group: Group, config: RunConfig, home: Ints, device: torch.device, progress: Progress | None
+) -> Assembly:
+    """The graph, the model, and the records of the agents held here; with what has to be known of all."""
+    mine = np.flatnonzero(home == group.rank).tolist()
+    agents = len(home)
+    shards = group.together(lambda: builders.shards(config, agents, progress, device, mine))
+    kind = (shards.inputs.shape[2:], shards.inputs.dtype, shards.targets.shape[2:], shards.targets.dtype)
+    group.expect_same("shape and type of records", str(kind), "look at the files of its agents.")
+    counts = _of_all(home, group.all(shards.counts))
+    found = [one for one in group.all(shards.classes) if one is not None]
+    shards = replace(shards.padded(max(counts)), classes=max(found) if found else None)
+    everyone = Everyone(counts, _digest(group, shards, home, counts))
+    parts = group.together(lambda: Assembly.of(config, device, progress, shards, everyone))
+    group.together(lambda: _expect_supported_model(parts))
+    start = hashlib.sha256(parts.start.numpy().tobytes()).hexdigest()
+    group.expect_same("start of the model", start, "a model of one's own has to be made from the seed alone.")
+    return parts
+
+
+def _expect_supported_model(parts: Assembly) -> None:
+    if any(map(drops, parts.flat.module.modules())):
+        raise ConfigError(
+            f"model.name: {parts.config.model.name!r} has layers that drop at random, in an order that goes "
+            "over all agents: start one process, without torchrun."
+        )
+    if split(parts.flat.module) is not None:
+        raise ConfigError(
+            f"model.name: {parts.config.model.name!r} begins with frozen layers, which are applied to all "
+            "records at once: start one process, without torchrun."
+        )
+
+
+def _of_all(home: Ints, said: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """One number for each agent, of what each rank says of its own."""
+    found = np.empty(len(home), np.int64)
+    for rank, counts in enumerate(said):
+        found[home == rank] = counts
+    return tuple(found.tolist())
+
+
+def _digest(group: Group, shards: Shards, home: Ints, counts: tuple[int, ...]) -> str:
+    """As `Shards.digest` of all records: rank 0 is shown those of some agents at a time, and keeps none."""
+    place = {agent: at for at, agent in enumerate(np.flatnonzero(home == group.rank).tolist())}
+    sha = hashlib.sha256(shards.heading(counts))
+    for first in range(0, len(home), RECORDS):
+        some = range(first, min(first + RECORDS, len(home)))
+        mine = {agent: shards.records(place[agent]) for agent in some if agent in place}
+        known: dict[int, Any] = {}
+        for part in group.gathered(mine) or []:
+            known |= part
+        for agent in some if group.leads else ():
+            for values in known[agent]:
+                sha.update(values.data)
+    return str(group.led(sha.hexdigest()))
+
+
+def _job(group: Group, parts: Assembly, begun: RunFolder | None, watch: Watcher | None) -> Job:
+    """Planned and accounted by rank 0, or read from its folder; the others write the plan, and compare."""
+
+    def found() -> Job | None:
+        if not group.leads:
+            return None
+        return planned(parts, watch) if begun is None else begun_job(parts, begun)
+
+    job = group.together(found)
+    deviation = group.led(None if job is None else job.plan.full_scale)
+    account = group.led(None if job is None else sealed(job.plan, job.privacy))
+    if job is None:
+        plan = plan_writer(parts.config, parts.graph, parts.counts)(deviation)
+        details = {key: value for key, value in account.items() if key != "seal"}
+        analysis = builders.analysis(parts.config, parts.counts)
+        job = Job(parts, plan, Account.from_details(details, analysis))
+        mine = {**details, "plan": plan.digest()}
+        account = {**mine, "seal": seal_of(mine)}
+    group.expect_same("plan", job.plan.digest(), "use the same versions of topdp and numpy.")
+    group.expect_same("account", account["seal"], "use the same versions of topdp and numpy.")
+    return job
+
+
+def _read(job: Job, folder: RunFolder) -> Result:
+    seconds = float(folder.fact("seconds"))
+    estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
+    return job.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))

@@ -1,0 +1,275 @@
+"""What a configuration leaves open is chosen before a run begins: partners, pair noise, steps of averaging.
+
+From the graph, the number of colluders and what agents need; never from data. The run's own configuration
+then holds the numbers, so that it can be repeated and resumed.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from topdp.base.array_types import Floats, Ints
+from topdp.errors import InputError
+from topdp.plan import Plan
+from topdp.privacy.calibrate import calibrate
+from topdp.privacy.noise_allocation import Allocation, allocate
+from topdp.privacy.observers.adaptive import expect_colluders
+from topdp.privacy.observers.shared_noise import enumerable
+from topdp.protocols import Correlated, Dsgd
+from topdp.protocols.averaging import expect_gossip, metropolis, mixing_roots
+from topdp.protocols.pair_secrets import expect_uncut, secret_pairs
+from topdp.runs import builders
+from topdp.runs.config import ConfigError, CycleBatch, RunConfig
+from topdp.topology import Topology
+
+ENUMERABLE = 64  # agents among whom secrets are shared by all, where coalitions are too many to look at
+CONNECTED = (16, 24, 32, 48)  # partners with which larger graphs are bounded
+
+STRENGTHS = (3.0, 10.0, 30.0)  # of pair noise, over what an agent needs alone
+STEPS = (1, 2, 3, 4, 6, 8, 12)  # of averaging between gradients
+PARTNERS = (4, 6, 8, 12, 16)  # of every agent; the least that colluders cannot cut is tried too
+
+DISAGREEMENT = 0.05
+"""The price of noise between agents, over that in their average after as many rounds as TRIAL."""
+
+MESSAGE = 0.005
+"""The price of sending one estimate to all neighbours, over that of the noise of pooled records."""
+
+TRIAL = 40  # rounds after which noise is looked at
+
+SECANTS = 8  # tries to find the allocation for pair noise that was given
+CLOSE = 1e-3  # of the logarithm of that
+LIMITS = (1e-3, 1e6)  # of strengths: beyond them own noise does not change, or drowns
+
+
+def settled(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunConfig:
+    """The configuration with a number wherever it says `auto`; what cannot be run is refused."""
+    if builders.method(config).pools:  # nobody else takes part
+        return _with(config, privacy={"colluders": 0})
+    expect_colluders(config.privacy.colluders, graph.agents)
+    config = _not_accelerated(config)
+    if config.method.name == "correlated":
+        config = _correlated(config, graph, counts)
+    elif config.method.name == "muffliato" and config.method.gossip == "auto":
+        averaging, ones, chebyshev = _Averaging(graph), np.ones(graph.agents), config.method.chebyshev
+        steps = _steps(config, counts)
+        best = min(steps, key=lambda gossip: averaging.price(ones, ones, 0.0, gossip, chebyshev))
+        config = _with(config, method={"gossip": best})
+    _expect_all_batches(config, counts)
+    return config
+
+
+def _not_accelerated(config: RunConfig) -> RunConfig:
+    """Robust rules hold rows near each other; acceleration goes beyond what it mixes, and is left out."""
+    return config if config.robust.rule == "mean" else _with(config, method={"chebyshev": False})
+
+
+def shares(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Floats | None:
+    """[agents] own noise up to a common factor, where agents with shared noise need different amounts."""
+    if config.method.name != "correlated":
+        return None
+    alone = _alone(config, graph, counts)
+    if np.ptp(alone) <= 1e-12 * alone.max():
+        return None
+    protocol = builders.protocol(config)
+    assert isinstance(protocol, Correlated)
+    pairs = secret_pairs(protocol.secrets, graph, protocol.degree, config.seed)
+    if config.privacy.guarantee == "worst-case":
+        return alone  # to all others together pairs' noise is known
+    return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)
+
+
+def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Floats:
+    """Own noise where pairs have about that noise over agents' own: by secants of the logarithms.
+
+    Among those that were tried for `auto` is the one that was chosen. The account makes good what is off.
+    """
+    if ratio == 0:
+        return alone
+    tried = {strength: allocated(pairs, alone, colluders, strength) for strength in STRENGTHS}
+    for _ in range(SECANTS):
+        off = {strength: math.log(found.pair_noise / ratio) for strength, found in tried.items()}
+        first, second = sorted(off, key=lambda strength: abs(off[strength]))[:2]
+        if abs(off[first]) < CLOSE:
+            break
+        slope = (off[second] - off[first]) / math.log(second / first)
+        step = -off[first] / max(slope, 0.5)  # own noise falls where pairs' grows
+        strength = float(np.clip(first * math.exp(np.clip(step, -3.0, 3.0)), *LIMITS))
+        if strength in tried:
+            break
+        tried[strength] = allocated(pairs, alone, colluders, strength)
+    return min(tried.values(), key=lambda found: abs(math.log(found.pair_noise / ratio))).own
+
+
+def allocated(pairs: Ints, alone: Floats, colluders: int, strength: float) -> Allocation:
+    """As `allocate`, once for the same question: noise is settled first, and divided up later."""
+    return _allocated(pairs.astype(np.int64).tobytes(), alone.tobytes(), colluders, strength)
+
+
+@lru_cache(maxsize=64)
+def _allocated(pairs: bytes, alone: bytes, colluders: int, strength: float) -> Allocation:
+    shaped = np.frombuffer(pairs, np.int64).reshape(-1, 2)
+    return allocate(shaped, np.frombuffer(alone), colluders, strength)
+
+
+class Choice(NamedTuple):
+    """One way to share noise, and what it leaves."""
+
+    price: float
+    degree: int
+    pair_noise: float
+    gossip: int
+
+
+def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunConfig:
+    c, colluders = config.method, config.privacy.colluders
+    open_questions = [c.secrets_degree, c.pair_noise, c.gossip].count("auto")
+    degrees = _degrees(config, graph)
+    if open_questions == 0:
+        _expect_uncut(config, graph, degrees[0])
+        return config
+    alone = _alone(config, graph, counts)
+    steps = _steps(config, counts) if c.gossip == "auto" else (expect_gossip(c.gossip),)
+    averaging, choices = _Averaging(graph), list[Choice]()
+    for degree in degrees:
+        try:
+            _expect_uncut(config, graph, degree)
+        except InputError:
+            if choices or degree != degrees[-1]:
+                continue  # of several, those that hold are compared
+            raise
+        pairs = secret_pairs(c.secrets, graph, degree, config.seed)
+        if c.pair_noise == "auto":
+            tried = [allocated(pairs, alone, colluders, strength) for strength in STRENGTHS]
+            ways = [(found.pair_noise, found.own) for found in tried]
+        else:
+            ways = [(c.pair_noise, _at_ratio(pairs, alone, colluders, c.pair_noise))]
+        for ratio, own in ways:
+            shared = averaging.shared(pairs, ratio * math.sqrt(float(np.square(own).mean())))
+            for gossip in steps:
+                price = averaging.price(own, alone, shared, gossip, c.chebyshev)
+                choices.append(Choice(price, degree, ratio, gossip))
+    best = min(choices, key=lambda choice: choice.price)
+    chosen = {"secrets_degree": best.degree, "pair_noise": best.pair_noise, "gossip": best.gossip}
+    return _with(config, method=chosen)
+
+
+def _steps(config: RunConfig, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Of averaging: those worth a try with which all batches of a cycle are used, if there are some."""
+    periods = {batches.period for batches in builders.batches(config, counts)}
+    adjusts = config.train.optimiser == "adam"
+    fits = tuple(
+        steps for steps in STEPS if all(math.gcd(period, 1 + steps + adjusts) == 1 for period in periods)
+    )
+    return fits or STEPS
+
+
+def _degrees(config: RunConfig, graph: Topology) -> list[int]:
+    """Numbers of partners worth a try: enough for the colluders, and such that an account can be given."""
+    c, n, colluders = config.method, graph.agents, config.privacy.colluders
+    if c.secrets_degree != "auto":
+        return [c.secrets_degree]
+    if c.secrets != "regular":
+        return [n - 1]
+    if enumerable(n, colluders):
+        wanted: tuple[int, ...] = (colluders + 1, colluders + 2, *PARTNERS)
+    else:
+        wanted = (n - 1,) if n <= ENUMERABLE else CONNECTED
+    fits = sorted({k for k in wanted if colluders < k < n and (k * n % 2 == 0 or k == n - 1) and k > 1})
+    return fits or [n - 1]
+
+
+def _expect_uncut(config: RunConfig, graph: Topology, degree: int) -> None:
+    pairs = secret_pairs(config.method.secrets, graph, degree, config.seed)
+    expect_uncut(pairs, graph.agents, config.privacy.colluders, config.method.secrets, config.seed)
+
+
+def _alone(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Floats:
+    """[agents] the noise that each would need if nobody else's hid it; up to a common factor."""
+    sigma = builders.sigma(config, graph.agents)
+    if sigma is not None:
+        return np.ones(graph.agents)  # it was given: nothing to divide up
+    epsilon = builders.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents)
+    analysis = builders.analysis(config, counts)
+    if np.ptp(epsilon) == 0 and len(set(analysis.batches)) == 1:
+        return np.ones(graph.agents)
+    schedule = builders.schedule(config, min(counts))
+
+    def write(deviation: Floats) -> Plan:
+        return Dsgd().plan(graph, schedule, deviation, config.seed)
+
+    return calibrate(write, analysis, "adaptive", epsilon, config.privacy.delta).deviation
+
+
+class _Averaging:
+    """What noise is left after some rounds of one graph, from the eigenvalues of its Metropolis weights.
+
+    What `leftover` says of the plans, without writing them: mixing multiplies each direction by a number.
+    """
+
+    def __init__(self, graph: Topology) -> None:
+        self.agents = graph.agents
+        self.values, self.vectors = np.linalg.eigh(metropolis(graph))
+
+    def price(
+        self, own: Floats, alone: Floats, shared: Floats | float, gossip: int, chebyshev: bool
+    ) -> float:
+        """Noise in the average and between agents, over that of pooled records, and what it takes to send.
+
+        `shared` [agents]: the variance of pairs' noise in each direction.
+        """
+        n, others = self.agents, slice(None, -1)  # the last direction is that of the average
+        variance = np.square(own) @ np.square(self.vectors) + shared
+        roots = mixing_roots(self.values, gossip, chebyshev) if gossip else [0.0]
+        kept = np.prod([np.square((self.values - root) / (1 - root)) for root in roots], axis=0)[others]
+        # Σ_t p^2t over the rounds; without averaging steps the last noise is not mixed any more.
+        rounds = np.arange(TRIAL) + (1 if gossip else 0)
+        between = float(variance[others] @ np.power(kept[:, None], rounds).sum(axis=1)) / n
+        average = TRIAL * float(np.square(own).sum()) / n**2
+        pooled = TRIAL * float(np.square(alone).mean()) / n**2
+        return (average + DISAGREEMENT * between) / pooled + MESSAGE * max(1, gossip)
+
+    def shared(self, pairs: Ints, pair: float) -> Floats:
+        """[agents]: uᵀ(s²L)u of every direction u, L the Laplacian of the secrets."""
+        apart = self.vectors[pairs[:, 0]] - self.vectors[pairs[:, 1]]
+        return np.asarray(pair**2 * np.square(apart).sum(axis=0))
+
+
+def _expect_all_batches(config: RunConfig, counts: tuple[int, ...]) -> None:
+    """Batches come in turn, release by release: those of releases that only mix would never be used."""
+    if not isinstance(config.data.batch, CycleBatch):
+        return
+    gossip = config.method.gossip if config.method.name in ("correlated", "muffliato") else 0
+    adam = config.train.optimiser == "adam"
+    each = 1 + int(gossip) + adam
+    for batches in builders.batches(config, counts):
+        if (common := math.gcd(batches.period, each)) > 1:
+            raise ConfigError(
+                f"data.batch: with gossip = {gossip}{' and adam' if adam else ''} only "
+                f"{batches.period // common} of {batches.period} "
+                f"batches would be used, since {batches.period} and {each} have a common factor. "
+                "Take another gossip, another size of batches, or full ones."
+            )
+
+
+def agrees(given: RunConfig, begun: RunConfig) -> bool:
+    """Whether a run was begun with these settings; what they leave open was chosen then."""
+    chosen = {
+        key: getattr(begun.method, key)
+        for key in ("secrets_degree", "pair_noise", "gossip")
+        if getattr(given.method, key) == "auto"
+    }
+    given = _not_accelerated(_with(given, method=chosen))
+    if builders.method(given).pools:
+        given = _with(given, privacy={"colluders": 0})
+    # Where metrics are sent does not decide what a run finds.
+    return given.model_copy(update={"report": begun.report}) == begun
+
+
+def _with(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+    changed = {name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()}
+    return config.model_copy(update=changed)

@@ -1,0 +1,211 @@
+"""Runs that go together, and how they become one stack: one plan, one model, one engine for all their agents.
+
+Each run keeps the graph, start, batches and noise that it has alone. For figures (`reproduce`) and sweeps
+(`sweep.py`); not for single runs (`run.py`), nor for accounting: each run is accounted by its own plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from topdp.base.progress import Progress
+from topdp.data import Shards
+from topdp.plan import Plan
+from topdp.runs import builders
+from topdp.runs.assembly import Assembly, stacked_engine
+from topdp.runs.config import RunConfig
+from topdp.simulator.engine import Engine, State
+from topdp.simulator.evaluation import Evaluation
+from topdp.simulator.stepping import advancing, until_seen
+from topdp.topology import Topology
+
+DEALT = 6  # partitions of a data set that stay on the device between stacks
+
+LIMITS = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
+
+Size = Callable[[RunConfig], tuple[float, float]]
+"""How many bytes the records of a run take, and its rows."""
+
+MAY_DIFFER = {
+    "privacy": {"epsilon", "delta", "guarantee", "answers", "colluders", "adjacency", "sigma", "patient"},
+    "train": {
+        "learning_rate", "fading", "fading_factor", "fading_period", "warmup", "rounds_per_epoch",
+        "optimiser", "momentum", "second_moment", "floor", "weight_decay", "average", "checkpoint_every",
+    },
+}  # fmt: skip
+"""What runs of a stack need not have in common, beside seed, graph and method: it is all in their plans."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Runs ready to be executed together; rounds, evaluations and test records are those of the first."""
+
+    engine: Engine
+    starts: Tensor  # [agents of all runs, d]
+    agents: list[int]  # of each run
+    config: RunConfig  # of the first
+
+    @classmethod
+    def of(cls, runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Stack:
+        starts = torch.cat([one.start.expand(one.graph.agents, -1) for one in runs])
+        engine = stacked_engine(runs, plans, test_records)
+        return cls(engine, starts, [one.graph.agents for one in runs], runs[0].config)
+
+    def rounds(self) -> Iterator[tuple[int, State, bool]]:
+        """Its number, where all runs stand, and whether they are to be evaluated: of every round on a
+        processor; on a GPU, of those that are to be, and perhaps some others."""
+        engine, first, advance = self.engine, self.config, advancing(self.engine)
+        state = engine.start(self.starts)
+        each = engine.plan.releases // (first.rounds + 1)  # one that carries gradients, and those that mix
+        while state.releases < engine.plan.releases:
+            state = advance(state, until_seen(state.releases, each, first.rounds, first.train.evaluate_every))
+            t, within = divmod(state.releases - each, each)  # rounds done; one release is before the loop
+            if not within:
+                yield t, state, t % first.train.evaluate_every == 0 or t == first.rounds
+
+    def evaluations(self, state: State) -> list[Evaluation]:
+        """Of each run, for its own agents."""
+        found = self.engine.evaluate(state)
+        return [
+            Evaluation(found.loss[own], {name: values[own] for name, values in found.metrics.items()})
+            for own in self._places()
+        ]
+
+    def reported(self, state: State) -> list[Tensor]:
+        """[agents, d] of each run."""
+        rows = self.engine.reported(state)
+        return [rows[own] for own in self._places()]
+
+    def _places(self) -> Iterator[slice]:
+        first = 0
+        for count in self.agents:
+            yield slice(first, first + count)
+            first += count
+
+
+class Dealer:
+    """Assembles runs on a device. Records that many runs share are dealt out, and go there, once.
+
+    `dealt` and `graphs` are what another dealer has made, by its names for them: they are not read again.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        progress: Progress | None = None,
+        dealt: Mapping[str, Shards] | None = None,
+        graphs: Mapping[str, Topology] | None = None,
+    ) -> None:
+        self.device = device
+        self._progress = progress
+        self._dealt: dict[str, Shards] = dict(dealt or {})
+        self._graphs = dict(graphs or {})
+
+    def assemblies(self, configs: Sequence[RunConfig]) -> list[Assembly]:
+        """Runs that differ in method and budget alone have one graph, model and start."""
+        made: dict[str, Assembly] = {}
+        runs = []
+        for config in configs:
+            key = str((config.seed, config.topology, _in_common(config)))
+            if key not in made:
+                made[key] = Assembly.of(
+                    config, self.device, shards=self.shards(config), graph=self.graph(config)
+                )
+            runs.append(replace(made[key], config=config))
+        return runs
+
+    def name_of_shards(self, config: RunConfig) -> str:
+        """The same for runs whose records are dealt out alike."""
+        return f"{config.seed} {self.graph(config).agents} {config.data}"
+
+    def graph(self, config: RunConfig) -> Topology:
+        name = name_of_graph(config)
+        return self._graphs[name] if name in self._graphs else builders.graph(config)
+
+    def shards(self, config: RunConfig) -> Shards:
+        agents, pools = self.graph(config).agents, builders.method(config).pools
+        key = self.name_of_shards(config)
+        if key not in self._dealt:
+            if pools:  # what others share out is here already, or soon needed
+                alone = config.method.model_copy(update={"name": "plain"})
+                found = self.shards(config.model_copy(update={"method": alone})).pooled()
+            else:
+                found = builders.shards(config, agents, progress=self._progress, device=self.device)
+                found = found.to(self.device)
+            if len(self._dealt) == DEALT:
+                del self._dealt[next(iter(self._dealt))]
+            self._dealt[key] = found
+        return self._dealt[key]
+
+
+def name_of_graph(config: RunConfig) -> str:
+    """The same for runs on one graph."""
+    return f"{config.seed} {config.topology} {builders.method(config).pools}"
+
+
+def stackable(configs: Sequence[RunConfig], limit: float, size: Size) -> list[list[RunConfig]]:
+    """The runs in groups that can go together, each within a limit of bytes."""
+    groups: dict[str, list[RunConfig]] = defaultdict(list)
+    for config in configs:
+        groups[_in_common(config)].append(config)
+    stacks = []
+    for group in groups.values():
+        for runs in _in_turn(group):
+            stacks += _within(limit, runs, size)
+    return stacks
+
+
+def _in_common(config: RunConfig) -> str:
+    """What is the same for runs that go together. A key that is added later must be the same, too."""
+    sections = {
+        name: section.model_dump(exclude=MAY_DIFFER.get(name, set()))
+        for name in type(config).model_fields
+        if name not in ("seed", "rounds", "topology", "method")
+        for section in [getattr(config, name)]
+    }
+    # A stack is tested on the records of its first run: what one seed holds out, another trains on.
+    held_out = config.data.validation and config.seed
+    releases = config.method.gossip if config.method.name in ("muffliato", "correlated") else 0
+    alone = str(config) if not _fits(config) else ""
+    return str((config.rounds, releases, builders.method(config).pools, held_out, alone, sections))
+
+
+def _fits(config: RunConfig) -> bool:
+    """Steps of Adam, robust mixing and rounding are no sums of rows, attacks and sinks are of one run."""
+    linear = config.train.optimiser != "adam" and config.robust.rule == "mean"
+    return (
+        linear and config.train.rows == "model" and config.attack.name == "none" and not config.report.sinks
+    )
+
+
+def _in_turn(group: list[RunConfig]) -> list[list[list[RunConfig]]]:
+    """Runs that use all of their records, seed by seed in turn: each seed's records are then read once."""
+    if group[0].data.batch != "full":
+        return [[[config] for config in group]]
+    by_data: dict[tuple[int, int], list[RunConfig]] = defaultdict(list)
+    for config in group:
+        by_data[config.seed, config.topology.agents].append(config)
+    alike = len({(agents, len(runs)) for (_, agents), runs in by_data.items()}) == 1
+    sets = [list(by_data.values())] if alike else [[runs] for runs in by_data.values()]
+    return [[list(each) for each in zip(*several, strict=True)] for several in sets]
+
+
+def _within(limit: float, turns: list[list[RunConfig]], size: Size) -> list[list[RunConfig]]:
+    """As many turns in a stack as fit."""
+    stacks: list[list[RunConfig]] = []
+    used = math.inf
+    for turn in turns:
+        records, rows = (sum(sizes) for sizes in zip(*map(size, turn), strict=True))
+        once = turn[0].data.batch == "full"
+        if used + rows + (0 if once else records) > limit:
+            stacks.append([])
+            used = records if once else 0.0
+        stacks[-1] += turn
+        used += rows + (0 if once else records)
+    return stacks

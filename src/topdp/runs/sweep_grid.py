@@ -1,0 +1,135 @@
+"""The points of a sweep: every combination of the values that are tried, for each of several seeds.
+
+Everything is checked before anything is run: keys and values, and whether each configuration can be planned.
+No torch but for names of models; what is run, and what is found, is `sweep.py`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from topdp.errors import InputError
+from topdp.runs import builders
+from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.planning import plan_writer
+from topdp.runs.resolve_auto import settled
+from topdp.runs.sweep_summary import label_of
+
+MOST = 10_000  # runs of a sweep
+
+Read = Callable[[list[str]], RunConfig]
+"""A configuration with further changes, each `key=value`."""
+
+
+class Axis(NamedTuple):
+    """One key and the values that are tried, as they were written."""
+
+    key: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str, option: str = "--over") -> Axis:
+        """
+        >>> Axis.of("privacy.epsilon=0.5,1,2")
+        Axis(key='privacy.epsilon', values=('0.5', '1', '2'))
+        >>> Axis.of('data.batch="full",{ cycle = 20 }').values
+        ('"full"', '{ cycle = 20 }')
+        """
+        key, equals, values = text.partition("=")
+        parts = tuple(part.strip() for part in _split(values))
+        if not equals or not key.strip() or not all(parts):
+            raise ConfigError(
+                f"Expected {option} key=value,value,..., for example privacy.epsilon=0.5,1,2, got {text!r}."
+            )
+        if len(set(parts)) < len(parts):
+            raise ConfigError(f"{option} {key.strip()}: expected different values, got one of them twice.")
+        return cls(key.strip(), parts)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: what it is called, what was chosen for it, and what came of that."""
+
+    folder: str
+    chosen: dict[str, str]
+    seed: int
+    config: RunConfig
+
+    @property
+    def label(self) -> str:
+        """Without the seed."""
+        return label_of(self.chosen)
+
+
+def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[Point]:
+    """Every combination, seeds innermost: from the configuration's own seed on."""
+    keys = [axis.key for axis in axes]
+    if twice := {key for key in keys if keys.count(key) > 1}:
+        raise ConfigError(f"--over: expected each key once, got {', '.join(sorted(twice))} twice.")
+    if seeds > 1 and "seed" in keys:
+        raise ConfigError("Expected --seeds or --over seed=..., got both: leave one away.")
+    combinations = list(itertools.product(*(axis.values for axis in axes)))
+    count = len(combinations) * seeds
+    if count > MOST:
+        raise ConfigError(f"Expected at most {MOST} runs in a sweep, got {count}: try fewer values at once.")
+    found: list[Point] = []
+    for values in combinations:
+        chosen = dict(zip(keys, values, strict=True))
+        first = read([f"{key}={value}" for key, value in chosen.items()])
+        for seed in range(first.seed, first.seed + seeds):
+            config = first.model_copy(update={"seed": seed})
+            found.append(Point(f"{len(found) + 1:0{len(str(count))}d}", chosen, seed, config))
+    return found
+
+
+def checked(found: Sequence[Point]) -> list[Point]:
+    """The same points, each with a number wherever it says `auto`; refused if one of them cannot be run."""
+    known: dict[str, tuple[int, ...]] = {}
+    return [Point(one.folder, one.chosen, one.seed, _settled(one, known)) for one in found]
+
+
+def _settled(point: Point, known: dict[str, tuple[int, ...]]) -> RunConfig:
+    config = point.config
+    try:
+        builders.model_factory(config)
+        graph = builders.graph(config)
+        builders.sigma(config, graph.agents)
+        key = str((config.data, config.seed, graph.agents, config.topology, builders.method(config).pools))
+        if key not in known:
+            known[key] = builders.counts(config, graph.agents)
+        config = settled(config, graph, known[key])
+        plan_writer(config, graph, known[key])
+        plan_writer(_short(config), graph, known[key])(np.ones(graph.agents))
+    except InputError as error:
+        raise ConfigError(f"{point.label or 'The run'}, seed {point.seed}: {error}") from error
+    return config
+
+
+def _short(config: RunConfig) -> RunConfig:
+    """The same in two rounds: what a protocol and an optimiser refuse, they refuse when a plan is written."""
+    steps = {"learning_rate": 1.0, "warmup": 0}
+    return config.model_copy(update={"rounds": 2, "train": config.train.model_copy(update=steps)})
+
+
+def _split(text: str) -> list[str]:
+    """At commas that stand in no bracket, brace or quote."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        if letter == "," and not quote and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts

@@ -1,0 +1,231 @@
+"""The loop of a run: round after round, with evaluations, checkpoints and signals in between.
+
+What is run was decided before (`run.py`); what a round is, the engine knows.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from topdp.errors import Interrupted
+from topdp.learning.gradients import DivergedError
+from topdp.privacy.observers.view import Progress
+from topdp.runs.best_estimates import Best, BestSoFar
+from topdp.runs.callbacks import Callbacks, Running
+from topdp.runs.checkpoints import Checkpoints
+from topdp.runs.config import RunConfig
+from topdp.runs.model_export import notes_of
+from topdp.runs.result import Metrics, Stopped, metrics_of
+from topdp.runs.row_arrays import as_tensor
+from topdp.runs.run_folder import GIVEN, RunFolder
+from topdp.simulator.engine import Engine, State, WrongReplayError
+from topdp.simulator.ranks.process_group import Group
+from topdp.simulator.ranks.ranked_engine import RankedEngine
+from topdp.simulator.stepping import advancing, until_seen
+
+Watcher = Callable[[str, int, int, Metrics | None], None]
+"""Called with (stage, steps done, steps in all, the last metrics): "accounting" and "training" step by step,
+"planning" and "preparing" once, when they begin. On a GPU several rounds may be one step."""
+
+
+def accounting(watch: Watcher | None) -> Progress | None:
+    """The part of a watcher that accountants call."""
+
+    def show(done: int, total: int, note: str = "") -> None:
+        assert watch is not None
+        watch(f"accounting: {note}" if note else "accounting", done, total, None)
+
+    return None if watch is None else show
+
+
+class InterruptedRun(Interrupted):
+    """A run that was stopped by Ctrl-C; with a `folder` it can be resumed from there."""
+
+    def __init__(self, folder: Path | None, how: str | None = None) -> None:
+        how = how or f"topdp run --resume {folder}"
+        super().__init__(f"Interrupted. Continue with: {how}" if folder else "Interrupted.")
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Where the loop ended, and what was found on the way."""
+
+    state: State
+    metrics: list[Metrics]
+    best: Best | None
+    stopped: Stopped | None
+
+
+def train_to_the_end(
+    engine: Engine | RankedEngine,
+    start: torch.Tensor,
+    config: RunConfig,
+    folder: RunFolder | None,
+    watch: Watcher | None,
+    callbacks: Callbacks,
+    seen_as: Callable[[list[Metrics]], Running],
+    checkpoints: Checkpoints | None,
+) -> Trained:
+    """All releases that are left, from the newest of `checkpoints` or `start`, or until a callback stops.
+
+    `seen_as` makes of the evaluations so far what callbacks are given. Of several ranks all are here, with a
+    `RankedEngine`, and do the same in the same order; rank 0 alone has a folder.
+    """
+    group = engine.group if isinstance(engine, RankedEngine) else None
+    each = engine.plan.releases // (config.rounds + 1)  # one that carries gradients, and those that only mix
+    state, metrics = _begin(engine, start, folder, each, checkpoints)
+    larger = {metric.name: metric.larger_is_better for metric in engine.metrics}
+    run = seen_as(metrics)
+    shared = group.led if group is not None else _as_it_is
+    best = BestSoFar(folder, bool(metrics), notes_of(run.flat), larger, shared)
+    callbacks.start(run)
+    advance = advancing(engine)
+    looked_at = (config.train.evaluate_every, config.train.checkpoint_every, *([1] if callbacks else []))
+    stopped: Stopped | None = None
+    with (
+        _leaving_it_loadable(engine, folder, metrics, best, config, checkpoints) as keep,
+        _stop_signals(group) as asked_to_stop,
+    ):
+        while state.releases < engine.plan.releases:
+            state = advance(state, until_seen(state.releases, each, config.rounds, *looked_at))
+            t, within = divmod(state.releases - each, each)  # rounds done; one release stands before the loop
+            if within:
+                keep(state, False)  # the rows of the last round are overwritten soon
+                continue
+            due = t % config.train.evaluate_every == 0 or t == config.rounds
+            due = due and engine.shards.test_inputs is not None
+            if due:
+                metrics.append(metrics_of(t, engine.evaluate(state)))
+                best.see(metrics[-1], partial(engine.reported, state))
+            keep(state, t % config.train.checkpoint_every == 0)
+            if watch is not None:
+                watch("training", t, config.rounds, metrics[-1] if metrics else None)
+            if asked_to_stop():
+                raise KeyboardInterrupt
+            run.advance(t, due, partial(engine.reported, state))
+            with _kept_if_it_fails(folder, partial(keep, state, True)):
+                callbacks.after_round(run)
+            if run.stopped is not None and t < config.rounds:
+                stopped = run.stopped
+                keep(state, True)
+                break
+    best.save()
+    return Trained(state, metrics, best.best, stopped)
+
+
+def _begin(
+    engine: Engine | RankedEngine,
+    start: torch.Tensor,
+    folder: RunFolder | None,
+    each: int,
+    checkpoints: Checkpoints | None,
+) -> tuple[State, list[Metrics]]:
+    checkpoint = checkpoints.newest() if checkpoints is not None else None
+    if checkpoint is None:
+        return engine.start(start), []
+    lines = folder.metrics if folder is not None else []
+    if isinstance(engine, RankedEngine):
+        lines = engine.group.led(lines)
+    metrics = [line for line in lines if line["round"] < checkpoint.releases // each]
+    return engine.resume(checkpoint.releases, as_tensor(checkpoint.rows)), metrics
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@contextmanager
+def _stop_signals(group: Group | None) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM are heard between rounds, where nothing is half done; a second one at once.
+
+    One rank that heard is enough for all. There a second is as the first: torchrun passes on what its
+    processes have heard already.
+    """
+    asked = False
+
+    def ask(signum: int, frame: object) -> None:
+        nonlocal asked
+        if asked and group is None:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked if group is None else group.any(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _leaving_it_loadable(
+    engine: Engine | RankedEngine,
+    folder: RunFolder | None,
+    metrics: list[Metrics],
+    best: BestSoFar,
+    config: RunConfig,
+    checkpoints: Checkpoints | None,
+) -> Iterator[Callable[[State, bool], None]]:
+    """Saves checkpoints as the run goes, and once more when it is interrupted."""
+    last: list[State] = []
+
+    def save(state: State) -> None:
+        if folder is not None:
+            folder.save_metrics(metrics)
+            best.save()
+        if checkpoints is not None:
+            checkpoints.save(folder, state)
+
+    def keep(state: State, due: bool) -> None:
+        last[:] = [state]
+        if due:
+            save(state)
+
+    try:
+        yield keep
+    except KeyboardInterrupt:
+        if last and engine.holds(last[0]):  # else the last checkpoint is what is left
+            save(last[0])
+        if folder is not None:
+            folder.mark("interrupted")
+        raise InterruptedRun(*_how_to_continue(folder, config, checkpoints)) from None
+    except (DivergedError, WrongReplayError) as error:
+        if folder is not None:
+            folder.mark("diverged" if isinstance(error, DivergedError) else "wrong")
+        raise
+
+
+@contextmanager
+def _kept_if_it_fails(folder: RunFolder | None, save: Callable[[], None]) -> Iterator[None]:
+    """A user's own code may raise: the run can go on from the very round after which it did."""
+    try:
+        yield
+    except Exception:
+        save()
+        if folder is not None:
+            folder.mark("interrupted")
+        raise
+
+
+def _how_to_continue(
+    folder: RunFolder | None, config: RunConfig, checkpoints: Checkpoints | None
+) -> tuple[Path | None, str | None]:
+    """The folder, and the call where the command line cannot do it: only Python has the module and shards."""
+    if folder is not None and checkpoints is not None and checkpoints.group is not None:
+        return folder.path, "the same command."
+    if folder is None or config.data.name != GIVEN:
+        return (folder.path if folder else None), None
+    return folder.path, f"topdp.train(..., out={str(folder.path)!r}, resume=True)"

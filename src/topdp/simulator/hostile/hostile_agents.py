@@ -1,0 +1,95 @@
+"""Hostile agents in a simulated run: who they are, what they send, and what their records say.
+
+By default the seed chooses them. Accounts are of honest agents: they hold whatever others send. What is
+reported of the run is the honest agents', too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topdp.base.array_types import Ints
+from topdp.data.shards import Shards
+from topdp.errors import InputError
+from topdp.plan.random_streams import stream
+from topdp.simulator.hostile.hostile_rows import ATTACKERS
+
+LABEL_FLIP = "label-flip"
+
+
+class Wanted(Protocol):
+    """The section `attack` of a configuration."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def share(self) -> float: ...
+    @property
+    def strength(self) -> float | None: ...
+    @property
+    def agents(self) -> list[int] | None: ...
+
+
+def chosen(wanted: Wanted, agents: int, seed: int) -> Attack | None:
+    """The attack that is wanted among so many agents; None: nobody is hostile."""
+    if wanted.name == "none":
+        return None
+    if wanted.agents is not None:
+        hostile = sorted(set(wanted.agents))
+        if hostile and hostile[-1] >= agents:
+            raise InputError(f"Expected attack.agents from 0 to {agents - 1}, got {hostile[-1]}.")
+    else:
+        # The same order for every share: whoever is hostile among few is so among many.
+        order = stream(seed, "hostile").permutation(agents)
+        hostile = sorted(order[: round(wanted.share * agents)].tolist())
+    if len(hostile) > agents - 1:
+        raise InputError(f"Expected an honest agent, got {len(hostile)} hostile ones of {agents}.")
+    return Attack(wanted.name, tuple(hostile), agents, seed, wanted.strength) if hostile else None
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attack by the agents `hostile`; `strength` None: as is usual for it.
+
+    >>> import numpy as np, torch
+    >>> rows = torch.ones(4, 2)
+    >>> Attack("sign-flip", hostile=(3,), agents=4, seed=0)(0, rows, np.arange(4))
+    >>> rows[2:].tolist()
+    [[1.0, 1.0], [-1.0, -1.0]]
+    """
+
+    name: str
+    hostile: tuple[int, ...]
+    agents: int
+    seed: int
+    strength: float | None = None
+
+    def __call__(self, round: int, rows: Tensor, owner: Ints) -> None:
+        """Puts what hostile agents send in the place of their rows."""
+        if self.name == LABEL_FLIP:
+            return  # they do as they should, on wrong records
+        attacker, usual, steady = ATTACKERS[self.name]
+        theirs = np.isin(owner, self.hostile)
+        now = rows[: self.agents][torch.from_numpy(~theirs[: self.agents]).to(rows.device)]
+        name = 0 if steady else round + 1
+        random = torch.Generator().manual_seed(int(stream(self.seed, "attack", name).integers(2**63)))
+        strength = usual if self.strength is None else self.strength
+        sent = attacker(now, len(self.hostile), strength, random)
+        rows[torch.from_numpy(theirs).to(rows.device)] = sent
+
+    def records(self, shards: Shards) -> Shards:
+        """The records as agents train on them: with other labels of hostile ones, if that is the attack."""
+        if self.name != LABEL_FLIP:
+            return shards
+        if shards.classes is None or shards.targets.is_floating_point():
+            raise InputError("Expected labels of classes for the attack label-flip, got other targets.")
+        targets = shards.targets.clone()
+        theirs = list(self.hostile)
+        # Label y becomes C - 1 - y (Fang et al. 2020)
+        targets[theirs] = shards.classes - 1 - targets[theirs]
+        return replace(shards, targets=targets)

@@ -1,0 +1,184 @@
+"""The processes of one simulation: torch.distributed in the words that a run needs.
+
+They trust each other: what one says is unpickled by the others. For one owner's machines behind one
+firewall; organisations that do not trust each other run agents (`agents/`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from topdp.errors import ExitCode, TopdpError
+from topdp.learning.gradients import DivergedError
+from topdp.simulator.ranks.torchrun_environment import (
+    RankError,
+    local_rank,
+    patience_of_environment,
+    restarts,
+)
+
+Found = TypeVar("Found")
+
+
+@final
+class OtherRankError(RankError):
+    """What went wrong on another rank, with its exit code."""
+
+    def __init__(self, rank: int, said: str, code: int) -> None:
+        super().__init__(f"Rank {rank} ended: {said}")
+        self.code = ExitCode(code)  # type: ignore[misc]  # of this one error, not of the class
+
+
+@final
+@dataclass(frozen=True)
+class Group:
+    """This process among those of the run. Whatever is asked of the others must be asked by all."""
+
+    rank: int
+    size: int
+    patience: float
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 speaks to people and writes the run folder."""
+        return self.rank == 0
+
+    def all(self, value: Any) -> list[Any]:
+        """What each rank says, in their order."""
+        said: list[Any] = [None] * self.size
+        with self._lost():
+            dist.all_gather_object(said, value)
+        return said
+
+    def gathered(self, value: Any) -> list[Any] | None:
+        """On rank 0 what each rank says; None on the others."""
+        said: list[Any] | None = [None] * self.size if self.leads else None
+        with self._lost():
+            dist.gather_object(value, said, dst=0)
+        return said
+
+    def led(self, value: Any) -> Any:
+        """What rank 0 says; what others give is not looked at."""
+        box = [value if self.leads else None]
+        with self._lost():
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def any(self, value: bool) -> bool:
+        """Whether it is so on some rank."""
+        flag = torch.tensor(int(value))
+        with self._lost():
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)
+
+    def together(self, step: Callable[[], Found]) -> Found:
+        """What `step` gives here, if it fails on no rank; else every rank raises."""
+        found: Found | None = None
+        failed: Exception | None = None
+        try:
+            found = step()
+        except RankError:
+            raise
+        except Exception as error:
+            failed = error
+        self.expect_no_failure(failed)
+        return found  # type: ignore[return-value]  # there is one where nothing failed
+
+    def expect_no_failure(self, failed: Exception | None) -> None:
+        """Raises what failed here; where it was elsewhere, an error that says where and why."""
+        if not self.any(failed is not None):
+            return
+        off = isinstance(failed, DivergedError)
+        said = self.all(None if failed is None else (_words(failed), _code(failed), off))
+        if failed is not None:
+            raise failed
+        rank, (words, code, off) = next((rank, one) for rank, one in enumerate(said) if one is not None)
+        raise DivergedError(words) if off else OtherRankError(rank, words, code)
+
+    def expect_same(self, what: str, value: object, to_do: str) -> None:
+        """Refuses, on all ranks, a value in which some differ from rank 0."""
+        said = self.all(value)
+        others = [rank for rank, one in enumerate(said) if one != said[0]]
+        if others:
+            named = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
+            raise RankError(f"Expected the same {what} on all ranks, got another on {named}: {to_do}")
+
+    def exchange(
+        self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]
+    ) -> Callable[[], None]:
+        """Begins to send and to receive, (rank, tensor) each; what it returns waits for both."""
+        ops = [
+            dist.P2POp(dist.irecv if into else dist.isend, tensor, rank)
+            for into, pairs in ((True, received), (False, sent))
+            for rank, tensor in pairs
+        ]
+        with self._lost():
+            works = dist.batch_isend_irecv(ops) if ops else []
+
+        def wait() -> None:
+            with self._lost():
+                for work in works:
+                    work.wait(timedelta(seconds=self.patience))
+            works.clear()
+            ops.clear()  # what was sent may be overwritten now
+
+        return wait
+
+    @contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:  # of torch: it has no error of its own for a lost peer
+            waited = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+            how = f"it said nothing for {self.patience:g} seconds" if waited else "its connection is closed"
+            raise RankError(
+                f"Rank {self.rank} lost another rank: {how}. Checkpoints are intact: start the same command "
+                "again, which goes on from the last of them."
+            ) from error
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Group]:
+    """This process with the others that torchrun started; NCCL carries what is on GPUs."""
+    patience = patience_of_environment()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        wait = timedelta(seconds=patience)
+        store, rank, size = next(rendezvous("env://", timeout=wait))
+        # torchrun keeps one store over its restarts: what those before have left there is not ours.
+        store = PrefixStore(f"topdp/{restarts()}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+    except (RuntimeError, ValueError) as error:
+        raise RankError(f"Could not join the other ranks: {str(error).strip().splitlines()[0]}") from error
+    try:
+        yield Group(dist.get_rank(), dist.get_world_size(), patience)
+    finally:
+        with contextlib.suppress(Exception):  # of a lost peer: what mattered has been said
+            dist.destroy_process_group()
+
+
+def local_device(name: str) -> str:
+    """The device of this rank: `cuda` is the GPU with its number among the ranks of this machine."""
+    local = local_rank()
+    if name == "auto":
+        return f"cuda:{local}" if torch.cuda.device_count() > local else "cpu"
+    return f"cuda:{local}" if name == "cuda" else name
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, TopdpError) else f"{type(error).__name__}: {error}"
+
+
+def _code(error: Exception) -> int:
+    return int(error.code) if isinstance(error, TopdpError) else int(ExitCode.UNEXPECTED)

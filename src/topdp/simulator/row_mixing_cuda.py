@@ -1,0 +1,249 @@
+"""One round of rows on an NVIDIA GPU, as one kernel: each row is read once and written once.
+
+Noise comes from the Philox counter (key of the run; column, draw, round), so a draw is the same number
+whichever other rows are made. Needs Triton, which comes with PyTorch's CUDA builds: the engine comes here
+only with a GPU.
+"""
+
+# Triton compiles the kernel below from its source: annotations and untyped names are Triton's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-unimported"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from topdp.base.array_types import Floats, Indices
+from topdp.plan import Plan
+from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_mixing import Work
+from topdp.simulator.simulated_noise import Draws
+
+PACKED_ROUNDS = 256  # rounds whose indices are sent to the GPU at once
+LANES = 256  # four columns a lane: one Philox call gives four normals
+WARPS = 4
+
+
+@triton.jit
+def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round, d,
+          out_row, before_row, gradient_row,
+          W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """`LANES` times four columns of one row; without a mask, sixteen bytes are read and written at once."""
+    lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    column = lane[:, None] * 4 + tl.arange(0, 4)[None, :]
+    inside = column < d
+    total = tl.zeros((LANES, 4), tl.float32)
+    for w in tl.static_range(W):
+        source = tl.load(slot + row * W + w).to(tl.int64)
+        share = tl.load(weight + row * W + w)
+        if share != 0:
+            if MASKED:
+                mixed = tl.load(before + source * before_row + column, mask=inside, other=0.0)
+            else:
+                mixed = tl.load(before + source * before_row + column)
+            total += share * mixed.to(tl.float32)
+    rate = tl.load(step + row)
+    agent = (tl.load(owner + row) - agents).to(tl.int64)
+    if rate != 0:
+        if MASKED:
+            pull = tl.load(gradient + agent * gradient_row + column, mask=inside, other=0.0)
+        else:
+            pull = tl.load(gradient + agent * gradient_row + column)
+        total += rate * pull.to(tl.float32)
+    for v in tl.static_range(V):
+        deviation = tl.load(std + row * V + v)
+        if deviation != 0:
+            number = tl.load(draw + row * V + v)
+            run = tl.load(key + row * V + v)
+            zero = lane * 0
+            a, b, c, e = tl.philox(run, lane, zero + number, zero + round, zero)
+            z0, z1 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b))
+            z2, z3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(e))
+            z = tl.join(tl.join(z0, z1), tl.join(z2, z3))  # [lanes, 2, 2]
+            total += deviation * tl.reshape(z, (LANES, 4))
+    if out.dtype.element_ty == tl.bfloat16:
+        # To nearest, ties to even, in whole numbers: how a conversion rounds is up to the device.
+        bits = total.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        total = tl.where(total == total, bits.to(tl.float32, bitcast=True), total)
+    value = total.to(out.dtype.element_ty)
+    if MASKED:
+        tl.store(out + place.to(tl.int64) * out_row + column, value, mask=inside)
+    else:
+        tl.store(out + place.to(tl.int64) * out_row + column, value)
+
+
+# Numbers that change from round to round would each make Triton compile the kernel anew: for 0, 1, 16, ...
+@triton.jit(do_not_specialize=["first", "agents", "round"])
+def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, chosen, clock, starts,
+           first, agents, round, d, out_row, before_row, gradient_row,
+           W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+           SOME: tl.constexpr, BY_CLOCK: tl.constexpr):  # fmt: skip
+    """Rows of the round that is passed, or `SOME` of them; or of the round that a device's clock shows."""
+    place = tl.program_id(0)
+    made = tl.num_programs(0)
+    if BY_CLOCK:
+        position = tl.load(clock)
+        first = tl.load(starts + position)
+        made = tl.load(starts + position + 1) - first
+        round = tl.load(clock + 1)
+    if place < made:
+        if SOME:
+            place = tl.load(chosen + place)
+        row = first + place
+        if (tl.program_id(1) + 1) * (4 * LANES) <= d:
+            _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round,
+                  d, out_row, before_row, gradient_row, W, V, LANES, False)  # fmt: skip
+        else:
+            _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round,
+                  d, out_row, before_row, gradient_row, W, V, LANES, True)  # fmt: skip
+
+
+class Packed(NamedTuple):
+    """The rows made in some rounds, one after the other, with where their parts stand."""
+
+    starts: Tensor  # [rounds + 1] first row of each round, and the end; on the processor
+    slot: Tensor
+    weight: Tensor
+    owner: Tensor
+    step: Tensor
+    key: Tensor
+    draw: Tensor
+    std: Tensor
+
+    def rows(self) -> tuple[Tensor, ...]:
+        """Everything that has a line for each row."""
+        return self[1:]
+
+
+class Fused:
+    """All rows of a round in one launch."""
+
+    def __init__(self, plan: Plan, noise: Draws, device: torch.device, layout: Layout | None = None) -> None:
+        self.plan = plan
+        self.layout = layout or Layout(plan)
+        self.noise = noise
+        self.device = device
+        self._packed: tuple[int, Packed] | None = None
+
+    def __call__(self, work: Work) -> None:
+        packed = self._pack(work.round // PACKED_ROUNDS)
+        first = int(packed.starts[work.round % PACKED_ROUNDS])
+        chosen = None
+        if work.only is not None:
+            chosen = torch.from_numpy(work.only.astype(np.int32)).to(self.device)
+        if chosen is None or len(chosen):
+            self._launch(
+                work.before, work.gradient, work.out, packed, None, first, work.round, chosen, work.first
+            )
+
+    def by_clock(self, before: Tensor, gradient: Tensor, out: Tensor, packed: Packed, clock: Tensor) -> None:
+        """The round that `clock` [position in `packed`, number of the round] shows when this is executed.
+
+        All of `packed` and the clock are int32 and float32 on the device, and `out` has room for any round.
+        """
+        self._launch(before, gradient, out, packed, clock, 0, 0)
+
+    def _launch(
+        self,
+        before: Tensor,
+        gradient: Tensor,
+        out: Tensor,
+        packed: Packed,
+        clock: Tensor | None,
+        first: int,
+        round: int,
+        chosen: Tensor | None = None,
+        agents: int = 0,
+    ) -> None:
+        """`chosen`: places of the rows that are made; `agents`: whose gradient is the first."""
+        d = out.shape[1]
+        grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES))
+        with torch.cuda.device_of(out):  # Triton launches on the current device
+            _round[grid](
+                out, before, gradient, *packed.rows(), chosen, clock,
+                None if clock is None else packed.starts, first, agents, round, d,
+                out.stride(0), before.stride(0), gradient.stride(0),
+                W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
+                SOME=chosen is not None, BY_CLOCK=clock is not None, num_warps=WARPS,
+            )  # fmt: skip
+
+    def _pack(self, chunk: int) -> Packed:
+        if self._packed is None or self._packed[0] != chunk:
+            stop = min((chunk + 1) * PACKED_ROUNDS, self.plan.releases)
+            on_host = self.packed(range(chunk * PACKED_ROUNDS, stop))
+            there = (part.to(self.device) for part in on_host.rows())
+            self._packed = (chunk, Packed(on_host.starts, *there))
+        return self._packed[1]
+
+    def packed(self, rounds: range) -> Packed:
+        """Of consecutive rounds, on the processor; all of them at once where everything is here."""
+        if not self.layout.whole:
+            return self._packed_one_by_one(rounds)
+        plan, many = self.plan, slice(rounds.start, rounds.stop)
+        exists = plan.exists[many]
+        at, row = np.nonzero(exists)
+        r = at + rounds.start
+        before = plan.exists[max(0, rounds.start - 1) : rounds.stop - 1]
+        if rounds.start == 0:  # starts stand in the order of the agents
+            before = np.concatenate([np.ones((1, plan.rows), bool), before])
+        place = np.where(before, np.cumsum(before, axis=1) - 1, -1)
+        if rounds.start == 0:
+            place[0] = plan.owner
+        source, draw = (part.values[part.which[r], row] for part in (plan.source, plan.draw))
+        columns = self._columns(
+            source,
+            place[at[:, None], source],
+            plan.weight.values[plan.weight.which[r], row],
+            plan.owner[row],
+            -plan.rate[r] * plan.carries.values[plan.carries.which[r], row],
+            draw,
+            plan.std.values[plan.std.which[r], row] * plan.scale[r][:, None],
+        )
+        starts = np.concatenate([[0], np.cumsum(exists.sum(axis=1))]).astype(np.int32)
+        return Packed(*map(torch.from_numpy, (starts, *columns)))
+
+    def _packed_one_by_one(self, rounds: range) -> Packed:
+        parts: list[list[np.ndarray]] = [[] for _ in range(7)]
+        starts = [0]
+        for r in rounds:
+            this = self.plan[r]
+            rows, place = self.layout.made(r), self.layout.place(r)
+            source = this.source[rows]
+            columns = self._columns(
+                source, place[source], this.weight[rows], self.plan.owner[rows], this.step[rows],
+                this.draw[rows], this.std[rows],
+            )  # fmt: skip
+            for part, column in zip(parts, columns, strict=True):
+                part.append(column)
+            starts.append(starts[-1] + len(rows))
+        joined = [np.array(starts, np.int32), *map(np.concatenate, parts)]
+        return Packed(*map(torch.from_numpy, joined))
+
+    def _columns(
+        self,
+        source: Indices,
+        place: Indices,
+        weight: Floats,
+        owner: Indices,
+        step: Floats,
+        draw: Indices,
+        std: Floats,
+    ) -> tuple[np.ndarray, ...]:
+        """What the kernel reads of rows: in its types, and with 0 for what is not there."""
+        absent, silent = source < 0, draw < 0
+        key, number = self.noise.names(np.where(silent, 0, draw))
+        return (
+            np.where(absent, 0, place).astype(np.int32),
+            np.where(absent, 0.0, weight).astype(np.float32),
+            self.layout.place_of[owner].astype(np.int32),
+            step.astype(np.float32),
+            key.astype(np.int32),
+            number.astype(np.int32),
+            np.where(silent, 0.0, std).astype(np.float32),
+        )

@@ -1,0 +1,210 @@
+"""Many runs as one: their plans side by side, their agents in one tensor program.
+
+A stack of runs costs little more than one run where single runs do not fill the device. Runs of a stack share
+the model, the clip, the number of rounds and the kind of batches; graphs, methods, step sizes, noise, seeds
+and data may differ, and each run has the noise and batches that it has alone. For figures and sweeps; a
+stacked plan is not for accounting, each of its plans is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from topdp.base.array_types import Ints
+from topdp.data.batch_selection import Device, Selection, select
+from topdp.data.shards import Shards
+from topdp.errors import InputError
+from topdp.plan import NOBODY, PerRound, Plan, prune
+from topdp.plan.batches import Batches, Full
+from topdp.simulator.simulated_noise import Draws, Noise, Words
+
+KEPT_ROUNDS = 2000  # selections of a cycle that are kept
+
+
+def stack_plans(plans: Sequence[Plan]) -> Plan:
+    """One pruned plan whose agents, rows and draws are those of all `plans`, run after run."""
+    if not plans or any(plan.releases != plans[0].releases for plan in plans):
+        raise InputError("Expected at least one plan, all of the same number of rounds.")
+    if any(plan.adjusts is not None for plan in plans):
+        raise InputError("Expected runs without Adam in a stack of runs: run those one by one.")
+    if any(plan.robust is not None for plan in plans):
+        raise InputError("Expected runs without robust mixing in a stack of runs: run those one by one.")
+    if any(plan.rounded is not None for plan in plans):
+        raise InputError("Expected runs whose rows are not rounded in a stack of runs: run those one by one.")
+    pruned = [plan if plan.pruned else prune(plan) for plan in plans]
+    R = plans[0].releases
+    agents = _offsets([plan.agents for plan in pruned])
+    draws = _offsets([plan.draws for plan in pruned])
+    messages = agents[-1] + _offsets([plan.rows - plan.agents for plan in pruned])
+    total = int(messages[-1])
+    places = [
+        (slice(a, a + plan.agents), slice(m, m + plan.rows - plan.agents))
+        for plan, a, m in zip(pruned, agents, messages, strict=False)
+    ]
+
+    def joined(parts: Iterable[NDArray[Any]], shape: tuple[int, ...], fill: int | float, dtype: type) -> Any:
+        """One array [*, rows, width] of the parts [*, rows of a run, width of a run]."""
+        out: NDArray[Any] = np.full((*shape[:1], total, *shape[1:]), fill, dtype)
+        for part, plan, (estimates, others) in zip(parts, pruned, places, strict=True):
+            width = (slice(part.shape[2]),) if part.ndim == 3 else ()
+            out[(slice(None), estimates, *width)] = part[:, : plan.agents]
+            out[(slice(None), others, *width)] = part[:, plan.agents :]
+        return out
+
+    def every(part: PerRound, dtype: type) -> NDArray[Any]:
+        return part.values.astype(dtype)[part.which]
+
+    def sources() -> Iterator[NDArray[Any]]:
+        for plan, (estimates, others) in zip(pruned, places, strict=True):
+            place = np.r_[estimates, others, NOBODY].astype(np.int32)  # NOBODY is found at the end
+            yield place[every(plan.source, np.int32)]
+
+    def drawn() -> Iterator[NDArray[Any]]:
+        for plan, offset in zip(pruned, draws, strict=False):
+            yield np.r_[offset : offset + plan.draws, NOBODY].astype(np.int32)[every(plan.draw, np.int32)]
+
+    mixed = (R, max(plan.source.values.shape[2] for plan in pruned))
+    noisy = (R, max(plan.draw.values.shape[2] for plan in pruned))
+    std = (every(p.std, np.float32) * p.scale[:, None, None].astype(np.float32) for p in pruned)
+    steps = (every(p.carries, np.float32) * p.rate[:, None].astype(np.float32) for p in pruned)
+    weights = (every(p.weight, np.float32) for p in pruned)
+    known = np.concatenate([p.known_by[:, :1] + a for p, a in zip(pruned, agents, strict=False)])
+    owner = joined(((p.owner + a)[None] for p, a in zip(pruned, agents, strict=False)), (1,), 0, np.int64)[0]
+    return Plan(
+        agents=int(agents[-1]),
+        owner=owner,
+        source=PerRound.each(joined(sources(), mixed, NOBODY, np.int32)),
+        weight=PerRound.each(joined(weights, mixed, 0.0, np.float32)),
+        carries=PerRound.each(joined(steps, (R,), 0.0, np.float32)),
+        rate=np.ones(R),
+        draw=PerRound.each(joined(drawn(), noisy, NOBODY, np.int32)),
+        std=PerRound.each(joined(std, noisy, 0.0, np.float32)),
+        scale=np.ones(R),
+        known_by=known,
+        readers=PerRound.same(np.full((len(owner), 1), NOBODY), R),
+        protocol="stack",
+        reported=_reported(pruned, agents, messages),
+        pruned=True,
+    )
+
+
+def _reported(plans: Sequence[Plan], agents: Ints, messages: Ints) -> Ints | None:
+    """Where the rows that each run reports stand in the stack."""
+    if all(plan.reported is None for plan in plans):
+        return None
+    parts = []
+    for plan, first, others in zip(plans, agents, messages, strict=False):
+        rows = np.arange(plan.agents) if plan.reported is None else plan.reported
+        parts.append(np.where(rows < plan.agents, first + rows, others + rows - plan.agents))
+    return np.concatenate(parts)
+
+
+def stack_shards(shards: Sequence[Shards]) -> Shards:
+    """The records of all runs' agents; all runs are tested on the records of the first."""
+    first = shards[0]
+    longest = max(max(s.counts) for s in shards)
+
+    def join(parts: list[Tensor]) -> Tensor:
+        padded = []
+        for part in parts:
+            short = longest - part.shape[1]
+            padded.append(
+                torch.cat([part, part.new_zeros(len(part), short, *part.shape[2:])], 1) if short else part
+            )
+        return torch.cat(padded)
+
+    return Shards(
+        join([s.inputs for s in shards]),
+        join([s.targets for s in shards]),
+        torch.cat([s.sizes for s in shards]),
+        tuple(count for s in shards for count in s.counts),
+        first.classes,
+        first.test_inputs,
+        first.test_targets,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class StackedBatches:
+    """The records that each run would draw alone, with its own seed."""
+
+    runs: tuple[tuple[tuple[Batches, ...], int], ...]  # (one for each agent, seed) of each run
+    _kept: dict[tuple[int, str], Selection] = field(default_factory=dict, repr=False)
+
+    @property
+    def batches(self) -> tuple[Batches, ...]:
+        """One for each agent of the stack."""
+        return tuple(one for batches, _ in self.runs for one in batches)
+
+    @property
+    def full(self) -> bool:
+        """Whether all agents use all of their records in every round."""
+        return all(isinstance(one, Full) for one in self.batches)
+
+    def select(self, round: int, device: Device = None) -> Selection:
+        period = self._common_period
+        if period is None:
+            return self._joined(round, device)
+        turn = (round % period, str(device or "cpu"))
+        if turn not in self._kept:
+            self._kept[turn] = self._joined(turn[0], device)
+        return self._kept[turn]
+
+    @cached_property
+    def _common_period(self) -> int | None:
+        """Fixed batches come back: what was joined once is kept, where that is not too much."""
+        if any(one.sampled for one in self.batches):
+            return None
+        period = math.lcm(*{one.period for one in self.batches})
+        return period if period <= KEPT_ROUNDS else None
+
+    def _joined(self, round: int, device: Device) -> Selection:
+        if self.full:
+            return select(self.batches, 0, round, device)
+        drawn = {run: select(*run, round, device) for run in set(self.runs)}
+        each = [drawn[run] for run in self.runs]
+        longest = max(chosen.indices.shape[1] for chosen in each if chosen.indices is not None)
+        indices, weights = [], []
+        for chosen in each:
+            assert chosen.indices is not None and chosen.weights is not None
+            short = longest - chosen.indices.shape[1]
+            indices.append(torch.nn.functional.pad(chosen.indices, (0, short)))
+            weights.append(torch.nn.functional.pad(chosen.weights, (0, short)))
+        divisor = torch.cat([chosen.divisor for chosen in each])
+        return Selection(torch.cat(indices), torch.cat(weights), divisor)
+
+
+class StackedNoise(Draws):
+    """The draws that each run would make alone, with its own seed."""
+
+    def __init__(self, plans: Sequence[Plan], seeds: Sequence[int]) -> None:
+        self._runs = [Noise(seed, p.draws, p.releases) for p, seed in zip(plans, seeds, strict=True)]
+        self._first = _offsets([plan.draws for plan in plans])
+        self._keys = np.concatenate([noise.names(np.zeros(1, np.int64))[0] for noise in self._runs])
+
+    def seeds(self, round: int, draws: Ints) -> Words:
+        run = self._run_of(draws)
+        found = np.empty((len(draws), 2), np.uint64)
+        for one in np.unique(run):
+            found[run == one] = self._runs[one].seeds(round, draws[run == one] - self._first[one])
+        return found
+
+    def names(self, draws: Ints) -> tuple[Ints, Ints]:
+        run = self._run_of(draws)
+        return self._keys[run], draws - self._first[run]
+
+    def _run_of(self, draws: Ints) -> Ints:
+        return np.searchsorted(self._first[1:-1], draws, side="right")
+
+
+def _offsets(counts: list[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -1,0 +1,106 @@
+"""A user's own graph, whatever it comes as: a `Topology`, a networkx graph, or the path of an edge list."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from topdp.topology import families
+from topdp.topology.edge_lists import read_edge_list
+from topdp.topology.graph import Topology, TopologyError, from_edges
+from topdp.topology.link_weights import Weights, expect_no_weights
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
+    """`graph` as a `Topology`.
+
+    >>> import networkx as nx
+    >>> as_topology(nx.path_graph(3)).edges.tolist()
+    [[0, 1], [1, 2]]
+    """
+    if isinstance(graph, Topology):
+        return graph
+    if (networkx := sys.modules.get("networkx")) and isinstance(graph, networkx.Graph):
+        return from_networkx(graph, weights=weights)
+    named = isinstance(graph, str) and callable(getattr(families, graph.replace("-", "_"), None))
+    if named and not os.path.exists(graph):
+        raise TopologyError(
+            f"Expected a graph, got the name of a family, {graph!r}: make one, for example "
+            f"topdp.topology.{graph.replace('-', '_')}(agents)."
+        )
+    if isinstance(graph, str | os.PathLike):
+        return read_edge_list(os.fspath(graph), weights=weights)
+    raise TopologyError(
+        f"Expected a graph: a topdp.Topology, an undirected networkx graph or the path of an edge list; got "
+        f"a {type(graph).__name__}."
+    )
+
+
+def from_networkx(
+    graph: nx.Graph, *, order: Sequence[Hashable] | None = None, weights: Weights = "refuse"
+) -> Topology:
+    """The graph of a `networkx.Graph`: undirected, connected, without self loops.
+
+    Agent k is node `order[k]`; without an order nodes are sorted, and `labels` keeps their names unless they
+    are 0 .. n-1. Shards are given in this order. The attribute `weight` of links is refused unless it is 1
+    everywhere, or `weights="ignore"`.
+
+    >>> import networkx as nx
+    >>> hospitals = nx.Graph([("south", "north"), ("south", "east")])
+    >>> graph = from_networkx(hospitals)
+    >>> graph.labels, graph.edges.tolist()
+    (('east', 'north', 'south'), [[0, 2], [1, 2]])
+    >>> from_networkx(hospitals, order=["south", "north", "east"]).edges.tolist()
+    [[0, 1], [0, 2]]
+    """
+    if graph.is_directed():
+        raise TopologyError(
+            "Expected an undirected networkx graph, got a directed one: use graph.to_undirected() if every "
+            "link works both ways; agents that send also receive."
+        )
+    if graph.is_multigraph():
+        raise TopologyError(
+            "Expected at most one link between two agents, got a multigraph: use networkx.Graph(graph)."
+        )
+    import networkx as nx  # its maker has
+
+    loops = list(nx.nodes_with_selfloops(graph))
+    if loops:
+        raise TopologyError(
+            f"Expected no self loops, got one at {loops[0]!r} ({len(loops)} in all); remove them, for "
+            "example with graph.remove_edges_from(list(networkx.selfloop_edges(graph)))."
+        )
+    if len(graph) < 2:
+        raise TopologyError(f"Expected a graph of at least 2 agents, got {len(graph)}.")
+    weighted = graph.edges(data="weight", default=1)
+    expect_no_weights(((f"link {a!r} - {b!r}", weight) for a, b, weight in weighted), weights)
+    nodes = _ordered(graph, order)
+    number = {node: agent for agent, node in enumerate(nodes)}
+    edges = [(number[a], number[b]) for a, b in graph.edges]
+    if not edges:
+        raise TopologyError("Expected a connected graph, got one without links.")
+    plain = nodes == list(range(len(nodes)))
+    labels = None if plain else tuple(str(node) for node in nodes)
+    return from_edges(edges, len(nodes), name="given", labels=labels)
+
+
+def _ordered(graph: nx.Graph, order: Sequence[Hashable] | None) -> list[Any]:
+    if order is not None:
+        given = list(order)
+        if len(given) != len(graph) or set(given) != set(graph):
+            raise TopologyError(
+                f"order: expected each of the {len(graph)} nodes of the graph once, got {given!r:.120}."
+            )
+        return given
+    try:
+        return sorted(graph)
+    except TypeError:
+        raise TopologyError(
+            "Expected nodes that can be sorted, got some that cannot, such as texts and numbers: say which "
+            "node is which agent with from_networkx(graph, order=[...])."
+        ) from None

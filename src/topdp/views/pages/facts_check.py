@@ -1,0 +1,112 @@
+"""Whether what lies in a run folder can be shown: numbers that are numbers, an account that agrees in itself.
+
+Not for the settings and the plan, which are checked where they are read. What was damaged is refused in
+words, so that no page is drawn from half of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from topdp.privacy.account import Account
+from topdp.runs.metric_labels import metric_names
+from topdp.runs.run_folder import RunFolderError
+
+PARTS = ("mean", "min", "max")
+AGREED = ("epsilon", "mu", "status", "epsilon_per_agent", "mu_per_agent")
+
+
+def expect_info(info: Mapping[str, Any], path: Path) -> None:
+    """run.json: words where words are shown, numbers where numbers are."""
+    stopped, seconds = info.get("stopped"), info.get("seconds")
+    faults = {
+        "state": not isinstance(info.get("state"), str),
+        "seconds": seconds is not None and not _is_number(seconds),
+        "stopped": stopped is not None
+        and not (
+            isinstance(stopped, dict)
+            and type(stopped.get("round")) is int
+            and isinstance(stopped.get("reason"), str)
+        ),
+        **{
+            name: info.get(name) is not None and not isinstance(info[name], str)
+            for name in ("topdp", "python", "torch", "device")
+        },
+    }
+    _refuse([name for name, wrong in faults.items() if wrong], path / "run.json")
+
+
+def expect_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """metrics.jsonl: rounds that grow, every metric a finite number or undefined (null)."""
+    before = -1
+    for number, line in enumerate(lines, 1):
+        wrong = [] if type(line["round"]) is int and line["round"] > before else ["round"]
+        before = line["round"]
+        names = {*metric_names(line), *(["loss"] if "loss" in line else [])}
+        wrong += sorted(name for name in names if not _is_spread(line[name]))
+        wrong += sorted(
+            name
+            for name, value in line.items()
+            if name.endswith("_per_agent") and not (isinstance(value, list) and all(map(_is_value, value)))
+        )
+        _refuse(wrong, f"line {number} of {path / 'metrics.jsonl'}")
+
+
+def expect_agreed(privacy: Mapping[str, Any], account: Account, path: Path) -> None:
+    """privacy.json: what it says of all agents is what follows from what it says of each."""
+    follows = json.loads(json.dumps(account.details()))
+    wrong = [
+        name for name, value in follows.items() if name in privacy and name not in ("pairs", "assumptions")
+    ]
+    wrong = [name for name in wrong if privacy[name] != follows[name]]
+    wrong += [name for name in AGREED if name not in privacy]
+    said = privacy.get("assumptions")
+    if not isinstance(said, dict) or not all(isinstance(words, str) for words in said.values()):
+        wrong.append("assumptions")
+    _refuse(wrong, path / "privacy.json")
+
+
+def expect_text(facts: Mapping[str, Any], path: Path) -> None:
+    """All of it as a page holds it: JSON knows no number that is not finite, and no half of a character."""
+    try:
+        json.dumps(facts, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise RunFolderError(
+            f"Expected numbers and text in the run in {path}, got what is neither: {error}. It was changed, "
+            "or is damaged."
+        ) from error
+
+
+def _is_number(value: object) -> bool:
+    """A number that fits: a whole one of 400 digits does not."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _is_value(value: object) -> bool:
+    """One number, or those of all classes; null is undefined."""
+    if isinstance(value, list):
+        return all(one is None or _is_number(one) for one in value)
+    return value is None or _is_number(value)
+
+
+def _is_spread(value: object) -> bool:
+    """Three values of one shape: `between_agents` and curves rely on it."""
+    if not isinstance(value, Mapping):
+        return False
+    parts = [value.get(part) for part in PARTS]
+    return all(map(_is_value, parts)) and len({isinstance(part, list) for part in parts}) == 1
+
+
+def _refuse(wrong: Sequence[str], place: object) -> None:
+    if wrong:
+        raise RunFolderError(
+            f"Expected what topdp writes in {place}, got something else under {', '.join(wrong)[:200]}: it "
+            "was changed, or is damaged."
+        )

@@ -1,0 +1,96 @@
+"""The graph of a run as a page draws it: names, places, links. No pictures: those are `graph_picture`'s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from topdp.base.array_types import Floats, Ints
+from topdp.errors import TopdpError
+from topdp.plan import Plan
+from topdp.runs.planning import graph_of_run
+from topdp.runs.run_folder import RunFolder, RunFolderError
+from topdp.topology import Topology, TopologyError, from_edges
+from topdp.views.pictures.graph_picture import layout
+
+WHOLE = 500
+"""Above so many agents a page shows one agent and its neighbours, and nobody is given a place."""
+
+
+LARGEST = 50_000_000  # bytes of a file of links
+
+
+def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]:
+    """The graph of a plan, with names where its configuration has them; None of one agent."""
+    if plan.agents == 1:
+        return None, []
+    links = links_of(plan)
+    stated = _stated(folder, plan.agents)
+    if stated is not None and stated.agents == plan.agents and stated.adjacency[tuple(links.T)].all():
+        return stated, []
+    said = [
+        "The names and links of agents are those of the plan: the graph's own file is gone or was changed."
+    ]
+    try:
+        return from_edges(links, plan.agents), said
+    except TopologyError:  # a plan of one's own need not be connected
+        return None, said
+
+
+def _stated(folder: RunFolder, agents: int) -> Topology | None:
+    """The graph of the configuration; None: its file is not there."""
+    topology = folder.config.topology
+    if topology.kind == "file":  # a plain file only: reading a pipe would never end
+        places = (folder.path / str(topology.path), Path(str(topology.path)))
+        found = next((place for place in places if place.is_file()), None)
+        if found is None or found.stat().st_size > LARGEST:
+            return None
+    elif topology.agents != agents:
+        raise RunFolderError(
+            f"Expected config.toml of {agents} agents in {folder.path}, like plan.npz, got {topology.agents}."
+        )
+    try:
+        return graph_of_run(folder.config, folder.path)
+    except (TopdpError, OSError):
+        return None
+
+
+def links_of(plan: Plan) -> Ints:
+    """[links, 2]: who reads rows of whom in some round, the smaller number first."""
+    readers = plan.readers.values  # [kinds, m, q]
+    owner = np.broadcast_to(np.asarray(plan.owner)[None, :, None], readers.shape)
+    seen = (readers >= 0) & (readers != owner)
+    pairs = np.stack([owner[seen], readers[seen]], axis=1).astype(np.int64)
+    found: Ints = np.unique(np.sort(pairs, axis=1), axis=0)
+    return found
+
+
+def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Floats | None) -> dict[str, Any]:
+    """Everything of the graph as JSON; of links each direction where they have values, else each once.
+
+    A link from i to j is what j learns of i's records; null is infinite.
+    """
+    labels = None if graph is None else graph.labels
+    edges = np.zeros((0, 2), np.int64) if graph is None else graph.edges
+    valued = mu is not None and epsilon is not None
+    if valued:
+        edges = np.concatenate([edges, edges[:, ::-1]])
+    places = np.zeros((1, 2)) if agents == 1 else layout(graph) if graph and agents <= WHOLE else None
+    return {
+        "agents": agents,
+        "names": [str(agent) for agent in range(agents)] if labels is None else list(labels),
+        "positions": None if places is None else places.round(4).tolist(),
+        "links": {
+            "from": edges[:, 0].tolist(),
+            "to": edges[:, 1].tolist(),
+            "mu": _numbers(mu, edges) if valued else None,
+            "epsilon": _numbers(epsilon, edges) if valued else None,
+        },
+    }
+
+
+def _numbers(values: Floats | None, edges: Ints) -> list[float | None]:
+    assert values is not None
+    return [float(one) if np.isfinite(one) else None for one in values[edges[:, 0], edges[:, 1]]]

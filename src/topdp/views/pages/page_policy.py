@@ -1,0 +1,49 @@
+"""Pages as files: what a page may load, facts inside it, and which files are ours to write again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from topdp.base.files import FileError
+
+MARK = '<meta name="generator" content="topdp'
+"""By this a page of ours is known, and may be written again."""
+
+
+def policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
+    """A content security policy that allows these inline scripts and styles, and nothing else."""
+    kinds = [" ".join(f"'sha256-{_digest(one)}'" for one in kind) or "'none'" for kind in (scripts, styles)]
+    return (
+        f"default-src 'none'; script-src {kinds[0]}; style-src {kinds[1]}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _digest(content: str) -> str:
+    return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+def as_json(value: Any) -> str:
+    """JSON that can stand inside a script element: neither `</script>` nor `<!--` can be in it.
+
+    >>> as_json({"name": "</script><b>"})
+    '{"name":"\\\\u003c/script>\\\\u003cb>"}'
+    """
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def expect_ours(path: Path, mark: str = MARK) -> None:
+    """Refuses to write over what is no file of ours."""
+    if path.is_dir():
+        raise FileError(f"--out: expected a file, {path} is a folder: name a file in it.")
+    try:
+        known = not path.exists() or mark in path.read_text(encoding="utf-8", errors="replace")[:4000]
+    except OSError as error:
+        raise FileError(f"--out: could not read {path}: {error.strerror}.") from error
+    if not known:
+        raise FileError(f"--out: {path} exists and was not made by topdp: name another file.")

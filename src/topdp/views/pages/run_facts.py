@@ -1,0 +1,247 @@
+"""Everything a page shows of one run, as one JSON object. Never parameters, records or their digests.
+
+    name, state, stopped, notes    what it is, and what is not well with it, in words
+    method, data, model, rounds, releases, seed, command, versions, seconds, settings
+    guarantee          name, answer, words, epsilon (the budget), delta, colluders, adjacency
+    graph              agents, names, positions, links (columns: from, to, mu, epsilon)
+    metrics            names, rounds, values (name -> mean, min, max), agents (the last line)
+    privacy            privacy.json, its numbers unchanged
+    power, spending    what an attacker achieves; what is used along the rounds
+
+What a run does not have (yet) is null, with a note. What the account of a run says is fixed before its first
+round, so it is read once and kept; how far the run is, is read each time.
+
+**Guarantees.** An account that was changed, or is of another plan or other settings, is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from topdp.base import toml_text
+from topdp.base.files import DAMAGE
+from topdp.errors import TopdpError
+from topdp.runs.config import RunConfig
+from topdp.runs.metric_labels import is_share, metric_names
+from topdp.runs.pictures.chart_style import data_title
+from topdp.runs.planning import expect_account_of, expect_plan_of
+from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
+from topdp.views.pages import facts_check, page_graph
+from topdp.views.pages.plain_words import in_utf8, state_in_words, who_looks
+from topdp.views.statement import privacy_costs
+
+LINES = 400
+"""Evaluations that are drawn at most: of more, some are left out, never the first or the last."""
+
+SECTIONS = ("rounds", "topology", "method", "privacy", "data", "model", "train")
+
+_SALT = secrets.token_bytes(16)  # records of two runs can be compared in this process, and nowhere else
+
+_FIXED = ("config.toml", "plan.npz", "privacy.json", "graph.txt")
+
+
+def run_facts(folder: RunFolder, patience: float = privacy_costs.PATIENCE) -> dict[str, Any]:
+    """What a page shows of the run in `folder`; a foreign or damaged folder raises RunFolderError.
+
+    `patience`: seconds for what is used along the rounds; 0 leaves that out.
+    """
+    info = RunFolder.open(folder.path).read_json("run.json")
+    facts_check.expect_info(info, folder.path)
+    state = str(info["state"])
+    if state == STARTING:
+        return _not_begun(folder, info)
+    try:
+        known = _fixed(folder.path, tuple(_stamp(folder.path / name) for name in _FIXED), patience)
+        moving = _moving(folder, state, info, known["rounds"])
+    except TopdpError:
+        raise
+    except (*DAMAGE, ArithmeticError, MemoryError) as error:
+        raise RunFolderError(
+            f"Expected a run written by topdp in {folder.path}, could not read it: {error!r:.200}."
+        ) from error
+    found = {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
+    facts_check.expect_text(found, folder.path)
+    return found
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _not_begun(folder: RunFolder, info: dict[str, Any]) -> dict[str, Any]:
+    nothing = (
+        "stopped method data model rounds releases seed command settings guarantee graph metrics privacy "
+        "power spending seconds"
+    )
+    return {
+        "name": _name(folder.path),
+        "state": STARTING,
+        **dict.fromkeys(nothing.split()),
+        "versions": {"topdp": info.get("topdp")},
+        "notes": [state_in_words(STARTING)],
+    }
+
+
+@lru_cache(maxsize=64)
+def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str, Any]:
+    """What is known before the first round. `stamps`: of the files that it is read from."""
+    folder = RunFolder(path)
+    config, plan, counts = folder.config, folder.plan, folder.fact("records")
+    if not isinstance(counts, list) or not all(type(count) is int and count > 0 for count in counts):
+        raise RunFolderError(f"Expected whole numbers of records in run.json of {path}, got others.")
+    _expect_whole(folder)
+    account = expect_account_of(config, tuple(counts), folder)
+    privacy = folder.read_json("privacy.json")
+    facts_check.expect_agreed(privacy, account, path)
+    answer = privacy_costs.shown_answer(privacy)
+    graph, notes = page_graph.graph_of(folder, plan)
+    if graph is not None and not notes:
+        expect_plan_of(config, graph, tuple(counts), plan, path)
+    mu = privacy_costs.link_losses(privacy, answer, plan.agents) if plan.agents <= page_graph.WHOLE else None
+    own = privacy["epsilon_per_agent"].get(answer)
+    if own is None:
+        mu = None
+    epsilon = None if mu is None else privacy_costs.link_epsilons(mu, own, account.delta)
+    if mu is None and plan.agents > 1:
+        notes.append(_no_links(answer, plan.agents))
+    spent, missing = privacy_costs.spent_along(plan, account, answer, config.rounds, patience)
+    return {
+        "name": _name(path),
+        "method": config.method.name,
+        "data": _data(config, folder, counts),
+        "model": config.model.name,
+        "rounds": config.rounds,
+        "releases": plan.releases,
+        "seed": config.seed,
+        "command": _command(config, path),
+        "settings": config.model_dump(mode="json", exclude_none=True),
+        "guarantee": {
+            "name": privacy["guarantee"],
+            "answer": answer,
+            "words": who_looks(answer, account.colluders),
+            "epsilon": config.privacy.epsilon if privacy["guarantee"] else None,
+            "delta": account.delta,
+            "colluders": account.colluders,
+            "adjacency": account.analysis.adjacency,
+        },
+        "graph": page_graph.drawn(plan.agents, graph, mu, epsilon),
+        "privacy": privacy,
+        "power": privacy_costs.powers(account),
+        "spending": spent,
+        "notes": [*notes, *missing],
+    }
+
+
+def _expect_whole(folder: RunFolder) -> None:
+    """A configuration that lost its end would be read with defaults in the place of what was."""
+    stated = toml_text.parsed((folder.path / "config.toml").read_text(encoding="utf-8"))
+    missing = [name for name in SECTIONS if name not in stated]
+    if missing:
+        raise RunFolderError(f"Expected a whole config.toml in {folder.path}, without: {', '.join(missing)}.")
+
+
+def _name(path: Path) -> str:
+    """The folder's name; of a run inside a comparison or a sweep also that folder's.
+
+    >>> _name(Path("runs/compare-1/top")), _name(Path("runs/mine"))
+    ('compare-1/top', 'mine')
+    """
+    named = path if path.name not in ("", "..") else path.resolve()
+    above = named.parent
+    among = (
+        above.name.startswith("compare-")
+        or (above / "compare.png").exists()
+        or (above / "sweep.json").exists()
+    )
+    return in_utf8(f"{above.name}/{named.name}" if among else named.name)
+
+
+def _data(config: RunConfig, folder: RunFolder, counts: list[int]) -> dict[str, Any]:
+    """What the data are called, and a key that is the same for runs whose curves may share a picture."""
+    data = config.data
+    tested_on = [data.name, data.sites, data.test, data.validation, config.train.loss]
+    if data.name == GIVEN:
+        tested_on.append(folder.fact("data"))
+    key = hmac.new(_SALT, repr(tested_on).encode(), hashlib.sha256).hexdigest()[:16]
+    title = "data given in Python" if data.name == GIVEN else data_title(data.name)
+    return {
+        "name": title,
+        "key": key,
+        "records": {"total": sum(counts), "min": min(counts), "max": max(counts)},
+    }
+
+
+def _command(config: RunConfig, path: Path) -> str:
+    if GIVEN in (config.data.name, config.model.name):
+        return "started from Python: topdp.train(...)"
+    return f"topdp run {_name(path)}/config.toml"
+
+
+def _no_links(answer: str, agents: int) -> str:
+    if agents > page_graph.WHOLE or answer in ("adaptive", "view", "outsider"):
+        return (
+            "What each link tells is not listed for so many observers: every agent's own ε is shown instead."
+        )
+    return (
+        f"Under {answer.replace('_', '-')} no link has an ε of its own: every agent's own is shown instead."
+    )
+
+
+def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """How far the run is."""
+    lines = folder.metrics
+    facts_check.expect_lines(lines, folder.path)
+    stopped = info.get("stopped")
+    notes = [] if state == "done" else [state_in_words(state)]
+    if stopped is not None:
+        notes.append(f"Stopped after round {stopped['round']}: {stopped['reason']}.")
+    if not lines:
+        over = state in ("done", "stopped", "diverged")
+        notes.append(
+            "There are no test records: nothing was evaluated." if over else "Nothing is evaluated yet."
+        )
+    done = lines[-1]["round"] if lines else 0
+    if state != "done" and state != "stopped":
+        notes.append("ε is that of the whole plan, as calibrated before the first round.")
+    return {
+        "state": state,
+        "stopped": stopped,
+        "round": rounds if state == "done" else stopped["round"] if stopped else done,
+        "metrics": _metrics(lines),
+        "versions": {key: info.get(key) for key in ("topdp", "python", "torch", "device")},
+        "seconds": info.get("seconds"),
+        "notes": notes,
+    }
+
+
+def _metrics(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Lines of metrics.jsonl as columns; values of all classes are in the last line only."""
+    if not lines:
+        return None
+    kept = lines
+    if len(lines) > LINES:
+        kept = [lines[round(place * (len(lines) - 1) / (LINES - 1))] for place in range(LINES)]
+    last = lines[-1]
+    names = [*metric_names(last), *(["loss"] if "loss" in last and metric_names(last) != ["loss"] else [])]
+    single = [name for name in names if not isinstance(last[name]["mean"], list)]
+    return {
+        "names": single,
+        "shares": [name for name in names if is_share(name)],
+        "rounds": [line["round"] for line in kept],
+        "values": {
+            name: {part: [line.get(name, {}).get(part) for line in kept] for part in ("mean", "min", "max")}
+            for name in single
+        },
+        "agents": {name: last.get(f"{name}_per_agent") for name in single},
+        "several": {name: last[name] for name in names if name not in single},
+        "evaluations": len(lines),
+    }

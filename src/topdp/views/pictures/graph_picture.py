@@ -1,0 +1,293 @@
+"""The picture of a graph: who is linked to whom, and which links let noise be reduced. Not for results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from scipy.spatial import cKDTree
+
+from topdp.base.array_types import Floats
+from topdp.runs.pictures import chart_style
+from topdp.topology import Topology, as_topology
+from topdp.topology.families import grid_columns
+
+LABEL_LIMIT = 60
+"""Above this many agents numbers, names and arrows are left out, and lines are not broken."""
+
+_CROWD = 24  # leaves of one hub that stand on a circle round it; more fill the disc
+
+_WIDTH = 6.4  # inches
+_NODE = "#1F2F46"
+
+_CLASSES: tuple[tuple[int, str, str, Any], ...] = (
+    # covered directions, text, colour, line style
+    (2, "covered both ways", chart_style.BLUE, "solid"),
+    (1, "covered one way", chart_style.RED, (0, (5, 1.5))),
+    (0, "not covered", chart_style.GREY, (0, (1, 1.2))),
+)
+
+
+def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str | None = None) -> Path:
+    """Draw the graph into a PNG, SVG or PDF file.
+
+    A larger disc is an agent with more neighbours; the line of a link says in how many of its two directions
+    it is covered (see `topdp.topology`), with an arrow in the covered direction where there is only one.
+    """
+    topology = as_topology(graph)
+    place = layout(topology)
+    with chart_style.house_style():
+        half = np.abs(place).max(axis=0) + (0.08 if topology.labels is None else 0.16)
+        half = np.maximum(half, half[::-1] / (1.25, 2.5))  # neither a tower nor a ribbon
+        figure = Figure(figsize=(_WIDTH, _WIDTH * float(half[1] / half[0]) + 1.1))
+        axes = figure.add_subplot()
+        axes.set(xlim=(-half[0], half[0]), ylim=(-half[1], half[1]), aspect="equal")
+        axes.axis("off")
+        handles = _links(axes, topology, place)
+        _agents(axes, topology, place, points_per_unit=72 * (_WIDTH - 0.3) / (2 * half[0]))
+        axes.set_title(f"{title or _title(topology)}\n", pad=2)
+        axes.text(
+            0,
+            1,
+            _numbers(topology),
+            transform=axes.transAxes,
+            va="bottom",
+            color=chart_style.GREY,
+            fontsize=9,
+        )
+        legend = figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=3,
+            handlelength=3,
+            columnspacing=1.6,
+            title="i→j is covered when i has another neighbour that is not linked to j",
+            title_fontsize=8.5,
+        )
+        legend.get_title().set_color(chart_style.GREY)
+        return chart_style.save(figure, path)
+
+
+def layout(topology: Topology) -> Floats:
+    """[n, 2]: where each agent stands, centred, the wider side spanning [-1, 1]; the same on every call.
+
+    >>> from topdp.topology import ring
+    >>> layout(ring(4)).round(6).tolist()
+    [[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, -0.0]]
+    """
+    place = _LAYOUTS.get(topology.name, _by_distance)(topology)
+    place = place - (place.max(axis=0) + place.min(axis=0)) / 2
+    scaled: Floats = place / np.abs(place).max()
+    return scaled
+
+
+def _title(topology: Topology) -> str:
+    titles = {"ring": "Ring", "star": "Star", "tree": "Binary tree", "mesh": "Partial mesh", "grid": "Grid"}
+    titles |= {"small-world": "Small world", "file": "Graph from a file", "edges": "Graph"}
+    return titles.get(topology.name, f"{topology.name.capitalize()} graph")
+
+
+def _numbers(topology: Topology) -> str:
+    least, most = int(topology.degrees.min()), int(topology.degrees.max())
+    degree = f"{least}" if least == most else f"{least} to {most}"
+    links = f"{len(topology.edges)} link{'s' if len(topology.edges) > 1 else ''}"
+    share = 100 * float(topology.covered.mean())
+    percent = f"{share:.0f}" if share in (0, 100) else f"{np.clip(share, 0.1, 99.9):.1f}"
+    return f"{topology.agents} agents, {links}, degree {degree}; {percent}% of directed edges covered"
+
+
+def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
+    """Draw the links; returns what the legend shows."""
+    i, j = topology.edges.T
+    ahead = topology.covered[topology.directed[:, 0] < topology.directed[:, 1]]
+    behind = np.zeros((topology.agents, topology.agents), dtype=np.bool_)
+    behind[tuple(topology.directed.T)] = topology.covered
+    behind = behind[j, i]
+    sparse = len(i) < topology.agents + 2 and int(topology.degrees.max()) <= 8
+    crowd = len(i) / 3 if sparse else len(i)  # links of a tree do not cross
+    width = float(np.clip(13 / np.sqrt(crowd), 0.4, 1.6))
+    opacity = float(np.clip(15 / np.sqrt(crowd), 0.35, 0.9))
+    small = topology.agents <= LABEL_LIMIT
+    handles = []
+    for directions, text, colour, line in _CLASSES:
+        chosen = ahead.astype(np.int64) + behind == directions
+        if not chosen.any():
+            continue
+        arrows = directions == 1 and small
+        line = line if small else "solid"  # dashes of many lines from one place make rings
+        axes.add_collection(
+            LineCollection(
+                place[topology.edges[chosen]],
+                colors=colour,
+                linestyles=[line],
+                linewidths=width,
+                alpha=opacity,
+                zorder=1 + 0.4 * (1 - float(chosen.mean())),  # what is rare is not hidden
+            )
+        )
+        if arrows:
+            start = place[np.where(ahead, i, j)[chosen]]
+            end = place[np.where(ahead, j, i)[chosen]]
+            axes.add_collection(PolyCollection(list(_arrowheads(start, end)), facecolors=colour, zorder=1.5))
+        text = f"{text}, as the arrow points" if arrows else text
+        handles.append(
+            Line2D([], [], color=colour, linestyle=line, linewidth=1.8, label=f"{text}: {int(chosen.sum())}")
+        )
+    return handles
+
+
+def _arrowheads(start: Floats, end: Floats) -> Floats:
+    """[m, 3, 2]: a triangle half way along each arrow."""
+    along = end - start
+    along = 0.02 * along / np.linalg.norm(along, axis=1, keepdims=True)
+    across = along[:, ::-1] * [-0.7, 0.7]
+    middle = (start + end) / 2
+    return np.stack([middle + along, middle - along + across, middle - along - across], axis=1)
+
+
+def _agents(axes: Any, topology: Topology, place: Floats, points_per_unit: float) -> None:
+    """Draw the discs, as large as the distance between agents allows, and their numbers."""
+    nearest = cKDTree(place).query(place, k=2)[0][:, 1]
+    room = points_per_unit * float(np.quantile(nearest, 0.05))
+    small = topology.agents <= LABEL_LIMIT
+    largest = float(np.clip(0.95 * room, 10, 26) if small else np.clip(0.75 * room, 4, 14))
+    share = (topology.degrees - topology.degrees.min()) / max(1, np.ptp(topology.degrees))
+    least = 0.7 if small else 0.5
+    diameters = largest * (
+        least + (1 - least) * share if np.ptp(topology.degrees) else np.full(len(place), 0.85)
+    )
+    axes.scatter(
+        *place.T, s=diameters**2, color=_NODE, edgecolor="white", linewidth=min(1.0, largest / 12), zorder=2
+    )
+    if not small:
+        return
+    for agent, (x, y) in enumerate(place):
+        size = float(np.clip(0.5 * diameters[agent], 4.5, 9))
+        axes.text(x, y, str(agent), color="white", fontsize=size, ha="center", va="center_baseline", zorder=3)
+        if topology.labels is not None:
+            below = (0, -diameters[agent] / 2 - 1)
+            axes.annotate(
+                topology.labels[agent],
+                (x, y),
+                below,
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize=7.5,
+                bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.4},
+                zorder=4,
+            )
+
+
+def _circle(count: int, turn: float = 0.0) -> Floats:
+    """[count, 2]: points clockwise on the unit circle, the first at the top."""
+    angle = 2 * np.pi * np.arange(count) / count + turn
+    points: Floats = np.column_stack([np.sin(angle), np.cos(angle)])
+    return points
+
+
+def _round(topology: Topology) -> Floats:
+    return _circle(topology.agents, turn=-np.pi / 2 if topology.agents == 2 else 0.0)
+
+
+def _zigzag(topology: Topology) -> Floats:
+    """A circle with every other agent further in, so that links to the second next are not hidden."""
+    inward = np.where(np.arange(topology.agents) % 2, 1 - 4 / max(topology.agents, 20), 1.0)
+    return _circle(topology.agents) * inward[:, None]
+
+
+def _rows(topology: Topology) -> Floats:
+    row, column = np.divmod(np.arange(topology.agents), grid_columns(topology.agents))
+    return np.column_stack([column, -row]).astype(np.float64)
+
+
+def _levels(topology: Topology) -> Floats:
+    """Agent 0 on top and each level below its parents, leaves spread evenly; a large tree in circles."""
+    graph = nx.from_numpy_array(topology.adjacency)
+    place = np.zeros((topology.agents, 2))
+    children = dict(nx.bfs_successors(graph, 0))
+    leaves = 0
+    for agent in nx.dfs_postorder_nodes(graph, 0):
+        below = children.get(agent, [])
+        if below:
+            place[agent, 0] = np.mean([place[child, 0] for child in below])
+        else:
+            place[agent, 0] = leaves
+            leaves += 1
+    for agent, depth in nx.single_source_shortest_path_length(graph, 0).items():
+        place[agent, 1] = -depth
+    if leaves > 16:
+        angle = 2 * np.pi * place[:, 0] / leaves
+        place = -place[:, 1:] * np.column_stack([np.sin(angle), np.cos(angle)])
+    else:
+        width, height = np.maximum(np.ptp(place, axis=0), 1)
+        place /= (width, height / 0.7)
+    return place
+
+
+def _hubs(topology: Topology) -> Floats:
+    """Hubs in the middle, the leaves of each round it; leaves of several hubs on one outer circle."""
+    n, degrees = topology.agents, topology.degrees
+    shared = degrees.min() > 1
+    hubs = np.flatnonzero(degrees == degrees.max() if shared else degrees > 1)
+    if len(hubs) in (0, n):
+        return _circle(n)
+    place = np.zeros((n, 2))
+    middle = _circle(len(hubs), turn=-np.pi / 2 if len(hubs) == 2 else 0.0) * (len(hubs) > 1)
+    if shared:
+        outer = np.setdiff1d(np.arange(n), hubs)
+        place[hubs] = 0.25 * middle
+        place[outer] = _circle(len(outer))
+        return place
+    most = int(degrees[hubs].max())
+    apart = 1.4 if most <= _CROWD else 1.1 / np.sin(np.pi / max(2, len(hubs)))
+    place[hubs] = apart * middle
+    for hub, centre in zip(hubs, middle, strict=True):
+        leaves = np.flatnonzero(topology.adjacency[hub] & (degrees == 1))
+        if most > _CROWD:
+            place[leaves] = place[hub] + _disc(len(leaves))
+            continue
+        if len(hubs) == 1:
+            angle = 2 * np.pi * np.arange(len(leaves)) / len(leaves)
+        else:
+            reach = 0.78 * np.pi if len(hubs) == 2 else 0.4 * np.pi
+            angle = np.arctan2(centre[1], centre[0]) + reach * np.linspace(-1, 1, len(leaves))
+        place[leaves] = place[hub] + np.column_stack([np.cos(angle), np.sin(angle)])
+    return place
+
+
+def _disc(count: int) -> Floats:
+    """[count, 2]: points that fill a disc evenly but for its middle, like a sunflower (Vogel 1979)."""
+    number = np.arange(count)
+    angle = np.pi * (3 - np.sqrt(5)) * number
+    distance = np.sqrt(0.06 + 0.94 * (number + 0.5) / count)
+    points: Floats = distance[:, None] * np.column_stack([np.sin(angle), np.cos(angle)])
+    return points
+
+
+def _by_distance(topology: Topology) -> Floats:
+    """Agents many links apart stand far apart."""
+    graph = nx.from_numpy_array(topology.adjacency)
+    start = dict(enumerate(_circle(topology.agents)))
+    if topology.agents <= 150:
+        found = nx.kamada_kawai_layout(graph, pos=start)
+    else:
+        found = nx.spring_layout(graph, pos=start, seed=0, iterations=60)
+    return np.array([found[agent] for agent in range(topology.agents)])
+
+
+_LAYOUTS: dict[str, Callable[[Topology], Floats]] = {
+    "ring": _round,
+    "complete": _round,
+    "mesh": _zigzag,
+    "small-world": _zigzag,
+    "grid": _rows,
+    "tree": _levels,
+    "star": _hubs,
+}

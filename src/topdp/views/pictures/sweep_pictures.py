@@ -1,0 +1,182 @@
+"""Pictures of a sweep: a metric against a key, or along the rounds, with its spread over seeds.
+
+The numbers are `spreads.py`'s; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from topdp.runs import builders
+from topdp.runs.config import RunConfig
+from topdp.runs.metric_labels import is_share
+from topdp.runs.pictures.chart_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    LETTERS,
+    METHOD_LOOKS,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    data_title,
+    house_style,
+    look,
+    percent_axis,
+    save,
+)
+from topdp.runs.pictures.chart_text import wrapped
+from topdp.runs.pictures.coinciding_lines import coinciding, named
+from topdp.runs.pictures.learning_curves import noise_words
+from topdp.runs.sweep_summary import Spread, as_number, label_of, metric_names, spread_of
+
+LINES = 8  # of a picture; more are drawn as points in a column
+TICKS = 10  # values of a key that are all written below their axis
+COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+
+
+def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
+    """The title of runs that differ in anything: what they have in common of data, agents, mode and noise."""
+    noisy = [config for config in configs if builders.method(config).noisy]
+    parts = (
+        {data_title(config.data.name) for config in configs},
+        {f"{count} agents" for count in agents},
+        {config.method.mode for config in configs},
+        _noise_of(noisy),
+    )
+    return ", ".join(part.pop() for part in parts if len(part) == 1) or "sweep"
+
+
+def _noise_of(noisy: Sequence[RunConfig]) -> set[str]:
+    """Budgets that differ are told from the least to the largest, where guarantee and δ are the same."""
+    words = {noise_words(config) for config in noisy} or {"no noise"}
+    kinds = {(config.privacy.guarantee, config.privacy.delta) for config in noisy}
+    if len(words) == 1 or len(kinds) > 1 or any(config.privacy.sigma is not None for config in noisy):
+        return words
+    budgets = np.concatenate([np.atleast_1d(config.privacy.epsilon) for config in noisy])
+    wide = noisy[0].privacy.model_copy(update={"epsilon": budgets.tolist()})
+    return {noise_words(noisy[0].model_copy(update={"privacy": wide}))}
+
+
+def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
+    """The first metric against the first key with numbers; one line for each choice of the others.
+
+    Without such a key, or with too many lines, all combinations in a column. None without a metric.
+    """
+    metric = next(iter(metric_names(spreads)), None)
+    if metric is None:
+        return None
+    along = _axis(spreads)
+    with house_style():
+        figure = Figure(figsize=(5.6, 3.8) if along else (5.6, 1.2 + 0.3 * len(spreads)))
+        axes = figure.subplots()
+        label = f"{metric} (mean ± deviation over seeds)"
+        if along is None:
+            _column(axes, spreads, metric)
+            axes.set(xlabel=label, title=wrapped(title, LETTERS))
+            if is_share(metric):
+                axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        else:
+            _lines(axes, spreads, metric, along)
+            axes.set(xlabel=along, ylabel=label.replace("(mean ", "(mean\n"), title=wrapped(title, LETTERS))
+            if is_share(metric):
+                percent_axis(axes)
+        return save(figure, path)
+
+
+def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
+    """The first metric along the rounds: one line a label, a band of ± one deviation over seeds."""
+    metric = next(iter(metric_names(list(runs.values()))), None)
+    if metric is None:
+        return None
+    with house_style():
+        figure = Figure()
+        axes = figure.subplots()
+        lines = {label: _along_rounds(one, metric) for label, one in runs.items()}
+        for label, same in coinciding(lines).items():
+            rounds, low, mean, high = lines[label]
+            drawn = look(label)
+            axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
+            every = max(1, len(rounds) // 8)
+            axes.plot(rounds, mean, label=named(same) or "all", markevery=every, **drawn)
+        axes.set(
+            xlabel="rounds",
+            ylabel=f"{metric} (mean,\nband: ± deviation over seeds)",
+            title=wrapped(title, LETTERS),
+        )
+        if is_share(metric):
+            percent_axis(axes)
+        axes.margins(x=0.02)
+        axes.legend(loc="best")
+        return save(figure, path)
+
+
+def _along_rounds(one: Spread, metric: str) -> tuple[list[float], ...]:
+    """Rounds, and the mean over seeds after each, between its two ends of one deviation."""
+    by_round: dict[int, list[float]] = {}
+    for run in one.done:
+        for line in run["history"]:
+            if line[metric]["mean"] is not None:
+                by_round.setdefault(line["round"], []).append(line[metric]["mean"])
+    found = [spread_of(values) for values in by_round.values()]
+    mean = [_number(spread["mean"]) for spread in found]
+    half = [_number(spread["deviation"]) for spread in found]
+    low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
+    return [float(round) for round in by_round], low, mean, high
+
+
+def _axis(spreads: Sequence[Spread]) -> str | None:
+    """The first key that has several values, all of them numbers, if the other keys make few lines of it."""
+    for key in spreads[0].chosen:
+        values = {one.chosen[key] for one in spreads}
+        if len(values) > 1 and all(as_number(value) is not None for value in values):
+            return key if len(spreads) <= LINES * len(values) else None
+    return None
+
+
+def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> None:
+    lines: dict[str, list[Spread]] = {}
+    for one in spreads:
+        others = {key: value for key, value in one.chosen.items() if key != along}
+        lines.setdefault(label_of(others), []).append(one)
+    drawn: dict[str, tuple[list[float], ...]] = {}
+    for label, line in lines.items():
+        line = [one for one in line if one.values(metric)]
+        line.sort(key=lambda one: _number(as_number(one.chosen[along])))
+        places = [_number(as_number(one.chosen[along])) for one in line]
+        found = [one.of(metric) for one in line]
+        drawn[label] = places, *([_number(one[key]) for one in found] for key in ("mean", "deviation"))
+    for number, (label, same) in enumerate(coinciding(drawn).items()):
+        spare = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        style = look(label) if label in METHOD_LOOKS else spare
+        axes.errorbar(*drawn[label], label=named(same) or None, capsize=3, **style)
+    numbers = [_number(as_number(one.chosen[along])) for one in spreads]
+    if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
+        axes.set_xscale("log")
+    if len(values := dict(zip(numbers, (one.chosen[along] for one in spreads), strict=True))) <= TICKS:
+        axes.set_xticks(list(values), list(values.values()))
+        axes.minorticks_off()
+    if len(lines) > 1:
+        axes.legend(loc="best")
+
+
+def _column(axes: Any, spreads: Sequence[Spread], metric: str) -> None:
+    known = [one for one in spreads if one.values(metric)]
+    found = [one.of(metric) for one in known]
+    axes.errorbar(
+        [spread["mean"] for spread in found], range(len(known)),
+        xerr=[_number(spread["deviation"]) for spread in found], fmt="o", color=BLUE, capsize=3,
+    )  # fmt: skip
+    axes.set_yticks(range(len(known)), [one.label or "all" for one in known])
+    axes.invert_yaxis()
+
+
+def _number(value: float | int | None) -> float:
+    return 0.0 if value is None else float(value)

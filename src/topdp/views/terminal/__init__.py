@@ -1,0 +1,1 @@
+"""Tables, progress and consoles for the command line."""

@@ -1,0 +1,58 @@
+"""Where commands write: tables and JSON to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from topdp.base.files import FileError
+
+out = Console()
+err = Console(stderr=True)
+
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object as the last line on stdout, nothing else.")
+]
+"""The option of every command that prints."""
+
+
+def show(*parts: Any) -> None:
+    """Tables and sentences for people, on stdout."""
+    with _whole_output():
+        for part in parts:
+            # Sentences are not cut into lines: paths and commands in them are there to be copied.
+            out.print(part, highlight=False, soft_wrap=isinstance(part, str))
+        out.file.flush()
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object as the last line on stdout."""
+    print_text(json.dumps(value) + "\n")
+
+
+def print_text(text: str) -> None:
+    with _whole_output():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def remark(text: str) -> None:
+    """A sentence beside the output, on stderr."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _whole_output() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # Where the output goes is full or closed: Python is not to try again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise FileError(f"Could not write the output: {error.strerror}.") from error

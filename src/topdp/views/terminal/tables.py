@@ -1,0 +1,253 @@
+"""Tables for people, on a terminal. Reads what the commands print as JSON; computes nothing of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Column, Table
+from rich.text import Text
+
+from topdp.plan import Plan
+from topdp.privacy.account import ASSUMPTIONS, FALSE_ALARMS, Account
+from topdp.privacy.observers.coalitions import Coalitions
+from topdp.runs.config import RunConfig
+from topdp.runs.epsilon_text import answer_words, epsilon_text
+from topdp.runs.metric_labels import NOTHING, between_agents, in_words, is_share, metric_names
+
+ALWAYS = ("claimed", "worst_case")
+
+
+def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
+    """One line a run: its metrics, and the epsilons beside them; then why one of these is no number."""
+    first = next(iter(summaries.values()))
+    privacy = first["privacy"]
+    met = next(filter(None, (one["privacy"]["guarantee"] for one in summaries.values())), None)
+    answers = [
+        name
+        for name in privacy["epsilon"]
+        if name in ALWAYS or any(one["privacy"]["status"][name] != "not asked" for one in summaries.values())
+    ]
+    scores = {name: summary.get("metrics") or {} for name, summary in summaries.items()}
+    metrics = list(dict.fromkeys(name for found in scores.values() for name in metric_names(found)))
+    ends = "worst to best" if all(map(is_share, metrics[:1])) else "least to largest"
+    meaning = f"ε at δ = {privacy['delta']:g}, largest over agents; worst case: all others together"
+    table = uncut(
+        "method", *(metrics or ["metrics"]), "agents",
+        *(f"ε\n{answer_words(name)}" for name in answers), "time",
+        caption=f"{first['rounds']} rounds; agents: {ends}; {meaning}; "
+        + (f"budget on: {met}" if met else "noise as given"),
+    )  # fmt: skip
+    for name, summary in summaries.items():
+        found = scores[name]
+        table.add_row(
+            name,
+            *(in_words(metric, found[metric]["mean"]) if metric in found else "" for metric in metrics),
+            *([] if metrics else ["no test set"]),
+            between_agents(metrics[0], found[metrics[0]]) if metrics and metrics[0] in found else "",
+            *(epsilon_text(summary["privacy"], key) for key in answers),
+            f"{summary['seconds']:.0f} s",
+        )
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name, summary in summaries.items():
+        for key, reason in summary["privacy"].get("reasons", {}).items():
+            reasons.setdefault((name, reason), []).append(answer_words(key))
+    said = [] if metrics else [Text(NOTHING)]
+    return [
+        table,
+        *said,
+        *(Text(f"{name}, ε {', '.join(keys)}: {why}") for (name, why), keys in reasons.items()),
+    ]
+
+
+def options(found: Sequence[Mapping[str, Any]]) -> Table:
+    """What each method would leave of noise, best first."""
+    table = uncut(
+        "method", "noise in the average", "between agents", "sent a round", "why not",
+        caption="noise: variance over that of pooled records; sent: estimates to each neighbour",
+    )  # fmt: skip
+    for one in found:
+        fits = one["noise"] is not None
+        table.add_row(
+            one["method"],
+            f"{one['noise']:.3g}" if fits else "",
+            f"{one['between']:.3g}" if fits else "",
+            str(one["sent"]) if fits else "",
+            "" if fits else one["reason"],
+        )
+    return table
+
+
+def uncut(*headers: str, **options: Any) -> Table:
+    """A table which, on a narrow terminal, goes on in the next line: of a number nothing is left out."""
+    return Table(*(Column(header, overflow="fold") for header in headers), **options)
+
+
+def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions | None) -> list[Table | Text]:
+    """The answers, who sees most of whom, and the assumptions in words."""
+    exposure, privacy = found.analysis.exposure(), found.summary()
+    rows = uncut("", "", show_header=False, title="How private", title_justify="left")
+    rows.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
+    rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.releases} releases")
+    rows.add_row("sensitivity", _spread(exposure.sensitivity))
+    noise = plan.full_scale / config.privacy.clip
+    rows.add_row("σ, noise per unit of clip", _spread(noise))
+    rows.add_row("a record is used", ", ".join(dict.fromkeys(map(str, exposure.batches))))
+    for warning in found.warnings:
+        rows.add_row("warning", warning)
+    for key, reason in privacy.get("reasons", {}).items():
+        rows.add_row(f"ε {answer_words(key)}", f"{epsilon_text(privacy, key)}: {reason}")
+    parts: list[Table | Text] = [rows, _answers(found), _per_agent(config, found)]
+    if together is not None:
+        parts.append(_coalitions(found, together))
+    parts.extend(Text(f"{answer_words(key)}: {ASSUMPTIONS[key]}") for key in _asked(found))
+    return parts
+
+
+def _asked(found: Account) -> list[str]:
+    return [name for name, answer in found.answers.items() if answer.asked]
+
+
+def _answers(found: Account) -> Table:
+    """Each answer: the largest ε and μ over agents, and how well the best attacker would do."""
+    table = uncut(
+        "", "ε", "μ", *(f"power at {share:.0%}" for share in FALSE_ALARMS),
+        caption="Largest over agents. Power: how often the best attacker recognises a record, who is wrong "
+        "in that share of the cases without it.",
+    )  # fmt: skip
+    privacy = found.summary()
+    for name in _asked(found):
+        answer = found.answers[name]
+        powers = [answer.power(share) for share in FALSE_ALARMS]
+        mu = privacy["mu"][name]
+        met = " (budget)" if name == (found.guarantee or "").replace("-", "_") else ""
+        table.add_row(
+            answer_words(name) + met,
+            epsilon_text(privacy, name),
+            "" if mu is None else f"{mu:.4g}",
+            *("" if power is None else f"{power.max():.1%}" for power in powers),
+        )
+    return table
+
+
+def _spread(values: np.ndarray) -> str:
+    return " to ".join(dict.fromkeys(f"{value:.4g}" for value in (values.min(), values.max())))
+
+
+def _per_agent(config: RunConfig, found: Account) -> Table:
+    budget = np.broadcast_to(np.asarray(config.privacy.epsilon, float), len(found.analysis.batches))
+    chosen = found.answer(config.privacy.guarantee).epsilon
+    calibrated = found.guarantee is not None and config.privacy.sigma is None
+    answers = {name: found.answers[name] for name in _asked(found)}
+    named = [name for name, answer in answers.items() if answer.observers and name != "outsider"]
+    table = uncut(
+        "agent", *(f"ε\n{answer_words(name)}" for name in answers),
+        *(f"sees most, {answer_words(name)}" for name in named), "share of the budget",
+    )  # fmt: skip
+    for agent, limit in enumerate(budget):
+        table.add_row(
+            str(agent),
+            *(_number(answer.epsilon, agent) for answer in answers.values()),
+            *(" ".join(map(str, (answers[name].observers or ())[agent])) for name in named),
+            f"{chosen[agent] / limit:.1%}" if calibrated and chosen is not None else "",
+        )
+    return table
+
+
+def _coalitions(found: Account, together: Coalitions) -> Table:
+    table = uncut("agent", "worst coalition", "ε", title=together.statement, title_justify="left")
+    epsilon, members = together.worst_epsilon(found.delta)
+    for agent, group in enumerate(members):
+        table.add_row(str(agent), " ".join(map(str, group)), _number(epsilon, agent))
+    return table
+
+
+def _number(values: np.ndarray | None, agent: int) -> str:
+    if values is None:
+        return "refused"
+    return f"{values[agent]:.4g}" if np.isfinite(values[agent]) else "infinite"
+
+
+def facts(title: str, found: Mapping[str, Any]) -> Table:
+    """What `--json` prints, in words: one line a key."""
+    table = uncut("", "", show_header=False, title=title, title_justify="left")
+    for key, value in found.items():
+        table.add_row(key.replace("_", " "), _words(value))
+    return table
+
+
+def _words(value: object) -> str:
+    if value is None:
+        return "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def audit(found: Mapping[str, Any]) -> list[Table | Text]:
+    """What an audit found: lower bounds by kind of canary, what was proved, and what that means."""
+    table = uncut(
+        "canaries", "μ expected", "μ found", "μ at least", "ε at least", "ε at least, distribution-free",
+        title=f"Agent {found['owner']} audited, {found['observer']} looking", title_justify="left",
+        caption=f"all at once with {found['confidence']:.4g} confidence; δ = {found['delta']:g}; "
+        f"seen: {found['sees']}",
+    )  # fmt: skip
+    for name, kind in found["kinds"].items():
+        table.add_row(
+            f"{kind['canaries']} {name}",
+            *(_or_none(kind[key]) for key in ("mu_expected", "mu_estimate", "mu_lower")),
+            *(_or_none(kind[key]) for key in ("epsilon_gaussian", "epsilon_distribution_free")),
+        )
+    known = {"proved": found["epsilon_proved"], **found["epsilon_of_owner"]}
+    proved = uncut("", "ε")
+    for name, value in known.items():
+        if found["status"][name] != "not asked":
+            label = (
+                "proved for this observer"
+                if name == "proved"
+                else f"agent {found['owner']}: {answer_words(name)}"
+            )
+            proved.add_row(label, _or_none(value, found["status"][name]))
+    return [table, proved, Text(found["verdict"])]
+
+
+def _or_none(value: float | None, instead: str = "") -> str:
+    return instead if value is None else f"{value:.4g}"
+
+
+def calibrations(found: Mapping[str, Any]) -> Table:
+    """σ by every calibration, relative to the least, with what the same noise exactly is."""
+    table = uncut(
+        "calibration", "σ", "noise std", "over tight", "exactly ε", "remark",
+        title=f"ε = {found['epsilon']:g}, δ = {found['delta']:g}, {found['releases']} releases, "
+        f"{found['records']} records ({found['batches']['kind']} batches of {found['batches']['size']})",
+        caption=f"clip {found['clip']:g}, {found['adjacency']}, sensitivity {found['sensitivity']:.4g}",
+        title_justify="left",
+    )  # fmt: skip
+    tight = found["sigma"]["tight"]
+    for name, sigma in found["sigma"].items():
+        exact = found["exact_epsilon"][name]
+        table.add_row(
+            name,
+            "refused" if sigma is None else f"{sigma:.5g}",
+            "" if sigma is None else f"{found['noise_std'][name]:.5g}",
+            "" if sigma is None or tight is None else f"{sigma / tight:.3f}",
+            "" if exact is None else f"{exact:.4g}",
+            found.get("remarks", {}).get(name, ""),
+        )
+    return table
+
+
+def verdicts(found: list[dict[str, str]]) -> Table:
+    """One line a claim, with what became of it under each lens."""
+    lenses = list(dict.fromkeys(one["lens"] for one in found))
+    table = uncut("figure", "claim", *lenses)
+    by_claim: dict[tuple[str, str], dict[str, str]] = {}
+    for one in found:
+        by_claim.setdefault((one["figure"], one["claim"]), {})[one["lens"]] = one["verdict"]
+    for (figure, claim), words in by_claim.items():
+        table.add_row(figure, claim, *(words.get(lens, "") for lens in lenses))
+    return table

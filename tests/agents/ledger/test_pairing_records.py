@@ -1,0 +1,432 @@
+"""Meetings: both commit or neither, whoever dies; offline is normal."""
+
+import asyncio
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from history import Wire, asymmetric, faults, federation, live, on_virtual_time
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from topdp import topology
+from topdp.agents.development import failpoints
+from topdp.agents.ledger.ledger import ANYBODY, Ledger
+from topdp.agents.ledger.ledger_database import LedgerError
+from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.pairing_records import Pairing
+from topdp.agents.runtime.handover import Handover
+from topdp.agents.wire import row_payload
+from topdp.agents.wire.transport import Message, Reply
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+LIVE = {i: {"live_pairing": True, "seeded": False} for i in range(6)}
+
+
+def meetings(made, numbers=None):
+    found = {}
+    for number, name in enumerate(made.names):
+        if numbers is not None and number not in numbers:
+            continue
+        ledger = Ledger(made.state(number), writable=False)
+        found[name] = ledger.database.rows("SELECT id, partner, status, applied FROM pairs")
+        ledger.close()
+    return found
+
+
+def met(tmp_path, method="plain", changes=(), guarantee="worst-case", **how):
+    made = federation(
+        tmp_path,
+        "method.mode=async",
+        f"method.name={method}",
+        *changes,
+        graph=topology.complete(6),
+        rounds=10,
+        guarantee=guarantee,
+    )
+    chance = random.Random(3)
+    wire = how.pop("wire", None) or Wire(delay=0.05)
+    run = on_virtual_time(live(made, wire=wire, options=LIVE, restart_after=chance.random(), **how))
+    return made, run
+
+
+def test_agents_that_find_their_partners_train_and_agree_on_who_met_whom(tmp_path):
+    made, run = met(tmp_path)
+    assert {outcome.code for outcome in run.outcomes.values()} == {0}
+    assert faults(run) == []
+    committed = [row for rows in meetings(made).values() for row in rows if row[2] == "committed"]
+    assert len(committed) >= 12 and len(committed) % 2 == 0
+    assert sum(row[3] is not None for row in committed) >= 0.7 * len(committed)
+    assert torch.isfinite(made.estimates()).all()
+
+
+@pytest.mark.parametrize("place", [*failpoints.PAIRING, "in_ledger", "after_ledger"])
+def test_killed_at_any_place_of_a_meeting_both_commit_or_neither(tmp_path, place):
+    _, run = met(tmp_path, failpoints={i: f"{place}:{1 + i % 2}" for i in range(6)})
+    assert len(run.wire.crashed) >= 3
+    assert faults(run) == []
+    assert {outcome.code for outcome in run.outcomes.values()} == {0}
+
+
+@pytest.mark.parametrize("guarantee", ["worst-case", "view"])
+def test_who_meets_more_often_than_planned_pays_more_and_stops_in_time(tmp_path, guarantee):
+    """Noise of partners is counted on, so each meeting costs more than working alone."""
+    made, run = met(tmp_path, method="top-dp", guarantee=guarantee)
+    assert 3 in {outcome.code for outcome in run.outcomes.values()} <= {0, 3}
+    assert faults(run) == []
+    for result in made.results():
+        assert result["spent"]["charged_by"] == "worst-case"
+        assert result["spent"]["epsilon"] <= result["budget"] * (1 + 1e-9)
+        assert result["spent"]["epsilon"] == pytest.approx(result["spent"]["worst_case"], rel=1e-12)
+
+
+def test_who_meets_a_much_noisier_agent_keeps_noise_of_its_own(tmp_path):
+    """Its noise would cover all of ada's, who would then send a row without any and could pay for none."""
+    made, run = met(tmp_path, method="top", changes=["privacy.epsilon=[8.0, 0.5, 0.5, 0.5, 0.5, 0.5]"])
+    assert faults(run) == []
+    met_with_data = {row[3] for row in meetings(made)["ada"] if row[3] is not None}
+    stopped = made.results()[0]["stopped_at"]
+    assert len([round for round in met_with_data if stopped is None or round < stopped]) >= 2
+
+
+@pytest.mark.parametrize("what", ["request", "reply"])
+def test_lost_words_make_no_meeting_one_sided(tmp_path, what):
+    chance = random.Random(1)
+    wire = Wire(delay=0.05)
+    wire.lose = lambda sender, receiver, message: what if chance.random() < 0.3 else None
+    made, run = met(tmp_path, wire=wire)
+    assert faults(run) == []
+    assert any(row[2] == "committed" for rows in meetings(made).values() for row in rows)
+
+
+def test_who_is_cut_off_works_alone(tmp_path):
+    wire = Wire(delay=0.05)
+    wire.cut = {frozenset(("ada", other)) for other in ("bob", "cleo", "dan", "eve", "fay")}
+    made, run = met(tmp_path, wire=wire)
+    assert run.outcomes[0].code == 0 and meetings(made)["ada"] == []
+    assert any(meetings(made)["bob"]) and faults(run) == []
+    asked = [(name, peer) for name, peer, kind in wire.waited if kind == "propose"]
+    assert not any("ada" in both for both in asked)  # who is not there is not asked
+
+
+def test_absent_neighbours_are_waited_for_once_and_all_at_the_same_time(tmp_path):
+    made = federation(tmp_path, "method.mode=async", graph=topology.complete(6), rounds=10, idle_timeout=20.0)
+
+    async def scene():
+        loop = asyncio.get_running_loop()
+        outcome = await made.agent(0, Wire().transport("ada"), live_pairing=True).run()
+        return outcome, loop.time()
+
+    outcome, seconds = on_virtual_time(scene())
+    assert outcome.code == 0 and 20 <= seconds < 30  # five absent neighbours, one idle timeout
+
+
+@pytest.mark.parametrize(
+    "answer", [ReplyCode.UNDECIDED, ReplyCode.BUSY, None], ids=["undecided", "busy", "nothing"]
+)
+def test_a_proposal_that_is_never_committed_keeps_nobody_from_meeting_others_nor_from_ending(
+    tmp_path, answer
+):
+    """bob proposes to ada and leaves it at that; cleo is honest."""
+    made = federation(
+        tmp_path,
+        "method.mode=async",
+        "method.name=plain",
+        graph=topology.complete(3),
+        rounds=12,
+        idle_timeout=4.0,
+    )
+
+    async def scene():
+        wire = Wire(delay=0.05)
+
+        async def bob(sender, sent):
+            if sent.kind is MessageKind.HELLO:
+                nothing = {"seen": -1, "seen_digest": "", "seen_signature": "", "sent": -1, "sent_digest": ""}
+                body = replace(agents[sender].peers.greeting("bob"), **nothing).encode()
+                return Reply(ReplyCode.OK, body=body)
+            if sent.kind is MessageKind.RESOLVE and answer is None:
+                await asyncio.sleep(1000)
+            return Reply(answer or ReplyCode.BUSY)
+
+        wire.handlers["bob"] = bob
+        agents = {
+            name: made.agent(n, wire.transport(name), live_pairing=True)
+            for n, name in ((0, "ada"), (2, "cleo"))
+        }
+        tasks = [asyncio.create_task(agent.run()) for agent in agents.values()]
+        while agents["ada"].ledger.round < 0 or agents["ada"].life.pairing.busy:
+            await asyncio.sleep(0.001)
+        reply = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"never"))
+        again = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"another"))
+        return reply, again, await asyncio.gather(*tasks)
+
+    reply, again, outcomes = on_virtual_time(scene())
+    assert reply.ok and again.code is ReplyCode.BUSY, "one at a time with each partner"
+    assert all(outcome.finished for outcome in outcomes)
+    committed = [row for row in meetings(made, (0,))["ada"] if row[2] == "committed"]
+    assert len(committed) >= 3 and {row[1] for row in committed} == {"cleo"}
+
+
+def test_finding_open_meetings_scans_no_table(tmp_path):
+    ledger = Ledger(tmp_path, "f", "ada")
+    pairing, queries = Pairing(ledger), []
+    ledger.database.connection.set_trace_callback(queries.append)
+    pairing.ready(), pairing.prepared(), pairing.untold(), pairing.find("x"), pairing.last_partner()
+    ledger.database.connection.set_trace_callback(None)
+    plans = [ledger.database.rows(f"EXPLAIN QUERY PLAN {query}") for query in queries]
+    assert len(plans) == 5 and not any("SCAN" in str(step) for plan in plans for step in plan)
+    ledger.close()
+
+
+def test_poisson_batches_are_refused(tmp_path):
+    made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=2)
+    with pytest.raises(InputError, match="live pairing"):
+        made.agent(0, Wire().transport("ada"), live_pairing=True)
+
+
+def test_a_ledger_is_for_planned_partners_or_for_found_ones(tmp_path):
+    """What was charged on the way is not what the plan would have cost, nor the other way round."""
+    made = federation(tmp_path, "method.mode=async", agents=3, rounds=2)
+    for first in (True, False):
+        made.folder = tmp_path / str(first)
+        made.agent(0, Wire().transport("ada"), live_pairing=first).ledger.close()
+        with pytest.raises(LedgerError, match="Expected partners = "):
+            made.agent(0, Wire().transport("ada"), live_pairing=not first)
+
+
+def test_only_the_partner_hears_how_a_meeting_ended_and_only_until_it_knows(tmp_path):
+    books = {name: Ledger(tmp_path / name, "f", name) for name in ("ada", "bob")}
+    pairing = {name: Pairing(ledger) for name, ledger in books.items()}
+    for name, ledger in books.items():
+        ledger.release(0, Cost(0.1), {ANYBODY: name.encode()}, b"state")
+    ada = pairing["ada"]
+    id = ada.propose()
+    assert ada.outcome(id, "bob") == (ReplyCode.UNDECIDED, None)
+    assert pairing["bob"].accept(id, "ada") and ada.commit(id, "bob", 0, 0, b"bob") is ReplyCode.OK
+    assert ada.outcome(id, "bob") == (ReplyCode.COMMITTED, ada.find(id))
+    assert ada.outcome(id, "eve") == (ReplyCode.NO_MEETING, None)
+    assert ada.outcome("another", "bob") == pairing["bob"].outcome(id, "ada") == (ReplyCode.ABORTED, None)
+    ada.told(id)
+    assert ada.outcome(id, "bob") == (ReplyCode.NO_MEETING, None)
+    for ledger in books.values():
+        ledger.close()
+
+
+GARBAGE = {
+    "nothing": b"",
+    "no head": b'\x00\x05[0, "',
+    "a head of another kind": b"\x00\x02{}row",
+    "a round that is none": Handover("0", "x", b"row").pack(),
+    "no row": Handover(0, "x", b"row").pack(),
+}
+
+
+@pytest.mark.parametrize("case", GARBAGE)
+@pytest.mark.parametrize("who", ["proposer", "acceptor"])
+def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplog):
+    """Both the one who was asked and the one who commits; our own books are not to blame for it."""
+    made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
+
+    class Liar(Wire):
+        def transport(self, name):
+            made = super().transport(name)
+
+            async def request(peer, message):
+                proposed = message.kind is MessageKind.PROPOSE
+                return Reply(ReplyCode.OK if proposed else ReplyCode.BUSY, body=GARBAGE[case])
+
+            made.request = request
+            made.reaches = lambda peer: True
+            return made
+
+    async def scene():
+        agent = made.agent(0, Liar().transport("ada"), live_pairing=True)
+        agent.ledger.release(0, Cost(0.1), {ANYBODY: b"row"}, b"state")
+        if who == "acceptor":
+            await agent.life._ask()
+        else:
+            reply = await agent.peers.handle("bob", Message.of(MessageKind.COMMIT, 0, GARBAGE[case]))
+            assert reply.code is ReplyCode.NOT_A_ROW
+        found = agent.ledger.quarantined("bob"), agent.life.pairing.pairs(), agent.peers.fault
+        agent.ledger.close()
+        return found
+
+    quarantined, pairs, fault = on_virtual_time(scene())
+    assert quarantined.code is ReplyCode.NOT_A_ROW and pairs == [] and fault is None
+    assert sum("not_a_row" in record.message for record in caplog.records) == 1
+
+
+def test_who_is_quarantined_already_fills_no_books_by_more_of_it(tmp_path):
+    made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
+
+    async def scene():
+        agent = made.agent(0, Wire().transport("ada"), live_pairing=True)
+        agent.ledger.release(0, Cost(0.1), {ANYBODY: b"row"}, b"state")
+        lines = []
+        for body in (b"", b"garbage", b"more"):
+            await agent.peers.handle("bob", Message.of(MessageKind.COMMIT, 0, body))
+            lines += agent.ledger.database.one("SELECT count(*) FROM notes")
+        agent.ledger.close()
+        return lines
+
+    first, *later = on_virtual_time(scene())
+    assert later == [first, first]
+
+
+def test_books_that_cannot_be_written_are_not_held_against_the_partner(tmp_path):
+    made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
+
+    async def scene():
+        agent = made.agent(0, Wire().transport("ada"), live_pairing=True)
+        agent.ledger.database.connection.execute("PRAGMA query_only = 1")
+        row = row_payload.encode(made.equipment(0).start.numpy())
+        id = agent.life.pairing.propose()
+        with pytest.raises(LedgerError, match="Make the folder writable"):
+            agent.life.pairing.commit(id, "bob", 0, 0, row)
+        agent.life.pairing.give_up()
+        agent.peers.transport.reaches = lambda peer: True
+        agent.peers.transport.request = lambda *_: answered(
+            Reply(ReplyCode.OK, body=Handover(0, "", row).pack())
+        )
+        with pytest.raises(LedgerError, match="Make the folder writable"):
+            await agent.life._ask()
+        agent.ledger.database.connection.execute("PRAGMA query_only = 0")
+        found = agent.ledger.quarantined("bob")
+        agent.ledger.close()
+        return found
+
+    async def answered(reply):
+        return reply
+
+    assert on_virtual_time(scene()) is None
+
+
+def test_the_checker_finds_a_meeting_that_one_side_made_up():
+    pairs = {"ada": [("x", "bob", "committed", 1)], "bob": [("x", "ada", "aborted", None)]}
+    assert asymmetric(pairs) == ["ada committed x with bob, who did not"]
+
+
+class Three(RuleBasedStateMachine):
+    """Three agents, messages that are lost, doubled and late, and crashes between any two steps."""
+
+    root = None
+    fresh = itertools.count()
+    names = ("ada", "bob", "cleo")
+
+    @initialize()
+    def begin(self):
+        self.folder = self.root / str(next(self.fresh))
+        self.books = {name: Ledger(self.folder / name, "f", name) for name in self.names}
+        self.pairing = {name: Pairing(ledger) for name, ledger in self.books.items()}
+        for name, ledger in self.books.items():
+            ledger.release(0, Cost(0.1), {ANYBODY: f"{name} 0".encode()}, b"state")
+        self.yes: list[tuple[str, str, str, int, bytes, int]] = []  # accepts under way
+
+    @rule(one=st.sampled_from(names), other=st.sampled_from(names), lost=st.booleans())
+    def propose(self, one, other, lost):
+        if one == other or self.pairing[one].busy or other in self.pairing[one].open_with():
+            return
+        id, own = self.pairing[one].propose(), self.books[one].round
+        if lost or not self.pairing[other].accept(id, one):
+            if not lost:
+                self.pairing[one].give_up()
+            return
+        round = self.books[other].round
+        self.yes.append((id, one, other, round, self.pairing[other].own_row(round), own))
+
+    @rule(data=st.data(), keep=st.booleans())
+    def decide(self, data, keep):
+        if not self.yes:
+            return
+        id, one, other, round, body, own = data.draw(st.sampled_from(self.yes))
+        if not keep:
+            self.yes.remove((id, one, other, round, body, own))
+        if self.pairing[one].proposing == id:
+            assert self.pairing[one].commit(id, other, own, round, body) in (ReplyCode.OK, ReplyCode.AGAIN)
+
+    @rule(one=st.sampled_from(names), acknowledged=st.booleans())
+    def tell(self, one, acknowledged):
+        for pair in self.pairing[one].untold():
+            body = self.pairing[one].own_row(pair.own_round)
+            assert self.pairing[pair.partner].committed(pair.id, one, pair.own_round, body).accepted
+            if acknowledged:
+                self.pairing[one].told(pair.id)
+
+    @rule(one=st.sampled_from(names))
+    def resolve(self, one):
+        for pair in self.pairing[one].prepared():
+            self.ask(one, pair)
+
+    def ask(self, one, pair):
+        outcome, theirs = self.pairing[pair.partner].outcome(pair.id, one)
+        if outcome is ReplyCode.ABORTED:
+            self.pairing[one].aborted(pair.id)
+        elif outcome is ReplyCode.COMMITTED:
+            body = self.pairing[pair.partner].own_row(theirs.own_round)
+            assert self.pairing[one].committed(pair.id, pair.partner, theirs.own_round, body).accepted
+
+    @rule(one=st.sampled_from(names))
+    def work(self, one):
+        if self.pairing[one].proposing is not None:
+            return  # an agent that asks waits for the answer
+        ledger, pair = self.books[one], self.pairing[one].ready()
+        self.pairing[one].forget_rows()
+        applied = [(pair.partner, pair.partner_round)] if pair else []
+        body = f"{one} {ledger.round + 1}".encode()
+        ledger.release(ledger.round + 1, Cost(0.1), {ANYBODY: body}, b"s", applied, pair.id if pair else None)
+
+    @rule(one=st.sampled_from(names))
+    def give_up(self, one):
+        self.pairing[one].give_up()
+
+    @rule(one=st.sampled_from(names))
+    def crash(self, one):
+        self.books[one].close()
+        self.books[one] = Ledger(self.folder / one, "f", one)
+        self.pairing[one] = Pairing(self.books[one])
+
+    @invariant()
+    def who_was_told_was_not_told_a_lie(self):
+        if not hasattr(self, "pairing"):
+            return
+        for name, pairing in self.pairing.items():
+            for pair in pairing.pairs():
+                theirs = self.pairing[pair.partner].find(pair.id)
+                if pair.role == "acceptor" and pair.status == "committed":
+                    assert theirs is not None and theirs.status == "committed"
+                if pair.role == "proposer":
+                    assert theirs is not None and theirs.status in ("prepared", "committed")
+                assert pair.partner != name
+
+    def teardown(self):
+        if not hasattr(self, "pairing"):
+            return
+        for name in self.names:
+            self.give_up(name)
+        for name in self.names:
+            self.tell(name, True)
+            self.resolve(name)
+        for pairing in self.pairing.values():
+            assert pairing.prepared() == []
+            for pair in pairing.pairs():
+                theirs = self.pairing[pair.partner].find(pair.id)
+                assert (pair.status == "committed") == (theirs is not None and theirs.status == "committed")
+        for ledger in self.books.values():
+            ledger.close()
+
+
+def test_both_commit_or_neither_whatever_happens(tmp_path_factory):
+    class Here(Three):
+        root = tmp_path_factory.mktemp("pairs")
+
+    Here.TestCase.settings = settings(
+        max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    Here.TestCase().runTest()

@@ -1,0 +1,122 @@
+"""Numbers for Prometheus: on loopback, as they are now, and only as long as the agent lives."""
+
+import asyncio
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+from history import Wire, federation
+from prometheus_client.parser import text_string_to_metric_families
+
+from topdp.agents.node import prometheus_metrics
+from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.errors import UnavailableError
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def read(port):
+    return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+
+
+def served(tmp_path, scene):
+    """What `scene` finds, for ada in a federation of three."""
+    made = federation(tmp_path, agents=3, rounds=2)
+
+    async def whole():
+        agent = made.agent(0, Wire().transport("ada"))
+        try:
+            return await scene(agent)
+        finally:
+            agent.ledger.close()
+
+    return asyncio.run(whole())
+
+
+def test_every_number_has_its_name_and_labels(tmp_path):
+    async def scene(agent):
+        agent.ledger.quarantine("bob", ReplyCode.NOT_A_ROW, "garbage")
+        async with prometheus_metrics.served(agent, 0) as port:
+            return await asyncio.to_thread(read, port), agent.equipment.epsilon
+
+    text, epsilon = served(tmp_path, scene)
+    found = {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found.pop(("topdp_ledger_bytes", ("ada",))) > 1000
+    for peer in ("bob", "cleo"):
+        assert 0 <= found.pop(("topdp_silent_seconds", ("ada", peer))) < 60
+    for name in ("process_open_fds", "process_resident_memory_bytes"):
+        assert found[name, ()] > 0
+    found = {key: value for key, value in found.items() if not key[0].startswith("process_")}
+    by_peer = ("waits_seconds", "waited_seconds_total", "sent_bytes_total", "received_bytes_total")
+    assert found == {
+        ("topdp_rounds_planned", ("ada",)): 3,
+        ("topdp_paused", ("ada",)): 0,
+        **{(f"topdp_{name}", ("ada", peer)): 0 for name in by_peer for peer in ("bob", "cleo")},
+        ("topdp_rounds", ("ada",)): 0,
+        ("topdp_epsilon_spent", ("ada",)): 0,
+        ("topdp_epsilon_budget", ("ada",)): epsilon,
+        ("topdp_without_data", ("ada",)): 0,
+        **{("topdp_seconds", ("ada", part)): 0 for part in ("compute", "ledger", "network")},
+        ("topdp_owed", ("ada", "bob")): 0,
+        ("topdp_owed", ("ada", "cleo")): 0,
+        ("topdp_quarantined", ("ada", "bob")): 1,
+        ("topdp_quarantined", ("ada", "cleo")): 0,
+    }
+    assert 'topdp_owed{agent="ada",peer="bob"} 0.0' in text
+
+
+def test_only_loopback_is_listened_on_and_nothing_afterwards(tmp_path):
+    async def scene(agent):
+        async with prometheus_metrics.served(agent, 0) as port:
+            with socket.socket() as other, pytest.raises(OSError):
+                other.bind(("127.0.0.1", port))
+            with socket.socket() as elsewhere:
+                elsewhere.bind(("127.0.0.2", port))  # free: not all addresses are listened on
+        with pytest.raises(urllib.error.URLError):
+            await asyncio.to_thread(read, port)
+
+    served(tmp_path, scene)
+
+
+def test_books_that_are_closed_have_no_numbers(tmp_path):
+    async def scene(agent):
+        async with prometheus_metrics.served(agent, 0) as port:
+            agent.ledger.close()
+            return await asyncio.to_thread(read, port)
+
+    assert "topdp_" not in served(tmp_path, scene)
+
+
+def test_what_was_refused_paused_and_waited_for_is_counted(tmp_path):
+    async def scene(agent):
+        agent.life.paused = lambda: True
+        agent.life.waits.now(["bob"])
+        for kind in ("stranger", "stranger", "linked"):
+            agent.peers.told.tell("bob", kind, "words")
+        async with prometheus_metrics.served(agent, 0) as port:
+            return await asyncio.to_thread(read, port)
+
+    text = served(tmp_path, scene)
+    assert 'topdp_refused_total{agent="ada",peer="bob",reason="stranger"} 2.0' in text
+    assert "linked" not in text and 'topdp_paused{agent="ada"} 1.0' in text
+    waits = next(
+        line for line in text.splitlines() if line.startswith('topdp_waits_seconds{agent="ada",peer="bob"')
+    )
+    assert float(waits.split()[-1]) > 0
+
+
+def test_a_port_that_is_taken_is_named(tmp_path):
+    async def scene(agent):
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            with pytest.raises(UnavailableError, match="--metrics: could not listen"):
+                async with prometheus_metrics.served(agent, other.getsockname()[1]):
+                    pass
+
+    served(tmp_path, scene)

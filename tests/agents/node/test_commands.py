@@ -1,0 +1,157 @@
+"""The commands as people call them: real processes, gRPC, mutual TLS, kill -9."""
+
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from builders import blobs_file
+from topdp.agents.agreement import manifest
+from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.development import federation_demo
+from topdp.errors import InputError
+from topdp.runs import config, run
+from topdp.runs.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return blobs_file(tmp_path_factory.mktemp("data") / "blobs.npz", 240)
+
+
+def small(data, *changes):
+    basis = [f'data.name="{data}"', "topology.agents=3", "topology.kind=ring", "rounds=8", "privacy.clip=1.0"]
+    return config.read(changes=[*basis, "privacy.guarantee=worst-case", "privacy.epsilon=20.0", *changes])
+
+
+def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path, topdp):
+    """Two of three processes die by SIGKILL, at different places, and are started again."""
+    wanted = small(data)
+    said = []
+    found = federation_demo.run(
+        wanted,
+        tmp_path / "demo",
+        seeded=True,
+        say=said.append,
+        failpoints={0: "after_ledger:3", 1: "after_receive:4"},
+    )
+    simulated = run.run(wanted, tmp_path / "simulator", "cpu")
+    folder = RunFolder.open(tmp_path / "demo")
+    np.testing.assert_allclose(folder.estimates, simulated.estimates.numpy(), rtol=1e-5, atol=1e-6)
+    assert sum("was killed at" in line for line in said) == 2
+    assert folder.state == "done" and folder.plan.agents == 3
+    assert found["seeded"] and [each["code"] for each in found["agents"]] == [0, 0, 0]
+    assert set(found["milliseconds_per_round"]) == {"compute", "ledger", "network"}
+    assert {"run", "rounds", "accuracy", "privacy", "seconds"} <= set(found)
+    for i in range(3):
+        state = tmp_path / "demo" / "agents" / f"agent{i}" / "state"
+        checked = topdp("agent", "ledger", "verify", "--state", state, "--json")
+        assert checked.code == 0 and json.loads(checked.out)["charges"] == 9
+        assert json.loads((state / "result.json").read_text())["releases"] == 9
+        assert stat.S_IMODE(os.stat(state / "ledger.sqlite").st_mode) == 0o600
+
+
+def test_agents_without_a_port_meet_at_a_relay_and_end_as_the_simulator(data, tmp_path):
+    wanted = small(data, "topology.agents=2", "topology.kind=complete", "rounds=4")
+    found = federation_demo.run(wanted, tmp_path / "demo", seeded=True, relay=True)
+    simulated = run.run(wanted, tmp_path / "simulator", "cpu")
+    estimates = RunFolder.open(tmp_path / "demo").estimates
+    np.testing.assert_allclose(estimates, simulated.estimates.numpy(), rtol=1e-5, atol=1e-6)
+    assert [each["code"] for each in found["agents"]] == [0, 0]
+    manifest = (tmp_path / "demo" / "agents" / "manifest.toml").read_text()
+    assert manifest.count('address = ""') == 2 and 'relay = "127.0.0.1:' in manifest
+
+
+def test_processes_compute_the_features_of_their_records_as_the_simulator_does(tmp_path, topdp, monkeypatch):
+    monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(160, 1, 8, 8)).astype(np.float32), np.arange(160) % 3
+    place = tmp_path / "images.npz"
+    np.savez(place, train_inputs=x[:150], train_labels=y[:150], test_inputs=x[150:], test_labels=y[150:])
+    wanted = small(place, "data.features=scattering", "model.name=linear", "rounds=3")
+    federation_demo.run(wanted, tmp_path / "demo", seeded=True)
+    simulated = run.run(wanted, tmp_path / "simulator", "cpu")
+    found = RunFolder.open(tmp_path / "demo")
+    assert found.estimates.shape == (3, 3 * 81 * 4)
+    np.testing.assert_allclose(found.estimates, simulated.estimates.numpy(), rtol=1e-4, atol=1e-5)
+    records = np.load(tmp_path / "demo" / "agents" / "agent0" / "records.npz")["train_inputs"]
+    assert records.shape == (50, 1, 8, 8)
+    log = (tmp_path / "demo" / "agents" / "agent0" / "log.jsonl").read_text()
+    assert "computing features of agent0" in log
+    manifest_file = tmp_path / "demo" / "agents" / "manifest.toml"
+    canaries = ("--manifest", manifest_file, "--data", tmp_path / "demo/agents/agent1/records.npz")
+    made = topdp("federation", "canaries", *canaries, "--out", tmp_path / "c.npz", "--json")
+    assert made.code == 0, made.err
+
+
+def test_records_that_are_no_images_end_an_agent_before_its_books_are_opened(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
+    wanted = small(data, "data.features=scattering", "model.name=linear")
+    with pytest.raises(InputError, match=r"at least 8x8|Expected images"):
+        federation_demo.run(wanted, tmp_path / "demo")
+    assert not (tmp_path / "demo").exists()
+
+
+def test_one_with_a_small_budget_ends_with_code_3_and_the_other_with_0(data, tmp_path):
+    wanted = small(data, "topology.kind=complete", "topology.agents=2")
+    found = federation_demo.run(wanted, tmp_path / "demo", budgets={1: 10.0})
+    assert [each["code"] for each in found["agents"]] == [0, 3]
+    assert 0 < found["agents"][1]["stopped_at"] < 9
+    assert not found["seeded"] and "warning" not in found["agents"][0]
+
+
+def test_from_nothing_to_a_manifest(tmp_path, topdp):
+    cards = []
+    for port, name in enumerate(("ada", "bob", "cleo"), start=7401):
+        here = ("--name", name, "--identity", tmp_path / name, "--address", f"localhost:{port}")
+        made = topdp("agent", "init", *here)
+        assert made.code == 0 and "BEGIN CERTIFICATE" in made.out and "PRIVATE" not in made.out
+        cards.append(tmp_path / name / "card.toml")
+
+    place = tmp_path / "manifest.toml"
+    common = ("federation", "create", *cards, "--links", "ada-bob,bob-cleo", "--json")
+    common += ("--set", "rounds=5", "--set", "topology.kind=ring")
+    made = topdp(*common, "--records", "100,80,60", "--out", place)
+    assert made.code == 0, made.err
+    terms = manifest.read(place)
+    assert terms.hash == json.loads(made.out)["hash"] and terms.links == ((0, 1), (1, 2))
+    assert terms.config.data.sizes == [100, 80, 60] and len(terms.config.privacy.sigma) == 3
+    assert Setup.of(terms).counts == (100, 80, 60)
+
+    agreed = place.read_bytes()
+    over = topdp(*common, "--records", "100", "--out", place)
+    assert over.code == 2 and "exists" in over.err and place.read_bytes() == agreed
+
+    warned = topdp(*common, "--records", "100", "--dead-neighbour", "go-on", "--out", tmp_path / "other.toml")
+    assert warned.code == 0 and "charge by worst case" in " ".join(warned.err.split())
+
+
+def test_one_of_six_that_share_noise_is_killed_for_good_and_the_others_end(data, tmp_path, topdp):
+    """Real processes, mutual TLS: training ends, ledgers verify, nobody is over its budget."""
+    wanted = small(
+        data,
+        "topology.agents=6",
+        "method.name=correlated",
+        "method.gossip=2",
+        "privacy.guarantee=adaptive",
+        "rounds=10",
+    )
+    rules = manifest.Rules(dead_neighbour="go-on", idle_timeout=8.0)
+    parts, terms, _ = federation_demo.prepared(wanted, tmp_path / "agents", rules)
+    codes = federation_demo.processes(
+        tmp_path / "agents", terms.names, failpoints={3: "after_mark:4"}, for_good=[3]
+    )
+    assert codes[3] == -9 and all(code in (0, 3) for i, code in enumerate(codes) if i != 3)
+    for i, name in enumerate(terms.names):
+        state = tmp_path / "agents" / name / "state"
+        checked = topdp("agent", "ledger", "verify", "--state", state, "--json")
+        assert checked.code == 0 and json.loads(checked.out)["epsilon"] <= 20.0 * (1 + 1e-9)
+        if i != 3:
+            result = json.loads((state / "result.json").read_text())
+            assert result["releases"] == 33 and set(result["gone"]) == {"agent3"} and not result["seeded"]
+            assert result["spent"]["charged_by"] == "adaptive"
+            status = topdp("agent", "status", "--state", state, "--json")
+            assert json.loads(status.out)["gone"] == result["gone"]
+    assert parts.graph.agents == 6

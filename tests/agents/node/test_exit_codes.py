@@ -1,0 +1,408 @@
+"""Every exit code of agents, through the command line: one line on stderr, and a number for programs."""
+
+import fcntl
+import json
+import shutil
+import socket
+import sqlite3
+import sys
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from builders import blobs_file
+from topdp.agents.agreement import federation_manifest, identity
+from topdp.agents.agreement.identity_card import read_card
+from topdp.agents.agreement.manifest import Manifest
+from topdp.agents.ledger import start_choices
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.wire.transport import Reply
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.base.files import write_whole
+from topdp.runs import config
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two sites that have agreed on a manifest; the records are ada's."""
+    folder = tmp_path_factory.mktemp("sites")
+    for port, name in ((7401, "ada"), (7402, "bob")):
+        identity.init(folder / name, name, f"localhost:{port}")
+    cards = [folder / name / "card.toml" for name in ("ada", "bob")]
+    wanted = config.read(changes=["rounds=3", "topology.agents=2", "privacy.guarantee=worst-case"])
+    terms, _, _ = federation_manifest.create(cards, "240", wanted, "ada-bob", {})
+    terms.write(folder / "manifest.toml")
+    blobs_file(folder / "records.npz", 240)
+    return folder
+
+
+@pytest.fixture
+def site(made, tmp_path, topdp, monkeypatch):
+    """A copy of ada's site, and her commands."""
+    folder = shutil.copytree(made, tmp_path / "site")
+    monkeypatch.chdir(tmp_path)
+
+    def start(*more):
+        places = ("--manifest", folder / "manifest.toml", "--identity", folder / "ada")
+        return topdp("agent", "start", *places, "--data", folder / "records.npz", "--state", "state", *more)
+
+    def create(*more):
+        cards = (folder / "ada" / "card.toml", folder / "bob" / "card.toml")
+        given = ("--links", "ada-bob", "--records", "240", "--set", "rounds=3", "--out", "new.toml")
+        return topdp("federation", "create", *cards, *given, *more)
+
+    return SimpleNamespace(folder=folder, topdp=topdp, start=start, create=create)
+
+
+def one_line(done):
+    """What was said, on one line; there is no traceback and nothing on stdout."""
+    said = " ".join(done.err.split())
+    assert "Traceback" not in said and done.out == ""
+    return said
+
+
+MISTAKES = {
+    "a name with a blank": (["agent", "init", "--name", "ada b"], "Expected a name"),
+    "a port that is none": (["agent", "init", "--name", "ada", "--address", "h:99999"], "1 to 65535"),
+    "no manifest": (
+        ["agent", "start", "--manifest", "no", "--data", "no", "--state", "s"],
+        "readable manifest",
+    ),
+    "no ledger to look at": (["agent", "status", "--state", "nowhere"], "there is none"),
+    "no ledger to verify": (["agent", "ledger", "verify", "--state", "nowhere"], "there is none"),
+    "no card": (["federation", "create", "no.toml", "no.toml", "--records", "9"], "Expected a file no.toml"),
+    "no card and no records": (["federation", "create", "missing.toml"], "Nor is there a file missing.toml"),
+    "no records": (["federation", "create", "missing.toml"], "--records: expected how many"),
+    "a budget for nobody": (["federation", "demo", "--agents", "3", "--budget", "9=1"], "--budget"),
+    "a budget of nothing": (["federation", "demo", "--agents", "3", "--budget", "one"], "--budget"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_plain_mistakes_are_2(case, topdp, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, words = MISTAKES[case]
+    done = topdp(*arguments)
+    assert done.code == 2 and words in one_line(done)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--links", "ada-eve"], "--links: expected two names"),
+        (["--records", "many"], "--records: expected one whole number"),
+        (["--records", "1,2,3"], "--records: expected one whole number"),
+        (["--dead-neighbour", "ignore"], "rules.dead_neighbour"),
+        (["--idle-timeout", "0"], "rules.idle_timeout"),
+        (["--largest-norm", "0"], "rules.largest_norm"),
+        (["--largest-norm", "1e16"], "rules.largest_norm"),
+        (["--largest-norm", "nan"], "rules.largest_norm"),
+        (["--set", "method.name=no-noise"], "no finite epsilon"),
+        (["--out", "nowhere/new.toml"], "Could not write nowhere/new.toml"),
+    ],
+)
+def test_a_manifest_that_cannot_be_made_is_2(site, more, words):
+    done = site.create(*more)
+    assert done.code == 2 and words in one_line(done)
+
+
+def test_a_manifest_has_the_largest_norm_that_was_asked_for(site):
+    done = site.create(
+        "--largest-norm", "50", "--records", "240,240", "--set", "privacy.guarantee=worst-case"
+    )
+    assert done.code == 0, done.err
+    assert tomllib.loads(Path("new.toml").read_text())["rules"]["largest_norm"] == 50
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--epsilon", "-1"], "--epsilon: expected a finite number"),
+        (["--live-pairing"], "expected a manifest with method.mode = async"),
+        (["--listen", "nonsense"], "Expected an address"),
+        (["--metrics", "99999"], "--metrics"),
+    ],
+)
+def test_options_that_do_not_fit_are_2(site, more, words):
+    done = site.start(*more)
+    assert done.code == 2 and words in done.err
+
+
+def test_a_port_that_is_taken_is_6(site, monkeypatch):
+    """The agent's own, or that of its numbers: one line, and a code after which it may be tried again."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = site.start("--metrics", port)
+        assert done.code == 6 and f"--metrics: could not listen on 127.0.0.1:{port}" in one_line(done)
+        monkeypatch.setattr(Manifest, "dialer", lambda self, first, second: "bob")
+        done = site.start("--listen", f"127.0.0.1:{port}")
+        assert done.code == 6 and f"Could not listen on 127.0.0.1:{port}" in one_line(done)
+
+
+def test_an_identity_that_exists_is_2(site):
+    done = site.topdp("agent", "init", "--name", "ada", "--identity", site.folder / "ada")
+    assert done.code == 2 and "Expected no identity" in one_line(done)
+
+
+def test_a_manifest_that_is_no_text_is_2(site):
+    (site.folder / "manifest.toml").write_bytes(b"\xff\xfe")
+    done = site.start()
+    assert done.code == 2 and "readable manifest" in one_line(done)
+
+
+def test_an_agent_that_the_manifest_does_not_name_is_2(site):
+    shutil.rmtree(site.folder / "ada")
+    identity.init(site.folder / "ada", "adam")
+    done = site.start()
+    assert done.code == 2 and "Did you mean 'ada'" in one_line(done)
+
+
+def test_a_state_folder_of_another_federation_is_2(site, tmp_path):
+    Ledger(tmp_path / "state", "another", "ada").close()
+    done = site.start()
+    assert done.code == 2 and "state folder of its own" in one_line(done)
+
+
+def test_a_state_folder_in_use_is_2(site, tmp_path):
+    (tmp_path / "state").mkdir()
+    with (tmp_path / "state" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = site.start()
+    assert done.code == 2 and "Another process uses" in one_line(done)
+
+
+def test_a_wrong_failpoint_is_2(site, monkeypatch):
+    monkeypatch.setenv("TOPDP_FAILPOINT", "nowhere:1")
+    done = site.start()
+    assert done.code == 2 and "Expected TOPDP_FAILPOINT" in one_line(done)
+
+
+@pytest.mark.parametrize("command", [["agent", "init", "--name", "a"], ["federation", "demo"]])
+@pytest.mark.parametrize(
+    "missing", ["cryptography", "google", "google.protobuf", "grpc", "prometheus_client"]
+)
+def test_parts_that_are_not_installed_are_2(command, missing, topdp, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = topdp(*command)
+    assert done.code == 2 and "pip install -c constraints.txt '.[agents]'" in one_line(done)
+    assert list(tmp_path.iterdir()) == []
+
+
+def readable_by_others(site):
+    (site.folder / "ada" / "key.pem").chmod(0o644)
+
+
+def key_of_another(site):
+    shutil.copy(site.folder / "bob" / "key.pem", site.folder / "ada" / "key.pem")
+
+
+def certificate_of_another(site):
+    shutil.copy(site.folder / "bob" / "certificate.pem", site.folder / "ada" / "certificate.pem")
+
+
+def changed_manifest(site):
+    path = site.folder / "manifest.toml"
+    path.write_text(path.read_text().replace("rounds = 3", "rounds = 2"))
+
+
+def another_identity(site):
+    shutil.rmtree(site.folder / "ada")
+    identity.init(site.folder / "ada", "ada")
+
+
+def expired(site):
+    old = identity.make("ada", start=datetime.now(UTC) - timedelta(days=30), validity=timedelta(days=29))
+    (site.folder / "ada" / "key.pem").write_bytes(old.key_pem())
+    write_whole(site.folder / "ada" / "certificate.pem", old.card.certificate)
+    write_whole(site.folder / "ada" / "card.toml", old.card.to_toml())
+
+
+DISTRUST = {
+    "readable by others": (readable_by_others, "mode 600"),
+    "the key of another": (key_of_another, "got another key"),
+    "the certificate of another": (certificate_of_another, "got another one"),
+    "a manifest that was changed": (changed_manifest, "damaged or was changed"),
+    "a certificate that the manifest does not list": (another_identity, "that the manifest lists for ada"),
+    "an expired certificate": (expired, "valid from"),
+}
+
+
+@pytest.mark.parametrize("case", DISTRUST)
+def test_what_must_not_be_relied_on_is_4(site, case):
+    change, words = DISTRUST[case]
+    change(site)
+    done = site.start()
+    assert done.code == 4 and words in one_line(done)
+
+
+def test_a_card_that_was_changed_is_4(site):
+    card = site.folder / "bob" / "card.toml"
+    mine = read_card(site.folder / "ada" / "card.toml")
+    theirs = read_card(card)
+    card.write_text(card.read_text().replace(theirs.fingerprint, mine.fingerprint))
+    done = site.create()
+    assert done.code == 4 and "the card is damaged or was changed" in one_line(done)
+
+
+TAMPERING = {
+    "a charge made smaller": "UPDATE charges SET entry = replace(entry, 'charge\": 0.25', 'charge\": 0.05')",
+    "a charge that is none": "UPDATE charges SET entry = 'nothing'",
+    "a charge in words": "UPDATE charges SET entry = replace(entry, '0.25', '\"much\"')",
+    "a round that is none": "UPDATE state SET round = 'none'",
+    "a table that is gone": "DROP TABLE outbox",
+}
+
+
+@pytest.mark.parametrize("case", TAMPERING)
+def test_books_that_were_changed_are_4(site, tmp_path, case):
+    ledger = Ledger(tmp_path / "state", "federation", "ada")
+    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    ledger.close()
+    with sqlite3.connect(tmp_path / "state" / "ledger.sqlite") as db:
+        db.execute(TAMPERING[case])
+    db.close()
+    done = site.topdp("agent", "ledger", "verify", "--state", "state")
+    assert done.code == 4 and one_line(done).startswith("topdp: ")
+
+
+def test_a_ledger_of_another_version_is_2(site, tmp_path):
+    Ledger(tmp_path / "state", "federation", "ada").close()
+    with sqlite3.connect(tmp_path / "state" / "ledger.sqlite") as db:
+        db.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
+    db.close()
+    done = site.topdp("agent", "status", "--state", "state")
+    assert done.code == 2 and "another version of topdp" in one_line(done)
+
+
+class Answers:
+    """A transport whose only neighbour greets with one code, whatever it is asked."""
+
+    def __init__(self, code):
+        self.code, self.greetings = code, 0
+
+    async def start(self, handle):
+        pass
+
+    async def close(self):
+        pass
+
+    async def request(self, peer, message):
+        self.greetings += 1
+        assert message.kind is MessageKind.HELLO and self.greetings < 3, "it should have gone"
+        return Reply(self.code)
+
+
+def test_neighbours_who_know_better_are_4(site, monkeypatch):
+    """Where all say so. That books are an old copy is shown, not said: `test_trust`, `test_rounds`."""
+    answers = "topdp.agents.wire.grpc_transport.GrpcTransport"  # imported when an agent begins
+    monkeypatch.setattr(answers, lambda *_, **__: Answers(ReplyCode.OTHER_TERMS))
+    done = site.start()
+    assert done.code == 4 and "another manifest, plan or model" in one_line(done)
+
+
+def test_data_that_do_not_fit_are_5(site):
+    blobs_file(site.folder / "records.npz", 120)
+    done = site.start()
+    assert done.code == 5 and "as the manifest says" in one_line(done)
+    (site.folder / "records.npz").unlink()
+    assert site.start().code == 5
+
+
+def test_status_says_what_was_done_by_whom(site, tmp_path):
+    """Also of somebody of whom nothing was ever accepted."""
+    ledger = Ledger(tmp_path / "state", "federation", "ada")
+    ledger.quarantine("bob", ReplyCode.NOT_A_ROW, "sent what is not a row")
+    ledger.close()
+    done = site.topdp("agent", "status", "--state", "state", "--json")
+    assert json.loads(done.out)["quarantined"] == {
+        "bob": {"code": "NOT_A_ROW", "words": "sent what is not a row"}
+    }
+    assert "sent what is not a row" in site.topdp("agent", "status", "--state", "state").out
+
+
+def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
+    """Cyclic batches: which records come together must stay as it was."""
+    changes = ["rounds=3", "topology.agents=2", "privacy.guarantee=worst-case", "data.batch={cycle=20}"]
+    cards = [site.folder / name / "card.toml" for name in ("ada", "bob")]
+    terms, _, _ = federation_manifest.create(cards, "240", config.read(changes=changes), "ada-bob", {})
+    terms.write(site.folder / "manifest.toml")
+    ledger = Ledger(tmp_path / "state", terms.hash, "ada")
+    start_choices.expect_order(ledger, "another")
+    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    ledger.close()
+    done = site.start()
+    assert done.code == 5 and "in the order, with which this agent began" in one_line(done)
+    with sqlite3.connect(tmp_path / "state" / "ledger.sqlite") as db:
+        db.execute("DELETE FROM meta WHERE key = 'order'")
+    db.close()
+    done = site.start()
+    assert done.code == 4 and "written down: order" in one_line(done)
+
+
+def test_status_says_what_is_spent_by_which_guarantee(site, tmp_path):
+    """Once the plan is departed from, what was released has cost what the worst case says."""
+    ledger = Ledger(tmp_path / "state", "federation", "ada", guarantee="adaptive")
+    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    ledger.stop(1)
+    ask = ("agent", "status", "--state", "state", "--json")
+    found = json.loads(site.topdp(*ask).out)
+    assert (found["epsilon"], found["charged_by"], found["stopped"]) == (0.25, "adaptive", 1)
+    ledger.depart("round 1: nothing from bob")
+    ledger.close()
+    found = json.loads(site.topdp(*ask).out)
+    assert (found["epsilon"], found["charged_by"]) == (0.5, "worst-case")
+
+
+def test_folders_of_images_do_not_number_the_classes_of_a_federation(site):
+    """Of cat and dog a dog is 1, of ant and dog too, but of ant, bee and dog it would be 2."""
+    for name in ("cat", "dog"):
+        (site.folder / "pictures" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (8, 8), number).save(site.folder / "pictures" / name / f"{number}.png")
+    done = site.start("--data", site.folder / "pictures")
+    assert done.code == 5 and "classes of images in the manifest" in one_line(done)
+
+
+def test_a_run_that_passes_the_limit_of_the_site_is_3_before_anything_is_sent(site, monkeypatch):
+    """Records are the site's, not the run's: another federation, a new state folder, a copy all count."""
+    place = ("--site", "book")
+    show = ("agent", "budget", "show", *place, "--json")
+    assert site.topdp("agent", "budget", "set", *place, "--epsilon", "1.5").code == 0
+    monkeypatch.setattr(
+        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
+    )
+    for _ in range(2):  # ended after it was let in, and started again: one reservation
+        assert site.start(*place).code == 4
+        (run,) = json.loads(site.topdp(*show).out)["runs"]
+        assert (run["epsilon"], run["final"], run["records"], run["agent"]) == (1.0, False, 240, "ada")
+    shutil.copytree("state", "copy")
+    shutil.rmtree("state")
+    for folder in ("state", "copy"):  # what was reserved in a folder that is gone stays reserved
+        done = site.start(*place, "--state", folder)
+        assert done.code == 3 and "within the site's 1.5, got 2: 1 earlier runs" in one_line(done)
+    assert site.start(*place, "--state", "other", "--epsilon", "0.5").code == 4
+    closed = site.topdp("agent", "budget", "close", *place, "--state", "other", "--json")
+    assert json.loads(closed.out) == {"epsilon": 0.0}
+    found = json.loads(site.topdp(*show).out)
+    assert found["limit"] == {"epsilon": 1.5, "delta": None} and found["epsilon"] == {"add-remove": 1.0}
+    assert "reserved" in site.topdp(*show[:-1]).out
+    done = site.topdp("agent", "budget", "set", *place)
+    assert done.code == 2 and "or --none" in one_line(done)
+    assert site.topdp("agent", "budget", "set", *place, "--none").code == 0 and site.start(*place).code == 4
+
+
+def test_seeded_runs_have_no_finite_sum_in_the_book_of_the_site(site, monkeypatch):
+    monkeypatch.setattr(
+        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
+    )
+    assert site.start("--seeded").code == 4
+    shown = site.topdp("agent", "budget", "show", "--identity", site.folder / "ada", "--json")
+    assert json.loads(shown.out)["epsilon"] == {"add-remove": None}

@@ -1,0 +1,554 @@
+"""An agent from another shell: status, pause, resume, stop, export, quarantine; what can go wrong there."""
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import time
+
+import pytest
+import torch
+from history import NAMES, Wire, federation, on_virtual_time
+
+from topdp.agents.ledger import start_choices
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_check import verify
+from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.node import agent_model_file
+from topdp.agents.node.agent_status import facts_of, in_words
+from topdp.agents.node.node_monitor import Monitor
+from topdp.agents.node.operator_orders import PAUSE, STOP, Orders
+from topdp.agents.node.site_scores import Scores
+from topdp.agents.node.status_file import Standing, birth
+from topdp.agents.runtime.run_end import end_with
+from topdp.agents.wire.link_refusals import QUIET, Told
+from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.cli import operator_commands
+from topdp.data import Dataset
+from topdp.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture
+def state(tmp_path):
+    """The books of ada, with one release, as a process left them."""
+    folder = tmp_path / "state"
+    ledger = Ledger(folder, "federation", "ada")
+    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    ledger.close()
+    return folder
+
+
+def left(folder, **changes):
+    """A standing as a process of this test wrote it."""
+    facts = {"process": os.getpid(), "begun": birth(os.getpid()), "written": time.time(), "state": "waits"}
+    found = Standing(**{**facts, "round": 0, "rounds": 8, "budget": 1.0, **changes})
+    found.write(folder)
+    return found
+
+
+def status(topdp, state):
+    done = topdp("agent", "status", "--state", state, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+# What a process says of itself
+
+
+def test_status_says_what_the_process_says_of_itself(topdp, state):
+    left(state, waits_for={"bob": time.time() - 200}, heard={"bob": time.time() - 190})
+    found = status(topdp, state)
+    assert (found["process"], found["doing"], found["rounds"], found["budget"]) == (
+        "running",
+        "waits",
+        8,
+        1.0,
+    )
+    said = " ".join(topdp("agent", "status", "--state", state).out.split())
+    assert "waits for │ bob since 3 min" in said and "heard │ bob 3 min ago" in said
+    assert "0.25 of 1" in said and "0 of 8" in said and "quarantined │ none" in said
+
+
+FOREIGN = {
+    "begun": [3, None],
+    "process": ["7", 1.5, True, 10**400],
+    "written": [None, "now", "NaN", "Infinity", 10**400],
+    "state": ["asleep", ["waits"]],
+    "round": ["0", 0.5],
+    "rounds": [None, 10**400],
+    "budget": [None, "much", 10**400, "NaN"],
+    "waits_for": [
+        ["bob"],
+        {"bob": None},
+        {"bob": "NaN"},
+        {"bob": "Infinity"},
+        {"\ud800": 1.0},
+        {"\x1b[2J": 1.0},
+    ],
+    "heard": [3, {"bob": {}}],
+    "scores": ["good", [1], {"accuracy": 10**400}, {"a": {"b": {"c": {"d": {}}}}}],
+    "code": ["0", 10**400],
+    "more": [1],
+}
+
+
+@pytest.mark.parametrize("field", FOREIGN)
+def test_a_status_that_no_agent_wrote_is_one_line(topdp, state, field):
+    """Of a type, a size or letters that would be stumbled over where they are shown."""
+    left(
+        state, waits_for={"bob": 1.0}, scores={"round": 0, "loss": math.nan, "metrics": {"accuracy": [None]}}
+    )
+    assert topdp("agent", "status", "--state", state).code == 0
+    whole = json.loads((state / "status.json").read_text())
+    for value in FOREIGN[field]:
+        text = json.dumps({**whole, field: value})
+        text = text.replace('"NaN"', "NaN").replace('"Infinity"', "Infinity")
+        (state / "status.json").write_text(text)
+        for more in ((), ("--json",)):
+            done = topdp("agent", "status", "--state", state, *more)
+            assert done.code == 2 and done.err.count("\n") == 1, (value, done.err)
+            assert "status.json" in done.err and "remove the file" in done.err
+
+
+DAMAGED = [
+    b"",
+    b"{",
+    b"[1]",
+    b"{}",
+    b"null",
+    b"\xff\xfe",
+    b'{"process": [' * 3000,
+    b"1" * 10**5,
+    b" " * 2**21,
+]
+
+
+@pytest.mark.parametrize("bytes", DAMAGED)
+def test_a_status_that_is_damaged_is_one_line(topdp, state, bytes):
+    (state / "status.json").write_bytes(bytes)
+    done = topdp("agent", "status", "--state", state)
+    assert done.code == 2 and done.err.count("\n") == 1 and "status.json" in done.err
+
+
+def test_a_status_that_is_no_file_is_not_waited_for(topdp, state):
+    os.mkfifo(state / "status.json")
+    assert topdp("agent", "status", "--state", state).code == 2
+
+
+def test_people_are_not_told_what_is_not_so(topdp, state):
+    said = topdp("agent", "status", "--state", state).out
+    assert not any(word in said for word in ("seeded", "departed", "waits for", "scores", "False"))
+    ledger = Ledger(state, "federation", "ada")
+    ledger.stop(0)
+    end_with(ledger, 4)
+    ledger.close()
+    left(state)
+    said = " ".join(topdp("agent", "status", "--state", state).out.split())
+    assert "stopped │ 0 │" in said and "0 of 4: this run was amended, and ends with round 4" in said
+
+
+def test_status_shows_delta_beside_epsilon(tmp_path):
+    ledger = Ledger(tmp_path / "books", "federation", "ada")
+    start_choices.note_delta(ledger, 2e-6)
+    ledger.close()
+    facts = facts_of(tmp_path / "books")
+    assert facts["delta"] == 2e-6 and "at delta 2e-06" in in_words(facts)["epsilon"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"begun": birth(os.getpid()) + "1"},  # the number of a dead process, used again by this one
+        {"process": 2**22 + 1},
+        {"state": "ended", "code": 0},
+        {"begun": "another machine 77", "written": time.time() - 60},
+    ],
+)
+def test_what_a_dead_process_left_is_recognised(topdp, state, changes):
+    left(state, waits_for={"bob": time.time()}, **changes)
+    found = status(topdp, state)
+    assert found["process"] == "not running" and found["waits_for"] == {} and found["id"] is None
+    assert "not running" in topdp("agent", "status", "--state", state).out
+
+
+def test_a_process_that_is_there_and_silent_does_not_answer(topdp, state):
+    left(state, written=time.time() - 100)
+    assert status(topdp, state)["process"] == "not answering"
+
+
+def test_status_of_tampered_books_is_4_and_of_none_is_2(topdp, state, tmp_path):
+    import sqlite3
+
+    with sqlite3.connect(state / "ledger.sqlite") as db:
+        db.execute("UPDATE charges SET entry = 'nothing'")
+    db.close()
+    done = topdp("agent", "status", "--state", state)
+    assert done.code == 4 and "does not follow from the one before" in done.err
+    done = topdp("agent", "status", "--state", tmp_path / "nowhere")
+    assert done.code == 2 and "there is none" in done.err
+
+
+def test_watching_tells_changes_and_ends_with_the_agent(topdp, state, monkeypatch):
+    left(state)
+    changes = iter([{}, {"heard": {"bob": 5.0}}, {"round": 1}, {"state": "ended", "code": 0, "rounds": 0}])
+    monkeypatch.setattr(operator_commands.time, "sleep", lambda _: left(state, **next(changes)))
+    done = topdp("agent", "status", "--state", state, "--watch", "--json")
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert done.code == 0 and [line["process"] for line in lines] == ["running", "not running"]
+
+
+def test_watching_a_folder_that_vanishes_ends_with_words(topdp, state, monkeypatch):
+    monkeypatch.setattr(operator_commands.time, "sleep", lambda _: shutil.rmtree(state))
+    done = topdp("agent", "status", "--state", state, "--watch")
+    assert done.code == 2 and "there is none" in done.err and "Traceback" not in done.err
+
+
+def test_status_and_orders_need_no_torch(state):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from topdp.cli.app import app; sys.argv = ['topdp', 'agent', *sys.argv[1:]]\n"
+        "app(standalone_mode=False); assert 'torch' not in sys.modules and 'grpc' not in sys.modules"
+    )
+    for command in (["status"], ["pause"], ["resume"], ["stop"], ["quarantine", "list"]):
+        done = subprocess.run([sys.executable, "-c", code, *command, "--state", state], capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+
+
+# Orders
+
+
+def test_pausing_twice_and_resuming_twice(topdp, state):
+    assert "will be so when it is started" in topdp("agent", "pause", "--state", state).out
+    assert "was paused already" in topdp("agent", "pause", "--state", state).out
+    assert status(topdp, state)["paused"] is not None
+    assert "goes on" in topdp("agent", "resume", "--state", state).out
+    assert "was not paused" in topdp("agent", "resume", "--state", state).out
+    assert status(topdp, state)["paused"] is None
+
+
+def test_a_very_long_path_is_no_obstacle(topdp, state, tmp_path):
+    long = tmp_path / ("a" * 120) / ("b" * 120) / "state"
+    shutil.copytree(state, long)
+    assert topdp("agent", "pause", "--state", long).code == 0 and Orders(long).paused()
+
+
+def test_stopping_who_does_not_run_is_done(topdp, state):
+    done = topdp("agent", "stop", "--state", state)
+    assert done.code == 0 and "is not running" in done.out and not (state / STOP).exists()
+
+
+def test_stopping_ends_in_bounded_time(topdp, state):
+    left(state)  # this process, which obeys no order
+    done = topdp("agent", "stop", "--state", state, "--timeout", "0.2")
+    assert done.code == 130 and f"kill -9 {os.getpid()}" in done.err
+
+
+def test_orders_are_for_owners(topdp, state, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    done = topdp("agent", "pause", "--state", state)
+    assert done.code == 4 and "nobody else gives orders" in " ".join(done.err.split())
+
+
+def test_an_order_of_somebody_else_is_not_obeyed(state, monkeypatch, caplog):
+    (state / "target").write_text("")
+    (state / PAUSE).symlink_to(state / "target")
+    orders = Orders(state)
+    with caplog.at_level("WARNING", logger="topdp.agents"):
+        assert not orders.paused() and not orders.paused()
+    assert caplog.text.count("is not obeyed") == 1
+    (state / PAUSE).unlink()
+    (state / PAUSE).write_text("")
+    assert orders.paused()
+    os.chown(state / PAUSE, 12345, 12345) if os.geteuid() == 0 else None
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert not orders.paused()
+
+
+def test_a_folder_that_is_none_is_2(topdp, tmp_path):
+    for command in ("pause", "resume", "stop"):
+        done = topdp("agent", command, "--state", tmp_path)
+        assert done.code == 2 and "state folder" in done.err
+
+
+def test_a_folder_that_cannot_be_written_is_2(topdp, state, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    done = topdp("agent", "pause", "--state", state)
+    assert done.code == 2 and "Could not write" in done.err and "Traceback" not in done.err
+
+
+# A federation in this process
+
+
+def living(tmp_path, scene, agents=3, rounds=4, **how):
+    """What `scene` finds, beside a federation that lives on virtual time."""
+    made = federation(tmp_path, agents=agents, rounds=rounds, **how)
+    wire = Wire()
+
+    async def whole():
+        lives = [made.agent(i, wire.transport(NAMES[i])) for i in range(agents)]
+        tasks = [asyncio.create_task(agent.run()) for agent in lives]
+        try:
+            return await scene(lives, tasks)
+        finally:
+            for agent in lives:
+                agent.stop()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    return made, on_virtual_time(whole())
+
+
+async def until(so, limit=2000):
+    for _ in range(limit):
+        if so():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it did not come to be")
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_who_is_paused_releases_nothing_and_goes_on_answering(tmp_path, goes_on):
+    async def scene(lives, tasks):
+        held = [1]
+        lives[0].life.paused = lambda: bool(held) and lives[0].ledger.round >= 1
+        await asyncio.sleep(1)
+        before = lives[0].ledger.round
+        await asyncio.sleep(40)  # ten idle timeouts
+        stood = lives[0].ledger.round, [list(agent.life.waits.since) for agent in lives[1:]]
+        waited, departed = lives[1].ledger.round, [agent.ledger.departed for agent in lives]
+        held.clear()
+        lives[0].peers.changed.set()
+        outcomes = await asyncio.gather(*tasks)
+        return before, stood, waited, departed, outcomes
+
+    _, (before, stood, waited, departed, outcomes) = living(tmp_path, scene, rounds=6, goes_on=goes_on)
+    assert 1 <= before < 6 and stood[0] == before and waited <= before + 1
+    assert all("ada" in names for names in stood[1])
+    assert departed == [None] * 3  # who answers is live, and is waited for under either rule
+    assert all(outcome.finished and outcome.result["releases"] == 7 for outcome in outcomes)
+
+
+def test_a_pause_outlives_a_restart_and_a_stop_works_in_it(tmp_path, caplog):
+    made = federation(tmp_path, agents=3, rounds=3)
+
+    async def scene():
+        wire = Wire()
+        agent = made.agent(0, wire.transport("ada"))
+        orders = Orders(agent.folder)
+        orders.give(PAUSE)
+        orders.give(STOP)  # of before: not for this process
+        monitor = Monitor(agent, orders, agent.stop, report=5.0)
+        beside = asyncio.create_task(monitor.run())
+        task = asyncio.create_task(agent.run())
+        await asyncio.sleep(20)
+        assert not task.done() and agent.ledger.round == -1
+        seen = Standing.read(agent.folder)
+        orders.give(STOP)
+        outcome = await asyncio.wait_for(task, 10)
+        beside.cancel()
+        monitor.end(int(outcome.code))
+        return seen, outcome, Standing.read(agent.folder), orders
+
+    with caplog.at_level("INFO", logger="topdp.agents"):
+        seen, outcome, last, orders = on_virtual_time(scene())
+    assert seen.state == "paused" and seen.liveness == "running" and not outcome.finished
+    assert last.state == "ended" and last.code == 0 and last.liveness == "not running"
+    assert orders.paused() and not (orders.folder / STOP).exists()
+    assert "is paused since before this start" in caplog.text and "asked to stop" in caplog.text
+    assert "no release yet" in caplog.text  # the line of progress
+
+
+def test_a_pause_while_the_end_is_near_changes_nothing(tmp_path):
+    async def scene(lives, tasks):
+        await until(lambda: lives[0].life.doing == "ends")
+        lives[0].life.paused = lambda: True
+        monitor = Monitor(lives[0], Orders(lives[0].folder), lives[0].stop)
+        lives[0].life.paused = lambda: True
+        found = monitor.standing()
+        return found, await asyncio.gather(*tasks)
+
+    _, (found, outcomes) = living(tmp_path, scene)
+    assert found.state == "ends" and all(outcome.finished for outcome in outcomes)
+
+
+def test_the_status_file_cannot_be_written_and_the_agent_goes_on(tmp_path, monkeypatch, caplog):
+    def full(self, folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Standing, "write", full)
+
+    async def scene(lives, tasks):
+        monitor = Monitor(lives[0], Orders(lives[0].folder), lives[0].stop)
+        for _ in range(3):
+            monitor.look()
+        return await asyncio.gather(*tasks)
+
+    with caplog.at_level("INFO", logger="topdp.agents"):
+        _, outcomes = living(tmp_path, scene)
+    assert all(outcome.finished for outcome in outcomes)
+    assert caplog.text.count("could not write where it is") == 1
+
+
+def test_evaluating_changes_nothing_that_is_sent(tmp_path):
+    """Digests of all rows of a seeded run, with and without."""
+
+    def digests(folder, every):
+        made = federation(folder, agents=3, rounds=4)
+        wire, found = Wire(), []
+
+        async def whole():
+            lives = [made.agent(i, wire.transport(NAMES[i])) for i in range(3)]
+            inputs, targets = made.shards.inputs[0].numpy(), made.shards.targets[0].numpy()
+            dataset = Dataset("own", inputs, targets, None, None, classes=made.shards.classes)
+            monitor = None
+            if every:
+                scores = Scores(made.setup, dataset, "ada", every)
+                monitor = Monitor(lives[0], Orders(lives[0].folder), lives[0].stop, scores=scores)
+
+            over = asyncio.Event()
+
+            async def beside():
+                while monitor is not None and not over.is_set():
+                    monitor.look()
+                    if monitor._scoring is not None:
+                        await asyncio.wait([monitor._scoring], timeout=60)
+                        found.append(monitor.found)
+                    await asyncio.sleep(0.01)
+
+            task = asyncio.create_task(beside())
+            await asyncio.gather(*(agent.run() for agent in lives))
+            over.set()  # a cancellation would be lost if it came as a score was ready
+            await task
+
+        asyncio.run(whole())
+        sent = sorted({(e.sender, e.receiver, e.round, e.digest) for e in wire.events if e.kind == "row"})
+        return sent, found
+
+    plain, _ = digests(tmp_path / "plain", 0)
+    watched, found = digests(tmp_path / "watched", 1)
+    assert plain == watched and len(plain) > 10
+    assert found[-1]["on"] == "training" and 0 <= found[-1]["metrics"]["accuracy"] <= 1
+
+
+# The model
+
+
+@pytest.mark.parametrize("ending", [".pt", ".safetensors"])
+def test_the_model_of_the_books_is_the_one_that_the_agent_reports(topdp, tmp_path, ending):
+    async def scene(lives, tasks):
+        agent_model_file.note(lives[0].folder, lives[0].equipment, 3)
+        await until(lambda: lives[0].ledger.round >= 1)
+        return lives[0].folder, agent_model_file.export(lives[0].folder, tmp_path / f"early{ending}")
+
+    made, (folder, round) = living(tmp_path, scene)
+    assert round >= 1
+    outcomes = asyncio.run(_to_the_end(made))
+    assert all(outcome.finished for outcome in outcomes)
+    done = topdp(
+        "agent", "model", "export", "--state", folder, "--out", tmp_path / f"model{ending}", "--json"
+    )
+    assert done.code == 0 and json.loads(done.out)["round"] == 4
+    if ending == ".pt":
+        found = torch.load(tmp_path / "model.pt", weights_only=True)
+    else:
+        from safetensors.torch import load_file
+
+        found = load_file(tmp_path / "model.safetensors")
+    flat = torch.cat([value.flatten() for value in found.values()])
+    expected = made.estimates()[0]
+    assert torch.equal(flat.sort().values, expected.sort().values)
+
+
+async def _to_the_end(made):
+    wire = Wire()
+    lives = [made.agent(i, wire.transport(NAMES[i])) for i in range(3)]
+    return await asyncio.gather(*(agent.run() for agent in lives))
+
+
+def test_a_model_that_is_not_there_yet_is_2(topdp, state, tmp_path):
+    done = topdp("agent", "model", "export", "--state", state, "--out", tmp_path / "model.pt")
+    assert done.code == 2 and "model.json" in done.err
+    Ledger(tmp_path / "new", "federation", "ada").close()
+    with pytest.raises(InputError, match="nothing to export"):
+        agent_model_file.export(tmp_path / "new", tmp_path / "model.pt")
+
+
+# Quarantine
+
+
+def test_lifting_is_on_the_books_and_departures_stay(topdp, state):
+    ledger = Ledger(state, "federation", "ada")
+    ledger.quarantine("bob", ReplyCode.EQUIVOCATION, "sent two different rows for round 3")
+    ledger.depart("round 4: nothing from bob")
+    ledger.close()
+    lift = ("agent", "quarantine", "lift", "bob", "--state", state)
+    assert topdp(*lift, "--reason", " ").code == 2
+    done = topdp(*lift, "--reason", "a disk was changed")
+    assert done.code == 0 and "charges stay by worst-case" in done.out
+    found = json.loads(topdp("agent", "quarantine", "list", "--state", state, "--json").out)
+    assert found["quarantined"] == {} and found["lifted"][0]["reason"] == "a disk was changed"
+    assert found["lifted"][0]["words"] == "sent two different rows for round 3"
+    ledger = Ledger(state, writable=False)
+    assert ledger.departed == "round 4: nothing from bob" and ledger.quarantined("bob") is None
+    assert verify(ledger) == 1
+    ledger.close()
+    assert topdp(*lift, "--reason", "again").code == 2
+    assert "lifted" in topdp("agent", "quarantine", "list", "--state", state).out
+
+
+def test_lifting_waits_until_the_agent_is_stopped(topdp, state):
+    ledger = Ledger(state, "federation", "ada")
+    ledger.quarantine("bob", ReplyCode.EQUIVOCATION, "two rows")
+    try:
+        done = topdp("agent", "quarantine", "lift", "bob", "--state", state, "--reason", "a disk was changed")
+    finally:
+        ledger.close()
+    assert done.code == 2 and "Another process uses" in done.err
+
+
+# The log
+
+
+def test_what_goes_on_for_hours_is_told_once_an_hour_with_its_count(caplog):
+    clock = [0.0]
+    told = Told("ada", clock=lambda: clock[0])
+    with caplog.at_level("INFO", logger="topdp.agents"):
+        for _ in range(5 * 3600):
+            told.tell("bob", "stranger", "it showed another certificate")
+            clock[0] += 1.0
+    lines = caplog.messages
+    assert len(lines) == 5 and "times" not in lines[0] and QUIET == 3600
+    assert lines[1].endswith("(3600 times since this was last said)")
+    assert told.counts["bob", "stranger"] == 5 * 3600
+
+
+def test_json_lines_have_agent_event_and_round_everywhere(capsys):
+    import logging
+
+    from topdp.agents.node import agent_log
+
+    logger = logging.getLogger("topdp.agents")
+    before = logger.handlers, logger.propagate, logger.level
+    try:
+        speaker = agent_log.to_stderr(True)
+        logger.info("first")
+        speaker.agent, speaker.round = "ada", lambda: 7
+        logger.info("second")
+        Told("ada").tell("bob", "linked", "words")
+        logger.info("third", extra={"event": "progress", "round": 9, "facts": {"rounds": 20}})
+    finally:
+        logger.handlers, logger.propagate = before[0], before[1]
+        logger.setLevel(before[2])
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert all({"agent", "event", "round", "time", "level", "message"} <= set(line) for line in lines)
+    assert [(line["agent"], line["event"], line["round"]) for line in lines] == [
+        (None, "note", None), ("ada", "note", 7), ("ada", "linked", 7), ("ada", "progress", 9)
+    ]  # fmt: skip
+    assert lines[3]["rounds"] == 20 and lines[2]["peer"] == "bob"

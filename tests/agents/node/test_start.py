@@ -1,0 +1,34 @@
+"""What agents share before they are forked, and what their start leaves out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from topdp.agents.development import fork_server
+from topdp.agents.runtime.stage_timing import Stages
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="agents are forked on Linux only")
+def test_what_is_forked_has_no_grpc_no_threads_and_nothing_that_agents_do_not_need():
+    text = f"""
+import os, sys
+for name in {fork_server.SHARED!r}:
+    __import__(name)
+slow = ("grpc", "networkx", "requests", "matplotlib", "topdp.audit.audit_run")
+print([name for name in slow if name in sys.modules], len(os.listdir("/proc/self/task")))
+"""
+    environment = {**os.environ, **fork_server.ALONE}
+    found = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True)
+    assert found.stdout.split("\n")[0] == "[] 1", found.stdout + found.stderr
+
+
+def test_the_stages_of_a_start_begin_with_the_birth_of_the_process():
+    stages = Stages()
+    stages.over("imports")
+    stages.over("plan")
+    assert stages.wall["imports"] > stages.processor["plan"] >= 0
+    assert stages.words().endswith(f"plan {stages.wall['plan']:.2f})")

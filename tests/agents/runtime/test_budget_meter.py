@@ -1,0 +1,197 @@
+"""Budgets: what is spent is known before it is sent, and an agent stops in time."""
+
+import math
+
+import numpy as np
+import pytest
+from history import faults, federation, live, on_virtual_time
+
+from builders import in_turn
+from topdp import topology
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.runtime.budget_meter import allows, meter
+from topdp.privacy.account import account
+from topdp.privacy.basics.refusals import PrivacyError
+from topdp.privacy.observers import band_matrix
+from topdp.privacy.observers import view as views
+from topdp.runs import builders
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def books(made, number):
+    ledger = Ledger(made.state(number), writable=False)
+    entries, meta = list(ledger.entries()), dict(ledger.meta)
+    ledger.close()
+    return entries, meta
+
+
+def sent_to(made, number, round):
+    return [made.names[to] for to in made.equipment(number).part.sent(round)]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_agent_with_a_quarter_of_the_budget_stops_with_code_3_and_the_others_finish(tmp_path, mode):
+    made = federation(
+        tmp_path,
+        f"method.mode={mode}",
+        "privacy.epsilon=2.0",
+        "method.offline=0.0",
+        graph=topology.complete(6),
+        rounds=12,
+    )
+    quarter = made.setup.budget(2) / 4
+    run = on_virtual_time(live(made, options={2: {"epsilon": quarter}}))
+    assert {i: outcome.code for i, outcome in run.outcomes.items()} == {
+        i: 3 if i == 2 else 0 for i in range(6)
+    }
+    assert faults(run) == []
+    entries, meta = books(made, 2)
+    stopped = int(meta["stopped"])
+    assert 0 < stopped < 12 and len(entries) == 13
+    assert entries[stopped - 1].total <= quarter < entries[stopped - 1].total * 2.5
+    assert all(entry.kind == "noise" and entry.charge == 0 for entry in entries[stopped:])
+    assert all(set(entry.digests) == set(sent_to(made, 2, entry.round)) for entry in entries)
+    assert [entry for entry in books(made, 0)[0] if entry.kind != "release"] == []
+    assert run.outcomes[2].result["stopped_at"] == stopped
+    assert all(result["spent"]["epsilon"] <= 2.0 * (1 + 1e-9) for result in made.results())
+
+
+def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
+    made = federation(tmp_path, "privacy.epsilon=2.0", agents=3, rounds=6)
+    run = on_virtual_time(live(made, options={0: {"epsilon": 1.2}}))
+    assert faults(run) == []
+    ledger = Ledger(made.state(0), made.setup.manifest.hash, "ada")
+    stopped = ledger.stopped_at
+    found = {}
+    for round in (stopped - 1, stopped + 1):
+        ledger.stop(round)
+        found[round] = faults(run)
+    ledger.close()
+    assert 0 < stopped < 6 and found == {
+        stopped - 1: [
+            "ada: Facts of the run cannot be so: stopped, and data entered later.",
+            f"ada booked a release in round {stopped - 1}, its budget ended at {stopped - 1}",
+        ],
+        stopped + 1: [f"ada booked a noise in round {stopped}, its budget ended at {stopped + 1}"],
+    }
+
+
+SHARED = ("correlated", "method.secrets_degree=4", "method.gossip=1")
+
+
+CHARGED = [
+    *[(("top",), name) for name in ("adaptive", "adaptive by 2", "view", "worst-case", "claimed")],
+    (("muffliato", "method.gossip=1"), "adaptive"),
+    *[(SHARED, name) for name in ("adaptive", "adaptive by 2", "worst-case")],
+]
+"""Each with one kind of batch, and each way of charging with Poisson samples, which cost most."""
+SAMPLED = [(("top",), "adaptive"), (("top",), "claimed"), (SHARED, "adaptive by 2"), (SHARED, "worst-case")]
+
+
+@pytest.mark.parametrize(
+    ("method", "guarantee", "batch"),
+    [
+        *[(*one, batch) for one, batch in in_turn(CHARGED, ["{cycle=10}", '"full"'], 1)],
+        *[(*one, "{poisson=10}") for one in SAMPLED],
+    ],
+)
+def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, guarantee, batch):
+    guarantee, _, colluders = guarantee.partition(" by ")
+    name, *settings = method
+    made = federation(
+        tmp_path,
+        f"method.name={name}",
+        *settings,
+        f"privacy.guarantee={guarantee}",
+        f"privacy.colluders={colluders or 1}",
+        f"data.batch={batch}",
+        "privacy.epsilon=1.0",
+        graph=topology.random(6, 0.5, 1),
+        rounds=9,
+    )
+    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    asked = [guarantee] if guarantee in ("adaptive", "view") else []
+    whole = account(made.setup.plan, analysis, 1e-5, answers=asked, colluders=int(colluders or 1))
+    said = whole.answer(guarantee).epsilon
+    assert said.max() == pytest.approx(1.0, rel=1e-3)
+    for agent in range(6):
+        gauge = made.equipment(agent).meter
+        total, history, totals = 0.0, [], []
+        for r in range(made.setup.plan.releases):
+            cost = gauge.cost(r, history, total, float(gauge.planned[r]), True)
+            assert allows(made.setup.budget(agent), total, cost)
+            total += cost.charge
+            history.append((r, cost.information))
+            totals.append(total)
+        assert total == pytest.approx(said[agent], rel=1e-6)
+        assert totals == sorted(totals) and totals[0] > 0
+
+
+@pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
+def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
+    made = federation(tmp_path, f"data.batch={batch}", graph=topology.random(6, 0.5, 1), rounds=60)
+    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    whole = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    monkeypatch.setattr(views, "LONG", 10)
+    monkeypatch.setattr(band_matrix, "CHUNK", 8)
+    near = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    np.testing.assert_allclose(near, whole, rtol=1e-6)
+    assert (near >= whole * (1 - 1e-9)).all()
+
+
+def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
+    made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=5)
+    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    gauge = meter(made.setup.plan, analysis, 0, 1e-5, "worst-case", True)
+    history = [(r, float(gauge.planned[r])) for r in range(6)]
+    curve = [gauge.worst_case(history[: r + 1]) for r in range(6)]
+    said = account(made.setup.plan, analysis, 1e-5).worst_case.epsilon[0]
+    assert curve == sorted(curve) and curve[-1] == pytest.approx(said, rel=1e-6)
+
+
+def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_path):
+    made = federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4)
+    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    gauge = meter(made.setup.plan, analysis, 0, 1e-5, "view", True)
+    history = [(r, float(gauge.planned[r])) for r in range(3)]
+    worst = gauge.worst_case(history)
+    assert gauge.owed(history, 0.5 * worst, planned=True) == Cost(0.0, worst, 0.0)
+    late = gauge.owed(history, 0.3 * worst, planned=False)
+    assert 0.3 * worst + late.charge >= worst and late.charge == pytest.approx(0.7 * worst)
+    assert gauge.owed(history, worst, planned=False).charge == 0 == gauge.owed([], 0.0, False).charge
+
+
+@pytest.mark.parametrize("guarantee", ["adaptive", "view", "claimed"])
+def test_who_does_not_wait_for_neighbours_is_charged_by_worst_case(tmp_path, guarantee):
+    made = federation(tmp_path, f"privacy.guarantee={guarantee}", agents=4, rounds=4)
+    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    assert meter(made.setup.plan, analysis, 0, 1e-5, guarantee, True).by_plan is not None
+    assert meter(made.setup.plan, analysis, 0, 1e-5, guarantee, False).by_plan is None
+
+
+def test_agents_charge_by_the_adaptive_answer_unless_told_otherwise(tmp_path):
+    made = federation(tmp_path, "privacy.epsilon=1.0", agents=4, rounds=4, guarantee=None)
+    run = on_virtual_time(live(made))
+    assert faults(run) == []
+    for number, result in enumerate(made.results()):
+        spent = result["spent"]
+        assert (spent["charged_by"], spent["colluders"]) == ("adaptive", 1) and result["code"] == 0
+        assert spent["epsilon"] == books(made, number)[0][-1].total == pytest.approx(1.0, rel=0.1)
+        assert spent["epsilon"] < spent["worst_case"]
+
+
+def test_a_budget_is_not_passed_by_the_next_charge():
+    assert allows(1.0, 0.75, Cost(0.25)) and not allows(1.0, 0.75, Cost(0.26))
+    assert not allows(1.0, 0.0, Cost(math.inf))
+
+
+def test_rows_without_noise_are_refused_before_anything_is_sent(tmp_path):
+    from dataclasses import replace
+
+    made = federation(tmp_path, agents=3, rounds=2)
+    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    silent = replace(made.setup.plan, scale=np.zeros_like(made.setup.plan.scale))
+    with pytest.raises(PrivacyError, match="Expected noise in every row"):
+        meter(silent, analysis, 0, 1e-5, "worst-case", True)

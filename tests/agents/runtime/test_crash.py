@@ -1,0 +1,76 @@
+"""kill -9 anywhere: the same trajectory under a seed, the books never below the truth, training ends."""
+
+from unittest import mock
+
+import pytest
+import torch
+from history import Wire, faults, federation, live, on_virtual_time
+
+from topdp.agents.development import failpoints
+from topdp.agents.ledger.ledger_database import LedgerError
+from topdp.agents.runtime import agent
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("place", failpoints.ROUNDS)
+def test_each_of_six_agents_killed_at_each_place_ends_as_if_nothing_had_been(tmp_path, mode, place):
+    made = federation(tmp_path, f"method.mode={mode}", rounds=5)
+    run = on_virtual_time(live(made, failpoints={i: f"{place}:{1 + i % 2}" for i in range(6)}))
+    assert len(run.wire.crashed) == 6 and all(run.starts[i] == 2 for i in range(6))
+    assert faults(run) == []
+    assert {outcome.code for outcome in run.outcomes.values()} == {0}
+    torch.testing.assert_close(made.estimates(), made.simulated(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["in_ledger", "after_ledger", "after_send", "before_receive"])
+def test_under_real_noise_nobody_ever_sees_a_second_draw(tmp_path, place):
+    made = federation(tmp_path, agents=4, rounds=4)
+    run = on_virtual_time(
+        live(
+            made,
+            failpoints=dict.fromkeys(range(4), f"{place}:2"),
+            options={i: {"seeded": False} for i in range(4)},
+        )
+    )
+    assert len(run.wire.crashed) == 4
+    assert faults(run) == []
+
+
+def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
+    """What the outbox is for: an agent that computes again after a crash would be found."""
+    from topdp.agents.runtime import outbox_sender
+    from topdp.agents.wire import row_payload
+
+    made = federation(tmp_path, agents=3, rounds=4)
+    original, sends = outbox_sender.Sending._next, []
+
+    def fresh(self, peer):
+        message = original(self, peer)
+        if message is None or message.kind is not outbox_sender.MessageKind.ROW:
+            return message
+        sends.append(message)
+        body = row_payload.encode(torch.randn(len(made.equipment(0).start)).numpy())
+        return outbox_sender.Message.of(message.kind, message.round, body)
+
+    monkeypatch.setattr(outbox_sender.Sending, "_next", fresh)
+    run = on_virtual_time(live(made, failpoints={0: "after_send:1"}))
+    assert sends and any("bodies for round" in fault for fault in faults(run))
+
+
+@pytest.mark.parametrize("part", ["Meetings", "BooksMark"])
+def test_a_start_that_fails_leaves_the_folder_to_the_next(tmp_path, monkeypatch, part):
+    """Whatever it fails at: in one process nobody else gives the lock back."""
+    made, wire = federation(tmp_path, "method.mode=async", "method.name=plain", agents=3, rounds=4), Wire()
+    with monkeypatch.context() as patched, pytest.raises(LedgerError, match="full") as caught:
+        patched.setattr(agent, part, mock.Mock(side_effect=LedgerError("full")))
+        made.agent(0, wire.transport("ada"), live_pairing=True)
+    made.agent(0, wire.transport("ada"), live_pairing=True).abandon()
+    assert caught.value.__traceback__  # which holds what was left behind
+
+
+@pytest.mark.parametrize("choice", ["nowhere:1", "after_ledger", "after_ledger:0", "after_ledger:x"])
+def test_a_failpoint_that_is_none_is_refused(choice):
+    with pytest.raises(ValueError, match="Expected TOPDP_FAILPOINT"):
+        failpoints.Failpoints(choice)

@@ -1,0 +1,301 @@
+"""Agents that share draws, one of them killed and gone for good: the others end, and all books hold.
+
+Rows say what they are made of (`symbolic`), so what everybody has really learned is compared with the books.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from history import Wire, faults, live, on_virtual_time, sharing
+from symbolic import symbolic
+from test_exhausted import books, truth
+
+from builders import in_turn
+from topdp import topology
+from topdp.agents.agreement.signed_statements import Statement, encode
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.runtime import budget_meter
+from topdp.agents.wire.transport import Message
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.errors import TrustError
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+GONE = 3  # dan
+
+
+def small(folder, *changes, graph=None, rounds=9, gossip=1, epsilon=2.0, **how):
+    """Six agents, secrets between all, noise that is a budget's; the rule is to go on."""
+    made = sharing(
+        folder,
+        f"privacy.epsilon={epsilon}",
+        *changes,
+        graph=graph,
+        rounds=rounds,
+        gossip=gossip,
+        goes_on=True,
+        **how,
+    )
+    return symbolic(made)
+
+
+def left(made, gone=(GONE,)):
+    return [i for i in range(len(made.names)) if i not in gone]
+
+
+def expect_books_to_hold(made, agents=None):
+    """Nobody has learned more than the books say, nor has anybody spent more than its budget."""
+    for agent in range(len(made.names)) if agents is None else agents:
+        entries, _ = books(made, agent)
+        assert truth(made, agent, True) <= entries[-1].total * (1 + 1e-9), made.names[agent]
+        assert entries[-1].total <= made.setup.budget(agent) * (1 + 1e-9)
+
+
+def shared_with(made, agent, other):
+    """The number of the draw."""
+    return next(
+        k
+        for k, knows in enumerate(made.setup.plan.known_by.tolist())
+        if sorted(knows) == sorted((agent, other))
+    )
+
+
+def in_the_sum(made, agents, round, draw):
+    """How much of a draw is left in the sum of these agents' last estimates, over what entered."""
+    last = sum(made.estimates_made[i, made.setup.plan.releases - 1] for i in agents)
+    entered = np.abs(made.setup.plan[round].std[made.setup.plan[round].draw == draw]).max()
+    return abs(last[made.coordinates.draw(round, draw)]) / entered
+
+
+@pytest.mark.parametrize(
+    ("place", "graph"),
+    [
+        *in_turn(["after_ledger:1", "after_send:20", "after_mark:6"], ["ring", "complete"], 1),
+        *in_turn(["after_ledger:7", "before_ledger:9"], ["ring", "complete"], 2),
+    ],
+)
+def test_one_is_gone_for_good_and_the_others_end_with_books_that_hold(tmp_path, graph, place):
+    made = small(tmp_path, graph={"ring": topology.ring(6), "complete": topology.complete(6)}[graph])
+    run = made.lived(failpoints={GONE: place}, for_good=[GONE])
+    assert faults(run) == []
+    assert set(run.outcomes) == set(left(made)) and all(one.finished for one in run.outcomes.values())
+    expect_books_to_hold(made)
+    last = books(made, GONE)[0][-1].round
+    for agent in left(made):
+        result = run.outcomes[agent].result
+        assert result["gone"] == {"dan": result["gone"]["dan"]} and result["releases"] == 20
+        assert result["spent"]["charged_by"] == "adaptive"
+        draw = shared_with(made, agent, GONE)
+        ledger = Ledger(made.state(agent), writable=False)
+        first = int(ledger.meta["left out dan"])
+        ledger.close()
+        assert last < first <= last + 7, "all know it within a few rounds"
+        scale = made.setup.plan.scale
+        missed = [r for r in range(0, first, 2) if r >= result["gone"]["dan"]]
+        for r in range(first, 20, 2):
+            assert made.estimates_made[agent, r][made.coordinates.draw(r, draw)] == 0, "left out"
+        for r in missed[-2:]:  # taken back, as far as the row in which that was done has noise
+            left_over = 1 - min(1.0, scale[first] / scale[r])
+            assert in_the_sum(made, left(made), r, draw) == pytest.approx(left_over, abs=1e-9)
+        assert all(in_the_sum(made, left(made), r, draw) > 0.9 for r in missed[:-2]), "not taken back"
+
+
+def test_with_everybody_there_budgets_hold_the_reserve_and_all_data_enter(tmp_path):
+    made = small(tmp_path)
+    run = made.lived()
+    assert faults(run) == [] and {one.code for one in run.outcomes.values()} == {0}
+    expect_books_to_hold(made)
+    assert made.results()[0]["spent"]["epsilon"] == pytest.approx(2.0, rel=1e-6)
+    assert made.taken[0] == list(range(0, 20, 2)) and made.results()[0]["gone"] == {}
+
+
+def test_counting_the_gone_as_colluders_is_needed(tmp_path, monkeypatch):
+    """The books would be too low if draws were left out and nobody counted that."""
+    made = small(tmp_path, graph=topology.complete(6), epsilon=6.0)
+    original = budget_meter.most_learned_since
+    monkeypatch.setattr(
+        budget_meter, "most_learned_since", lambda plan, owner, gone, *more: original(plan, owner, {}, *more)
+    )
+    monkeypatch.setattr(budget_meter, "RESERVE", 0)
+    made.lived(failpoints={GONE: "after_ledger:1"}, for_good=[GONE])
+    entries, _ = books(made, 0)
+    assert truth(made, 0, True) > entries[-1].total * 1.02
+
+
+@pytest.mark.parametrize("gossip", [0, 1])
+def test_who_is_gone_may_have_been_seen_after_all_and_its_books_hold_that_in_reserve(
+    tmp_path, monkeypatch, gossip
+):
+    """dan books a row and dies; all others say that they never had it, and take back what they shared in it.
+
+    The account counts every row that was made as seen: somebody may lie. Without the reserve it is too low.
+    """
+    for reserve in (True, False):
+        made = small(tmp_path / str(reserve), graph=topology.complete(6), gossip=gossip)
+        if not reserve:
+            monkeypatch.setattr(budget_meter, "RESERVE", 0)
+        made.lived(failpoints={GONE: "after_ledger:7"}, for_good=[GONE])
+        entries, _ = books(made, GONE)
+        assert entries[-1].round == 6 and entries[-1].kind == "release"
+        assert (truth(made, GONE, True) <= entries[-1].total * (1 + 1e-9)) == reserve
+
+
+def gone_as_known(made, agent):
+    ledger = Ledger(made.state(agent), writable=False)
+    rows = ledger.database.rows("SELECT about, text FROM statements WHERE author = ?", made.names[agent])
+    ledger.close()
+    return {about: text for about, text in rows if about.startswith(("silent", "without"))}
+
+
+def test_two_neighbours_who_are_gone_at_once_are_both_counted_out(tmp_path):
+    made = small(tmp_path, graph=topology.random(6, 0.6, 1), epsilon=4.0)
+    adjacent = made.setup.manifest.topology.adjacency
+    two = next((i, j) for i in range(6) for j in range(6) if i < j and adjacent[i, j])
+    run = made.lived(failpoints=dict.fromkeys(two, "after_ledger:5"), for_good=two)
+    assert faults(run) == [] and set(run.outcomes) == set(left(made, two))
+    expect_books_to_hold(made)
+    for agent in left(made, two):
+        assert set(run.outcomes[agent].result["gone"]) == {made.names[i] for i in two}
+        last = made.estimates_made[agent, 18]
+        assert all(last[made.coordinates.draw(18, shared_with(made, agent, i))] == 0 for i in two)
+
+
+def test_one_after_the_other(tmp_path):
+    made = small(tmp_path, graph=topology.complete(6), rounds=14, epsilon=4.0)
+    run = made.lived(failpoints={3: "after_ledger:5", 1: "after_ledger:15"}, for_good=[1, 3])
+    assert faults(run) == [] and set(run.outcomes) == {0, 2, 4, 5}
+    expect_books_to_hold(made)
+    assert all(set(one.result["gone"]) == {"bob", "dan"} for one in run.outcomes.values())
+
+
+PLACES = ["in_ledger", "after_ledger", "after_mark", "after_send", "before_receive"]
+
+
+@pytest.mark.parametrize(("place", "count"), [*in_turn(PLACES, [7, 5, 9], 1), ("in_ledger", 5)])
+def test_those_who_are_left_are_killed_on_the_way_and_nothing_changes(tmp_path, place, count):
+    """Restarts take less than the idle timeout, so nobody is given up for that."""
+    made = small(tmp_path, graph=topology.complete(6))
+    often = 5 if "send" in place or "receive" in place else 1
+    killed = dict.fromkeys(left(made), f"{place}:{count * often}")
+    run = made.lived(failpoints={**killed, GONE: "after_ledger:5"}, for_good=[GONE], restart_after=0.5)
+    assert faults(run) == [] and set(run.outcomes) == set(left(made))
+    expect_books_to_hold(made)
+    assert all(set(one.result["gone"]) == {"dan"} for one in run.outcomes.values())
+
+
+def test_samples_of_poissons_are_left_out_and_not_taken_back(tmp_path):
+    changes = ("data.batch={poisson=10}", "privacy.epsilon=2.0")
+    made = sharing(tmp_path, *changes, graph=topology.complete(6), rounds=5, gossip=1, goes_on=True)
+    run = on_virtual_time(live(made, failpoints={GONE: "after_ledger:3"}, for_good=[GONE]))
+    assert faults(run) == [] and set(run.outcomes) == set(left(made))
+    for agent in left(made):
+        entries, _ = books(made, agent)
+        said = gone_as_known(made, agent)
+        assert int(said["without dan"]) > int(said["silent dan"]) + 1, "nothing is charged late"
+        assert not any(entry.kind == "late" for entry in entries) and entries[-1].total <= 2.0 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("along", ["constant", "power"])
+def test_a_budget_that_is_nearly_spent_covers_no_round_that_is_over(tmp_path, along):
+    """ada's budget allows no late charge: she counts dan out from her next round on, and so do all draws."""
+    made = small(tmp_path, f"method.noise_along.kind={along}", graph=topology.complete(6))
+    unbroken = symbolic(replace(made, folder=tmp_path / "unbroken"))
+    unbroken.lived()
+    own = books(unbroken, 0)[0][6].total * (1 + 1e-6)  # ends with round 6
+    run = made.lived(failpoints={GONE: "after_ledger:7"}, for_good=[GONE], options={0: {"epsilon": own}})
+    assert faults(run) == []
+    expect_books_to_hold(made)
+    entries, stopped = books(made, 0)
+    assert entries[-1].total <= own * (1 + 1e-9) and stopped is not None
+    covered = int(gone_as_known(made, 0)["without dan"])
+    assert covered > int(gone_as_known(made, 1)["without dan"])
+    for agent in left(made):
+        for r in range(6, covered, 2):
+            name = made.coordinates.draw(r, shared_with(made, agent, GONE))
+            assert made.estimates_made[agent, r][name] != 0, "no draw of a round before is left out"
+            assert in_the_sum(made, left(made), r, shared_with(made, agent, GONE)) > 0.9, "nor taken back"
+
+
+def test_a_link_that_is_down_makes_nobody_gone(tmp_path):
+    """cleo and dan lose each other; all others still hear both."""
+    made = small(tmp_path, graph=topology.complete(6))
+    wire = Wire()
+    wire.cut = {frozenset(("cleo", "dan"))}
+    run = on_virtual_time(live(made, wire=wire))
+    # The keys of all are there by other ways, but who never met its neighbour waits for it, and gives it up.
+    assert {one.code for one in run.outcomes.values()} == {0}
+    assert all(one.result["gone"] == {} for one in run.outcomes.values())
+    assert "silent dan" in gone_as_known(made, 2) and "silent cleo" in gone_as_known(made, 3)
+
+
+def test_a_network_that_falls_apart_makes_nobody_gone(tmp_path):
+    made = small(tmp_path, graph=topology.ring(6))
+    wire = Wire()
+
+    async def scene():
+        running = asyncio.create_task(live(made, wire=wire))
+        while not any(event.kind == "row" and event.round == 4 for event in wire.events):
+            await asyncio.sleep(0.01)
+        wire.cut = {frozenset(("ada", "bob")), frozenset(("dan", "eve"))}
+        return await running
+
+    wire.delay = 0.01
+    run = on_virtual_time(scene())
+    assert all(one.result["gone"] == {} for one in run.outcomes.values()) and len(run.outcomes) == 6
+    assert faults(run) == []
+
+
+def test_who_comes_back_after_it_was_given_up_takes_no_further_part(tmp_path):
+    made = small(tmp_path, graph=topology.complete(6), rounds=20)
+    wire = Wire(delay=0.2)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        on_virtual_time(live(made, wire=wire, failpoints={GONE: "after_ledger:5"}, restart_after=6.0))
+    (error,) = raised.value.exceptions
+    assert isinstance(error, TrustError) and "gone on without this agent" in str(error)
+    ledger = Ledger(made.state(GONE), writable=False)
+    assert ledger.round == 4, "no row was made after it came back"
+    ledger.close()
+    assert not list(made.private(GONE).folder.rglob("key"))
+
+
+def statement(made, author, about, text, run):
+    return Statement.signed(made.identities[author], made.setup.manifest, run, about, text)
+
+
+def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
+    made = small(tmp_path, graph=topology.ring(6))
+    wire = Wire(delay=0.05)
+
+    async def scene():
+        agents = [made.agent(i, wire.transport(made.names[i])) for i in range(6)]
+        tasks = [asyncio.create_task(agent.run()) for agent in agents]
+        while agents[0].ledger.round < 2:
+            await asyncio.sleep(0.01)
+        ada = agents[0]
+        run = ada.sharing.gossip.run
+        said = [
+            statement(made, "cleo", "silent dan", "2", run),  # a neighbour's word: believed, and not enough
+            statement(made, "fay", "silent dan", "2", run),  # no neighbour of dan's
+            statement(made, "cleo", "silent dan", "1e3", run),
+            statement(made, "cleo", "silent dan", "-7", run),
+            statement(made, "cleo", "silent mallory", "2", run),
+            statement(made, "dan", "without dan", "2", run),
+            statement(made, "cleo", "without dan", "2", "another run"),
+            statement(made, "cleo", "silence", "2", run),
+        ]
+        codes = []
+        for one in said:
+            ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
+            message = Message.of(MessageKind.NEWS, 1, encode([one]))
+            codes.append((await ada.peers.handle("bob", message)).code)
+        ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
+        gone = ada.sharing.departures.gone()
+        for agent in agents:
+            agent.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return codes, gone
+
+    codes, gone = on_virtual_time(scene())
+    assert codes == [ReplyCode.OK] + [ReplyCode.NOT_A_STATEMENT] * 7 and gone == {}

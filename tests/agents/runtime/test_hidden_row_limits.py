@@ -1,0 +1,232 @@
+"""Rows that some do not see are sums to the last digit, whatever neighbours send; or no agent starts."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from history import CARDS, Wire, federation, on_virtual_time, sharing
+from test_planned_loop import alone, ended
+
+from topdp import topology
+from topdp.agents.agreement import federation_manifest as federations
+from topdp.agents.agreement.hidden_rows import hides, largest_exact
+from topdp.agents.agreement.manifest import Rules
+from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.runtime.agent_draws import AgentDraws
+from topdp.agents.runtime.agent_rows import make
+from topdp.agents.runtime.hidden_row_limits import ALIKE, expect_exact, limits, mixing_share
+from topdp.agents.runtime.row_sums import grid_of, within
+from topdp.agents.wire import row_payload
+from topdp.errors import InputError
+from topdp.runs import config
+from topdp.runs.config import ConfigError
+
+pytestmark = pytest.mark.usefixtures("quick")
+TOP = ("method.name=top", "method.offline=0")
+
+
+def hiding(folder, *changes, guarantee="adaptive", **how):
+    return federation(folder, *TOP, *changes, guarantee=guarantee, agents=5, **how)
+
+
+class Known(AgentDraws):
+    """Draws that a test can subtract; `shift` deviations further for the second of two worlds."""
+
+    seeded = False
+
+    def __init__(self, shift=0.0):
+        self.shift, self.made = shift, {}
+
+    def add(self, row, std, round, draw):
+        z = torch.randn(len(row), dtype=torch.float64, generator=torch.Generator().manual_seed(draw))
+        self.made[draw] = std * (z + self.shift)
+        row.add_(self.made[draw])
+
+    def sample(self, batches, agent, round):
+        raise AssertionError
+
+
+def longest(kit, row, round=1):
+    """As long as neighbours may send it, in one number: where rounding is coarsest."""
+    value = torch.zeros_like(kit.start)
+    value[3] = kit.limits.of(round, row) * (1 - 1e-9)
+    return value
+
+
+def messages(made, draws):
+    """The hidden rows of round 2, made of the longest that are taken; and what they are made of."""
+    kit = made.equipment(0)
+    part, own = kit.part, {row: longest(kit, row) for row in kit.part.made(1)}
+    received = {row: longest(kit, row) for row in part.read(1).values()}
+    rows = make(part, 2, own, received, None, draws)
+    return kit, {row: value for row, value in rows.items() if row >= part.plan.agents}, {**received, **own}
+
+
+def test_noise_of_hidden_rows_survives_next_to_the_longest_rows_that_are_taken(tmp_path):
+    """A neighbour sends rows whose last digit in float32 is many deviations: a hidden row would lose its
+    noise, and what is made of it, which counts on that noise, would show what is below."""
+    made, first, second = hiding(tmp_path, largest_norm=1e6), Known(), Known(shift=0.25)
+    _, one, before = messages(made, first)
+    kit, other, _ = messages(made, second)
+    assert one and all(row.dtype == torch.float64 for row in one.values())
+    for row in one:
+        std = float(np.abs(kit.part.plan[2].std[row]).max())
+        assert float(np.spacing(np.float32(one[row][3]))) > 0.25 * std  # in float32 both would be one number
+        exact = sum(
+            Fraction(weight) * Fraction(float(before[source][3]))
+            for source, weight in kit.part.sources(2, row)
+        )
+        left = Fraction(float(one[row][3])) - exact  # the noise, as it went over the wire
+        assert abs(float(left) - float(first.made[row][3])) < std * 2.0**-19
+        moved = (other[row] - one[row]) / std
+        torch.testing.assert_close(moved, torch.full_like(moved, 0.25), rtol=0, atol=2.0**-18)
+        assert (
+            row_payload.decode(row_payload.encode(one[row].numpy()), len(one[row]), "float64")[3]
+            == one[row][3]
+        )
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "changes"),
+    [
+        ("adaptive", ()),
+        ("adaptive", ("train.optimiser=momentum",)),
+        ("adaptive", ("method.alpha=0.1",)),
+        ("view", ("method.alpha=0.1",)),
+    ],
+)
+def test_no_hidden_row_is_ever_too_long_whatever_neighbours_send(tmp_path, guarantee, changes):
+    made = hiding(tmp_path, *changes, guarantee=guarantee, rounds=6, largest_norm=60.0)
+    kit = made.equipment(0)
+    part, plan = kit.part, kit.part.plan
+    own, received = {0: kit.start}, {}
+    for round in range(plan.releases):
+        rows = make(part, round, own, received, kit.gradients, Known())
+        for row, value in rows.items():
+            seen = guarantee == "adaptive" and row < plan.agents
+            if not plan.memories[row] and not seen:
+                assert float(value.norm()) <= kit.limits.of(round, row) <= 60.0
+        own = {
+            row: value if plan.memories[row] else within(value, kit.limits.of(round, row))
+            for row, value in rows.items()
+        }
+        received = {row: longest(kit, row, round) for row in part.read(round).values()}
+
+
+def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(tmp_path):
+    made = hiding(tmp_path, rounds=4)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        kit = agent.equipment
+        (peer, row), *_ = ((made.names[k], row) for k, row in kit.part.read(1).items())
+        agent._check(peer, 1, row_payload.encode(longest(kit, row).numpy()))
+        assert kit.limits.of(1, row) < 1e4
+        # Two ways to add up squares differ in the last digits: honest rows that were made shorter are taken.
+        at_most = longest(kit, row) / (1 - 1e-9)
+        agent._check(peer, 1, row_payload.encode((at_most * (1 + 1e-14)).numpy()))
+        with pytest.raises(InputError, match="norm at most"):
+            agent._check(peer, 1, row_payload.encode((longest(kit, row) * 1.001).numpy()))
+        with pytest.raises(InputError, match="F64"):
+            agent._check(peer, 1, row_payload.encode(longest(kit, row).float().numpy()))
+        await ended(agent, task)
+
+    on_virtual_time(scene())
+
+
+def test_where_every_row_counts_as_seen_nothing_changes(tmp_path):
+    for name, guarantee, goes_on in (("top", "worst-case", False), ("plain", "adaptive", False)):
+        made = federation(tmp_path / name, f"method.name={name}", guarantee=guarantee, goes_on=goes_on)
+        assert not hides(guarantee, made.setup.plan, 1, not goes_on)
+        kit = made.equipment(0)
+        assert kit.start.dtype == torch.float32 and kit.limits.of(0, 0) == 1e4
+    assert not hides("adaptive", hiding(tmp_path).setup.plan, 1, follows_plan=False)
+
+
+def test_rules_under_which_hidden_rows_would_be_no_sums_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"rules\.dtype: expected \"float64\""):
+        hiding(tmp_path, dtype="float32").equipment(0)
+    with pytest.raises(InputError, match=r"largest_norm: expected at most .* must not be rounded"):
+        hiding(tmp_path, largest_norm=1e14).equipment(0)
+    with pytest.raises(InputError, match=r"largest_norm: expected at least .* honest rows may reach"):
+        hiding(tmp_path, largest_norm=0.5).equipment(0)
+    assert federation(tmp_path, *TOP, dtype="float64").equipment(0).start.dtype == torch.float64
+
+
+def test_rows_that_no_link_would_carry_are_refused_before_one_is_charged(tmp_path):
+    made = hiding(tmp_path, largest_body=1800)
+    with pytest.raises(
+        ConfigError, match=r"largest_body: expected at least \d+, the bytes of a row of 51 fl"
+    ):
+        made.equipment(0)
+    federation(tmp_path / "float32", *TOP, largest_body=1800).equipment(0)
+
+
+def test_float64_holds_the_longest_rows_as_multiples_of_their_steps(tmp_path):
+    plan = hiding(tmp_path).setup.plan
+    least = min(float(std[std > 0].min()) for std in (np.abs(plan[r].std) for r in range(plan.releases)))
+    most = 2.0**53 * grid_of(least)
+    expect_exact(plan, most)
+    with pytest.raises(InputError):
+        expect_exact(plan, most * 1.001)
+    step = grid_of(least)
+    assert most - step != most and math.nextafter(most, 0) == most - step
+
+
+def test_a_manifest_is_made_with_a_norm_that_its_noise_allows(tmp_path):
+    """Next to no noise: nobody could start by the usual norm, and no command sets another."""
+    wanted = config.read(changes=[*TOP, "topology.agents=6", "rounds=4", "privacy.sigma=1e-7"])
+    made, _, said = federations.of(CARDS, topology.ring(6), (100,) * 6, wanted, Rules())
+    plan = Setup.of(made).plan
+    assert made.rules.largest_norm == largest_exact(plan) < 1e4
+    assert any("rules.largest_norm" in words for words in said)
+    expect_exact(plan, made.rules.largest_norm)
+    plain = config.read(changes=["method.name=plain", "topology.agents=6", "rounds=4", "privacy.sigma=1e-7"])
+    assert federations.of(CARDS, topology.ring(6), (100,) * 6, plain, Rules())[0].rules == Rules()
+
+
+def test_what_mixing_rounds_grows_with_rows_and_shrinks_with_noise(tmp_path):
+    plan = hiding(tmp_path).setup.plan
+    share = mixing_share(plan, 1e4, 0.3)
+    assert 0 < share < 1e-6 and mixing_share(plan, 1e10, 0.3) == pytest.approx(1e6 * share)
+    assert mixing_share(plan.noise_scaled(10.0), 1e4, 0.3) == pytest.approx(share / 10)
+
+
+def test_limits_leave_room_for_what_honest_agents_add(tmp_path):
+    plan = hiding(tmp_path, rounds=6).setup.plan
+    near, far = (limits(plan, "view", 1.0, d, 1e4, 1.0) for d in (50, 5000))
+    assert (np.diff(near.others) > 0).all() and near.others[-1] == pytest.approx(1e4)
+    assert near.others[0] > far.others[0]
+
+
+def test_rows_without_noise_have_room_for_the_longest_that_are_taken(tmp_path):
+    """Averages of rows at the limit are at the limit, and their last digits above it."""
+    made = federation(
+        tmp_path, "method.name=muffliato", "method.gossip=3", "method.chebyshev=false", guarantee="view"
+    )
+    plan = made.setup.plan
+    every = limits(plan, "view", 1.0, 50, 1e4, 1.0)
+    quiet = [r for r in range(1, plan.releases) if not plan[r].std.any()]
+    assert quiet
+    for r in quiet:
+        assert every.others[r] > every.taken(r - 1, 0) * (1 + ALIKE / 2)
+
+
+def test_a_view_counts_on_hidden_rows_whoever_shares_draws(tmp_path):
+    plan = sharing(tmp_path, gossip=1).setup.plan
+    assert hides("view", plan, 1, True) and not hides("adaptive", plan, 1, True)
+
+
+def test_noise_smaller_than_the_steps_of_other_rows_is_refused(tmp_path):
+    """A row on a grid, in a row with less noise than its steps: what is below them shows between."""
+    sigmas = [1.0, 1.0, 1e-6, 1.0, 1.0]
+    uneven = hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan
+    with pytest.raises(InputError, match="their steps would show"):
+        expect_exact(uneven, 1.0)
+    wanted = config.read(changes=[*TOP, "topology.agents=5", "rounds=4", f"privacy.sigma={sigmas}"])
+    with pytest.raises(InputError, match="their steps would show"):
+        federations.of(CARDS[:5], topology.ring(5), (100,) * 5, wanted, Rules())
+    sigmas[2] = 1e-4
+    expect_exact(hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan, 1.0)

@@ -1,0 +1,55 @@
+"""Rows near the largest norm: who mixes them makes none that others would refuse."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from history import Wire, federation, on_virtual_time
+from test_planned_loop import alone, ended, message, newcomer
+
+from topdp.agents.runtime.agent import Agent
+from topdp.agents.wire import row_payload
+from topdp.agents.wire.transport import Memory
+from topdp.agents.wire.wire_codes import MessageKind
+
+pytestmark = pytest.mark.usefixtures("quick")
+LARGEST = 50.0
+
+
+def longest(d):
+    return np.full(d, LARGEST * (1 - 1e-6) / np.sqrt(d), np.float32)
+
+
+def test_who_mixes_the_longest_rows_that_are_taken_sends_none_that_are_not(tmp_path, caplog):
+    """With step and noise the third of such rows would pass the bound: honest agents would refuse them."""
+    made = federation(tmp_path, "method.name=plain", agents=3, rounds=16, largest_norm=LARGEST)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        d = len(agent.equipment.start)
+        for peer in ("bob", "cleo"):
+            await agent.peers.handle(peer, message(0, newcomer(agent, peer), MessageKind.HELLO))
+        for round in range(16):
+            for peer in ("bob", "cleo"):
+                await agent.peers.handle(peer, message(round, row_payload.encode(longest(d))))
+            await asyncio.sleep(0.1)
+        assert agent.ledger.round == 16
+        bodies = agent.ledger.database.rows("SELECT body FROM outbox WHERE body IS NOT NULL")
+        norms = [np.linalg.norm(row_payload.decode(body, d, "float32", LARGEST)) for (body,) in bodies]
+        await ended(agent, task)
+        return norms
+
+    assert max(on_virtual_time(scene())) > 0.99 * LARGEST
+    assert "made shorter" in caplog.text
+
+
+def test_nor_does_who_meets_them(tmp_path):
+    made = federation(
+        tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2, largest_norm=LARGEST
+    )
+    agent = Agent(made.equipment(0), made.state(0), Memory().transport("ada"), None, True, made.private(0))
+    agent.life._job = lambda *facts: lambda: 2 * torch.from_numpy(longest(len(agent.equipment.start)))
+    on_virtual_time(agent.life._round(0, None))
+    assert LARGEST * 0.99 < float(torch.linalg.vector_norm(agent.life.estimate())) < LARGEST
+    agent.abandon()

@@ -1,0 +1,93 @@
+"""Marks: what may leave is marked first, also by who was killed between its books and its mark."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import sqlite3
+
+import pytest
+from history import Crash, Wire, federation, on_virtual_time, sharing
+
+from topdp.agents.agreement.run_secret import RunSecret
+from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.ledger.ledger_database import FILE, TamperedError
+from topdp.errors import TrustError
+
+pytestmark = pytest.mark.usefixtures("quick")
+MAKERS = {"own": federation, "shared": sharing}
+
+
+def marked(made):
+    """The last round that is marked beside ada's key: of her books, and of the key of the run."""
+    place = RunSecret(made.private(0).folder, made.setup.manifest.hash).place
+    return [
+        json.loads((place / name).read_text())["round"]
+        for name in ("books", "mark")
+        if (place / name).exists()
+    ]
+
+
+async def killed(made, wire, copy):
+    """ada is killed when round 2 is on her books and not marked; `copy` is her state folder before it."""
+    others = [made.agent(number, wire.transport(made.names[number])) for number in (1, 2)]
+    tasks = [asyncio.create_task(agent.run()) for agent in others]
+    transport = wire.transport("ada")
+
+    def die(where):
+        transport.end()
+        raise Crash(where)
+
+    ada = made.agent(0, transport, Failpoints("after_ledger:3", die))
+    release = ada.ledger.release
+
+    def copied(round, *facts, **more):
+        if round == 2:
+            ada.ledger.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            shutil.copytree(made.state(0), copy)
+        return release(round, *facts, **more)
+
+    ada.ledger.release = copied
+    with pytest.raises(Crash):
+        await ada.run()
+    return tasks
+
+
+@pytest.mark.parametrize("noise", MAKERS)
+def test_who_was_killed_before_its_mark_writes_it_before_the_row_leaves(tmp_path, noise):
+    made = MAKERS[noise](tmp_path / "run", agents=3, rounds=6)
+
+    async def scene():
+        wire = Wire()
+        tasks = await killed(made, wire, tmp_path / "copy")
+        assert set(marked(made)) == {1}
+        again = made.agent(0, wire.transport("ada"))
+        assert set(marked(made)) == {2}  # nothing was sent yet: it has not begun to run
+        again.abandon()
+        shutil.rmtree(made.state(0))
+        shutil.copytree(tmp_path / "copy", made.state(0))
+        with pytest.raises(TrustError, match="old copy"):
+            made.agent(0, wire.transport("ada"))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    on_virtual_time(scene())
+
+
+@pytest.mark.parametrize("change", ["UPDATE state SET body = X'00'", "DELETE FROM inbox WHERE round = 0"])
+def test_nobody_starts_on_books_of_which_something_was_changed(tmp_path, change):
+    """Also where every charge is as it was: the next one would bind what was changed."""
+    made = federation(tmp_path)
+
+    async def live():
+        wire = Wire()
+        agents = [made.agent(number, wire.transport(name)) for number, name in enumerate(made.names)]
+        await asyncio.gather(*(agent.run() for agent in agents))
+
+    on_virtual_time(live())
+    with contextlib.closing(sqlite3.connect(made.state(0) / FILE)) as db, db:
+        db.execute(change)
+    for _ in range(2):  # and the folder is free again
+        with pytest.raises(TamperedError):
+            made.agent(0, Wire().transport(made.names[0]))

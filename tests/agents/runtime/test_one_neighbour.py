@@ -1,0 +1,116 @@
+"""What one neighbour cannot do: end an agent or its budget, get around its guards, fill its disk or log."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from history import Wire, federation, live, on_virtual_time, sharing
+from test_planned_loop import alone, ended, message, newcomer, row
+
+from topdp import topology
+from topdp.agents.agreement.signed_statements import Statement, encode
+from topdp.agents.ledger.compaction import RESENT
+from topdp.agents.ledger.pairing_records import Pairing
+from topdp.agents.runtime import planned_loop
+from topdp.agents.wire import row_payload
+from topdp.agents.wire.transport import Message
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+
+pytestmark = pytest.mark.usefixtures("quick")
+HELLO = MessageKind.HELLO
+
+
+def test_a_row_that_is_left_out_for_its_distance_is_covered_by_the_reserve(tmp_path, monkeypatch):
+    graph = topology.complete(5)
+    how = {"guarantee": "adaptive", "departures": 1, "largest_drift": 6.0}
+    made = federation(tmp_path, "method.name=top", "method.offline=0.0", graph=graph, rounds=6, **how)
+    assert not made.equipment(0).meter.in_the_open and made.setup.reserve
+    release = planned_loop.Rounds._release
+
+    def far(self, round, kind, cost, bodies, *others, **more):
+        if self.name == "bob" and round == 3:
+            large = np.full(len(self.equipment.start), 1e3, np.float32)
+            bodies = dict.fromkeys(bodies, row_payload.encode(large))
+        release(self, round, kind, cost, bodies, *others, **more)
+
+    monkeypatch.setattr(planned_loop.Rounds, "_release", far)
+    on_virtual_time(live(made))
+    left = [result for result in made.results() if result["departures"]]
+    assert left and all(list(result["departures"]) == ["bob"] for result in left)
+    assert all(result["departed"] is None and result["stopped_at"] is None for result in made.results())
+
+
+def test_who_has_finished_meets_nobody_any_more(tmp_path):
+    """Nobody asks it, after a restart, which rows it has."""
+    made = federation(tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=6, goes_on=True)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire(), live_pairing=True)
+        while agent.ledger.round < 0:
+            await asyncio.sleep(0.1)
+        pairing = Pairing(agent.ledger)
+        before = pairing.accept("one", "cleo")
+        await agent.peers.handle("bob", message(0, b"", MessageKind.BYE))
+        after = pairing.accept("two", "bob")
+        await ended(agent, task)
+        return before, after
+
+    assert on_virtual_time(scene()) == (True, False)
+
+
+def test_who_held_the_same_terms_and_then_others_is_quarantined_and_ends_nobody(tmp_path):
+    made = federation(tmp_path, graph=topology.from_edges([(0, 1)], 2), rounds=4)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        await agent.peers.handle("bob", message(0, newcomer(agent, "bob"), HELLO))
+        await agent.peers.handle("bob", message(0, row(made)))
+        await asyncio.sleep(1)
+        terms = replace(agent.peers.terms, start="another")
+        reply = await agent.peers.handle("bob", message(0, newcomer(agent, "bob", terms=terms), HELLO))
+        standing, fault = agent.ledger.quarantined("bob"), agent.peers.fault
+        outcome = await task  # alone, to the end
+        return reply.code, standing.code, fault, outcome.finished
+
+    other = ReplyCode.OTHER_TERMS
+    assert on_virtual_time(scene()) == (other, other, None, True)
+
+
+def test_an_authors_name_reaches_log_and_books_on_one_line(tmp_path, caplog):
+    made = sharing(tmp_path, agents=3, rounds=2)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        author = "x\x1b[2K\r\n2026-11-17 INFO ada: cleo: a line that bob made"
+        body = encode([Statement(author, "", "key of the run", "x", "00")])
+        await agent.peers.handle("bob", Message.of(MessageKind.NEWS, 1, body))
+        words = agent.ledger.quarantined("bob").words
+        await ended(agent, task)
+        return words
+
+    words = on_virtual_time(scene())
+    assert "cannot have said" in words and words.isprintable()
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+@pytest.mark.parametrize("how", ["never acknowledges", "says goodbye first"])
+def test_rows_do_not_pile_up_for_who_takes_none_of_them(tmp_path, how):
+    """bob sends his rows in time, and is never there when those of ada come."""
+    made = federation(tmp_path, "method.name=plain", graph=topology.from_edges([(0, 1)], 2), rounds=40)
+
+    async def scene():
+        agent, task = await alone(made, 0, Wire())
+        await agent.peers.handle("bob", message(0, newcomer(agent, "bob"), HELLO))
+        if how == "says goodbye first":
+            await agent.peers.handle("bob", message(0, b"", MessageKind.BYE))
+        for round in range(40):
+            await agent.peers.handle("bob", message(round, row(made, round / 100)))
+            await asyncio.sleep(0.1)
+        kept = "SELECT count(*) FROM outbox WHERE receiver = 'bob' AND body IS NOT NULL"
+        found = agent.ledger.round, agent.ledger.database.one(kept)[0], agent.ledger.quarantined("bob")
+        await ended(agent, task)
+        return found
+
+    round, bodies, standing = on_virtual_time(scene())
+    assert round == 40 and bodies <= RESENT + 4 and standing is None

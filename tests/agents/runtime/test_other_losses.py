@@ -1,0 +1,28 @@
+"""Agents learn by the loss that the manifest names; one that only Python has is refused with the manifest."""
+
+import pytest
+import torch
+from history import federation
+
+from topdp.errors import DataError
+from topdp.learning.gradients import ClippedGradients
+from topdp.runs.config import ConfigError
+
+
+def test_an_agents_gradient_is_that_of_the_loss_in_the_manifest(tmp_path):
+    made = federation(tmp_path, "train.loss=mse", 'train.metrics=["r2"]')
+    mine = made.equipment(2)
+    x, y = made.shards.inputs[2], made.shards.targets[2].float()
+    clipped = ClippedGradients(made.setup.model(tuple(x.shape[1:]), 1), 1.0, "mse")
+    expected = clipped.clipped_sum(mine.start[None], x[None], y[None])[0] / len(y)
+    torch.testing.assert_close(mine.gradients.mean(0, mine.start).float(), expected)
+
+
+def test_records_that_the_loss_cannot_have_are_refused_by_the_agent_itself(tmp_path):
+    with pytest.raises(DataError, match="expected targets from 0 to 1 for bce, got 2"):
+        federation(tmp_path, "train.loss=bce").equipment(0)
+
+
+def test_a_manifest_names_its_loss(tmp_path):
+    with pytest.raises(ConfigError, match=r"stands for a function, which only Python has: use a name here"):
+        federation(tmp_path, 'train.loss="given in Python"')

@@ -1,0 +1,34 @@
+"""The agent's own gradient: what one of its records may not do to the others, and who hears of it."""
+
+import logging
+
+import torch
+from torch import nn
+
+from topdp.agents.runtime.agent_draws import SystemDraws
+from topdp.agents.runtime.agent_rows import Gradients
+from topdp.agents.runtime.exact_gradients import Exact
+from topdp.learning.models import FlatModel
+from topdp.plan.batches import Full
+
+
+def gradient(inputs, labels):
+    torch.manual_seed(0)
+    flat = FlatModel(nn.Linear(3, 2))
+    exact = Exact(flat, 1.0, "cross-entropy", "flat", inputs[:1])
+    own = Gradients(exact, (inputs, labels), (Full(len(inputs)),), 0, 0, SystemDraws())
+    return own.mean(5, flat.flatten())
+
+
+def test_a_record_without_a_finite_gradient_is_told_to_its_owner_and_changes_nothing(caplog):
+    inputs, labels = torch.rand(6, 3), torch.tensor([0, 1, 0, 1, 0, 1])
+    inputs[4] = 0
+    with caplog.at_level(logging.WARNING, logger="topdp.agents"):
+        gradient(inputs, labels)
+        assert not caplog.records
+        inputs[4, 1] = torch.inf
+        found = gradient(inputs, labels)
+    (record,) = caplog.records
+    assert record.event == "ignored" and record.round == 5 and "1 records" in record.getMessage()
+    kept = torch.arange(6) != 4
+    torch.testing.assert_close(found, gradient(inputs[kept], labels[kept]) * 5 / 6)

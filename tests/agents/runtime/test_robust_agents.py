@@ -1,0 +1,116 @@
+"""Agents mix by the rule of their plan, as the simulator does; far rows are told, and left out."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from history import faults, federation, live, on_virtual_time, sharing
+
+from topdp import topology
+from topdp.agents.runtime import planned_loop
+from topdp.agents.runtime.row_monitor import Watch
+from topdp.agents.wire import row_payload
+from topdp.agents.wire.link_refusals import Told
+from topdp.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+GRAPH = topology.random(6, 0.7, 1)
+DSGD, MUFFLIATO = ("method.name=dsgd",), ("method.name=muffliato", "method.gossip=2")
+CASES = {
+    "clipped": (*MUFFLIATO, "robust.rule=clipped", "train.optimiser=momentum"),
+    "clipped in pairs": ("method.name=top", "method.mode=async", "robust.rule=clipped", "robust.radius=0.2"),
+    "trimmed": (*DSGD, "robust.rule=trimmed"),
+    "nearest": (*MUFFLIATO, "robust.rule=nearest", "robust.hostile=2", "train.optimiser=adam"),
+}
+
+
+def close(made, dtype=torch.float32):
+    torch.testing.assert_close(made.estimates(), made.simulated(dtype), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agents_mix_robustly_as_the_simulator_does(tmp_path, name):
+    # Adam divides by small numbers what float32 loses: there everything is in float64.
+    dtype = "float64" if "train.optimiser=adam" in CASES[name] else "float32"
+    made = federation(tmp_path, *CASES[name], graph=GRAPH, rounds=5, guarantee="adaptive", dtype=dtype)
+    assert made.setup.plan.robust is not None
+    run = on_virtual_time(live(made))
+    close(made, getattr(torch, dtype))
+    assert faults(run) == []
+    assert {result["spent"]["charged_by"] for result in made.results()} == {"adaptive"}
+    assert all(result["spent"]["epsilon"] <= 50 * (1 + 1e-6) for result in made.results())
+
+
+def test_agents_that_share_draws_mix_robustly_too(tmp_path):
+    made = sharing(tmp_path, "robust.rule=trimmed", graph=GRAPH, gossip=1, rounds=3)
+    on_virtual_time(live(made))
+    close(made)
+
+
+def far(watch, *distances, round=0):
+    rows = {f"peer{k}": torch.full((4,), away / 2.0) for k, away in enumerate(distances)}
+    return watch.far(round, torch.zeros(4), rows)
+
+
+def test_far_rows_are_told_once_counted_and_left_out_by_the_rule(caplog):
+    caplog.set_level(logging.WARNING)
+    watch = Watch(Told("ant"), largest_drift=8.0)
+    assert far(watch, 1.0, 1.2, 0.8, 6.0) == [] and watch.drifts["peer3"] == pytest.approx(6 / 1.1)
+    assert far(watch, 1.0, 1.2, 0.8, 60.0) == ["peer3"] == far(watch, 1.0, 1.2, 0.8, 60.0)
+    assert watch.left_out == {"peer3": 2} and watch.warnings == {"peer3": 3}
+    assert watch.norms["peer3"] == pytest.approx(60.0)
+    assert [record.event for record in caplog.records] == ["drift"]
+
+
+def test_a_jump_is_told_where_there_is_nobody_to_compare_with(caplog):
+    caplog.set_level(logging.WARNING)
+    watch = Watch(Told("ant"))
+    for round in range(5):
+        assert far(watch, 1.0 + round / 10, round=round) == []
+    assert not caplog.records and far(watch, 30.0, round=5) == []
+    assert [record.event for record in caplog.records] == ["jump"]
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_hostile_agent_is_told_of_and_left_out_where_drifts_are_limited(tmp_path, monkeypatch, limited):
+    """It follows the protocol, but for what its rows hold: large, and within the rule on norms."""
+    made = federation(
+        tmp_path, *DSGD, graph=topology.complete(5), rounds=6, largest_drift=6.0 if limited else 0.0
+    )
+    hostile, honest = made.setup.manifest.names[0], list(range(1, 5))
+    encode, number = row_payload.encode, iter(range(10**6))
+    release = planned_loop.Rounds._release
+
+    def forged(self, round, kind, cost, bodies, *others, **more):
+        if self.name == hostile:
+            row = np.full(len(self.equipment.start), 1e3 + next(number), np.float32)
+            bodies = dict.fromkeys(bodies, encode(row))
+        release(self, round, kind, cost, bodies, *others, **more)
+
+    told = []
+    monkeypatch.setattr(planned_loop.Rounds, "_release", forged)
+    monkeypatch.setattr(
+        Told, "tell", lambda self, peer, kind, words, *more: told.append((self.name, peer, kind))
+    )
+    on_virtual_time(live(made))
+    assert {(peer, kind) for name, peer, kind in told if name != hostile} == {(hostile, "drift")}
+    norms = made.estimates()[honest].norm(dim=1)
+    departed = {made.results()[agent]["departed"] is not None for agent in honest}
+    if limited:
+        assert (norms < 50).all() and departed == {True}
+    else:
+        assert (norms > 200).all() and departed == {False}
+
+
+def test_no_manifest_has_an_attack_or_rounded_rows_and_live_pairs_do_not_mix_robustly(tmp_path):
+    with pytest.raises(InputError, match="real agents"):
+        federation(tmp_path, *DSGD, "attack.name=sign-flip")
+    with pytest.raises(InputError, match="real agents"):
+        federation(tmp_path, *DSGD, "train.rows=bfloat16")
+    changes = ("method.mode=async", "method.name=plain", "robust.rule=clipped", "robust.radius=1.0")
+    made = federation(tmp_path, *changes, agents=3, rounds=2)
+    with pytest.raises(ExceptionGroup) as refused:
+        on_virtual_time(live(made, options={i: {"live_pairing": True} for i in range(3)}))
+    assert all("live pairing" in str(one) for one in refused.value.exceptions)

@@ -1,0 +1,144 @@
+"""Twins: one plan in the simulator and on agents gives the same estimates, up to rounding."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import sites
+import torch
+from history import IDENTITIES, faults, federation, live, on_virtual_time, sharing
+
+from builders import PROTOCOLS, SETTINGS
+from topdp import topology
+from topdp.agents.runtime.agent_draws import SeededDraws
+from topdp.agents.runtime.agent_rows import kept, make
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+GRAPHS = {"ring": topology.ring(6), "random": topology.random(6, 0.5, 1), "complete": topology.complete(4)}
+# Each protocol once, and where it does something of its own: rules that cover, also where nothing is covered.
+TWINS = [(protocol, "random") for protocol in PROTOCOLS] + [("top-sync", "complete"), ("top-async", "ring")]
+
+
+def close(federation):
+    """Float tolerance: single-agent and all-agent gradients sum in another order."""
+    torch.testing.assert_close(
+        federation.estimates(), federation.simulated(), rtol=1e-5, atol=1e-6, check_dtype=False
+    )
+
+
+@pytest.mark.parametrize(("protocol", "graph"), TWINS)
+def test_agents_in_memory_end_with_the_simulators_estimates(tmp_path, protocol, graph):
+    made = federation(tmp_path, *SETTINGS[protocol], graph=GRAPHS[graph], rounds=8)
+    run = on_virtual_time(live(made))
+    close(made)
+    assert faults(run) == []
+    assert all(result["seeded"] and "tests only" in result["warning"] for result in made.results())
+
+
+@pytest.mark.parametrize("batch", ["{cycle=7}", "{poisson=10}"])
+def test_batches_are_the_simulators(tmp_path, batch):
+    made = federation(tmp_path, f"data.batch={batch}", "method.name=plain", agents=4, rounds=5)
+    on_virtual_time(live(made))
+    close(made)
+
+
+MEMORIES = {
+    "momentum": ("method.name=top",),
+    "nesterov": ("method.name=top", "method.mode=async", "train.weight_decay=0.1"),
+    "sgd": ("method.name=plain", "train.average=0.8", "train.learning_rate=[0.1,0.2,0.3,0.2,0.1,0.1]"),
+    "adam": ("method.name=muffliato", "method.gossip=2", "train.learning_rate=0.05", "train.average=0.5"),
+}
+
+
+@pytest.mark.parametrize("optimiser", MEMORIES)
+def test_what_agents_remember_is_what_the_simulator_remembers(tmp_path, optimiser):
+    changes = *MEMORIES[optimiser], f"train.optimiser={optimiser}"
+    made = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6)
+    run = on_virtual_time(live(made))
+    close(made)
+    assert faults(run) == []
+
+
+def test_real_noise_is_not_the_simulators_and_never_the_same(tmp_path):
+    ends = []
+    for attempt in ("first", "second"):
+        made = federation(tmp_path / attempt, agents=3, rounds=2)
+        on_virtual_time(live(made, options={i: {"seeded": False} for i in range(3)}))
+        ends.append(made.estimates())
+        assert not any(result["seeded"] or "warning" in result for result in made.results())
+    assert not torch.allclose(ends[0], ends[1], atol=1e-3)
+    assert not torch.allclose(ends[0], made.simulated(), atol=1e-3)
+
+
+def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
+    from dataclasses import replace
+
+    from builders import constant_schedule
+    from topdp.agents.runtime.agent_rows import Part
+    from topdp.plan import PerRound, PlanError, prune
+    from topdp.protocols import PlainSynchronous
+
+    plan = PlainSynchronous(0.5).plan(topology.ring(4), constant_schedule(3), np.ones(4), 0)
+    Part(plan, 0)
+    readers = PerRound.same(np.full_like(plan.readers[0], -1), plan.releases)
+    with pytest.raises(PlanError, match="never reads"):
+        Part(replace(plan, readers=readers), 0)
+    with pytest.raises(PlanError, match="pruned"):
+        Part(prune(plan), 0)
+    assert Part(replace(plan, known_by=np.array([[0, 1], [1, -1], [2, -1], [3, -1]])), 0).partner == {0: 1}
+    for knows in ([0, 1, 2], [1, 2, -1], [1, -1, -1], [-1, -1, -1]):
+        others = [[k, -1, -1] for k in range(1, 4)]
+        with pytest.raises(PlanError, match="its own or shared with one other agent, got draw 0"):
+            Part(replace(plan, known_by=np.array([knows, *others])), 0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_agents_over_grpc_end_with_the_simulators_estimates(tmp_path, mode):
+    """The same agents as in memory; only what carries their bytes is another."""
+    identities = over_grpc()
+    cards = [one.card for one in identities.values()][:4]
+    made = federation(tmp_path, f"method.mode={mode}", graph=topology.ring(4), rounds=5, cards=cards)
+    made.identities = identities
+    assert codes(made) == [0] * 4
+    close(made)
+
+
+def over_grpc():
+    """Identities with addresses on this machine."""
+    return {name: sites.at(made, sites.free_address()) for name, made in IDENTITIES.items()}
+
+
+def codes(made):
+    """The exit codes of all agents of a federation, each over gRPC and mutual TLS."""
+
+    async def all_of_them():
+        agents = []
+        for number, name in enumerate(made.names):
+            transport = sites.GrpcTransport(made.identities[name], made.setup.manifest)
+            agents.append(made.agent(number, transport))
+        return await asyncio.gather(*(agent.run() for agent in agents))
+
+    return [outcome.code for outcome in sites.run(all_of_them())]
+
+
+def test_six_agents_that_share_draws_end_over_grpc_with_the_simulators_estimates(tmp_path):
+    """Secrets between all pairs, links on a ring: keys travel along it."""
+    identities = over_grpc()
+    made = sharing(tmp_path, cards=[one.card for one in identities.values()], rounds=3, gossip=2)
+    made.identities = identities
+    assert codes(made) == [0] * 6
+    close(made)
+
+
+def test_who_takes_up_a_run_where_adam_steps_goes_on_from_its_estimate(tmp_path):
+    """After a leap over rounds (`Rounds._catch_up`) the books hold what the round after them would need."""
+    changes = *MEMORIES["adam"], "train.optimiser=adam"
+    part = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6).equipment(0).part
+    before, after = np.flatnonzero(part.plan.adjusts)[:2].tolist()
+    own = {row: torch.full((3,), 0.5) for row in part.made(before)}
+    left = kept(part, before, own)
+    assert set(part.made(after)) - set(left)  # where the round began
+    rows = make(part, after, left, {}, None, SeededDraws(0, part.plan))
+    assert rows.keys() == set(part.made(after)) and all(torch.isfinite(row).all() for row in rows.values())

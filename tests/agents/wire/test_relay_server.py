@@ -1,0 +1,481 @@
+"""Agents that can only dial out, and a relay that nobody has to trust: what a malicious one can do."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from sites import Federation, free_address, run, until_answered
+
+from topdp.agents.agreement.card_succession import Directory, named
+from topdp.agents.agreement.identity import make
+from topdp.agents.wire import relay_server as relays
+from topdp.agents.wire.byte_pipes import dialled, join
+from topdp.agents.wire.grpc_transport import GrpcTransport
+from topdp.agents.wire.relay_server import CALL, WAIT, Limits, Relay, greeting, meeting_place
+from topdp.agents.wire.transport import Message, Unreachable
+from topdp.agents.wire.wire_codes import MessageKind
+from topdp.errors import InputError, UnavailableError
+
+ROW = Message.of(MessageKind.ROW, 3, b"numbers")
+BODY = Message.of(MessageKind.ROW, 4, bytes(range(256)) * 4000)
+PLACE = "ab" * 32
+
+
+@contextlib.asynccontextmanager
+async def serving(relay, address):
+    await relay.listen(address)
+    try:
+        yield relay
+    finally:
+        await relay.close()
+
+
+def firewalled(names=("ant", "bee"), **rules):
+    address = free_address()
+    return Federation(names, closed=names, relay=address, **rules), address
+
+
+class Malicious(Relay):
+    """Does `harm` to the first `times` that it joins, then what it should."""
+
+    def __init__(self, times, harm):
+        super().__init__()
+        self.times, self.harm, self.recorded = times, harm, b""
+
+    async def _carry(self, caller, listener):
+        if self.joined > self.times:
+            return await super()._carry(caller, listener)
+        pumps = [
+            asyncio.create_task(self._pump(caller, listener, "to the listener")),
+            asyncio.create_task(self._pump(listener, caller, "to the caller")),
+        ]
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for pump in pumps:
+            pump.cancel()
+        caller.cut()
+        listener.cut()
+
+    async def _pump(self, one, other, way):
+        seen = 0
+        with contextlib.suppress(OSError):
+            while data := await one.reader.read(4096):
+                seen += len(data)
+                if way == "to the listener":
+                    self.recorded += data
+                data = await self.harm(way, seen, data)
+                if data is None:
+                    return
+                other.writer.write(data)
+                await other.writer.drain()
+
+
+def swaps(after):
+    async def harm(way, seen, data):
+        return data if seen < after else data[:-1] + bytes([data[-1] ^ 1])
+
+    return harm
+
+
+def cuts(after):
+    async def harm(way, seen, data):
+        return data if seen < after else None
+
+    return harm
+
+
+async def delays(way, seen, data):
+    await asyncio.sleep(0.02)
+    return data
+
+
+async def floods(way, seen, data):
+    return data + bytes(500_000)
+
+
+HARMS = {
+    "swaps a byte of the first words": (3, swaps(1)),
+    "swaps a byte of the certificates": (3, swaps(1500)),
+    "swaps a byte of a row": (2, swaps(30_000)),
+    "cuts the handshake": (3, cuts(500)),
+    "cuts a row": (2, cuts(30_000)),
+    "delays everything": (1, delays),
+    "adds bytes of its own": (3, floods),
+}
+
+
+@pytest.mark.parametrize("case", HARMS)
+def test_a_malicious_relay_can_keep_agents_waiting_and_nothing_else(case):
+    """What arrives is what was sent, from whom it was sent, once the relay lets it through."""
+    times, harm = HARMS[case]
+
+    async def body():
+        federation, address = firewalled()
+        async with serving(Malicious(times, harm), address), federation.started() as (ant, bee):
+            assert (await until_answered(ant, "bee", BODY)).ok
+            assert (await until_answered(bee, "ant", ROW)).ok
+            assert set(bee.echo.seen) == {("ant", MessageKind.ROW, 4)}
+            assert set(ant.echo.seen) == {("bee", MessageKind.ROW, 3)}
+
+    run(body())
+
+
+def place_of(federation, listener, dialer):
+    """As the two compute it; nobody else can."""
+    held, shown = federation.identities[listener], federation.identities[dialer].card
+    secret = held.shared_secret(shown, "meeting place")
+    return meeting_place(secret, federation.manifest.hash, listener, dialer)
+
+
+def test_only_the_two_who_meet_at_a_relay_know_where_also_after_a_renewal():
+    """Who has the manifest, or is another member, could else wait there in their place."""
+    federation = firewalled()[0]
+    one, other = federation.identities["ant"], federation.identities["bee"]
+    manifest = federation.manifest
+    directory = Directory(manifest)
+    new = make("ant")
+    directory.take(named(1, one, new))
+    place = federation.transport("ant")._place("bee", "ant")
+    renewed = GrpcTransport(new, manifest, directory=directory, listed=one)
+    assert place == federation.transport("bee")._place("bee", "ant") == renewed._place("bee", "ant")
+    known = [other.card.certificate.encode(), manifest.hash.encode(), b""]
+    known += [make("cat").shared_secret(each.card, "meeting place") for each in (one, other)]
+    assert place not in {meeting_place(secret, manifest.hash, "bee", "ant") for secret in known}
+    assert place != federation.transport("ant")._place("ant", "bee")
+
+
+def test_a_relay_that_joins_the_wrong_ones_links_nobody(caplog):
+    whose = {}  # meeting place -> who waits there
+
+    class Wrong(Relay):
+        honest = False
+
+        def _who_waits(self, place):
+            wrong = [other for other in self.waiting if whose[other] != whose[place]]
+            places = [place] if self.honest else wrong
+            return next((self.waiting[one].pop(0) for one in places if self.waiting.get(one)), None)
+
+    async def body():
+        links = [("ant", "bee"), ("bee", "cat"), ("ant", "cat")]
+        address = free_address()
+        names = ("ant", "bee", "cat")
+        federation = Federation(names, closed=names, links=links, relay=address, idle_timeout=1.0)
+        for dialer, listener in [("cat", "bee"), ("cat", "ant"), ("bee", "ant")]:
+            assert federation.manifest.dialer(dialer, listener) == dialer
+            whose[place_of(federation, listener, dialer)] = listener
+        async with serving(Wrong(), address) as relay, federation.started() as agents:
+            while relay.joined < 4:
+                await asyncio.sleep(0.01)
+            assert not any(agent.reaches(other) for agent in agents for other in names if other != agent.name)
+            relay.honest = True
+            assert (await until_answered(agents[0], "cat", ROW)).reason == "cat heard ant"
+            assert (await until_answered(agents[2], "bee", ROW)).reason == "bee heard cat"
+
+    run(body())
+
+
+def test_an_old_stream_that_is_played_again_is_of_no_use():
+    async def body():
+        federation, address = firewalled(idle_timeout=1.0)
+        listener = "bee" if federation.manifest.dialer("ant", "bee") == "ant" else "ant"
+        dialer = "ant" if listener == "bee" else "bee"
+        place = place_of(federation, listener, dialer)
+
+        async def nothing(way, seen, data):
+            return data
+
+        async with serving(Malicious(99, nothing), address) as relay, federation.started() as agents:
+            ends = {agent.name: agent for agent in agents}
+            assert (await until_answered(ends[dialer], listener, ROW)).ok
+            before = list(ends[listener].echo.seen)
+            old = relay.recorded
+            for _ in range(3):
+                while place not in relay.waiting:
+                    await asyncio.sleep(0.01)
+                end = await dialled(address)
+                end.writer.write(greeting(CALL, place) + old)
+                with contextlib.suppress(ConnectionError):
+                    while await end.reader.read(4096):
+                        pass
+                end.cut()
+            assert ends[listener].echo.seen == before
+            assert (await until_answered(ends[dialer], listener, ROW)).ok
+
+    run(body())
+
+
+def test_a_relay_may_be_started_late_and_again():
+    async def body():
+        federation, address = firewalled()
+        async with federation.started() as (ant, bee):
+            for _ in range(3):
+                async with serving(Relay(), address):
+                    assert (await until_answered(ant, "bee", ROW)).ok
+                    assert (await until_answered(bee, "ant", ROW)).ok
+
+    run(body())
+
+
+def test_who_opens_no_port_has_no_socket_that_others_could_use():
+    async def body():
+        federation, address = firewalled()
+        async with serving(Relay(), address), federation.started() as (ant, bee):
+            await until_answered(ant, "bee", ROW)
+            folders = [ant._folder.path, bee._folder.path]
+            assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
+            front = next(agent._front for agent in (ant, bee) if agent._front is not None)
+            assert front._servers == []
+        assert not any(folder.exists() for folder in folders)
+
+    run(body())
+
+
+def test_a_link_without_addresses_needs_a_relay():
+    with pytest.raises(InputError, match="name a relay"):
+        Federation(closed=("ant", "bee"))
+    with pytest.raises(ValueError, match="host:port"):
+        Federation(closed=("ant", "bee"), relay="nowhere")
+
+
+async def asks(address, words):
+    end = await dialled(address)
+    end.writer.write(words)
+    try:
+        return await end.reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        end.cut()
+
+
+CASES = {
+    "who speaks otherwise": (Limits(), b"GET / HTTP/1.1\r\n" + b"x" * 200, b"-expected a greeting"),
+    "who says nothing": (Limits(greeting=0.05), b"", b""),
+    "who calls nobody": (Limits(), greeting(CALL, PLACE), b"-nobody waits there"),
+    "who waits for too long": (Limits(waiting=0.05), greeting(WAIT, PLACE), b""),
+    "who speaks while it waits": (Limits(), greeting(WAIT, PLACE) + b"x", b""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_relay_cuts(case):
+    limits, words, answer = CASES[case]
+
+    async def body():
+        address = free_address()
+        async with serving(Relay(limits), address) as relay:
+            said = await asks(address, words)
+            assert said.startswith(answer) and (answer or not said)
+            assert not relay.waiting
+
+    run(body())
+
+
+def test_the_relay_has_limits_in_all_per_address_and_per_place():
+    async def body():
+        address = free_address()
+        limits = Limits(connections=6, per_address=4, per_place=2)
+        async with serving(Relay(limits), address) as relay:
+            ends = [await dialled(address) for _ in range(3)]
+            for end in ends:
+                end.writer.write(greeting(WAIT, PLACE))
+            assert await ends[0].reader.read() == b""  # the third took its place
+            assert len(relay.waiting[PLACE]) == 2
+            ends += [await dialled(address) for _ in range(2)]
+            assert b"too many" in await asks(address, b"")
+            for end in ends:
+                end.cut()
+
+    run(body())
+
+
+def test_a_sender_waits_while_the_receiver_does_not_read(monkeypatch):
+    """Bytes that nobody reads are not kept: buffers of the relay and of the system, and no more."""
+
+    async def body():
+        address = free_address()
+        async with serving(Relay(), address):
+            listener = await dialled(address)
+            listener.writer.write(greeting(WAIT, PLACE))
+            await asyncio.sleep(0.05)
+            caller = await dialled(address)
+            caller.writer.write(greeting(CALL, PLACE))
+            assert await caller.reader.readexactly(1) == relays.JOINED
+            sent = 0
+            with contextlib.suppress(TimeoutError):
+                while sent < 100_000_000:
+                    async with asyncio.timeout(0.5):
+                        caller.writer.write(bytes(100_000))
+                        await caller.writer.drain()
+                    sent += 100_000
+            assert sent < 50_000_000
+            caller.cut()
+            listener.cut()
+
+    run(body())
+
+
+def test_two_who_say_nothing_are_parted():
+    async def body():
+        ends = []
+        address = free_address()
+        server = await asyncio.start_server(lambda *both: ends.append(both), *address.split(":"))
+        async with server:
+            one, other = await dialled(address), await dialled(address)
+            async with asyncio.timeout(10):
+                await join(one, other, idle=0.05)
+            for _, writer in ends:
+                writer.transport.abort()
+
+    run(body())
+
+
+def test_a_relay_needs_neither_torch_nor_grpc():
+    code = "import sys, topdp.cli.app, topdp.agents.wire.relay_server; print({'torch', 'grpc'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_the_command_serves_until_it_is_asked_to_end(topdp):
+    address = free_address()
+    command = [sys.executable, "-m", "topdp", "relay", "--listen", address]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert address in process.stderr.readline()
+        taken = topdp("relay", "--listen", address)
+        assert taken.code == 6 and "Could not listen" in taken.err
+        process.terminate()
+        assert process.wait(30) == 0
+    assert topdp("relay", "--listen", "nowhere").code == 2
+
+
+def test_a_port_that_is_taken_is_named_once():
+    async def body():
+        address = free_address()
+        async with serving(Relay(), address):
+            with pytest.raises(UnavailableError, match=address):
+                await Relay().listen(address)
+
+    run(body())
+
+
+def test_nobody_is_reached_while_there_is_no_relay(caplog):
+    caplog.set_level("INFO")
+
+    async def body():
+        federation, _ = firewalled(idle_timeout=0.3)
+        async with federation.started() as (ant, _):
+            with pytest.raises(Unreachable):
+                await ant.request("bee", ROW)
+
+    run(body())
+    assert "not reached through 127.0.0.1" in caplog.text
+
+
+# In networks of their own, behind routers that translate addresses.
+
+NETWORKS = """
+set -e
+ip netns add {n}wan; ip -n {n}wan link set lo up; ip -n {n}wan link add name hub type bridge
+ip -n {n}wan addr add 198.51.100.1/24 dev hub; ip -n {n}wan link set hub up
+for k in 1 2; do
+  ip netns add {n}nat$k; ip netns add {n}site$k
+  ip link add name {n}w$k netns {n}wan type veth peer name wan netns {n}nat$k
+  ip -n {n}wan link set {n}w$k master hub up
+  ip -n {n}nat$k addr add 198.51.100.1$k/24 dev wan; ip -n {n}nat$k link set wan up
+  ip link add name lan netns {n}nat$k type veth peer name eth netns {n}site$k
+  ip -n {n}nat$k addr add 192.168.1.1/24 dev lan; ip -n {n}nat$k link set lan up
+  ip -n {n}site$k addr add 192.168.1.2/24 dev eth; ip -n {n}site$k link set eth up
+  ip -n {n}site$k link set lo up; ip -n {n}site$k route add default via 192.168.1.1
+  ip netns exec {n}nat$k sh -c 'echo 1 > /proc/sys/net/ipv4/ip_forward'
+  ip netns exec {n}nat$k nft -f - <<END
+table ip nat {{ chain post {{ type nat hook postrouting priority 100; oifname "wan" masquerade; }}; }}
+table ip guard {{ chain in {{ type filter hook forward priority 0; policy drop;
+  iifname "lan" accept; ct state established,related accept; }}; }}
+END
+done
+"""
+
+
+def networks(name):
+    """Two sites with the same private address, each behind a router; or why there are none."""
+    for tool in ("ip", "nft"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    made = subprocess.run(["sh", "-c", NETWORKS.format(n=name)], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no networks can be made here: {made.stderr.strip()[-200:]}")
+
+
+SITE = """
+import asyncio, sys
+from sites import Echo, MADE, at, run, until_answered
+from topdp.agents.agreement.identity import load
+from topdp.agents.agreement.manifest import read
+from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.grpc_transport import GrpcTransport
+from topdp.agents.wire.transport import Message
+from pathlib import Path
+
+async def body():
+    folder, me, other = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    transport = GrpcTransport(load(folder / me), read(folder / "manifest.toml"))
+    await transport.start(Echo(me))
+    for k in range(5):
+        assert (await until_answered(transport, other, Message.of(MessageKind.ROW, k, bytes(300_000)))).ok
+    print("done", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    await transport.close()
+
+run(body())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="networks of one's own need root")
+def test_two_sites_behind_routers_meet_at_a_relay(tmp_path):
+    from topdp.agents.agreement import identity
+    from topdp.agents.agreement.manifest import Rules, create
+    from topdp.runs.config import RunConfig
+
+    name = f"t{os.getpid() % 10000}"
+    cards = [identity.init(tmp_path / who, who).card for who in ("ant", "bee")]
+    rules = Rules(relay="198.51.100.1:7500", idle_timeout=10.0)
+    create(cards, [("ant", "bee")], RunConfig(), rules).write(tmp_path / "manifest.toml")
+    where, processes = Path(__file__).parents[1], []
+
+    def start(network, *command):
+        pipes = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+        }
+        whole = ["ip", "netns", "exec", name + network, sys.executable, *map(str, command)]
+        processes.append(subprocess.Popen(whole, cwd=where, **pipes))
+        return processes[-1]
+
+    try:
+        networks(name)
+        relay = start("wan", "-m", "topdp", "relay", "--listen", "198.51.100.1:7500")
+        assert "listens" in relay.stdout.readline()
+        direct = "import socket; socket.create_connection(('198.51.100.12', 7400), 0.5)"
+        assert start("site1", "-c", direct).wait(30) != 0  # nobody can be dialled
+        code = textwrap.dedent(SITE)
+        sites = [
+            start("site1", "-c", code, tmp_path, "ant", "bee"),
+            start("site2", "-c", code, tmp_path, "bee", "ant"),
+        ]
+        assert [site.stdout.readline() for site in sites] == ["done\n", "done\n"]
+        for site in sites:
+            site.communicate("\n", timeout=30)
+            assert site.returncode == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+        for network in ("wan", "nat1", "nat2", "site1", "site2"):
+            subprocess.run(["ip", "netns", "del", name + network], capture_output=True)

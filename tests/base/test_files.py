@@ -1,0 +1,46 @@
+"""Files are whole: the old one or the new one, and nothing is left beside."""
+
+import os
+
+import pytest
+
+from topdp.base.files import FileError, new_folder, write_whole, written_whole
+from topdp.errors import ExitCode
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    file = tmp_path / "a.json"
+    write_whole(file, "first")
+    write_whole(file, b"second")
+    assert file.read_bytes() == b"second"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_writer_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path):
+    file = tmp_path / "a.json"
+    write_whole(file, "old")
+    with pytest.raises(ZeroDivisionError), written_whole(file) as beside:
+        beside.write_text("half")
+        raise ZeroDivisionError
+    assert file.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_rights_are_those_asked_for_less_the_umask(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_whole(tmp_path / "public", "x")
+        write_whole(tmp_path / "private", "x", mode=0o600)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "public").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_written_is_said_with_path_and_reason(tmp_path):
+    write_whole(tmp_path / "file", "x")
+    with pytest.raises(FileError, match=r"Could not write .*file/a: Not a directory") as told:
+        write_whole(tmp_path / "file" / "a", "x")
+    assert told.value.code is ExitCode.INPUT
+    with pytest.raises(FileError, match="Could not make the folder"):
+        new_folder(tmp_path / "file" / "folder")

@@ -1,0 +1,68 @@
+"""TOML that would keep the parser busy for minutes is refused in a line, wherever it comes from."""
+
+import pytest
+
+from topdp.agents.agreement import identity_card, manifest
+from topdp.base import toml_text
+from topdp.base.toml_text import MOST_PARTS, TomlError, parsed
+from topdp.data.readers.table_schema import read_tree
+from topdp.errors import TopdpError
+
+DEEP = "a" + ".a" * 50_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{DEEP} = 1",
+        f"x = 1\n[{DEEP}]",
+        f"[[ {DEEP} ]]",
+        f"x = {{ y = 1, {DEEP} = 2 }}",
+        f"{DEEP.replace('.', ' . ')} = 1",
+        DEEP.replace("a", '"a"') + " = 1",
+        DEEP.replace("a", "'a'") + " = 1",
+        DEEP.replace("a", r'"\""') + " = 1",
+    ],
+)
+def test_a_key_of_thousands_of_parts_is_refused_before_it_is_parsed(text, monkeypatch):
+    monkeypatch.setattr(toml_text.tomllib, "loads", lambda text: pytest.fail("it was parsed"))
+    with pytest.raises(TomlError, match=f"at most {MOST_PARTS} parts"):
+        parsed(text)
+
+
+def test_a_text_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr(toml_text, "LARGEST", 10)
+    with pytest.raises(TomlError, match="at most 10 letters, got 11"):
+        parsed("# 345678901")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join("a" * MOST_PARTS) + " = 1",
+        "rates = [" + ", ".join(["0.125"] * 5000) + "]",
+        'words = "' + "A sentence. " * 5000 + '"',
+        'path = "' + "/a.b" * 5000 + '"',
+        "word = '" + "a" * 500_000 + "'",
+        'quotes = "' + r"\"" * 100_000 + '"',
+        "# " + "'" * 100_000,
+    ],
+)
+def test_what_people_write_is_parsed(text):
+    assert isinstance(parsed(text), dict)
+
+
+@pytest.mark.parametrize("bracket", ["[", "{ a = "])
+def test_brackets_without_end_are_refused_in_words(bracket):
+    with pytest.raises(TomlError, match="too deep"):
+        parsed("a = " + bracket * 5000)
+
+
+def test_every_reader_refuses_in_its_words(tmp_path, topdp):
+    file = tmp_path / "deep.toml"
+    file.write_text(f"{DEEP} = 1\n")
+    for read in (identity_card.read_card, manifest.read, read_tree):
+        with pytest.raises(TopdpError, match=f"deep.toml: expected keys of at most {MOST_PARTS} parts"):
+            read(file)
+    done = topdp("run", file)
+    assert done.code == 2 and done.err.count("\n") == 1 and f"at most {MOST_PARTS} parts" in done.err

@@ -1,0 +1,149 @@
+"""Features in the cache: whole or not at all, by content, and computed again when damaged."""
+
+import errno
+import os
+import stat
+
+import numpy as np
+import pytest
+import torch
+
+from topdp.data.features import feature_cache
+from topdp.data.features.feature_cache import Source, all_of, pieces
+from topdp.errors import DataError
+
+
+class Doubled:
+    """A map that counts its records."""
+
+    def __init__(self, identity="doubled 1"):
+        self.identity = identity
+        self.seen = 0
+
+    def shape(self, example):
+        return tuple(example.shape)
+
+    def __call__(self, records):
+        self.seen += len(records)
+        return records * 2
+
+
+def source(records=25, seed=0, scaling="as it is", scale=lambda array: array):
+    values = np.random.default_rng(seed).normal(size=(records, 3)).astype(np.float32)
+    return Source(values, scale, scaling, "test")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(feature_cache, "CHUNK", 10)
+
+
+def files(own_cache):
+    return sorted((own_cache / "features").iterdir()) if (own_cache / "features").exists() else []
+
+
+def expected(of):
+    return torch.from_numpy(of.records) * 2
+
+
+def test_computed_once_and_read_from_then_on(own_cache):
+    features, records = Doubled(), source()
+    said = []
+    first = all_of(features, records, progress=lambda *args: said.append(args))
+    assert torch.equal(first, expected(records)) and features.seen == 25
+    assert [line[1:] for line in said] == [(0, 300), (120, 300), (240, 300), ()]
+    assert torch.equal(all_of(features, source()), first) and features.seen == 25
+    (file,) = files(own_cache)
+    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(file.parent).st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "other, features",
+    [
+        (source(seed=1), Doubled()),
+        (source(records=24), Doubled()),
+        (source(scaling="another"), Doubled()),
+        (source(), Doubled("doubled 2")),
+    ],
+)
+def test_other_records_scalings_or_maps_have_files_of_their_own(own_cache, other, features):
+    all_of(Doubled(), source())
+    assert torch.equal(all_of(features, other), expected(other))
+    assert features.seen == len(other) and len(files(own_cache)) == 2
+
+
+def test_a_map_that_nobody_can_name_is_computed_each_time(own_cache):
+    features = Doubled(identity=None)
+    for _ in range(2):
+        all_of(features, source())
+    assert features.seen == 50 and files(own_cache) == []
+
+
+@pytest.mark.parametrize("place", [0, 60, 130, -1, -40])
+def test_a_damaged_file_is_computed_again(own_cache, place):
+    all_of(Doubled(), source())
+    (file,) = files(own_cache)
+    whole = file.read_bytes()
+    content = bytearray(whole)
+    content[place] ^= 1
+    file.write_bytes(content)
+    features = Doubled()
+    assert torch.equal(all_of(features, source()), expected(source())) and features.seen == 25
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("length", [0, 5, 70, 200])
+def test_so_is_one_that_was_cut(own_cache, length):
+    all_of(Doubled(), source())
+    (file,) = files(own_cache)
+    file.write_bytes(file.read_bytes()[:length])
+    features = Doubled()
+    assert torch.equal(all_of(features, source()), expected(source())) and features.seen == 25
+
+
+def test_nothing_is_left_of_what_was_broken_off(own_cache):
+    class Breaks(Doubled):
+        def __call__(self, records):
+            if self.seen >= 10:
+                raise KeyboardInterrupt
+            return super().__call__(records)
+
+    with pytest.raises(KeyboardInterrupt):
+        all_of(Breaks(), source())
+    assert files(own_cache) == []
+    running = pieces(Doubled(), source())
+    next(running)
+    assert len(files(own_cache)) == 1
+    running.close()
+    assert files(own_cache) == []
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(own_cache):
+    own_cache.mkdir()
+    (own_cache / "features").write_text("in the way")
+    with pytest.warns(UserWarning, match="not kept for the next time.*TOPDP_CACHE"):
+        found = all_of(Doubled(), source())
+    assert torch.equal(found, expected(source()))
+
+
+def test_a_disk_that_fills_up_on_the_way_costs_a_warning(own_cache, monkeypatch):
+    real, calls = feature_cache._digest, []
+
+    def full(content):
+        calls.append(content)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(content)
+
+    monkeypatch.setattr(feature_cache, "_digest", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        found = all_of(Doubled(), source())
+    assert torch.equal(found, expected(source())) and files(own_cache) == []
+
+
+def test_features_that_are_not_finite_name_the_record():
+    records = source()
+    records.records[17] = np.inf
+    with pytest.raises(DataError, match=r"test: expected finite features.* 1 records, the first at index 17"):
+        all_of(Doubled(), records)

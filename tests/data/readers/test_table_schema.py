@@ -1,0 +1,129 @@
+"""What is publicly known of records: stated whole, checked key by key, known by a digest."""
+
+from __future__ import annotations
+
+import doctest
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topdp.data.readers import encoding, frames, table_schema, token_ids
+from topdp.data.readers.schema_keys import SchemaError
+from topdp.data.readers.table_schema import Schema, skeleton
+from topdp.errors import InputError
+
+WHOLE: dict[str, Any] = {
+    "target": "ill",
+    "classes": ["no", "yes"],
+    "ranges": {"age": [0, 100], "weight": [0, 200]},
+    "categories": {"job": ["clerk", "nurse"]},
+    "missing": {"age": 40, "job": "other"},
+    "indicators": ["age"],
+    "ignore": ["name"],
+}
+
+
+def test_a_file_and_its_keys_are_one_schema(tmp_path: Path) -> None:
+    path = tmp_path / "schema.toml"
+    path.write_text(
+        'target = "ill"\nclasses = ["no", "yes"]\nindicators = ["age"]\nignore = ["name"]\n'
+        '[ranges]\nage = [0, 100]\nweight = [0, 200]\n[categories]\njob = ["clerk", "nurse"]\n'
+        '[missing]\nage = 40\njob = "other"\n',
+        encoding="utf-8-sig",
+    )
+    from_file, from_keys = Schema.of(path), Schema.of(WHOLE)
+    assert from_file == from_keys and from_file.digest() == from_keys.digest()
+    assert Schema.of(from_keys.tree()) == from_keys
+    assert from_keys.inputs == ("age", "weight", "job") and from_keys.width == 6
+
+
+def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
+    """A manifest's hash does not see it: two agents could hold the same manifest in another order."""
+    turned = {**WHOLE, "ranges": {"weight": [0, 200], "age": [0, 100]}}
+    one, other = Schema.of(turned), Schema.of(WHOLE)
+    assert one.digest() == other.digest() and one.inputs == other.inputs
+    records = {"weight": [0.0], "age": [100.0], "job": ["nurse"], "ill": ["no"], "name": ["x"]}
+    made = [encoding.encode(frames.read_frame(records), each)[0].tolist() for each in (one, other)]
+    assert made[0] == made[1] == [[1.0, 0.0, -1.0, 0.0, 1.0, 0.0]]
+    swapped = {**WHOLE, "categories": {"job": ["nurse", "clerk"]}}
+    assert Schema.of(swapped).digest() != other.digest()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clases": ["a", "b"]}, "no such key 'clases'. Did you mean 'classes'"),
+        ({"classes": ["yes"]}, "classes: expected at least 2 classes, got 1"),
+        ({"classes": ["yes", "yes"]}, "classes: expected every value once"),
+        ({"classes": "yes"}, "classes: expected a list, got 'yes'"),
+        ({"classes": [0.5, 1.5]}, "classes: expected texts or whole numbers"),
+        ({"target": ["ill", "well"]}, "classes: expected one target column"),
+        ({"target": "age"}, "expected the target 'age' in classes alone"),
+        ({"target": []}, "target: expected the name of the column"),
+        ({"target": "job", "classes": None}, "expected the values of the target 'job' in classes"),
+        ({"target": "name"}, "expected every column in one place, got 'name' in two"),
+        ({"ranges": {"age": [100, 0]}}, r"ranges.age: expected \[least, largest\]"),
+        ({"ranges": {"age": [0]}}, r"ranges.age: expected \[least, largest\]"),
+        ({"ranges": {"age": [0, float("inf")]}}, r"ranges.age: expected \[least, largest\]"),
+        ({"ranges": {"age": []}}, "two numbers known without the records"),
+        ({"ranges": ["age"]}, "ranges: expected columns and what is known of each"),
+        ({"categories": {"job": ["other"]}}, "without 'other', which is added"),
+        ({"categories": {"job": []}}, "categories.job: expected the public values"),
+        ({"categories": {"age": ["a"]}}, "got 'age' in two"),
+        ({"missing": {"job": "pilot"}}, "missing.job: expected one of its categories or 'other'"),
+        ({"missing": {"age": "old"}}, "missing.age: expected a number, got 'old'"),
+        ({"missing": {"age": float("nan")}}, "missing.age: expected a number or a category"),
+        ({"missing": {"height": 3}}, "missing: expected columns of ranges or categories, got 'height'"),
+        ({"missing": {}}, "indicators: expected columns with a fill in missing, got 'age'"),
+        ({"text": {"column": "note"}}, "text: expected no other inputs beside a column of text"),
+        ({"delimiter": ";;"}, "delimiter: expected one character"),
+        ({"channels": 4}, "channels: expected 1 .* or 3"),
+        ({"size": [8]}, r"size: expected \[height, width\]"),
+    ],
+)
+def test_a_wrong_key_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        Schema.of({**WHOLE, **change})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"column": "note", "size": 3}, "text: no such key 'size'"),
+        ({"length": 3}, "text: expected column"),
+        ({"column": "note", "length": 0}, "expected length >= 1"),
+        ({"column": "note", "vocabulary": 2}, "vocabulary >= 3"),
+        ({"column": "note", "unit": "byte"}, "expected 'word' or 'character'"),
+    ],
+)
+def test_a_column_of_text_is_checked(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        Schema.of({"target": "ill", "classes": ["no", "yes"], "text": given})
+
+
+def test_files_that_are_no_schema_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("target = ")
+    for path, message in (
+        (tmp_path / "absent.toml", "readable schema"),
+        (tmp_path / "broken.toml", "TOML in"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Schema.of(path)
+
+
+def test_a_skeleton_is_toml_that_is_refused_until_it_is_filled_in() -> None:
+    filled = skeleton(["ill", "age", "place of birth", "job"], Schema.of(WHOLE))
+    tree = tomllib.loads(filled)
+    assert tree["ranges"]["age"] == [0, 100] and tree["ranges"]["place of birth"] == []
+    with pytest.raises(SchemaError, match="place of birth"):
+        Schema.of(tree)
+
+
+@pytest.mark.parametrize(
+    "module", [table_schema, frames, token_ids, encoding], ids=lambda module: module.__name__
+)
+def test_examples_in_the_docstrings_run(module: Any) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 0 and found.failed == 0

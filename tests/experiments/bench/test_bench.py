@@ -1,0 +1,134 @@
+"""`topdp bench`: equal work is compared, and what is missing is said. No test is about time."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from topdp.errors import InputError
+from topdp.experiments.bench import bench_job, contestants, floors, growth, turn_timing
+from topdp.experiments.bench.growth_picture import draw
+from topdp.experiments.bench.turn_timing import Turns, take_turns
+
+TINY = bench_job.Job(agents=4, batch=3, inputs=7, hidden=5, classes=3, degree=2, clip=0.5, rounds=4)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Nothing large is copied, multiplied or drawn; every command's job is tiny."""
+    monkeypatch.setattr(floors, "COPIED", 100)
+    monkeypatch.setattr(floors, "SIDES", (4,))
+    monkeypatch.setattr(floors, "DRAWN", 100)
+    monkeypatch.setattr(turn_timing, "SLICE", 0.0)
+    monkeypatch.setattr(bench_job.Job, "inputs", 7)
+    monkeypatch.setattr(growth, "LEAST", 0.0)
+
+
+def test_all_contestants_make_the_same_round():
+    data = bench_job.Data.of(TINY)
+    made = contestants.chosen(["vmap", "loop"])
+    assert contestants.difference(TINY, data, made) < 1e-4
+    with pytest.raises(InputError, match="equal rounds"):
+        contestants.difference(TINY, data, made | {"loop": lambda *_: lambda: data.rows})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", contestants.OPACUS)
+def test_opacus_makes_the_same_round(name):
+    pytest.importorskip("opacus")
+    assert contestants.difference(TINY, bench_job.Data.of(TINY), contestants.chosen([name])) < 1e-4
+
+
+def test_our_round_draws_its_noise_and_goes_on_after_the_plan():
+    data = bench_job.Data.of(TINY)
+    quiet, noisy = (bench_job.our_round(TINY, data, noise)() for noise in (0.0, 1.0))
+    spread = (noisy - quiet).std()
+    expected = TINY.learning_rate * TINY.clip / TINY.batch
+    assert abs(spread / expected - 1) < 0.2
+    run = bench_job.our_round(TINY, data, 1.0)
+    assert all(run().isfinite().all() for _ in range(2 * TINY.rounds + 3))
+
+
+def test_an_unknown_contestant_is_refused():
+    with pytest.raises(InputError, match=r"no contestant 'gost'.*ghost"):
+        contestants.chosen(["gost"])
+
+
+def test_ratios_are_taken_within_turns(monkeypatch):
+    turns = Turns({"topdp": np.array([1.0, 2.0, 4.0]), "loop": np.array([3.0, 6.0, 20.0])})
+    assert turns.ratio("loop", "topdp") == {"best": 3.0, "median": 3.0, "low": 3.0, "high": 4.0}
+    calls = []
+    monkeypatch.setattr(turn_timing, "SLICE", 0.0)
+    take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
+    assert calls == ["a", "b"] * 3  # once more than asked for, to warm up
+    clock = iter(range(100))
+    monkeypatch.setattr(turn_timing, "clock", lambda: (lambda: float(next(clock)), "ticks"))
+    monkeypatch.setattr(turn_timing, "SLICE", 3.0)
+    found = take_turns({"a": lambda: None}, 1)
+    assert found.seconds["a"].tolist() == [4 / 3]  # three runs until three ticks are over, then one to look
+
+
+def test_floors_count_what_a_round_must_do():
+    """Oracle: multiplications of the network's layers as torch counts them, for one example."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    flat = TINY.network()
+    x = torch.rand(1, TINY.inputs)
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(flat(x).sum(), list(flat.parameters()))
+    assert floors.multiplications(TINY) == TINY.agents * TINY.batch * counter.get_total_flops() // 2
+
+
+def test_parts_and_floors_of_a_tiny_round(small):
+    parts, rates, whole = floors.parts_of(TINY, bench_job.Data.of(TINY), 2)
+    assert [part.name for part in parts] == ["gradients", "noise", "mixing"]
+    assert whole > 0 and all(part.seconds > 0 and part.floor > 0 for part in parts)
+    assert min(rates.multiplications, rates.bytes, rates.draws) > 0
+
+
+def test_growth_takes_the_smallest_first_and_stops_in_time(small, monkeypatch, tmp_path):
+    sizes = {"agents": [(4, TINY), (8, replace(TINY, agents=8))], "degree": [(1, replace(TINY, degree=1))]}
+    monkeypatch.setattr(growth, "series", lambda largest: sizes)
+    said = []
+    points, left_out = growth.grow(1.0, said.append)
+    assert said == ["4 agents", "1 degree", "8 agents"] and not left_out
+    assert set(growth.exponents(points)) == {"agents"}
+    assert draw(points, tmp_path / "growth.png", "growth").stat().st_size > 1000
+    clock = iter([0.0, 1.0, 61.0, 61.0])
+    monkeypatch.setattr(growth, "perf_counter", lambda: next(clock))
+    points, left_out = growth.grow(1.0)
+    assert [point.value for point in points] == [4] and left_out == ["1 degree", "8 agents"]
+
+
+def test_the_series_are_those_that_are_promised():
+    made = growth.series()
+    ends = {name: (series[0][0], series[-1][0]) for name, series in made.items()}
+    assert ends["agents"] == (10, 10_000) and ends["degree"] == (1, 64) and ends["rounds"] == (10, 100_000)
+    assert ends["parameters"][0] < 1e4 and ends["parameters"][1] == pytest.approx(1e7, rel=0.01)
+
+
+def test_the_command_says_what_it_found_and_what_is_missing(topdp, small, monkeypatch):
+    monkeypatch.setattr(contestants, "has_opacus", lambda: False)
+    words = ["bench", "--agents", "3", "--batch", "2", "--hidden", "4", "--turns", "2"]
+    done = topdp(*words, "--against", "ghost,vmap", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert set(found["seconds"]) == {"topdp", "vmap"} and found["ratio"]["vmap"]["best"] > 0
+    assert found["round"]["times_floor"] == found["round"]["seconds"] / found["round"]["floor"]
+    assert contestants.WITHOUT_OPACUS in done.err
+    done = topdp(*words, "--against", "none")
+    assert "the round" in done.out and contestants.WITHOUT_OPACUS not in done.err
+    assert topdp("bench", "--against", "gost").code == 2
+
+
+def test_the_command_draws_growth(topdp, small, monkeypatch, tmp_path):
+    monkeypatch.setattr(growth, "series", lambda largest: {"agents": [(4, TINY)], "rounds": [(4, TINY)]})
+    done = topdp("bench", "--growth", "--out", tmp_path / "g.svg")
+    assert done.code == 0 and "too few points" in done.out and (tmp_path / "g.svg").exists()
+    found = json.loads(
+        topdp("bench", "--growth", "--minutes", "0", "--out", tmp_path / "g.svg", "--json").out
+    )
+    assert found["points"] == [] and len(found["left_out"]) == 2
+    assert topdp("bench", "--minutes", "-1").code == 2

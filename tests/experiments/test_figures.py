@@ -1,0 +1,145 @@
+"""Figures by themselves: what their CSV files hold, what is drawn and judged from them, what pictures say."""
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from topdp.errors import InputError
+from topdp.experiments import frontier_report, reproduce
+from topdp.experiments.figure_runner import KeptRuns
+from topdp.experiments.figures import FIGURES
+from topdp.experiments.figures.figure_numbers import read_numbers
+from topdp.experiments.figures.figure_picture import caption
+from topdp.experiments.figures.paper_figure import Claim, FigureNumbers
+from topdp.experiments.lenses import FULL
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def test_the_numbers_of_a_figure_are_those_of_its_runs(out, scale):
+    runs = KeptRuns(out / "runs", "cpu", lambda config: 50, print)
+    for number in ("1", "2"):  # along the epochs, and against a budget
+        panels = FIGURES[number].panels(scale, "same")
+        numbers = read_numbers("same", panels, out / f"figure{number}-same.csv")
+        for panel in panels:
+            for label, points in panel.lines.items():
+                for at, seeds in enumerate(points):
+                    x = None if panel.x is None else panel.x[at]
+                    for config in seeds:
+                        curve = runs[config] if x is None else runs[config][-1:]
+                        assert numbers.curves[panel.title, label, x, config.seed] == curve
+
+
+def test_pictures_and_verdicts_are_made_again_from_numbers_alone(made, scale, tmp_path):
+    out, verdicts = made
+    (tmp_path / "runs").mkdir()
+    for name in ("figure2-same.csv", "frontier-mnist.csv", "made.json"):
+        shutil.copy(out / name, tmp_path)
+    again = reproduce.redraw(["2", "frontier-mnist"], ["same"], scale, tmp_path)
+    assert again.verdicts == [v for v in verdicts if v.figure == "2"]
+    for name in ("figure2-same.png", "figure2-same.md", "frontier-mnist.png", "frontier-mnist.md"):
+        assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
+    assert "ε from 0.25 to 4" in caption_in(tmp_path / "figure2-same.svg")
+    assert "adaptive, δ = 1e-5" in caption_in(tmp_path / "frontier-mnist.svg")
+    with pytest.raises(InputError, match="figure1-same"):
+        reproduce.redraw(["1"], ["same"], scale, tmp_path)
+
+
+def caption_in(svg):
+    """Text is drawn as shapes; beside them stands what they spell."""
+    return "\n".join(re.findall("<!-- (.*?) -->", svg.read_text(encoding="utf-8"), re.DOTALL))
+
+
+def test_numbers_that_are_not_all_there_are_refused(out, scale, tmp_path):
+    panels, file = FIGURES["2"].panels(scale, "same"), tmp_path / "figure2-same.csv"
+    whole = (out / file.name).read_text()
+    for damaged, said in (
+        (whole.replace("top-dp", "another"), "top-dp"),
+        (whole.replace("over_agents", "over"), "over_agents"),
+        (whole.replace(",mean,", ",mean,x"), "figure2-same"),
+        ("", "columns"),
+        (whole.splitlines()[0] + "\n", "no-noise"),
+    ):
+        file.write_text(damaged)
+        with pytest.raises(InputError, match=said):
+            read_numbers("same", panels, file)
+
+
+def test_the_results_in_the_repository_give_the_verdicts_beside_them(topdp, tmp_path, monkeypatch):
+    """Every table of full runs follows from its CSV file by the checks of today; pictures take too long."""
+    shutil.copytree(RESULTS, tmp_path / "results")
+    monkeypatch.setattr(reproduce, "draw", lambda *arguments: None)
+    monkeypatch.setattr(frontier_report, "draw", lambda *arguments: None)
+    assert topdp("reproduce", "all", "--redraw", "--out", tmp_path / "results").code == 0
+    tables = sorted([*RESULTS.glob("figure*.md"), *RESULTS.glob("frontier-*.md")])
+    assert len(tables) == 3 * len(FIGURES) + 3
+    for file in tables:
+        assert file.read_text() == (tmp_path / "results" / file.name).read_text()
+
+
+def test_a_frontier_is_read_as_it_was_written(tmp_path):
+    for file in RESULTS.glob("frontier-*.csv"):
+        frontier_report.write_rows(frontier_report.read_rows(file), tmp_path / file.name)
+        assert (tmp_path / file.name).read_text() == file.read_text()
+    double = tmp_path / "double.csv"
+    lines = file.read_text().splitlines(keepends=True)
+    for text in ([*lines, lines[-1]], lines[:1]):
+        double.write_text("".join(text))
+        with pytest.raises(InputError, match="each method once at each budget"):
+            frontier_report.read_rows(double)
+
+
+@pytest.mark.parametrize("other", ["claimed", "", "worst-case"])
+def test_a_frontier_of_several_guarantees_or_of_none_is_refused(tmp_path, other):
+    """Its title and its table name one: that of the file."""
+    mixed = tmp_path / "mixed.csv"
+    mixed.write_text((RESULTS / "frontier-mnist.csv").read_text().replace(",adaptive,", f",{other},", 1))
+    with pytest.raises(InputError, match="one guarantee"):
+        frontier_report.read_rows(mixed)
+
+
+def test_every_frontier_says_which_guarantee_its_numbers_have(out):
+    made = (out / "frontier-mnist.md").read_text()
+    assert "| mlp: ε (adaptive) | 1 | 4 |" in made and "whatever gradients do" in made
+    assert "| correlated, 1 colludes |" in made and "central (trusted party)" in made
+    for file in RESULTS.glob("frontier-*.csv"):
+        (guarantee,) = {row.guarantee for row in frontier_report.read_rows(file)}
+        words = file.with_suffix(".md").read_text()
+        assert f": ε ({guarantee}) |" in words and frontier_report.AGAINST[guarantee] in words
+
+
+@pytest.mark.parametrize(
+    ("number", "lens", "words"),
+    [
+        ("1", "honest", "MNIST, ε = 1 (adaptive, δ = 1e-5), 30 agents, 200 rounds, 3 seeds"),
+        ("2", "same", "MNIST, ε from 0.25 to 4 (claimed, δ = 1e-5), 30 agents, 6000 rounds, 3 seeds"),
+        ("4", "printed", "MNIST, ε = 1 (claimed, δ = 1e-5), 40 and 50 agents, 6000 rounds, 3 seeds"),
+        ("8", "honest", "CIFAR-10, ε = 1 (adaptive, δ = 1e-5), 30 agents, 200 rounds, 3 seeds"),
+    ],
+)
+def test_a_picture_names_its_data_budget_and_guarantee(number, lens, words):
+    assert caption(FigureNumbers(lens, FIGURES[number].panels(FULL, lens), {})) == words
+
+
+def test_pictures_in_the_repository_are_small(out):
+    with Image.open(out / "figure1-same.png") as picture:
+        assert picture.mode == "P"
+    assert sum(file.stat().st_size for file in RESULTS.rglob("*") if file.suffix in (".csv", ".md")) < 2e6
+
+
+def test_verdicts_count_cases():
+    numbers = FigureNumbers("same", [], {})
+    for cases, word in (([True, True], "holds"), ([True, False], "partly"), ([False], "does not hold")):
+        claim = Claim("x", lambda numbers, cases=cases: [(case, "y") for case in cases])
+        assert claim.verdict(numbers)[0] == word
+
+
+def test_the_csv_of_a_figure_opens_in_a_spreadsheet(out):
+    with (out / "figure1-same.csv").open(encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows[0][:6] == ["panel", "line", "x", "seed", "sigma", "over_agents"]
+    assert len({len(row) for row in rows}) == 1 and rows[0][6:] == ["0", "2", "4"]

@@ -1,0 +1,161 @@
+"""Names of kept runs: what they depend on, and that what was kept under them is found."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+from pydantic import create_model
+
+from topdp.errors import InputError
+from topdp.experiments import lenses, noise_store
+from topdp.experiments.figure_runner import KeptRuns
+from topdp.experiments.figures import FIGURES
+from topdp.experiments.frontier_report import read_rows
+from topdp.experiments.lenses import figure_run
+from topdp.experiments.noise_store import KeptNoise
+from topdp.experiments.run_store import NAMING, read_json, run_name
+from topdp.runs.config import MethodConfig, RunConfig, Section, read
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+class Weather(Section):
+    wind: float = 0.0
+
+
+def later_version() -> type[RunConfig]:
+    """Configurations with a new section, and a new key in an old one."""
+    method = create_model("LaterMethod", __base__=MethodConfig, patience=(int, 3))
+    return create_model(
+        "LaterConfig", __base__=RunConfig, weather=(Weather, Weather()), method=(method, method())
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [[], ["seed=7", "method.alpha=0.5", "method.decay.period=33"], ["data.batch={cycle=20}", "rounds=6000"]],
+)
+def test_a_new_section_or_key_at_its_default_changes_no_name(changes):
+    config = read(changes=changes)
+    later = later_version()
+    same = later.model_validate(config.model_dump(exclude_none=True))
+    assert run_name(same) == run_name(config)
+    assert run_name(same.model_copy(update={"weather": Weather(wind=1.0)})) != run_name(config)
+    windy = same.method.model_copy(update={"patience": 4})
+    assert run_name(same.model_copy(update={"method": windy})) != run_name(config)
+
+
+def test_every_setting_that_is_not_as_by_default_is_in_the_name():
+    changes = [
+        "seed=1",
+        "rounds=151",
+        "topology.connection=0.3",
+        "method.mode=async",
+        "method.decay.factor=0.8",
+        "method.decays=false",
+        "privacy.sigma=0.0",
+        "data.batch={cycle=20}",
+        "data.batch={poisson=20}",
+        "data.batch={cycle=21}",
+        "train.learning_rate=0.25",
+    ]
+    names = {run_name(read(changes=[change])) for change in changes}
+    assert len(names) == len(changes) and run_name(read()) not in names
+
+
+def test_the_same_value_written_otherwise_has_the_same_name():
+    assert run_name(read(changes=["privacy.clip=8"])) == run_name(read(changes=["privacy.clip=8.0"]))
+
+
+DEFAULTS = {
+    "seed": 0, "rounds": 150,
+    "topology": {
+        "kind": "random", "agents": 30, "connection": 0.2, "hubs": 2, "degree": 4, "rewire": 0.1,
+        "path": None,
+    },
+    "method": {
+        "name": "top-dp", "mode": "sync", "alpha": 0.25, "calibration": None, "noise_on": "gradient",
+        "offline": 0.1, "decay": {"factor": 0.9, "period": 1000}, "decays": None,
+    },
+    "privacy": {
+        "epsilon": 1.0, "delta": 1e-5, "clip": 4.0, "guarantee": "adaptive", "adjacency": "add-remove",
+        "sigma": None, "patient": False,
+    },
+    "data": {
+        "name": "mnist", "partition": "iid", "concentration": 0.5, "labels_per_agent": 2, "sizes": None,
+        "batch": "full", "records": None, "validation": None,
+    },
+    "model": {"name": "mlp"},
+    "train": {
+        "learning_rate": 0.5, "fading": "linear", "rounds_per_epoch": None, "evaluate_every": 10,
+        "checkpoint_every": 100,
+    },
+}  # fmt: skip
+
+
+def test_no_default_changes_under_the_names_that_are_kept():
+    """A name leaves out what is as by default: with other defaults it would mean other runs."""
+
+    def values(tree, path=""):
+        return {
+            key: value
+            for name, part in tree.items()
+            for key, value in (
+                values(part, f"{path}{name}.") if isinstance(part, dict) else {path + name: part}
+            ).items()
+        }
+
+    now = values(RunConfig().model_dump())
+    known = {key: now.get(key) for key in values(DEFAULTS)}  # keys that were added since may have any default
+    assert (NAMING, known) == ("2", values(DEFAULTS)), "change NAMING, and kept noise with it"
+
+
+def test_the_kept_noise_of_the_honest_figures_is_found_not_computed(monkeypatch):
+    """results/runs/sigma.json holds the σ of every plan; hours of accounts would be computed otherwise."""
+    monkeypatch.setattr(noise_store, "_sigma_of", lambda config: pytest.fail(f"computed again: {config}"))
+    noise = KeptNoise(RESULTS / "runs" / "sigma.json", print)
+    for figure in FIGURES.values():
+        noise.calibrate(figure.configs(lenses.FULL, "honest"))
+    for file in RESULTS.glob("frontier-*.csv"):
+        rows = read_rows(file)
+        if rows[0].guarantee != lenses.GUARANTEES["honest"]:
+            continue  # made before, at another guarantee: its noise would be other noise
+        noise.calibrate(as_run(row.command, seed) for row in rows for seed in lenses.FULL.seeds)
+    # the σ that stand in results/figure1-honest.csv and figure8-honest.csv
+    found = noise.sigma(figure_run(lenses.FULL, "honest", "top-dp", 0, mode="async", alpha=0.125))
+    assert f"{found:.6g}" == sigma_in("figure1-honest.csv", "async, α = 0.125", "top-dp")
+    found = noise.sigma(figure_run(lenses.FULL, "honest", "plain", 0, data="cifar10"))
+    assert f"{found:.6g}" == sigma_in("figure8-honest.csv", "sync", "every baseline")
+
+
+def as_run(command, seed):
+    """The configuration that a command in a frontier's file has."""
+    start, *changes = command.split(" --set ")
+    assert start == "topdp run"
+    return read(changes=[*changes, f"seed={seed}"])
+
+
+def test_a_frontier_says_how_each_of_its_runs_is_made(out, scale):
+    for row in read_rows(out / "frontier-mnist.csv"):
+        made = as_run(row.command, 0)
+        assert made.method.name == row.method and made.privacy.clip == row.clip
+        assert math.isinf(row.epsilon) or made.privacy.epsilon == row.epsilon
+        assert made in KeptRuns(out / "runs", "cpu", lambda config: 50, print)
+
+
+def sigma_in(file, panel, line):
+    with (RESULTS / file).open(encoding="utf-8") as table:
+        return next(
+            row["sigma"] for row in csv.DictReader(table) if (row["panel"], row["line"]) == (panel, line)
+        )
+
+
+def test_a_damaged_file_is_said(tmp_path):
+    file = tmp_path / "sigma.json"
+    assert read_json(file) == {}
+    for text in ("{", json.dumps([1])):
+        file.write_text(text)
+        with pytest.raises(InputError, match=r"sigma\.json"):
+            KeptNoise(file, print)

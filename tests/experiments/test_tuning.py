@@ -1,0 +1,91 @@
+import math
+
+import pytest
+
+from topdp.experiments.tuning import Candidate, Case, SearchSpace, carried_over, tune
+
+SEARCH = SearchSpace(
+    rounds=(10, 40), rate=1.0, growth=1.0, clips=(2.0, 0.5), exponents=(0.5, 0.0), gossip=(4, 2),
+    budgets=(0.5, 1.0, 4.0, 8.0), anchors=(0.5, 4.0), turns=4,
+)  # fmt: skip
+KNOBS = {
+    "all": frozenset({"rounds", "exponent", "gossip"}),
+    "few": frozenset(),
+    "endless": frozenset({"rounds"}),
+}
+
+
+class Hill:
+    """An accuracy with its top at `top` and a rate that grows with ε; keeps what it is asked."""
+
+    def __init__(self, top, growth=1.0):
+        self.top, self.growth, self.asked = top, growth, []
+
+    def __call__(self, settings):
+        self.asked += settings
+        return [self.height(*setting) for setting in settings]
+
+    def height(self, case, candidate):
+        rate = self.top.rate * min(case.epsilon, 8.0) ** self.growth
+        others = zip(candidate._replace(rate=0), self.top._replace(rate=0), strict=True)
+        return -abs(math.log2(candidate.rate / rate)) - sum(a != b for a, b in others)
+
+
+def best_of(hill):
+    found = tune(SEARCH, KNOBS, frozenset({"endless"}), hill)
+    assert len(hill.asked) == len(set(hill.asked)), "measured twice"
+    return {one.case: one for one in found}
+
+
+@pytest.mark.parametrize("growth", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize(
+    "top",
+    [Candidate(40, 1 / 16, 0.5, 0.0, 2), Candidate(10, 16.0, 2.0, 0.5, 4), Candidate(10, 1.0, 0.5, 0.0, 4)],
+)
+def test_the_top_is_found_at_every_budget(top, growth):
+    best = best_of(Hill(top, growth))
+    assert set(best) == {
+        *(Case(name, epsilon) for name in ("all", "few") for epsilon in SEARCH.budgets),
+        Case("endless", math.inf),
+    }
+    for epsilon in SEARCH.budgets:
+        assert best["all", epsilon].candidate == top._replace(rate=top.rate * epsilon**growth)
+        rate = best["few", epsilon].candidate.rate
+        assert rate == top.rate * epsilon**growth
+    assert best["endless", math.inf].candidate.rounds == top.rounds
+
+
+def test_what_cannot_be_set_of_a_contender_is_left_alone():
+    hill = Hill(Candidate(10, 1.0, 0.5, 0.0, 2))
+    best_of(hill)
+    few = [candidate for case, candidate in hill.asked if case.contender == "few"]
+    assert {(one.rounds, one.exponent, one.gossip) for one in few} == {(40, 0.0, 0)}
+    assert {one.clip for one in few} == {2.0, 0.5}
+    endless = [case.epsilon for case, _ in hill.asked if case.contender == "endless"]
+    assert set(endless) == {math.inf}
+
+
+def test_longer_runs_are_tried_with_the_same_steps_and_the_same_way():
+    at = Candidate(10, 1.0, 2.0, 0.5, 4)
+    others = list(SEARCH.others(at, KNOBS["all"]))
+    assert at._replace(rounds=40) in others and at._replace(rounds=40, rate=0.25) in others
+    assert all(sum(a != b for a, b in zip(at, one, strict=True)) <= 2 for one in others)
+
+
+def test_equal_settings_do_not_move_it_and_all_that_was_tried_is_counted():
+    found = tune(SEARCH, {"few": frozenset()}, frozenset(), lambda settings: [0.5] * len(settings))
+    assert [one.candidate for one in found] == [
+        SEARCH.start(Case("few", e), frozenset())._replace(rate=e) for e in SEARCH.budgets
+    ]
+    # At two budgets the start, two rates and a clip; at the other two the setting and two rates.
+    assert {one.tried for one in found} == {2 * 4 + 2 * 3}
+
+
+def test_settings_are_carried_over_from_the_nearest_budget():
+    low, high = Candidate(10, 1.0, 2.0, 0.5, 4), Candidate(40, 8.0, 0.5, 0.0, 2)
+    best = {Case("x", 0.5): low, Case("x", 4.0): high, Case("y", 2.0): low}
+    assert carried_over(best, Case("x", 0.5)) == low
+    assert carried_over(best, Case("x", 1.0)) == low._replace(rate=2.0)
+    assert carried_over(best, Case("x", 2.0)) == high._replace(rate=4.0)
+    assert carried_over(best, Case("x", 0.25)) == low._replace(rate=0.5)
+    assert carried_over(best, Case("y", 8.0)) == low

@@ -1,0 +1,94 @@
+"""Everybody as closely as it matters, against looking at everybody to the end."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from builders import constant_schedule
+from topdp import topology as graphs
+from topdp.plan import Cycle, Full, PerRound, Plan
+from topdp.privacy.basics.exposure import Exposure, exposure
+from topdp.privacy.observers import estimate_readers as looks
+from topdp.privacy.observers.adaptive import adaptive
+from topdp.privacy.observers.estimate_readers import closely
+from topdp.privacy.observers.observer_filter import Public
+from topdp.privacy.observers.parallel_map import at_once
+from topdp.privacy.observers.reader_layout import Ways
+from topdp.privacy.observers.view import view
+from topdp.protocols import TopSynchronous
+
+BATCHES = {
+    "full": (Full(10),) * 8,
+    "cycle": (Cycle(30, 10),) * 8,
+    "long cycle": (Cycle(120, 10),) * 8,
+    "each its own": (Full(10), Cycle(20, 10)) * 4,
+}
+
+
+def plan_of(graph, rounds=40):
+    noise = np.geomspace(0.5, 2.0, graph.agents)
+    return TopSynchronous(0.25).plan(graph, constant_schedule(rounds), noise, seed=3)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("colluders", [1, 2])
+def test_the_largest_are_those_of_all_pairs_to_the_end(name, colluders, monkeypatch):
+    monkeypatch.setattr(looks, "FIRST", 4)  # so that much is left at the first look
+    plan = plan_of(graphs.random(8, 0.4, 1))
+    exposed = Exposure(np.linspace(0.5, 1.5, 8), BATCHES[name])
+    coalitions = list(itertools.combinations(range(8), colluders))
+    found = closely(Ways(plan), exposed, coalitions)
+    oracle = view(plan, exposed, coalitions, "all", public=Public.ESTIMATES)
+    np.testing.assert_allclose(found.worst(), oracle.worst(), rtol=1e-6)
+    assert (found.upper[found.asked] >= oracle.lower[found.asked] * (1 - 1e-9)).all()
+    np.testing.assert_allclose(found.lower[found.asked], oracle.lower[found.asked], rtol=1e-6)
+    quick = closely(Ways(plan), exposed, coalitions, bound="quick")
+    assert (quick.upper[found.asked] >= oracle.lower[found.asked] * (1 - 1e-9)).all()
+    assert (quick.worst() >= found.worst() * (1 - 1e-12)).all()
+
+
+def test_as_many_cores_as_there_are_give_one_answer():
+    plan = plan_of(graphs.random(8, 0.4, 1))
+    ways, exposed, alone = Ways(plan), exposure(8, 1.0), [(j,) for j in range(8)]
+    found = [closely(ways, exposed, alone, workers=workers) for workers in (1, 2, 3)]
+    for one in found[1:]:
+        np.testing.assert_array_equal(one.upper, found[0].upper)
+        np.testing.assert_array_equal(one.lower, found[0].lower)
+
+
+def test_results_come_in_order_and_errors_come_through():
+    assert list(at_once(lambda x: x * x, list(range(20)), workers=3)) == [x * x for x in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        list(at_once(lambda x: 1 // x, [1, 0, 2], workers=2))
+
+
+def test_what_is_told_of_a_record_is_what_adaptive_says():
+    """The short look is what planners say first; `adaptive` itself goes on to the end."""
+    plan = plan_of(graphs.ring(8))
+    exposed = exposure(8, 1.0)
+    quick, found = adaptive(plan, exposed, bound="quick"), adaptive(plan, exposed)
+    assert (quick.worst() >= found.worst()).all() and (quick.worst() <= 1.02 * found.worst()).all()
+
+
+def test_a_hidden_row_without_noise_is_left_to_the_filter():
+    """Two agents, one row that is not an estimate, and no noise in it: the answer is as it always was."""
+    source = np.array([[[0, -1], [1, -1], [0, -1]], [[0, -1], [1, 2], [0, -1]]])
+    plan = Plan(
+        agents=2,
+        owner=np.array([0, 1, 0]),
+        source=PerRound.each(source),
+        weight=PerRound.each(np.where(source >= 0, 0.5, 0.0)),
+        carries=PerRound.same(np.ones(3, bool), 2),
+        rate=np.ones(2),
+        draw=PerRound.same(np.arange(3)[:, None], 2),
+        std=PerRound.same(np.array([[1.0], [1.0], [0.0]]), 2),
+        scale=np.ones(2),
+        known_by=np.array([[0], [1], [0]]),
+        readers=PerRound.same(np.full((3, 1), -1), 2),
+    )
+    exposed = exposure(2, 1.0)
+    oracle = view(plan, exposed, [(0,), (1,)], "all", public=Public.ESTIMATES)
+    np.testing.assert_array_equal(adaptive(plan, exposed).upper, oracle.upper)

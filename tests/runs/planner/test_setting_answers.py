@@ -1,0 +1,256 @@
+"""What is planned is what is run, and what is not known is not guessed."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from builders import blobs_file
+from topdp.errors import InputError
+from topdp.learning.models import MODELS
+from topdp.runs import builders, run
+from topdp.runs.config import read
+from topdp.runs.methods import METHODS
+from topdp.runs.planner import observer_cache, setting_answers
+from topdp.runs.planner.planner_limits import PAGE
+from topdp.runs.planner.row_size import numbers_in_a_row
+from topdp.runs.planner.setting_answers import NOT_YET, Question, plan_answers, stages
+
+FEW = ["topology.agents=5", "topology.kind=ring", "rounds=3", "privacy.clip=1"]
+MODES = [(name, mode) for name, method in METHODS.items() for mode in method.modes]
+
+
+def settings(*changes):
+    return read(changes=[*FEW, *changes])
+
+
+@pytest.mark.parametrize(("name", "mode"), MODES)
+def test_what_is_planned_is_what_a_run_then_writes(name, mode, tmp_path):
+    """An oracle: the plan itself, the noise and every number of privacy.json, to the last bit."""
+    blobs_file(tmp_path / "blobs.npz", 100)
+    config = settings(f"data.name={tmp_path / 'blobs.npz'}", f"method.name={name}", f"method.mode={mode}")
+    found = plan_answers(config)
+    run.run(config, tmp_path / "run", device="cpu")
+    written = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    privacy = found["privacy"]
+    assert privacy["plan"] == written["plan"]
+    for key, values in written.items():
+        if isinstance(values, dict) and key not in ("status", "reasons"):
+            assert {name: privacy[key][name] for name in values if values[name] is not None} == {
+                name: value for name, value in values.items() if value is not None
+            }, key
+        elif key not in ("seal", "status", "reasons", "warnings"):
+            assert privacy[key] == values, key
+    asked = [name for name, status in written["status"].items() if status != "not asked"]
+    assert asked and all(privacy["status"][name] == written["status"][name] for name in asked)
+    assert found["pending"] == [] and NOT_YET not in privacy["status"].values()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "changes"),
+    [
+        *((model, data, []) for model in ("mlp", "linear") for data in ("mnist", "cifar10", "breast-cancer")),
+        ("cnn", "mnist", []),
+        ("cnn", "cifar10", []),
+        ("mlp", "diabetes", ["train.loss=mse"]),
+        ("linear", "cifar10", ["data.features=scattering"]),
+        ("linear", "mnist", ["data.features=scattering"]),
+    ],
+)
+def test_a_row_has_as_many_numbers_as_the_model(model, data, changes):
+    import torch
+
+    from topdp.data.catalogue import CATALOGUE
+
+    config = read(changes=[f"model.name={model}", f"data.name={data}", *changes])
+    entry = CATALOGUE[data]
+    shape = entry.shapes["train_inputs"][1:]
+    if config.data.features != "none":
+        shape = builders.features(config).shape(torch.zeros(shape))
+    made = MODELS[model](shape, entry.classes if config.train.loss == "cross-entropy" else 1)
+    assert numbers_in_a_row(config) == (sum(p.numel() for p in made.parameters()), "")
+
+
+def test_where_the_model_is_ones_own_its_size_has_a_reason():
+    found = plan_answers(settings("model.name=mine:network"))["traffic"]
+    assert found["numbers_in_a_row"] is found["bytes_a_round"]["all"] is None and "mine" in found["reason"]
+    assert found["rows_a_round"] == {"agent": 2.0, "all": 10.0}
+
+
+def test_bytes_are_those_of_rows_on_the_wire():
+    """Against the codec of real agents: a header of some 70 bytes is all that differs."""
+    from topdp.agents.wire.row_payload import encode
+
+    found = plan_answers(settings("method.name=dsgd"))["traffic"]
+    row = len(encode(np.ones(found["numbers_in_a_row"], np.float32)))
+    assert found["bytes_a_round"]["all"] == pytest.approx(10 * row, abs=200)
+    assert found["bytes_in_all"] == 4 * found["bytes_a_round"]["all"]
+
+
+def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
+    monkeypatch.setattr(setting_answers, "SOON", 0.0)  # everything that looks at observers takes long
+    seen = list(stages(Question.of(settings("method.name=top"))))
+    assert [one["pending"] for one in seen] == [
+        list(setting_answers.EVERY), list(setting_answers.EVERY), ["outsider", "view"], ["view"], [],
+    ]  # fmt: skip
+    assert seen[0]["sigma"] is None and set(seen[0]["privacy"]["status"].values()) == {NOT_YET}
+    assert all(value is None for value in seen[0]["privacy"]["epsilon"].values())
+    for before, after in itertools.pairwise(seen[2:]):
+        for name, value in before["privacy"]["epsilon"].items():
+            assert value is None or after["privacy"]["epsilon"][name] == value
+        assert before["sigma"] == after["sigma"]
+    # What was said to be enough noise is enough: the worst case covers every answer.
+    assert min(seen[0]["sigma_at_most"]) >= max(seen[-1]["sigma"])
+    enough = settings("method.name=top", f"privacy.sigma={seen[0]['sigma_at_most'][0]}")
+    assert max(plan_answers(enough)["privacy"]["epsilon"].values()) <= 1.0 + 1e-9
+    # The quick bound on the guarantee's own answer is enough for that, and near.
+    near = seen[1]["sigma_at_most"][0]
+    assert max(seen[-1]["sigma"]) <= near <= 1.02 * max(seen[-1]["sigma"])
+    assert near < min(seen[0]["sigma_at_most"])
+    enough = settings("method.name=top", f"privacy.sigma={near}", "privacy.answers=['adaptive']")
+    assert plan_answers(enough)["privacy"]["epsilon"]["adaptive"] <= 1.0 + 1e-9
+    quick = list(stages(Question.of(settings("method.name=top")), quick=True))
+    assert [one["pending"] for one in quick] == [one["pending"] for one in seen[:2]]
+
+
+def test_quick_leaves_out_what_takes_long_and_nothing_else():
+    """The default of 30 agents: of top the guarantee's own answer takes long, of dsgd the view alone."""
+    top = plan_answers(read(), quick=True)
+    assert set(top["pending"]) == set(setting_answers.EVERY) and top["sigma_at_most"] is not None
+    dsgd = plan_answers(read(changes=["method.name=dsgd"]), quick=True)
+    assert dsgd["pending"] == ["view"] and dsgd["privacy"]["status"]["view"] == NOT_YET
+    assert dsgd["privacy"]["epsilon"]["adaptive"] == pytest.approx(1, rel=1e-5)
+
+
+def test_noise_is_over_that_of_pooled_records():
+    assert plan_answers(settings("method.name=central"))["noise"]["average"] == pytest.approx(1)
+    alone = plan_answers(settings("method.name=dsgd"))["noise"]["average"]
+    assert alone == pytest.approx(5, rel=1e-4)  # five agents, each with noise for a fifth of the records
+    assert plan_answers(settings("method.name=no-noise"))["noise"]["average"] == 0
+    adam = plan_answers(settings("method.name=muffliato", "train.optimiser=adam"))["noise"]
+    assert adam["average"] is None and "Adam" in adam["reason"]
+
+
+CHANGES = [
+    ["privacy.epsilon=3"],
+    ["privacy.delta=1e-7"],
+    ["privacy.clip=0.3", "data.records=77"],
+    ["privacy.adjacency=replace-one"],
+]
+
+
+@pytest.mark.parametrize("method", ["top", "correlated"])
+def test_what_is_remembered_is_what_would_be_found_anew(method):
+    base = [f"method.name={method}", "method.chebyshev=false", "method.gossip=1"]
+    kept = observer_cache.Memory()
+    plan_answers(settings(*base), memory=kept)
+    before = kept.found
+    for changes in CHANGES:
+        config = settings(*base, *changes)
+        again, anew = plan_answers(config, memory=kept), plan_answers(config)
+        for key in ("epsilon_per_agent", "mu_per_agent"):
+            for name, values in anew["privacy"][key].items():
+                if values is not None:
+                    assert again["privacy"][key][name] == pytest.approx(values, rel=1e-6), (changes, name)
+        assert again["sigma"] == pytest.approx(anew["sigma"], rel=1e-6)
+        assert again["noise"]["average"] == pytest.approx(anew["noise"]["average"], rel=1e-6)
+    assert kept.found == before + 3 * len(CHANGES)  # every answer of every question
+
+
+OTHERS = [
+    ["method.alpha=0.6"],
+    ["rounds=4"],
+    ["privacy.colluders=2"],
+    ["topology.kind=complete"],
+    ["seed=1", "topology.kind=random", "topology.connection=0.6"],
+    ["method.decay.factor=0.5", "method.decay.period=1", "method.name=top-dp"],
+    ["data.batch={cycle=20}"],
+    ["data.batch={poisson=20}"],
+    ["privacy.epsilon=[1,2,1,1,1]"],
+]
+
+
+@pytest.mark.parametrize("changes", OTHERS, ids=str)
+def test_another_question_is_not_answered_from_memory(changes):
+    kept = observer_cache.Memory()
+    base = ["method.name=top", "data.records=60"]
+    plan_answers(settings(*base), memory=kept)
+    config = settings(*base, *changes)
+    again, anew = plan_answers(config, memory=kept)["privacy"], plan_answers(config)["privacy"]
+    for name, value in anew["epsilon"].items():
+        assert (again["epsilon"][name] is None) == (value is None)
+        assert value is None or again["epsilon"][name] == pytest.approx(value, rel=1e-6), name
+
+
+def test_memory_does_not_grow_without_end(monkeypatch):
+    monkeypatch.setattr(observer_cache, "KEPT", 2)
+    kept = observer_cache.Memory()
+    for rounds in (1, 2, 3):
+        plan_answers(settings("method.name=top", f"rounds={rounds}"), memory=kept)
+    assert len(kept._kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["topology.agents=1000000"], "topology.agents: expected at most 100"),
+        (["rounds=900000"], "rounds: expected at most 5000"),
+    ],
+)
+def test_what_is_too_large_is_refused_before_anything_is_made(changes, said, monkeypatch):
+    monkeypatch.setattr(builders, "graph", lambda config: pytest.fail("a graph was made"))
+    with pytest.raises(InputError, match=said):
+        Question.of(settings(*changes), PAGE)
+
+
+def test_what_has_too_many_links_is_refused_before_a_plan_is_written(monkeypatch):
+    monkeypatch.setattr(setting_answers, "plan_writer", lambda *given: pytest.fail("a plan was written"))
+    with pytest.raises(InputError, match="rounds: expected at most 202 with 100 agents and 4950 links"):
+        Question.of(settings("topology.agents=100", "topology.kind=complete", "rounds=203"), PAGE)
+
+
+def test_noise_that_is_too_long_to_follow_is_said_not_guessed():
+    found = plan_answers(settings("method.name=dsgd"), limits=replace(PAGE, noise=99.0))["noise"]
+    assert found["average"] is None and "5 rows in 4 releases is too large" in found["reason"]
+
+
+def test_infinite_is_said_and_is_no_number():
+    found = plan_answers(settings("method.name=no-noise"))
+    assert found["privacy"]["status"]["adaptive"] == "infinite"
+    assert found["privacy"]["epsilon"]["adaptive"] is None
+    assert not any(isinstance(one, float) and math.isinf(one) for one in found["sigma"])
+    json.dumps(found, allow_nan=False)
+
+
+ADVISED = [
+    [],
+    ["method.name=dsgd"],
+    ["method.name=top", "method.mode=async", "rounds=9"],
+    ["method.name=central"],
+    ["privacy.epsilon=2"],
+    ["privacy.colluders=2"],
+    ["method.secrets=links"],
+    ["method.gossip=1"],
+    ["topology.agents=6"],
+    ["data.records=50"],
+    ["train.learning_rate=[1,1,1]"],
+]
+
+
+def test_advice_that_is_remembered_is_what_would_be_advised_anew():
+    kept = observer_cache.Memory()
+    for changes in ADVISED:
+        question = Question.of(settings("method.name=plain", *changes))
+        assert setting_answers.recommendation(question, memory=kept) == setting_answers.recommendation(
+            question
+        ), changes
+    assert kept.found == 2  # of another method; of another one in another mode, over more rounds
+
+
+def test_a_command_says_nothing_twice():
+    given = ["my.toml", "--set", "method.name=top", "--set", "seed=4"]
+    command = setting_answers.recommendation(Question.of(settings()), given)["command"]
+    assert command.startswith("topdp run my.toml --set seed=4 --set method.name=") and "=top" not in command

@@ -1,0 +1,99 @@
+"""Names become objects: every name that can be chosen; batches, the same for everybody who reads them."""
+
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from topdp.data import PARTITIONS
+from topdp.errors import InputError
+from topdp.plan import Cycle, Full, Poisson, for_curvature, power_of_rate, step_decay
+from topdp.plan.schedules import FADINGS
+from topdp.privacy import CALIBRATIONS, GUARANTEES
+from topdp.runs import builders
+from topdp.runs.config import DataConfig, MethodConfig, PrivacyConfig, TopologyConfig, TrainConfig, read
+from topdp.runs.methods import METHODS
+from topdp.topology import FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "known"),
+    [
+        (TopologyConfig, "kind", FAMILIES),
+        (MethodConfig, "name", METHODS),
+        (MethodConfig, "calibration", CALIBRATIONS),
+        (PrivacyConfig, "guarantee", GUARANTEES),
+        (DataConfig, "partition", PARTITIONS),
+        (TrainConfig, "fading", FADINGS),
+    ],
+)
+def test_the_names_that_can_be_chosen_are_those_that_are_known(section, key, known):
+    chosen = section.model_fields[key].annotation
+    names = get_args(get_args(chosen)[0]) or get_args(chosen)  # one that may be left out is `names | None`
+    assert sorted(names) == sorted(known)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_share_of_own_noise_reaches_the_protocols_that_reuse_noise(mode):
+    changes = [f"method.mode={mode}", "method.own_share=0.5"]
+    assert builders.protocol(read(changes=changes)).own_share == 0.5
+    assert builders.protocol(read(changes=[f"method.mode={mode}"])).own_share == 1.0
+    assert not hasattr(builders.protocol(read(changes=[*changes, "method.name=plain"])), "own_share")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], lambda rates: step_decay(0.9, 1000, 1500)),  # top-dp
+        (["method.name=plain"], np.ones_like),
+        (["method.decays=false"], np.ones_like),
+        (["method.noise_along.kind=constant"], np.ones_like),
+        (["method.name=plain", "method.decays=true"], lambda rates: step_decay(0.9, 1000, 1500)),
+        (
+            ["method.name=plain", "method.noise_along.kind=steps", "method.decay.period=7"],
+            lambda rates: step_decay(0.9, 7, 1500),
+        ),
+        (["method.noise_along.kind=power"], lambda rates: power_of_rate(rates, 0.5)),
+        (
+            ["method.noise_along={kind='power', exponent=0.25}"],
+            lambda rates: power_of_rate(rates, 0.25),
+        ),
+        (
+            ["method.noise_along={kind='curvature', curvature=[1, 2.5]}"],
+            lambda rates: for_curvature(rates, [1.0, 2.5]),
+        ),
+    ],
+)
+def test_the_law_of_noise_along_the_rounds(changes, expected):
+    schedule = builders.schedule(read(changes=["rounds=1500", *changes]), records=100)
+    np.testing.assert_array_equal(schedule.noise, schedule.rate * expected(schedule.rate))
+
+
+def test_a_method_has_a_law_of_its_own_unless_noise_stands_on_estimates(monkeypatch):
+    monkeypatch.setitem(METHODS, "plain", replace(METHODS["plain"], noise_along="power"))
+    assert builders.noise_along(read(changes=["method.name=plain"])) == "power"
+    assert builders.noise_along(read(changes=["method.name=plain", "method.decays=true"])) == "steps"
+    assert builders.noise_along(read(changes=["method.name=plain", "method.noise_on=estimate"])) == "constant"
+    assert builders.noise_along(read(changes=["method.noise_on=estimate"])) == "steps"
+
+
+@pytest.mark.parametrize(
+    "batch, expected",
+    [
+        ('"full"', (Full(9), Full(5))),
+        ("{cycle=4}", (Cycle(9, 4), Cycle(5, 4))),
+        ("{poisson=4}", (Poisson(9, 4), Poisson(5, 4))),
+    ],
+)
+def test_one_tuple_of_batches_for_everybody(batch, expected):
+    config = read(changes=[f"data.batch={batch}"])
+    assert builders.batches(config, (9, 5)) == expected
+    assert builders.analysis(config, (9, 5)).batches == expected
+
+
+@pytest.mark.parametrize("batch", ["{cycle=6}", "{poisson=6}"])
+def test_batches_larger_than_the_smallest_shard_are_refused(batch):
+    config = read(changes=[f"data.batch={batch}"])
+    with pytest.raises(InputError, match=r"at most 5 records, all that agent 1 holds, got 6\. Use smaller"):
+        builders.batches(config, (9, 5, 7))

@@ -1,0 +1,169 @@
+import tomllib
+
+import pytest
+import tomli_w
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import strategies
+from topdp.errors import InputError
+from topdp.runs import config
+from topdp.runs.config import ConfigError, RunConfig, Section
+
+
+def test_every_preset_is_valid_and_survives_toml():
+    assert {"default", "paper-mnist-sync", "paper-mnist-async"} < set(config.presets())
+    assert {"paper-cifar10-sync", "paper-cifar10-async"} < set(config.presets())
+    for name in config.presets():
+        read = config.read(preset=name)
+        assert config.parse(tomllib.loads(read.to_toml())) == read
+
+
+def test_changes_are_toml_values_or_bare_words():
+    read = config.read(changes=["method.name=plain", "rounds=7", "data.batch={poisson=5}", 'data.name="x=y"'])
+    assert (read.method.name, read.rounds, read.data.batch.poisson, read.data.name) == ("plain", 7, 5, "x=y")
+
+
+def test_a_file_is_read_and_changed(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text("rounds = 3\n[method]\nalpha = 0.5\n")
+    assert config.read(file, changes=["method.alpha=0.75"]).method.alpha == 0.75
+    assert config.read(file).rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("method.nam=plain", "Did you mean 'name'?"),
+        ("metod.name=plain", "metod.name: no such key. Did you mean 'method.name'?"),
+        ("method.name=toop", "Did you mean 'top'?"),
+        ("method.alpha=1.5", "less than or equal to 1, got 1.5"),
+        ("method.alpha=nan", "method.alpha"),
+        ("method.own_share=1.5", "method.own_share: input should be less than or equal to 1, got 1.5"),
+        ("method.own_share=-1", "method.own_share: input should be greater than or equal to 0, got -1"),
+        ("method.decay={factr=0.5}", "method.decay.factr: no such key. Did you mean 'factor'?"),
+        ("method.decay.factor=2", "method.decay.factor: input should be less than or equal to 1, got 2"),
+        ("topology.connection=0", "greater than 0, got 0"),
+        ("topology.connection=1.01", "topology.connection"),
+        ("topology.kind=file", "edge-list"),
+        ("rounds=0", "rounds"),
+        ("rounds=2.5", "rounds"),
+        ("rounds=" + "9" * 5000, "rounds"),
+        ("data.batch=half", "{ cycle = 20 }"),
+        ("privacy.sigma=-1", "privacy.sigma"),
+        ("privacy.sigma=inf", "privacy.sigma"),
+        ("privacy.sigma=1e300", "privacy.sigma"),
+        ("privacy.epsilon=0", "privacy.epsilon"),
+        ("privacy.delta=1", "privacy.delta"),
+        ("privacy.clip=0", "privacy.clip"),
+        ("data.sizes=[3, 0]", "data.sizes"),
+        (f"seed={2**63}", "seed"),
+        ("method.noise_along.kind=pwer", "method.noise_along.kind: got 'pwer'. Did you mean 'power'?"),
+        ("method.noise_along.exponent=3", "method.noise_along.exponent"),
+        ("method.noise_along.kind=curvature", 'kind = "curvature" needs curvature = a number > 0'),
+        ("method.noise_along.curvature=-1", "method.noise_along.curvature: expected a number > 0"),
+        ("method.noise_along.curvature=[]", "method.noise_along.curvature: expected a number > 0"),
+        ("method={noise_along={kind='power'}, decays=true}", "contradict each other: leave decays away"),
+        ("method={noise_along={kind='steps'}, decays=false}", "contradict each other: leave decays away"),
+        ("method={noise_along={kind='power'}, noise_on='estimate'}", 'use noise_on = "gradient"'),
+        ("nonsense", "key=value"),
+        ("=3", "key=value"),
+    ],
+)
+def test_bad_settings_say_what_was_expected(change, says):
+    with pytest.raises(ConfigError) as error:
+        config.read(changes=[change])
+    assert says in str(error.value)
+
+
+def test_all_faults_are_named_at_once():
+    with pytest.raises(ConfigError) as error:
+        config.read(changes=["method.alpha=2", "rounds=-1"])
+    assert "method.alpha" in str(error.value) and "rounds" in str(error.value)
+
+
+def test_unreadable_files_and_unknown_presets_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        config.read(tmp_path / "nowhere.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(ConfigError, match=r"bad\.toml"):
+        config.read(tmp_path / "bad.toml")
+    with pytest.raises(ConfigError, match="Did you mean 'paper-mnist-sync'"):
+        config.read(preset="paper-mnist-sink")
+    with pytest.raises(ConfigError, match="both"):
+        config.read(tmp_path / "bad.toml", preset="default")
+
+
+def test_a_configuration_cannot_be_changed_after_it_was_read():
+    with pytest.raises(ValueError, match="frozen"):
+        RunConfig().rounds = 3
+
+
+def keys(section, *path):
+    """Dotted keys of a section and of those inside it, as lists of names."""
+    for name, field in section.model_fields.items():
+        yield (*path, name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from keys(field.annotation, *path, name)
+
+
+def as_changes(section, *path):
+    """What `--set` takes to say the same as this section."""
+    for name, value in section:
+        if type(value) is type(section).model_fields[name].annotation and isinstance(value, Section):
+            yield from as_changes(value, *path, name)
+        elif value is not None:
+            text = tomli_w.dumps({"x": value.model_dump() if isinstance(value, Section) else value})
+            text = "{" + text.removeprefix("[x]").strip() + "}" if text.startswith("[x]") else text[4:]
+            yield f"{'.'.join((*path, name))}={text}"
+
+
+@settings(max_examples=100)
+@given(strategies.configurations)
+def test_any_configuration_survives_toml(wanted):
+    assert config.parse(tomllib.loads(wanted.to_toml())) == wanted
+
+
+@settings(max_examples=100)
+@given(strategies.configurations, st.randoms())
+def test_set_of_every_key_is_the_file_that_says_the_same(wanted, order):
+    changes = list(as_changes(wanted))
+    assert len(changes) > len(RunConfig.model_fields)
+    order.shuffle(changes)
+    assert config.read(changes=changes) == wanted
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(list(keys(RunConfig))), st.data())
+def test_an_unknown_key_is_named_with_what_was_meant(path, data):
+    """One letter more, less or other in any key, or a word that is like none."""
+    *sections, name = path
+    place, letter = data.draw(st.integers(0, len(name) - 1)), data.draw(st.sampled_from("aeknsxz_"))
+    before, at, after = name[:place], name[place], name[place + 1 :]
+    near = [before + letter + at + after, before + letter + after, before + after]
+    wrong = data.draw(st.sampled_from([*near, "qqqq"]))
+    known = [key[-1] for key in keys(RunConfig) if list(key[:-1]) == sections]
+    assume(wrong not in known)
+    with pytest.raises(InputError) as error:
+        config.read(changes=[".".join([*sections, wrong]) + "=1"])
+    told, _, meant = str(error.value).splitlines()[1].strip().partition(": no such key. ")
+    assert told == ".".join([*sections, wrong])
+    if wrong == "qqqq":
+        assert meant == f"Known: {', '.join(known)}."
+    else:
+        assert meant in [f"Did you mean {key!r}?" for key in known]
+
+
+@given(st.text(), st.text())
+def test_whatever_is_set_is_a_configuration_or_said_to_be_none(key, value):
+    for change in (
+        value,
+        f"{key}={value}",
+        f"data.name={value}",
+        f"rounds={value}",
+        f"privacy.epsilon={value}",
+    ):
+        try:
+            assert isinstance(config.read(changes=[change]), RunConfig)
+        except InputError as error:
+            assert str(error)

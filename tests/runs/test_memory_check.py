@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from builders import batches_of, blobs, constant_schedule, linear_model
+from topdp import topology
+from topdp.errors import InputError
+from topdp.learning.gradients import ClippedGradients
+from topdp.protocols import Dsgd
+from topdp.runs import memory_check
+from topdp.simulator.engine import Engine
+
+
+@pytest.fixture
+def engine():
+    shards = blobs(4)
+    plan = Dsgd().plan(topology.ring(4), constant_schedule(2), torch.ones(4).numpy(), 0)
+    return Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards), 0)
+
+
+def test_rows_are_counted_twice_and_as_they_stand(engine):
+    need = memory_check.need_of(engine)
+    assert engine.gradients.flat.dimension == 51
+    assert need.rows == 2 * 4 * 64 * 4  # 51 numbers, in rows of 64
+    assert need.records == 4 * 40 * (16 * 4 + 8) + len(engine.shards.test_inputs) * (16 * 4 + 8)
+
+
+def test_what_cannot_fit_is_refused_with_both_numbers(engine, monkeypatch):
+    monkeypatch.setattr(memory_check, "SMALL", 0)
+    monkeypatch.setattr(memory_check, "free_on", lambda device: 3000)
+    with pytest.raises(InputError, match=r"4 agents of 51 parameters: .* GB of rows .* 0\.0 GB are free"):
+        memory_check.expect_room(engine)
+
+
+@pytest.mark.parametrize("free", [None, 10**6])
+def test_what_fits_or_is_not_known_is_run(engine, monkeypatch, free):
+    monkeypatch.setattr(memory_check, "SMALL", 0)
+    monkeypatch.setattr(memory_check, "free_on", lambda device: free)
+    memory_check.expect_room(engine)
+
+
+def test_small_runs_are_not_asked_about(engine, monkeypatch):
+    monkeypatch.setattr(memory_check, "free_on", lambda device: 0)
+    memory_check.expect_room(engine)
+
+
+def test_records_that_a_gpu_has_no_room_for_are_refused_before_they_are_sent(monkeypatch):
+    shards, gpu = blobs(4), torch.device("cuda")
+    held = 4 * 40 * (16 * 4 + 8) + 200 * (16 * 4 + 8)
+    monkeypatch.setattr(memory_check, "SMALL", 0)
+    monkeypatch.setattr(memory_check, "free_on", lambda device: held)
+    memory_check.expect_room_for_records(shards, gpu)
+    monkeypatch.setattr(memory_check, "free_on", lambda device: held - 1)
+    memory_check.expect_room_for_records(shards, torch.device("cpu"))
+    with pytest.raises(InputError, match=r"records of 4 agents on cuda: they take .* --device cpu"):
+        memory_check.expect_room_for_records(shards, gpu)
+    monkeypatch.setattr(memory_check, "free_on", lambda device: None)
+    memory_check.expect_room_for_records(shards, gpu)

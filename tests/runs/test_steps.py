@@ -1,0 +1,46 @@
+"""Step sizes and optimisers by their keys: lists, warm-up, what contradicts itself."""
+
+import numpy as np
+import pytest
+
+from topdp.runs import builders
+from topdp.runs.config import ConfigError, read
+
+
+def rates(*changes):
+    return builders.schedule(read(changes=["rounds=4", *changes]), 10).rate.tolist()
+
+
+def test_a_list_is_taken_as_it_is_one_a_round():
+    assert rates("train.learning_rate=[1,2,3,4]") == [1, 1, 2, 3, 4]
+    assert rates("train.learning_rate=[9,1,2,3,4]") == [9, 1, 2, 3, 4]
+
+
+def test_steps_and_warm_up_by_their_keys():
+    named = "train.fading=step", "train.fading_factor=0.1", "train.fading_period=2", "train.learning_rate=1"
+    np.testing.assert_allclose(rates(*named), [1, 1, 1, 0.1, 0.1])
+    np.testing.assert_allclose(rates("train.fading=none", "train.warmup=1"), [0.25, 0.25, 0.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["train.learning_rate=[1,2]"], "a list of 4, one a round, got 2"),
+        (["train.learning_rate=[1,2,3,4]", "train.warmup=1"], "put the warm-up into it"),
+        (["train.learning_rate=[]"], "or a list of them, one a round"),
+        (["train.learning_rate=[1,-1,1,1]"], "or a list of them, one a round"),
+        (["train.warmup=9"], "warm-up of 0 to 4"),
+        (["train.optimiser=adamw"], "adam"),
+        (["train.momentum=1.0"], "train.momentum"),
+        (["privacy.clipping=layer"], "per-layer"),
+    ],
+)
+def test_what_cannot_be_is_said(changes, words):
+    with pytest.raises(ValueError, match=words):
+        rates(*changes)
+
+
+def test_adam_undoes_the_step_that_noise_on_estimates_does_not_have():
+    config = read(changes=["train.optimiser=adam", "method.noise_on=estimate"])
+    with pytest.raises(ConfigError, match="noise_on"):
+        builders.optimiser(config)

@@ -1,0 +1,124 @@
+"""Attacks: who is hostile, what they send, and what is reported of the others."""
+
+import numpy as np
+import pytest
+import torch
+
+import topdp
+from topdp.data import Shards
+from topdp.runs.config import AttackConfig, parse
+from topdp.simulator.hostile import ATTACKERS, Attack, chosen
+
+HONEST = torch.from_numpy(np.random.default_rng(0).normal(1.0, 0.1, (6, 50)))
+
+
+def sent(name, strength=None, rows=None, owner=None, round=3):
+    rows = torch.cat([HONEST, torch.zeros(2, 50)]) if rows is None else rows
+    Attack(name, (6, 7), 8, seed=1, strength=strength)(round, rows, np.arange(8) if owner is None else owner)
+    assert torch.equal(rows[:6], HONEST)  # nobody else's rows are touched
+    return rows[6:]
+
+
+def test_hostile_agents_are_chosen_by_the_seed_and_stay_so_with_more():
+    few, more = (chosen(AttackConfig(name="drift", share=share), 30, seed=4) for share in (0.1, 0.4))
+    assert len(few.hostile) == 3 and len(more.hostile) == 12 and set(few.hostile) < set(more.hostile)
+    assert chosen(AttackConfig(name="drift", share=0.1), 30, seed=5).hostile != few.hostile
+    assert chosen(AttackConfig(), 30, 4) is None
+    assert chosen(AttackConfig(name="drift", agents=[3]), 6, 0).hostile == (3,)
+    with pytest.raises(ValueError, match="from 0 to 5"):
+        chosen(AttackConfig(name="drift", agents=[6]), 6, 0)
+    with pytest.raises(ValueError, match="an honest agent"):
+        chosen(AttackConfig(name="drift", agents=[0, 1]), 2, 0)
+
+
+def test_rows_are_what_each_attack_says():
+    mean, spread = HONEST.mean(dim=0), torch.linalg.vector_norm(HONEST - HONEST.mean(dim=0), dim=1).mean()
+    assert torch.allclose(sent("sign-flip", 2.0), -2 * mean.expand(2, -1))
+    assert torch.allclose(sent("large-norm").norm(dim=1), 100 * HONEST.norm(dim=1).max())
+    moved = [sent("drift", round=r) - mean for r in (0, 9)]
+    assert torch.equal(*moved) and torch.allclose(moved[0].norm(dim=1), spread)
+    # n = 8, m = 2: s = 3, z = Φ⁻¹(3/6) = 0; so it takes more agents (below)
+    assert torch.allclose(sent("a-little", 1.5), mean.expand(2, -1))
+    assert not torch.equal(sent("random", round=0), sent("random", round=1))
+    assert set(ATTACKERS) | {"label-flip", "none"} == set(
+        AttackConfig.model_fields["name"].annotation.__args__
+    )
+
+
+def test_a_little_is_as_much_as_the_paper_says():
+    rows = torch.cat(
+        [torch.from_numpy(np.random.default_rng(0).normal(1.0, 0.1, (38, 9))), torch.zeros(12, 9)]
+    )
+    honest = rows[:38].clone()
+    Attack("a-little", tuple(range(38, 50)), 50, seed=0)(0, rows, np.arange(50))
+    # n = 50, m = 12: s = 14, z = Φ⁻¹(24/38) = 0.336
+    expected = honest.mean(dim=0) - 0.33604 * honest.std(dim=0, correction=0)
+    torch.testing.assert_close(rows[38:], expected.expand(12, -1), atol=1e-5, rtol=0)
+
+
+def test_all_rows_of_a_hostile_agent_are_its_own_to_forge():
+    """Its messages too, which stand after the estimates."""
+    rows = torch.cat([HONEST, torch.zeros(4, 50)])
+    found = sent("sign-flip", rows=rows, owner=np.array([0, 1, 2, 3, 4, 5, 6, 7, 6, 2]))
+    assert torch.equal(found[0], found[2]) and not found[3].any()
+
+
+def test_labels_are_flipped_for_hostile_agents_alone():
+    shards = Shards.from_arrays([(np.zeros((3, 2)), np.array([0, 1, 4]))] * 3, classes=5)
+    flipped = Attack("label-flip", (1,), 3, 0).records(shards)
+    assert flipped.targets.tolist() == [[0, 1, 4], [4, 3, 0], [0, 1, 4]]
+    assert Attack("drift", (1,), 3, 0).records(shards) is shards
+
+
+def separable(agents, records=60):
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(agents + 1, records, 4)).astype(np.float32)
+    parts = [(x, (x[:, 0] > 0).astype(np.int64)) for x in inputs]
+    return Shards.from_arrays(parts[:-1], test=parts[-1], classes=2)
+
+
+@pytest.mark.parametrize("attack", ["none", *ATTACKERS, "label-flip"])
+def test_runs_are_attacked_and_honest_agents_reported(attack):
+    settings = {"sigma": 0.01, "clip": 1.0, "rounds": 8, "method": "dsgd", "learning_rate": 1.0, "seed": 2}
+    named = {"attack": attack, "attack_share": 0.25}
+    torch.manual_seed(0)
+    model, graph = torch.nn.Linear(4, 2), topdp.topology.complete(8)
+    result = topdp.train(model, separable(8), graph, robust="trimmed", hostile=2, **settings, **named)
+    accuracies = result.metrics[-1]["accuracy_per_agent"]
+    assert accuracies.count(None) == (0 if attack == "none" else 2)
+    assert result.accuracy["min"] > 0.8
+    if attack == "large-norm":
+        mean = topdp.train(model, separable(8), graph, **settings, **named)
+        honest = [agent for agent, value in enumerate(accuracies) if value is not None]
+        lengths = (run.estimates[honest].norm(dim=1) for run in (mean, result))
+        assert next(lengths).min() > 1000 > 10 > next(lengths).max()
+
+
+def test_an_attacked_run_resumes_as_if_it_had_not_been_broken_off(tmp_path):
+    def stop(run):
+        if run.round == 3:
+            raise KeyboardInterrupt
+
+    def trained(out, callbacks=(), resume=False):
+        torch.manual_seed(0)
+        return topdp.train(
+            torch.nn.Linear(4, 2), separable(6), topdp.topology.ring(6), out=out, resume=resume, rounds=6,
+            sigma=0.1, method="muffliato", gossip=2, robust="clipped", attack="a-little", callbacks=callbacks,
+        )  # fmt: skip
+
+    whole = trained(tmp_path / "whole")
+    with pytest.raises(topdp.errors.Interrupted):
+        trained(tmp_path / "broken", [stop])
+    assert torch.equal(trained(tmp_path / "broken", resume=True).estimates, whole.estimates)
+    assert not whole.config.method.chebyshev
+
+
+def test_settings_are_checked():
+    with pytest.raises(ValueError, match="sign-flip"):
+        parse({"attack": {"name": "signflip"}})
+    with pytest.raises(ValueError, match="clipped"):
+        parse({"robust": {"rule": "trimmed", "radius": 1.0}})
+    with pytest.raises(ValueError, match="mixes no rows"):
+        topdp.train(
+            torch.nn.Linear(4, 2), separable(4), topdp.topology.ring(4), method="central", robust="trimmed"
+        )

@@ -1,0 +1,230 @@
+"""The GPU's rows against the processor's: on a GPU where there is one, elsewhere by Triton's interpreter."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
+from topdp import topology
+from topdp.learning.gradients import ClippedGradients
+from topdp.plan import prune
+from topdp.simulator.engine import Engine
+from topdp.simulator.row_mixing import RowByRow, Work
+from topdp.simulator.run_stacking import StackedNoise, stack_plans
+from topdp.simulator.simulated_noise import Noise
+
+pytest.importorskip("triton")
+from topdp.simulator.row_mixing_cuda import Fused
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="a GPU runs the kernel itself"
+)
+
+
+def estimates(name, device, deviation, unpruned=False, stop=None, monkeypatch=None):
+    graph = topology.random(8, 0.4, 0)
+    plan = PROTOCOLS[name](0.25).plan(graph, constant_schedule(8, rate=0.5), np.full(8, deviation), 0)
+    if unpruned:
+        monkeypatch.setattr("topdp.simulator.engine.prune", lambda plan: plan)
+    gradients = ClippedGradients(linear_model(), 1.0)
+    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), 0, device)
+    state = engine.start(gradients.flat.flatten())
+    while state.releases < plan.releases:
+        if state.releases == stop:
+            kept = state.rows.cpu().clone()
+            engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), 0, device)
+            state = engine.resume(stop, kept)
+            stop = None
+        state = engine.advance(state)
+    return engine.estimates(state).clone()
+
+
+@on_a_gpu
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_without_noise_both_devices_make_the_same_rows(name):
+    torch.testing.assert_close(
+        estimates(name, "cuda", 0.0).cpu(), estimates(name, "cpu", 0.0), rtol=1e-3, atol=1e-4
+    )
+
+
+@on_a_gpu
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_pruned_resumed_and_whole_runs_are_bit_equal(name, monkeypatch):
+    whole = estimates(name, "cuda", 0.3)
+    assert torch.equal(whole, estimates(name, "cuda", 0.3))
+    assert torch.equal(whole, estimates(name, "cuda", 0.3, stop=4))
+    assert torch.equal(whole, estimates(name, "cuda", 0.3, unpruned=True, monkeypatch=monkeypatch))
+
+
+@on_a_gpu
+def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds():
+    n, d = 24, 100_003
+    graph = topology.ring(n)
+    schedule = constant_schedule(3, rate=0.0, noise_on="estimate")
+    plan = PROTOCOLS["plain-sync"](1.0).plan(graph, schedule, np.ones(n), 0)
+    zeros = torch.zeros(n, d, device="cuda")
+    draws = []
+    for r in range(plan.releases):
+        out = torch.empty(n, d, device="cuda")
+        Fused(plan, Noise(0, n, plan.releases), torch.device("cuda"))(Work(r, zeros, zeros, out))
+        draws.append(out.double())
+    z = torch.cat(draws)
+    assert z.mean().abs() < 5 / z.numel() ** 0.5
+    assert (z.var() - 1).abs() < 5 * (2 / z.numel()) ** 0.5
+    assert ((z**4).mean() - 3).abs() < 5 * (96 / z.numel()) ** 0.5
+    correlation = torch.corrcoef(z) - torch.eye(len(z), device="cuda")
+    assert correlation.abs().max() < 6 / d**0.5
+    shifted = (z[:, 1:] * z[:, :-1]).mean(dim=1)
+    assert shifted.abs().max() < 5 / d**0.5
+
+
+@interpreted
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_rows_without_noise_are_the_processors(name):
+    graph = topology.random(8, 0.4, 0)
+    plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(4, rate=0.5), np.zeros(8), 0))
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
+    before = torch.randn(8, 50, generator=generator)
+    noise = Noise(0, plan.draws, plan.releases)
+    mixers = RowByRow(plan, noise), Fused(plan, noise, torch.device("cpu"))
+    for r in range(plan.releases):
+        gradient = torch.randn(8, 50, generator=generator)
+        made = int(plan.exists[r].sum())
+        outs = [wide[k, :made, :50] for k in range(2)]
+        for mixer, out in zip(mixers, outs, strict=True):
+            mixer(Work(r, before, gradient, out))
+        torch.testing.assert_close(*outs)
+        before = outs[0].clone()
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["top-sync", "plain-async", "correlated"])
+def test_rounded_rows_are_float32_sums_rounded_once(name):
+    """From the same rows of before: rounded as sums that stay float32 are rounded by torch, to the bit."""
+    graph = topology.random(8, 0.4, 0)
+    plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(3, rate=0.5), np.full(8, 0.3), 0))
+    generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
+    noise = Noise(0, plan.draws, plan.releases)
+    wide, narrow = Fused(plan, noise, device), Fused(replace(plan, rounded="bfloat16"), noise, device)
+    before = torch.randn(8, 50, generator=generator).bfloat16()
+    for r in range(3):
+        gradient = torch.randn(8, 50, generator=generator)
+        expected = torch.empty(int(plan.exists[r].sum()), 50)
+        out = torch.empty(expected.shape, dtype=torch.bfloat16)
+        wide(Work(r, before.float(), gradient, expected))
+        narrow(Work(r, before, gradient, out))
+        assert torch.equal(out, expected.bfloat16())
+        before = out
+
+
+@interpreted
+def test_what_is_not_a_number_stays_none_when_it_is_rounded():
+    plan = PROTOCOLS["dsgd"](0.5).plan(topology.ring(3), constant_schedule(1, rate=0.0), np.zeros(3), 0)
+    odd = torch.tensor([torch.nan, -torch.nan, torch.inf, -torch.inf, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8])
+    odd = odd.view(torch.int32).clone()
+    odd[0] = 0x7FFFFFFF  # a GPU's
+    before, out = odd.view(torch.float32).repeat(3, 1), torch.empty(3, 7, dtype=torch.bfloat16)
+    mixer = Fused(replace(plan, rounded="bfloat16"), Noise(0, 3, 2), torch.device("cpu"))
+    mixer(Work(0, before, before, out))
+    torch.testing.assert_close(out, before.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@interpreted
+def test_rows_of_some_agents_are_made_and_no_others():
+    plan = prune(
+        PROTOCOLS["top-sync"](0.25).plan(
+            topology.random(8, 0.4, 0), constant_schedule(3, rate=0.5), np.full(8, 0.3), 0
+        )
+    )
+    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    before, gradient = (torch.randn(count, 50) for count in (int(plan.exists[0].sum()), 8))
+    owner = plan.owner[plan.exists[1]]
+    whole, parts = (torch.full((len(owner), 50), torch.nan) for _ in range(2))
+    mixer(Work(1, before, gradient, whole))
+    for first in (0, 3, 6):
+        only = np.flatnonzero((owner >= first) & (owner < first + 3))
+        mixer(Work(1, before, gradient[first : first + 3], parts, only, first))
+        assert torch.isnan(parts[np.flatnonzero(owner >= first + 3)]).all()
+    mixer(Work(1, before, gradient, parts, np.empty(0, np.int64)))
+    assert torch.equal(parts, whole)
+
+
+@interpreted
+def test_noise_is_standard_normal_and_named_by_round_and_draw():
+    plan = PROTOCOLS["plain-sync"](1.0).plan(
+        topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
+    )
+    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    zeros = torch.zeros(3, 20_000)
+    draws = []
+    for r in (0, 1, 1):
+        out = torch.empty_like(zeros)
+        mixer(Work(r, zeros, zeros, out))
+        draws.append(out)
+    assert torch.equal(draws[1], draws[2])
+    noise = torch.cat(draws[:2]).double()
+    assert noise.mean(1).abs().max() < 5 / 20_000**0.5
+    assert (noise.var(1) - 1).abs().max() < 5 * (2 / 20_000) ** 0.5
+    others = torch.corrcoef(noise) - torch.eye(6)
+    assert others.abs().max() < 5 / 20_000**0.5
+
+
+@interpreted
+def test_a_run_in_a_stack_draws_what_it_draws_alone():
+    """The second run is silent."""
+    deviations, seeds, ring = (1.0, 0.0, 2.0), (3, 4, 5), topology.ring(3)
+    schedule = constant_schedule(2, rate=0.0, noise_on="estimate")
+    plans = [
+        prune(PROTOCOLS[name](0.5).plan(ring, schedule, np.full(3, deviation), 0))
+        for name, deviation in zip(("top-sync", "plain-sync", "plain-sync"), deviations, strict=True)
+    ]
+
+    def first_round(plan, noise):
+        out = torch.empty(int(plan.exists[0].sum()), 40)
+        start = torch.zeros(plan.agents, 40)
+        Fused(plan, noise, torch.device("cpu"))(Work(0, start, start, out))
+        return out[: plan.agents]
+
+    alone = [
+        first_round(plan, Noise(seed, plan.draws, plan.releases))
+        for plan, seed in zip(plans, seeds, strict=True)
+    ]
+    together = first_round(stack_plans(plans), StackedNoise(plans, seeds))
+    assert torch.equal(together, torch.cat(alone))
+    assert not together[3:6].any() and together[:3].all() and together[6:].all()
+
+
+@interpreted
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_rounds_packed_at_once_are_those_packed_one_by_one(name):
+    graph = topology.random(8, 0.4, 0)
+    plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(6, rate=0.5), np.full(8, 0.3), 0))
+    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    for rounds in (range(plan.releases), range(1), range(2, 5)):
+        at_once, one_by_one = mixer.packed(rounds), mixer._packed_one_by_one(rounds)
+        for name, one, other in zip(at_once._fields, at_once, one_by_one, strict=True):
+            assert one.dtype == other.dtype and torch.equal(one, other), name
+
+
+@interpreted
+@pytest.mark.parametrize("d", [50, 1100])  # less than one block, and one with the start of another
+def test_a_clock_in_memory_says_which_round_is_made(d):
+    graph = topology.random(6, 0.5, 0)
+    plan = prune(PROTOCOLS["top-sync"](0.25).plan(graph, constant_schedule(5, rate=0.5), np.ones(6), 0))
+    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    packed, room = mixer.packed(range(2, 5)), int(plan.exists.sum(axis=1).max()) + 2
+    before, gradient = torch.randn(room, d), torch.randn(6, d)
+    clock = torch.tensor([0, 2], dtype=torch.int32)
+    for r in range(2, 5):
+        made = int(plan.exists[r].sum())
+        expected, out = torch.empty(made, d), torch.full((room, d), 7.0)
+        mixer(Work(r, before, gradient, expected))
+        mixer.by_clock(before, gradient, out, packed, clock)
+        assert torch.equal(out[:made], expected)
+        assert (out[made:] == 7).all()  # nothing beyond the rows of the round
+        clock += 1

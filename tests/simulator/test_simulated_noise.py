@@ -1,0 +1,141 @@
+"""Theorems and oracles for the simulator's noise: normal far into the tails, and named by what it is for."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from topdp.simulator import normal_draws
+from topdp.simulator.normal_draws import BLOCK, PAIRS
+from topdp.simulator.simulated_noise import Noise
+
+
+def drawn(count, round=3, draw=0, seed=0, dtype=torch.float32):
+    return Noise(seed, 50, 100).fill(torch.empty(count, dtype=dtype), round, draw)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_is_standard_normal(dtype):
+    count = 300 * BLOCK + 777
+    z = drawn(count, dtype=dtype).double()
+    moments = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10_170)}
+    for power, (expected, variance) in moments.items():
+        assert abs((z**power).mean() - expected) < 5 * math.sqrt(variance / count), power
+    assert stats.kstest(z.numpy(), "norm").pvalue > 1e-4
+    # One after the other, the two of a pair, which share their radius, and the same place in the next block.
+    pairs = z[: 300 * BLOCK].view(-1, 2, PAIRS)
+    neighbours = (z[:-1], z[1:]), (pairs[:, 0].flatten(), pairs[:, 1].flatten()), (z[:-BLOCK], z[BLOCK:])
+    for one, other in neighbours:
+        for power in (1, 2):
+            correlation = torch.corrcoef(torch.stack([one**power, other**power]))[0, 1]
+            assert abs(correlation) < 5 / math.sqrt(len(one)), power
+
+
+def test_tails_are_as_heavy_as_they_should_be():
+    z = drawn(4_000_000).abs()
+    for edge in (3.0, 4.0, 4.5):
+        expected = len(z) * 2 * stats.norm.sf(edge)
+        assert abs(int((z > edge).sum()) - expected) < 5 * math.sqrt(expected), edge
+
+
+def made_of(radii, angles):
+    """The pairs [2, n] of n numbers of 32 bits each."""
+    words, out = np.zeros(PAIRS, np.uint64), np.empty(BLOCK, np.float32)
+    bits = words.view(np.int32).reshape(2, PAIRS)
+    bits[0, : len(radii)], bits[1, : len(angles)] = radii, angles
+    normal_draws.pairs_of(words, out)
+    return out.reshape(2, PAIRS)[:, : len(radii)]
+
+
+def test_tails_reach_beyond_six_deviations_on_all_sides():
+    """The least radius bits give the longest draws; angles 0, 1/4, 1/2 and 3/4 of a turn."""
+    out = made_of(np.zeros(4, np.int32), np.array([0, 2**30, -(2**31), -(2**30)], np.int32))
+    longest = math.sqrt(2 * math.log(2**32))
+    assert longest > 6.5
+    np.testing.assert_allclose(out[0], longest * np.array([1, 0, -1, 0]), atol=1e-5)
+    np.testing.assert_allclose(out[1], longest * np.array([0, -1, 0, 1]), atol=1e-5)
+    # The shortest: no logarithm of more than 1.
+    shortest = made_of(np.full(4, -1, np.int32), np.arange(4, dtype=np.int32))
+    assert np.isfinite(shortest).all() and abs(shortest).max() < 1e-3
+
+
+def test_it_is_box_and_mullers_to_the_last_digits():
+    """Oracle: the formula in float64, of random bits."""
+    radii, angles = np.random.default_rng(0).integers(-(2**31), 2**31, (2, PAIRS)).astype(np.int32)
+    u = ((radii & 0x7FFFFFFF) + 0.5) * 2.0**-31
+    radius = np.sqrt(-2 * np.log(u))
+    first, second = made_of(radii, angles).astype(np.float64)
+    # Near u = 1 float32 has no more digits of it.
+    np.testing.assert_allclose(np.hypot(first, second), radius, rtol=1e-6, atol=2e-6)
+    # Quarter by quarter: v from -½ to ½ of a quarter, then turned.
+    v = ((angles.astype(np.int64) << 2 & 0xFFFFFFFF) ^ 2**31) - 2**31
+    y = v * (math.pi / 4 * 2.0**-31)
+    turned = (angles.astype(np.int64) >> 30 & 1) == 1
+    sign = np.where(angles < 0, -1, 1)
+    np.testing.assert_allclose(first, sign * radius * np.where(turned, np.sin(y), np.cos(y)), atol=2e-6)
+    np.testing.assert_allclose(second, sign * radius * np.where(turned, -np.cos(y), np.sin(y)), atol=2e-6)
+
+
+def test_words_are_those_of_splitmix():
+    """Oracle: the definition, by Python's whole numbers."""
+    start, step, full = 0x0123456789ABCDEF, 0xFEDCBA9876543211, 2**64 - 1
+    words = np.empty(PAIRS, np.uint64)
+    for block in (0, 3):
+        normal_draws.words_of(np.array([start, step], np.uint64), block, words)
+        for i in (0, 1, PAIRS - 1):
+            z = (start + (block * PAIRS + i) * step) & full
+            z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & full
+            z = (z ^ z >> 27) * 0x94D049BB133111EB & full
+            assert int(words[i]) == z ^ z >> 31
+
+
+def test_the_same_on_every_processor():
+    """These bits were made once; nothing in them may depend on the machine."""
+    assert drawn(4).numpy().tobytes().hex() == "210d79bd5dcc12c0adf0dc3d90a4aa3f"
+
+
+def test_it_is_named_by_seed_round_and_draw():
+    names = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    made = [drawn(9, round, draw, seed) for seed, round, draw in names]
+    assert len({tuple(z.tolist()) for z in made}) == len(names)
+    torch.testing.assert_close(drawn(9, dtype=torch.float64).float(), drawn(9))
+    noise = Noise(0, 50, 100)
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda k: noise.fill(torch.empty(5000), 0, k), range(40)))
+    for k, z in enumerate(together):
+        assert torch.equal(z, drawn(5000, 0, k))
+
+
+def test_blocks_of_a_long_draw_differ_and_a_short_one_is_its_beginning():
+    z = drawn(3 * BLOCK + 5)
+    assert len({tuple(part[:3].tolist()) for part in z.split(BLOCK)}) == 4
+    assert torch.equal(drawn(BLOCK + 9), z[: BLOCK + 9])
+
+
+def test_draws_are_independent_of_each_other():
+    many = torch.stack([drawn(4000, round, draw) for round in range(6) for draw in range(50)])
+    correlation = torch.corrcoef(many) - torch.eye(len(many))
+    assert correlation.abs().max() < 6 / 4000**0.5
+
+
+def test_other_types_of_numbers_have_the_same_draws():
+    assert torch.equal(drawn(100, dtype=torch.bfloat16), drawn(100).bfloat16())
+
+
+def test_more_draws_than_it_can_tell_apart_are_refused():
+    with pytest.raises(ValueError, match="draws"):
+        Noise(0, 2**31 + 1, 2)
+
+
+def test_the_default_type_of_torch_changes_nothing():
+    expected = Noise(0, 1, 1).fill(torch.empty(40), 0, 0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        row = Noise(0, 1, 1).fill(torch.empty(40, dtype=torch.bfloat16), 0, 0)
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(row, expected.to(torch.bfloat16))

@@ -1,0 +1,146 @@
+"""Runs whose rounds are made several at once end as those whose rounds are made one by one."""
+
+import os
+
+import pytest
+import torch
+
+import topdp
+from builders import blobs, linear_model
+from topdp import topology
+from topdp.runs import run_stacks, training_loop
+from topdp.simulator import engine as engine_file
+from topdp.simulator.stepping import advancing, until_seen
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("benchmarks/gpu.py compares on a GPU", allow_module_level=True)
+
+from replays import Quick, by_calling
+from topdp.simulator.cuda_replay import Stretches
+
+
+@pytest.fixture
+def stretched(monkeypatch):
+    """`stretched()`: several rounds at once from here on; it returns a list of how far each step went."""
+    monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: Quick(*arguments))
+
+    def begin():
+        steps = []
+
+        def advancing_recorded(engine):
+            several = Stretches(engine, by_calling)
+
+            def advance(state, at_most):
+                found = several.advance(state, at_most)
+                assert several.reason is None
+                steps.append(found.releases - state.releases)
+                return found
+
+            return advance
+
+        for place in (training_loop, run_stacks):
+            monkeypatch.setattr(place, "advancing", advancing_recorded)
+        return steps
+
+    return begin
+
+
+def train(**settings):
+    settings = {
+        "sigma": 0.1,
+        "clip": 1.0,
+        "rounds": 11,
+        "evaluate_every": 4,
+        "checkpoint_every": 3,
+    } | settings
+    return topdp.train(linear_model(), blobs(5), topology.ring(5), **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"method": "muffliato", "gossip": 2},
+        {"batch": {"cycle": 7}},
+        {"optimiser": "momentum", "average": 0.9},
+        {"method": "central"},
+    ],
+)
+def test_a_run_ends_the_same(stretched, settings, tmp_path):
+    expected = train(**settings, out=tmp_path / "one")
+    steps = stretched()
+    found = train(**settings, out=tmp_path / "many")
+    assert torch.equal(found.estimates, expected.estimates)
+    assert found.metrics == expected.metrics
+    each = 3 if "gossip" in settings else 1
+    assert steps == [each * rounds for rounds in (1, 3, 1, 2, 2, 1, 2)]  # rounds 0, 3, 4, 6, 8, 9 and 11
+
+
+def test_callbacks_see_every_round(stretched):
+    seen, steps = [], stretched()
+    train(callbacks=[lambda run: seen.append((run.round, run.estimates))], rounds=4)
+    assert [round for round, _ in seen] == [0, 1, 2, 3, 4] and steps == [1] * 5
+    assert not torch.equal(seen[1][1], seen[2][1])
+
+
+def test_a_run_that_is_broken_off_within_goes_on_from_its_last_state(stretched, tmp_path, monkeypatch):
+    expected = train(out=tmp_path / "whole")
+    stretched()
+    real, broken = Stretches._one, []
+
+    def interrupted(self, program, round):
+        if round == 8 and not broken:
+            broken.append(round)
+            raise KeyboardInterrupt
+        return real(self, program, round)
+
+    monkeypatch.setattr(Stretches, "_one", interrupted)
+    with pytest.raises(topdp.runs.training_loop.InterruptedRun):
+        train(out=tmp_path / "run")
+    found = train(out=tmp_path / "run", resume=True)
+    assert broken and torch.equal(found.estimates, expected.estimates)
+    assert found.metrics == expected.metrics
+
+
+@pytest.mark.parametrize("checkpoints", [3, 100])
+def test_a_run_that_is_broken_off_while_it_is_evaluated_saves_no_rows_of_another_round(
+    stretched, tmp_path, monkeypatch, checkpoints
+):
+    """Of the state before, the last that was kept, nothing is left where several rounds were made."""
+    expected = train(out=tmp_path / "whole", checkpoint_every=checkpoints)
+    stretched()
+    real, broken = engine_file.Engine.evaluate, []
+
+    def interrupted(self, state):
+        if state.releases == 9 and not broken:
+            broken.append(state)
+            raise KeyboardInterrupt
+        return real(self, state)
+
+    monkeypatch.setattr(engine_file.Engine, "evaluate", interrupted)
+    with pytest.raises(topdp.runs.training_loop.InterruptedRun):
+        train(out=tmp_path / "run", checkpoint_every=checkpoints)
+    found = train(out=tmp_path / "run", checkpoint_every=checkpoints, resume=True)
+    assert broken and torch.equal(found.estimates, expected.estimates)
+    assert found.metrics == expected.metrics
+
+
+def test_without_a_gpu_every_round_is_the_engines():
+    class One:
+        device = torch.device("cpu")
+
+        def advance(self, state):
+            return state + 1
+
+    assert advancing(One())(3, 100) == 4
+
+
+def test_nobody_is_passed_by():
+    for each in (1, 3):
+        releases, seen = 0, []
+        while releases < 26 * each:
+            releases += until_seen(releases, each, 25, 10, 4)
+            assert releases % each == 0
+            seen.append(releases // each - 1)
+        assert seen == [0, 4, 8, 10, 12, 16, 20, 24, 25]

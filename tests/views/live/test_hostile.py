@@ -1,0 +1,328 @@
+"""The live page against folders, servers and visitors that mean it ill."""
+
+import json
+import os
+import shutil
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+from serving import books, run_in, served, standing, until
+
+from topdp.views.live import connection_limits, disk_watch, live_sources, remote_fetch
+from topdp.views.live.disk_watch import Answers, Watch
+from topdp.views.live.federation_page import Federation, NoAnswerError, Place, ask
+from topdp.views.live.list_summaries import summary
+
+SECRET = "the-words-of-another-file"
+
+# Folders
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    made = tmp_path_factory.mktemp("hostile") / "run"
+    run_in(made, rounds=2)
+    return made
+
+
+@pytest.fixture
+def ill(run, tmp_path):
+    """An agent that is well, and beside it a run that a test makes ill: (folder of both, the run)."""
+    shutil.copytree(run, tmp_path / "ill")
+    books(tmp_path / "well")
+    standing(tmp_path / "well")
+    return tmp_path, tmp_path / "ill"
+
+
+def told(page, kind, name):
+    return next(
+        one
+        for one in page.client.get("/api/runs").json()["sources"]
+        if (one["kind"], one["name"]) == (kind, name)
+    )
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.toml", "metrics.jsonl", "privacy.json", "plan.npz"])
+def test_what_a_link_leads_to_is_not_read(ill, name):
+    place, path = ill
+    outside = place / "outside.json"
+    outside.write_text(json.dumps({SECRET: SECRET}))
+    (path / name).unlink()
+    (path / name).symlink_to(outside)
+    with served([place]) as page:
+        found = told(page, "run", "ill")
+        facts = page.client.get(f"/api/runs/{found['id']}/facts").text
+        assert "plain files" in found["problem"] and "plain files" in facts
+        assert SECRET not in facts + json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("ill", "metrics.jsonl"), ("ill", "privacy.json"), ("well", "status.json")]
+)
+def test_a_pipe_is_not_waited_for(ill, folder, name):
+    place, _ = ill
+    (place / folder / name).unlink()
+    os.mkfifo(place / folder / name)
+    looked = threading.Thread(target=Watch([place]).look, daemon=True)
+    looked.start()
+    looked.join(20)
+    assert not looked.is_alive(), "looks at a pipe for ever"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"accuracy": {"mean": "x"}},
+        {"accuracy": {"mean": {}}},
+        {"accuracy": {"mean": 10**400}},
+        {"\ud800": {"mean": 1}},
+    ],
+)
+def test_one_that_is_damaged_hides_no_other(ill, line):
+    place, path = ill
+    (path / "metrics.jsonl").write_text(json.dumps({"round": 1, **line}) + "\n")
+    with served([place]) as page:
+        assert "damaged" in told(page, "run", "ill")["problem"]
+        assert told(page, "agent", "well")["problem"] is None
+
+
+def test_what_is_wrong_says_nothing_of_where_it_is(ill):
+    place, path = ill
+    (path / "config.toml").unlink()
+    (place / "well" / "ledger.sqlite").write_bytes(
+        b"nothing of the kind, and long enough to be looked at" * 50
+    )
+    with served([place]) as page:
+        found = told(page, "run", "ill")
+        said = [page.client.get(f"/api/runs/{found['id']}/facts").text, page.client.get("/api/runs").text]
+        said.append(page.client.get(f"/api/agents/{told(page, 'agent', 'well')['id']}").text)
+        assert "in ill, could not read config.toml" in said[0]
+        assert str(place) not in "".join(said)
+
+
+def test_another_programs_status_hides_nobody(ill):
+    place, _ = ill
+    file = place / "well" / "status.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "begun": 3}))
+    assert {kind for kind, _ in Watch([place]).look()} == {"run", "agent"}
+
+
+def test_names_that_are_no_text_or_markup_are_names(ill):
+    place, path = ill
+    path.rename(place / os.fsdecode(b"<b>\xff"))
+    with served([place]) as page:
+        found = told(page, "run", "<b>\ufffd")
+        assert "&lt;b&gt;\ufffd" in page.client.get(f"/runs/{found['id']}").text
+        assert page.client.get(f"/api/runs/{found['id']}/facts").json()["name"] == "<b>\ufffd"
+
+
+def test_a_folder_may_go_while_it_is_watched(ill, monkeypatch):
+    monkeypatch.setattr(disk_watch, "EVERY", 0.02)
+    place, path = ill
+    with served([place]) as page:
+        id = told(page, "run", "ill")["id"]
+        path.rename(place / ".gone")
+        facts = page.client.get(f"/api/runs/{id}/facts")
+        assert facts.status_code == 404 or "Expected a run" in facts.json()["problem"]
+        until(lambda: page.client.get(f"/runs/{id}").status_code == 404, "the run to be gone")
+
+
+def test_of_too_many_the_newest_are_shown(tmp_path):
+    for number, age in enumerate((50, 10, 40, 20, 30)):
+        file = tmp_path / f"run-{number}" / "run.json"
+        file.parent.mkdir()
+        file.write_text("{}")
+        os.utime(file, (1e9 - age, 1e9 - age))
+    found = live_sources.find([tmp_path], most=2)
+    assert [one.name for one in found.sources] == ["run-1", "run-3"] and found.cut
+
+
+def test_a_file_that_is_too_large_for_a_page_is_not_read(ill, monkeypatch):
+    monkeypatch.setattr(live_sources, "USUAL", 10)
+    (source,) = (one for one in live_sources.find([ill[0]]).sources if one.name == "ill")
+    assert "use topdp report" in summary(source)["problem"]
+
+
+def test_a_plan_that_unpacks_to_too_much_is_not_read(ill, monkeypatch):
+    (source,) = (one for one in live_sources.find([ill[0]]).sources if one.name == "ill")
+    assert summary(source)["problem"] is None
+    monkeypatch.setattr(live_sources, "UNPACKED", 1000)
+    assert "too large unpacked" in summary(source)["problem"]
+
+
+def test_one_that_takes_long_keeps_nobody_from_another(tmp_path):
+    books(tmp_path / "slow", "slow")
+    books(tmp_path / "quick", "quick")
+    slow, quick = sorted(live_sources.find([tmp_path]).sources, key=lambda one: one.name == "quick")
+    begun, go = threading.Event(), threading.Event()
+
+    def read(source):
+        if source == slow:
+            begun.set()
+            go.wait(20)
+        return {"name": source.name}
+
+    answers = Answers(read)
+    waiting = threading.Thread(target=answers.of, args=(slow,), daemon=True)
+    waiting.start()
+    assert begun.wait(20)
+    found = []
+    other = threading.Thread(target=lambda: found.append(answers.of(quick)), daemon=True)
+    other.start()
+    other.join(10)
+    go.set()
+    waiting.join(20)
+    assert found == [b'{"name": "quick"}']
+
+
+def test_a_fault_of_ours_is_told_in_words(tmp_path):
+    books(tmp_path / "ada")
+    (source,) = live_sources.find([tmp_path]).sources
+    assert (
+        "could not read it: ZeroDivisionError" in json.loads(Answers(lambda one: 1 / 0).of(source))["problem"]
+    )
+
+
+# Servers elsewhere
+
+
+@contextmanager
+def dripping(first, drop):
+    """A server that says `first`, and then `drop` again and again."""
+    server = socket.create_server(("127.0.0.1", 0))
+    over = threading.Event()
+
+    def serve():
+        while not over.is_set():
+            try:
+                peer, _ = server.accept()
+                with peer:
+                    peer.sendall(first)
+                    while not over.wait(0.02):
+                        peer.sendall(drop)
+            except OSError:
+                continue
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    finally:
+        over.set()
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join(20)
+
+
+@pytest.mark.parametrize(
+    ("first", "drop"),
+    [
+        (b"", b"H"),
+        (b"HTTP/1.1 200 OK\r\n", b"X: y"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+)
+def test_who_answers_in_drops_is_cut_off(first, drop, monkeypatch):
+    monkeypatch.setattr(remote_fetch, "WHOLE", 0.2)
+    with (
+        dripping(first, drop) as url,
+        pytest.raises(NoAnswerError, match=r"not answer in time|cannot be reached"),
+    ):
+        ask(Place(url, None))
+
+
+def test_a_place_that_never_answers_keeps_no_other_waiting(ill, monkeypatch):
+    asked, go = threading.Event(), threading.Event()
+
+    def answer(place):
+        if place.url == "slow":
+            asked.set()
+            go.wait(20)
+        return []
+
+    monkeypatch.setattr("topdp.views.live.federation_page.ask", answer)
+    federation = Federation([Place("slow", None), Place("quick", None)])
+    with served([ill[0]], federation=federation) as page:
+        assert asked.wait(20)
+        until(
+            lambda: page.client.get("/api/federation").json()["places"][1]["problem"] is None, "the quick one"
+        )
+        assert page.client.get("/api/federation").json()["places"][0]["problem"] == "not asked yet"
+        go.set()
+
+
+def test_a_fault_is_not_the_last_question(ill, monkeypatch):
+    monkeypatch.setattr("topdp.views.live.federation_page.EVERY", 0.01)
+    answers = [ZeroDivisionError]
+
+    def answer(place):
+        if answers:
+            raise answers.pop()
+        return []
+
+    monkeypatch.setattr("topdp.views.live.federation_page.ask", answer)
+    with served([ill[0]], federation=Federation([Place("http://127.0.0.1", None)])) as page:
+        until(
+            lambda: page.client.get("/api/federation").json()["places"][0]["problem"] is None,
+            "the next question",
+        )
+
+
+# Visitors
+
+
+def ended(visitor):
+    """Whether the other side has closed, by a word or without one."""
+    try:
+        return visitor.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_who_opens_a_connection_and_does_not_ask_loses_it(ill, monkeypatch, said):
+    monkeypatch.setattr(connection_limits, "ASKING", 0.2)
+    with served([ill[0]]) as page, socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor:
+        visitor.sendall(said)
+        assert ended(visitor)
+        assert page.client.get("/api/runs").status_code == 200
+
+
+def test_who_answers_nothing_after_a_refusal_loses_it_too(ill, monkeypatch):
+    """The rest of a body that nobody waits for is no way to stay."""
+    monkeypatch.setattr(connection_limits, "ASKING", 0.2)
+    head = b"POST /api/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
+    with served([ill[0]]) as page, socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor:
+        visitor.sendall(head)
+        while not ended(visitor):
+            visitor.sendall(b"x")
+
+
+def test_there_is_an_end_to_connections(ill, monkeypatch):
+    monkeypatch.setattr(connection_limits, "MOST", 3)
+    with served([ill[0]]) as page:
+        visitors = [socket.create_connection(("127.0.0.1", page.port), timeout=20) for _ in range(4)]
+        assert ended(visitors[-1])  # httpx has one already
+        for one in visitors:
+            one.close()
+        until(lambda: _answers(page.port), "the others to be gone")
+
+
+def _answers(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as visitor:
+        try:
+            visitor.sendall(b"GET /static/dash.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return visitor.recv(12) == b"HTTP/1.1 200"
+        except ConnectionError:
+            return False
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_program_of_this_machine_is_another_site(ill, site):
+    with served([ill[0]]) as page:
+        assert page.client.get("/api/runs", headers={"sec-fetch-site": site}).status_code == 403
+        assert page.client.get("/api/runs", headers={"sec-fetch-site": "same-origin"}).status_code == 200

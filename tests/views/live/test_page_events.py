@@ -1,0 +1,178 @@
+"""Events: numbered, resumed, reset; slow and too many listeners; an end while somebody listens."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from serving import PATIENCE, books, served, standing, until
+
+from topdp.views.live.event_streams import EventStream
+from topdp.views.live.page_events import OF_ONE, Events, TooManyListeners
+
+
+def parsed(text):
+    """[(id, kind, facts)] of a piece of a stream."""
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.partition(": ")[::2] for line in block.splitlines())
+        if "event" in fields:
+            found.append((fields.get("id"), fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def heard(events, after, count):
+    """The first `count` events, beats left out."""
+
+    async def listening():
+        found = []
+        async with asyncio.timeout(PATIENCE):
+            async for text in events.listen(after):
+                found += [one for one in parsed(text) if one[1] != "beat"]
+                if len(found) >= count:
+                    return found
+
+    return asyncio.run(listening())
+
+
+def test_who_comes_again_hears_what_was_missed_and_nothing_twice():
+    events = Events()
+    for number in range(5):
+        events.tell("run", {"number": number})
+    assert [facts["number"] for _, _, facts in heard(events, f"{events.start}-2", 3)] == [2, 3, 4]
+    assert events.missed(events.last) == []
+    assert events.missed(None) == []
+
+
+@pytest.mark.parametrize(
+    "after", ["other-3", "", "x", "START-99", "START--1", "START-9" + "9" * 30, "START-²"]
+)
+def test_who_names_what_is_not_known_begins_anew(after):
+    events = Events()
+    events.tell("run", {})
+    (event,) = events.missed(after.replace("START", events.start))
+    assert (event.kind, event.name) == ("reset", events.last)
+
+
+def test_who_was_away_too_long_begins_anew():
+    events = Events(kept=3)
+    for number in range(5):
+        events.tell("run", {"number": number})
+    assert [event.kind for event in events.missed(f"{events.start}-1")] == ["reset"]
+    assert [event.facts["number"] for event in events.missed(f"{events.start}-2")] == [2, 3, 4]
+
+
+def test_one_visitor_cannot_keep_another_out(tmp_path):
+    with served([tmp_path]) as page:
+        greedy = [streamed(page, {"User-Agent": "greedy"}) for _ in range(OF_ONE)]
+        for one in greedy:
+            assert next(one)[1] == "beat"
+        refused = page.client.get("/api/events", headers={"User-Agent": "greedy"})
+        assert refused.status_code == 429 and "of one visitor" in refused.json()["problem"]
+        other = streamed(page, {"User-Agent": "another"})
+        assert next(other)[1] == "beat"
+        greedy[0].close()
+        until(lambda: page.dash.events.listeners == OF_ONE, "a place to be free")
+        again = streamed(page, {"User-Agent": "greedy"})
+        assert next(again)[1] == "beat"
+        for one in (*greedy, other, again):
+            one.close()
+
+
+def test_two_starts_of_a_server_have_other_names():
+    assert Events().start != Events().start
+
+
+def test_one_listener_too_many_is_told_so_and_a_place_becomes_free():
+    async def trying():
+        events = Events(listeners=1)
+        first = events.listen()
+        await anext(first)
+        with pytest.raises(TooManyListeners, match="at most 1"):
+            await anext(events.listen())
+        await first.aclose()
+        await anext(events.listen())
+
+    asyncio.run(trying())
+
+
+def test_who_does_not_read_is_left_behind():
+    async def trying():
+        events = Events(unread=3)
+        slow = events.listen()
+        await anext(slow)
+        for number in range(9):
+            events.tell("run", {"number": number})
+        async with asyncio.timeout(5):
+            rest = [text async for text in slow]
+        assert len(rest) <= 9 and events.listeners == 0
+
+    asyncio.run(trying())
+
+
+def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
+    monkeypatch.setattr("topdp.views.live.event_streams.SLOW", 0.05)
+
+    async def trying():
+        events = Events()
+        stream = await EventStream.begin(events, None)
+
+        async def stuck(message):
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        async with asyncio.timeout(PATIENCE):
+            await stream({}, asyncio.Event().wait, stuck)
+        assert events.listeners == 0
+
+    asyncio.run(trying())
+
+
+def test_the_first_words_come_at_once_and_nothing_happens_is_said_too():
+    async def trying():
+        events = Events()
+        listening = events.listen(beat=0.01)
+        first, second = await anext(listening), await anext(listening)
+        assert parsed(first) == [(events.last, "beat", {})] and parsed(second) == [(None, "beat", {})]
+
+    asyncio.run(trying())
+
+
+def streamed(page, headers=None):
+    """Events of a server, one after the other."""
+    with httpx.stream(
+        "GET", page.url + "/api/events", headers=headers, timeout=PATIENCE, trust_env=False
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        text = ""
+        for piece in answer.iter_text():
+            text += piece
+            while "\n\n" in text:
+                block, _, text = text.partition("\n\n")
+                yield from parsed(block)
+
+
+def test_a_change_on_disk_is_told_and_can_be_heard_again(tmp_path):
+    state = books(tmp_path / "ada")
+    with served([tmp_path]) as page:
+        listening = streamed(page)
+        name, kind, _ = next(listening)
+        assert kind == "beat"
+        standing(state, round=3)
+        changed = next(one for one in listening if one[1] == "agent")
+        assert changed[2]["state"] == "running, waits"
+        again = streamed(page, {"Last-Event-ID": name})
+        assert next(one for one in again if one[1] != "beat") == changed
+        other = streamed(page, {"Last-Event-ID": "before-17"})
+        assert next(one for one in other if one[1] != "beat")[1] == "reset"
+        for one in (listening, again, other):
+            one.close()
+        until(lambda: page.dash.events.listeners == 0, "all listeners to be forgotten")
+
+
+def test_a_server_ends_at_once_though_somebody_listens(tmp_path):
+    with served([tmp_path]) as page:
+        listening = streamed(page)
+        next(listening)
+    # `served` has seen it end; the stream was ended in order, not cut.
+    assert [one for one in listening if one[1] != "beat"] == []

@@ -1,0 +1,201 @@
+"""The planner's routes: what a page asks and is told, without a browser."""
+
+import asyncio
+import json
+import threading
+import time
+import tomllib
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from topdp.runs import config
+from topdp.runs.planner.planner_form import FIELDS, KEYS, as_command, as_toml, configuration
+from topdp.runs.planner.setting_answers import plan_answers
+from topdp.views.live import planner_page
+from topdp.views.terminal.planned_table import lines
+
+FEW = {"topology.agents": "5", "topology.kind": "ring", "rounds": "3"}
+
+
+@pytest.fixture
+def client(monkeypatch):
+    monkeypatch.setattr(planner_page, "DESK", planner_page.Desk())
+    transport = httpx.ASGITransport(Starlette(routes=planner_page.planner_routes))
+
+    def send(method="POST", **more):
+        async def once():
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as sender:
+                return await sender.request(method, "/api/plan", **more)
+
+        return asyncio.run(once())
+
+    return send
+
+
+def ask(client, values, name="a page"):
+    answer = client(json={"client": name, "values": values})
+    assert answer.status_code == 200
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def test_what_would_take_minutes_to_refuse_is_refused_at_once(client):
+    """The best noise for so many steps of averaging takes minutes to find, in which nothing could stop it."""
+    values = {"method.name": "correlated", "method.gossip": "100000", "topology.agents": "100"}
+    (told,) = ask(client, values)
+    assert "at most 32 steps" in told["problem"] + str(told["fields"])
+
+
+@pytest.mark.parametrize("method", ["top", "correlated"])
+def test_the_page_is_told_what_the_command_prints(client, method):
+    values = {**FEW, "method.name": method, "privacy.epsilon": "2"}
+    told = ask(client, values)
+    assert told[-1] == {"done": True}
+    last = [one for one in told if "lines" in one][-1]
+    made = plan_answers(config.read(changes=[f"{key}={value}" for key, value in values.items()]))
+    assert last["lines"] == [[name, *cells] for name, cells in lines([made])]
+    assert last["pending"] == [] and sum("recommended" in one for one in told) == 1
+    # Asked again with another budget, it is remembered, and still the same as the command's.
+    again = [one for one in ask(client, {**values, "privacy.epsilon": "3"}) if "lines" in one][-1]
+    made = plan_answers(
+        config.read(changes=[f"{k}={v}" for k, v in {**values, "privacy.epsilon": "3"}.items()])
+    )
+    assert again["lines"] == [[name, *cells] for name, cells in lines([made])]
+    assert planner_page.DESK.memory.found > 0
+
+
+def test_what_it_says_to_copy_is_the_setting(client, tmp_path):
+    values = {**FEW, "method.name": "dsgd", "privacy.delta": "1e-06"}
+    first = ask(client, values)[0]
+    (tmp_path / "plan.toml").write_text(first["toml"])
+    made = configuration(values)
+    assert config.read(tmp_path / "plan.toml") == made
+    words = first["command"].split()
+    changes = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    assert config.read(changes=changes) == made
+    assert as_command({field.key: field.value for field in FIELDS}) == []
+    assert config.parse(tomllib.loads(as_toml(configuration({})))) == config.read()
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "said"),
+    [
+        ({"privacy.epsilon": "0"}, "privacy.epsilon", "expected a number > 0"),
+        ({"privacy.epsilon": "much"}, "privacy.epsilon", "expected a number > 0"),
+        ({"topology.agents": "1000000"}, "topology.agents", "expected at most 100 to plan here"),
+        ({"rounds": "1000000"}, "rounds", "expected at most 5000 to plan here"),
+        ({"privacy.colluders": "5"}, "privacy.colluders", "from 0 to 4"),
+        ({"method.alpha": "2"}, "method.alpha", "less than or equal to 1"),
+        ({"topology.kind": "/etc/passwd"}, "topology.kind", "got '/etc/passwd'"),
+        ({"data.name": "../secret.npz"}, "data.name", "got '../secret.npz'"),
+        ({"model.name": "os:abort"}, "model.name", "got 'os:abort'"),
+        ({"topology.kind": "file"}, "topology.kind", "got 'file'"),
+        ({"privacy.epsilon": "9" * 300}, "privacy.epsilon", "at most 200 characters"),
+        ({"privacy.epsilon": "[1, 2]"}, "privacy.epsilon", "expected one number or 5"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said_beside_its_field(client, values, field, said):
+    told = ask(client, {**FEW, **values})[-1]
+    assert said in told["fields"][field] and len(told["fields"]) == 1
+
+
+def test_what_belongs_to_no_field_is_said_all_the_same(client):
+    told = ask(client, {**FEW, "method.name": "top", "method.alpha": "0"})
+    assert "No amount of noise" in told[-1]["problem"] and not told[-1].get("fields")
+    (told,) = ask(client, {"data.schema": "x"})
+    assert "data.schema: no such key" in told["problem"]
+    (told,) = ask(client, {**FEW, "topology.kind": "regular", "topology.degree": "9"})
+    assert told["problem"] or told["fields"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"[]", 400),
+        (b'{"client": "a", "values": []}', 400),
+        (b'{"client": "", "values": {}}', 400),
+        (b"[" * 15_000, 400),
+        (b" " * 30_000, 413),
+    ],
+    ids=["no json", "a list", "no values", "no name", "deep", "long"],
+)
+def test_what_is_no_question_is_refused(client, body, status):
+    assert client(content=body).status_code == status
+    assert client("GET").status_code == 405
+
+
+def test_a_form_has_a_field_for_each_key_and_no_file_can_be_named():
+    assert len(set(KEYS)) == len(KEYS)
+    assert not {"data.schema", "data.sites", "data.test", "topology.path"} & set(KEYS)
+    for field in FIELDS:
+        assert field.value in field.choices or not field.choices
+
+
+def lively(monkeypatch, seconds):
+    """Answers that take so long, and tell after every moment that they are at it."""
+    ended = []
+
+    def slow(question, quick, progress, memory):
+        try:
+            for step in range(int(seconds / 0.01)):
+                time.sleep(0.01)
+                progress(step, 100)
+            yield from ()
+        finally:
+            ended.append(threading.current_thread().name)
+
+    monkeypatch.setattr(planner_page, "stages", slow)
+    return ended
+
+
+def test_a_newer_question_of_a_page_ends_the_older(monkeypatch):
+    ended = lively(monkeypatch, 30)
+    desk = planner_page.Desk()
+
+    async def both():
+        first = desk.answers("one page", FEW)
+        assert "toml" in json.loads(await anext(first))
+        second = desk.answers("one page", FEW)
+        assert "toml" in json.loads(await anext(second))
+        rest = [line async for line in first]  # ends, without an answer
+        other = desk.answers("another page", FEW)
+        assert "toml" in json.loads(await anext(other))  # is not in anybody's way
+        await second.aclose()  # the page was left
+        await other.aclose()
+        return rest
+
+    began = time.monotonic()
+    rest = asyncio.run(both())
+    assert not any("done" in json.loads(line) or "problem" in json.loads(line) for line in rest)
+    desk.threads.shutdown(wait=True)
+    assert len(ended) == 3 and time.monotonic() - began < 10 and desk.current == {}
+
+
+def test_what_takes_too_long_is_given_up_in_words(client, monkeypatch):
+    lively(monkeypatch, 30)
+    monkeypatch.setattr(planner_page, "PATIENCE", 0.2)
+    assert "takes longer than 0 s" in ask(client, FEW)[-1]["problem"]
+
+
+def test_questions_do_not_pile_up(monkeypatch):
+    lively(monkeypatch, 30)
+    monkeypatch.setattr(planner_page, "WAITING", 1)
+    desk = planner_page.Desk()
+
+    async def crowd():
+        first = desk.answers("one", FEW)
+        await anext(first)
+        told = [json.loads(line) async for line in desk.answers("two", FEW)]
+        await first.aclose()
+        return told
+
+    (told,) = asyncio.run(crowd())
+    assert "Too many" in told["problem"]
+
+
+def test_a_fault_of_ours_is_said_and_is_no_silence(client, monkeypatch):
+    monkeypatch.setattr(planner_page, "stages", lambda *given: 1 / 0)
+    assert ask(client, FEW)[-1]["problem"] == "A fault of ours: ZeroDivisionError."

@@ -1,0 +1,239 @@
+"""What an organisation may say of its own run, from its own books; and the books of which it may not."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from statistics import NormalDist
+
+import pytest
+from history import federation, live, on_virtual_time
+from typer.testing import CliRunner
+
+from topdp.agents.agreement.amendments import amendment_of
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_database import FILE, TamperedError
+from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.node.amending import Change, amend
+from topdp.cli.app import app
+from topdp.errors import InputError
+from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.views.pages.plain_words import no_less
+from topdp.views.statement.agent_record import own_books
+from topdp.views.statement.agent_statement import own_statement
+from topdp.views.statement.run_statement import statement_html, statement_yaml
+
+OWN_NOISE = {number: {"seeded": False} for number in range(4)}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Four agents after their last round, with noise of their own, and a manifest beside."""
+    made = federation(
+        tmp_path_factory.mktemp("own"),
+        "privacy.epsilon=2.0",
+        agents=4,
+        rounds=4,
+        guarantee="adaptive",
+        departures=1,
+    )
+    on_virtual_time(live(made, options=OWN_NOISE))
+    made.setup.manifest.write(made.folder / "manifest.toml")
+    return made
+
+
+def said_of(made, agent=0):
+    return own_statement(own_books(made.state(agent), made.folder / "manifest.toml"))
+
+
+def test_numbers_are_those_of_the_books(ran):
+    said, result = said_of(ran), ran.results()[0]
+    answers = said["guarantee"]["answers"]
+    assert answers["adaptive"]["epsilon"] == result["spent"]["epsilon"] > 0
+    assert answers["worst_case"]["epsilon"] == result["spent"]["worst_case"]
+    assert said["guarantee"]["delta"] == result["spent"]["delta"]
+    for one in answers.values():
+        assert one["is_a_guarantee"]
+        implied = epsilon_of(one["mu"], said["guarantee"]["delta"])
+        assert one["epsilon"] <= implied <= one["epsilon"] * (1 + 1e-6)
+        assert 0.01 < one["recognised_at_1_percent_false_alarms"] < 1
+    assert said["deployment"]["accounting"]["budget"] == result["budget"]
+    assert said["simulated"] is False and "over for it" in " ".join(said["summary"])
+
+
+def test_it_says_what_it_does_not_cover(ran):
+    words = " ".join(said_of(ran)["not_protected"])
+    parts = [
+        "More than 2 other agents",
+        "1 of them as a reserve",
+        "Other runs on the same records",
+        "owns or breaks into",
+        "old copy",
+        "Poisoning",
+        "departure from the plan far away",
+        "floating point",
+    ]
+    for part in parts:
+        assert part in words
+
+
+def test_it_is_a_page_and_yaml_and_changes_nothing(ran, tmp_path):
+    before = {file.name: file.read_bytes() for file in ran.state(1).iterdir()}
+    place = [
+        "statement",
+        str(ran.state(1)),
+        "--manifest",
+        str(ran.folder / "manifest.toml"),
+        "--out",
+        str(tmp_path),
+    ]
+    found = CliRunner().invoke(app, [*place, "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout.splitlines()[-1])["statement"]["scope"] == "One record of bob"
+    page = (tmp_path / "privacy-statement.html").read_text()
+    assert "One record of bob" in page
+    assert "the largest over agents" not in page and "simulated run" not in page
+    after = {
+        file.name: file.read_bytes() for file in ran.state(1).iterdir() if not file.name.endswith("-shm")
+    }
+    assert {name: before.get(name, b"") for name in after} == after
+
+
+def test_books_under_way_say_that_more_is_to_come(tmp_path, ran):
+    manifest = ran.setup.manifest
+    ledger = Ledger(tmp_path / "ada", manifest.hash, "ada", guarantee="adaptive", reserve=1)
+    assert "Nothing was released" in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+    ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    assert "The run goes on: release 0 of 4" in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+    ledger.depart("bob refuses", "bob")
+    assert "counted as one more who pools what it sees: bob" in " ".join(
+        own_statement(_books(tmp_path, ran))["summary"]
+    )
+    ledger.depart("dan is quarantined", "dan")  # beyond the reserve
+    said = own_statement(_books(tmp_path, ran))
+    ledger.close()
+    assert "The plan was departed from (dan is quarantined)" in " ".join(said["summary"])
+    assert list(said["guarantee"]["answers"]) == ["worst_case"]
+    assert said["guarantee"]["answers"]["worst_case"]["epsilon"] == 0.7
+
+
+def _books(place, ran):
+    return own_books(place / "ada", ran.folder / "manifest.toml")
+
+
+@pytest.mark.parametrize("guarantee", ["view", "claimed"])
+def test_an_answer_that_guarantees_nothing_is_not_promised(tmp_path, guarantee):
+    made = federation(tmp_path, "privacy.epsilon=9.0", agents=4, rounds=4, guarantee=guarantee)
+    made.setup.manifest.write(tmp_path / "manifest.toml")
+    ledger = Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee=guarantee)
+    ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    ledger.close()
+    said = said_of(made)
+    assert "ε = 0.7 at" in said["summary"][0] and "guarantees nothing" in said["summary"][1]
+    assert (
+        said["guarantee"]["answers"][guarantee] | {"epsilon": 0.5, "is_a_guarantee": False}
+        == (said["guarantee"]["answers"][guarantee])
+    )
+    assert said["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] == 0.7
+
+
+def test_noise_that_others_know_protects_nobody(tmp_path):
+    made = federation(tmp_path, agents=4, rounds=1)
+    on_virtual_time(live(made))  # seeded
+    made.setup.manifest.write(tmp_path / "manifest.toml")
+    said = said_of(made)
+    assert said["summary"][0].startswith("This run protects nobody: its noise came from a seed")
+    assert not any(one["is_a_guarantee"] or one["epsilon"] for one in said["guarantee"]["answers"].values())
+    assert said["deployment"]["dp_flavor"]["bound_on_output_distance"]["epsilon"] is None
+    for text in (statement_html(said), statement_yaml(said)):
+        assert "A cipher keyed by the operating system" not in text
+
+
+def test_books_that_are_not_whole_are_refused(tmp_path, ran):
+    ledger = Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")
+    for round in range(2):
+        ledger.release(round, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    ledger.close()
+    books = sqlite3.connect(tmp_path / "ada" / "ledger.sqlite")
+    books.execute(
+        """UPDATE charges SET entry = replace(entry, '"charge": 0.5', '"charge": 0.1') WHERE number = 0"""
+    )
+    books.commit()
+    books.close()
+    with pytest.raises(TamperedError):
+        _books(tmp_path, ran)
+
+
+def test_another_manifest_or_none_is_refused(tmp_path, ran):
+    other = federation(tmp_path, agents=4, rounds=2)
+    other.setup.manifest.write(tmp_path / "other.toml")
+    with pytest.raises(InputError, match="Expected the manifest by which the books"):
+        own_books(ran.state(0), tmp_path / "other.toml")
+    found = CliRunner().invoke(app, ["statement", str(ran.state(0))])
+    assert isinstance(found.exception, InputError) or found.exit_code == 2
+    found = CliRunner().invoke(app, ["statement", str(tmp_path), "--manifest", str(tmp_path / "other.toml")])
+    assert isinstance(found.exception, InputError) or found.exit_code == 2
+
+
+def test_releases_that_cost_nothing_at_their_delta_have_a_mu_all_the_same(tmp_path, ran):
+    """(0, δ)-private noise is noise: a curve of μ = 0 would promise that there is nothing to see."""
+    with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
+        assert own_statement(_books(tmp_path, ran))["guarantee"]["answers"]["adaptive"]["mu"] == 0
+        delta = ran.setup.manifest.config.privacy.delta
+        mu = 0.9 * 2 * NormalDist().inv_cdf((1 + delta) / 2)
+        assert epsilon_of(mu, delta) == 0
+        ledger.release(0, Cost(0.0, 0.0, mu**2), {"bob": b"row"}, b"state")
+    for one in own_statement(_books(tmp_path, ran))["guarantee"]["answers"].values():
+        assert one["epsilon"] == 0 and mu < one["mu"] < 2 * mu
+
+
+def test_what_a_claim_says_has_no_mu(tmp_path):
+    made = federation(tmp_path, "privacy.epsilon=9.0", agents=4, rounds=4, guarantee="claimed")
+    made.setup.manifest.write(tmp_path / "manifest.toml")
+    with closing(Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee="claimed")) as ledger:
+        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    answers = said_of(made)["guarantee"]["answers"]
+    assert answers["claimed"]["mu"] is None and answers["worst_case"]["mu"] > 0
+
+
+def test_books_of_a_version_that_did_not_say_so_may_be_seeded(tmp_path, ran):
+    with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
+        assert "from a seed" not in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+        ledger.database.remember("migrated_from", "4")
+    assert "whether noise came from a seed" in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+
+
+def test_hidden_rows_that_an_older_version_rounded_leave_the_worst_case(tmp_path):
+    """No agent starts by such a manifest any more; the books of an older version are there all the same."""
+    made = federation(tmp_path, "method.name=top", agents=5, rounds=4, guarantee="adaptive", dtype="float32")
+    made.setup.manifest.write(tmp_path / "manifest.toml")
+    with closing(Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
+        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    said = said_of(made)
+    answers = said["guarantee"]["answers"]
+    assert answers["worst_case"]["is_a_guarantee"] and not answers["adaptive"]["is_a_guarantee"]
+    assert "ε = 0.7 at" in said["summary"][0] and "rounded to float32" in said["summary"][1]
+    assert "not on a grid" in said["deployment"]["implementation"]["floating_point"]
+
+
+def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
+    """The same records: ε of the new run alone is not that of all that has left the agent."""
+    amended = amend(ran.setup.manifest, Change(2, remove=("dan",), links=(("ada", "cleo"),)))[0]
+    amended.write(tmp_path / "manifest.toml")
+    with closing(Ledger(tmp_path / "ada", amended.hash, "ada", guarantee="adaptive")) as ledger:
+        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    words = " ".join(own_statement(own_books(tmp_path / "ada", tmp_path / "manifest.toml"))["summary"])
+    spent = amendment_of(amended).spent["ada"]
+    assert spent > 0 and f"by the plan at most ε = {no_less(spent)} at" in words
+    assert "takes the place" not in " ".join(said_of(ran)["summary"])
+
+
+@pytest.mark.parametrize(("table", "column"), [("outbox", "round"), ("inbox", "round"), ("notes", "charges")])
+def test_a_word_where_a_number_belongs_is_found_and_no_fault_of_ours(tmp_path, ran, table, column):
+    shutil.copytree(ran.state(0), tmp_path / "ada")
+    with closing(sqlite3.connect(tmp_path / "ada" / FILE)) as db:
+        newest = f"SELECT max(rowid) FROM {table}"
+        db.execute(f"UPDATE {table} SET {column} = 'x' WHERE rowid = ({newest})")
+        db.commit()
+    with pytest.raises(TamperedError):
+        _books(tmp_path, ran)
