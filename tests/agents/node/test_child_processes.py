@@ -94,7 +94,8 @@ from topdp.agents.development import fork_server
 if __name__ == "__main__":
     fork_server.SHARED = ()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as some who start it do: its children have it from there
-    print(fork_server.start(["relay", "--listen", sys.argv[1]], os.environ, Path(sys.argv[2])).pid, flush=True)
+    child = fork_server.start(["relay", "--listen", sys.argv[1]], os.environ, Path(sys.argv[2]))
+    print(child.pid, flush=True)
     time.sleep(60)
 """
 

@@ -336,7 +336,8 @@ def test_two_who_say_nothing_are_parted():
 
 
 def test_a_relay_needs_neither_torch_nor_grpc():
-    code = "import sys, topdp.cli.app, topdp.agents.wire.relay_server; print({'torch', 'grpc'} & set(sys.modules))"
+    modules = "topdp.cli.app, topdp.agents.wire.relay_server"
+    code = f"import sys, {modules}; print({{'torch', 'grpc'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
