@@ -1,7 +1,7 @@
 """The command line: the names of all commands, and how a command ends.
 
 Exit codes are those of `topdp.errors`. Tables and `--json` go to stdout; progress and errors go to stderr.
-A command's module is imported when the command is called or listed, so that `topdp agent start` loads no other.
+A command's module is imported when the command is called or listed: `topdp agent start` loads no other.
 """
 
 from __future__ import annotations
