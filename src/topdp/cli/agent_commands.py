@@ -113,9 +113,9 @@ def start(
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
     need_parts()
     _expect_terms(manifest, folder)
-    with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
-        if signs is not None:
-            signs.stage("loading torch")
+    with nullcontext() if json_log else signs_of_life(err, "agent") as progress:
+        if progress is not None:
+            progress("loading torch")
         from topdp.agents.node import agent_log, agent_process, shutdown
 
     speaker = agent_log.to_stderr(json_log)
