@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from topdp.agents.agreement.hidden_rows import hides
+from topdp.agents.agreement.hidden_rows import relies_on_hidden_rows
 from topdp.agents.agreement.manifest import Manifest, Rules
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_rows import Gradients, PlanPart
@@ -35,7 +35,7 @@ LARGEST_HEAD = 1024  # bytes before a row that is handed over
 class Equipment:
     """What an agent computes with."""
 
-    setup: Setup
+    setup: RunSetup
     part: PlanPart
     start: Tensor  # the public start row, in the type in which rows travel
     gradients: Gradients
@@ -58,7 +58,7 @@ class Equipment:
 
 
 def equip(
-    setup: Setup,
+    setup: RunSetup,
     agent: int,
     records: tuple[Tensor, Tensor],
     classes: int | None,
@@ -93,7 +93,9 @@ def equip(
     analysis = builders.analysis(config, setup.counts)
     part, hooks = PlanPart(setup.plan, agent), hooks or AgentHooks()
     draws = hooks.draws(part, config.seed, flat.dtype)
-    hidden = hides(privacy.guarantee, setup.plan, setup.coalition, not rules.goes_on)
+    hidden = relies_on_hidden_rows(
+        privacy.guarantee, setup.plan, setup.coalition, not rules.tolerates_silence
+    )
     start = flat.flatten().to(_type_of_rows(rules, flat.dtype, hidden))
     _expect_rows_that_fit(rules, start)
     hooks.prepare(part, analysis.batches[agent], privacy.clip, start)
@@ -113,7 +115,7 @@ def equip(
         agent,
         privacy.delta,
         privacy.guarantee,
-        not rules.goes_on,
+        not rules.tolerates_silence,
         setup.coalition,
         privacy.patient,
     )
@@ -179,7 +181,7 @@ def _at_once(batches: Batches) -> int:
     return batches.size if isinstance(batches, Cycle) else batches.records
 
 
-def _expect_little_rounding(setup: Setup, gauge: Meter, exact: Exact, mine: Batches, hidden: bool) -> None:
+def _expect_little_rounding(setup: RunSetup, gauge: Meter, exact: Exact, mine: Batches, hidden: bool) -> None:
     """Refuses a run in which rounding before noise adds to what is charged more than nothing."""
     privacy, largest = setup.manifest.config.privacy, setup.manifest.rules.largest_norm
     share = rounded_share(
