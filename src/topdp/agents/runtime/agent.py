@@ -164,9 +164,7 @@ class Agent:
             doubtful,
         )
         way = Meetings if live_pairing else Rounds
-        self.life: Life = way(
-            equipment, self.ledger, self.peers, self._leave, self.sharing, self._note
-        )
+        self.life: Life = way(equipment, self.ledger, self.peers, self._leave, self.sharing, self._note)
 
     def _check(self, peer: str, round: int, body: bytes) -> None:
         """Refuses bytes that are no row of this federation, or longer than one of this round may be."""

@@ -42,9 +42,7 @@ class PrivateFiles:
 class Sharing:
     """The run of one agent, as far as it shares draws."""
 
-    def __init__(
-        self, equipment: Equipment, ledger: Ledger, private: PrivateFiles | None
-    ) -> None:
+    def __init__(self, equipment: Equipment, ledger: Ledger, private: PrivateFiles | None) -> None:
         if private is None:
             raise InputError(
                 "Expected the identity of an agent that shares draws: it signs a key for the run."
