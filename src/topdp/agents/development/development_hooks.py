@@ -1,21 +1,23 @@
 """What replaces an agent's hooks in demonstrations, rehearsals and tests: seeds, canaries, failpoints.
 
-**Guarantees.** None. With a seed the noise can be repeated, and with canaries the agent's gradients are written
-down without noise; the ledger and every result record both for good. A round that is computed again after a
-crash is noted again, so the notes are of what was sent.
+**Guarantees.** None. With a seed the noise can be repeated, and with canaries the agent's gradients are
+written down without noise; the ledger and every result record both for good. A round that is computed again
+after a crash is noted again, so the notes are of what was sent.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.agents.agreement.card_succession import load_identities
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.development.seeded_draws import SeededDraws
 from topdp.agents.runtime.agent_draws import AgentDraws
@@ -24,7 +26,10 @@ from topdp.agents.runtime.agent_rows import PlanPart
 from topdp.audit.canaries import AuditError
 from topdp.audit.rehearsal_record import NOTES, Notes, Planted
 from topdp.base.array_types import Floats
+from topdp.errors import InputError
 from topdp.plan.batches import Batches
+
+logger = logging.getLogger("topdp.agents")
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,26 @@ class DevelopmentHooks(AgentHooks):
 
     def _at_canaries(self, row: Tensor) -> Floats:
         return np.asarray(row[self._coordinates].double().numpy())
+
+
+def rehearsal_hooks(start: Mapping[str, Any], *, seeded: bool, canaries: Path | None) -> DevelopmentHooks:
+    """The hooks of an agent process that gets the arguments `start`; its log warns of each."""
+    name, rehearse = load_identities(start["identity"])[0].card.name, None
+    if canaries is not None:
+        if start["live_pairing"]:
+            raise InputError("--canaries: expected an agent that follows a plan. Remove --live-pairing.")
+        rehearse = Rehearse(Planted.load(canaries), start["state"])
+        logger.warning(
+            "%s: REHEARSAL: canaries stand in the place of records, and gradients are written down without "
+            "noise in %s; not for data that others must not see",
+            name,
+            start["state"] / NOTES,
+            extra={"event": "rehearsal"},
+        )
+    if seeded:
+        logger.warning(
+            "%s: SEEDED: anyone who knows the seed can repeat the noise; for tests",
+            name,
+            extra={"event": "seeded"},
+        )
+    return DevelopmentHooks(seeded=seeded, rehearse=rehearse, failpoints=Failpoints.from_environment())

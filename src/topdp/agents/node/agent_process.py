@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("topdp.agents")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentOptions:
     """What `topdp agent start` was told."""
 

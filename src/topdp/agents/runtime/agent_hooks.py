@@ -1,7 +1,7 @@
 """The one place where development can replace what an agent does; production leaves the defaults.
 
-An agent calls its hooks for its draws, its mean gradient, the rows it made, and at points where tests may stop it.
-What replaces them is in `agents/development`, which no production agent imports.
+An agent calls its hooks for its draws, its mean gradient, the rows it made, and at points where tests may
+stop it. What replaces them is in `agents/development`, which no production agent imports.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AgentHooks:
     def rows_made(
         self, round: int, rows: Mapping[int, Tensor], received: Mapping[int, Tensor], draws: AgentDraws
     ) -> None:
-        """Called with the rows of `round`, before they are charged and sent, and with those they were made of."""
+        """Called with the rows of `round`, before they are charged, and with the rows they were made of."""
 
     def reached(self, point: str) -> None:
         """Called at each named point of a round."""

@@ -13,9 +13,9 @@ import logging
 from collections import Counter
 from typing import final
 
-from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger_entries import digest_of
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.card_updates import Cards
 from topdp.agents.runtime.greeting import Greeting, NotAGreeting
 from topdp.agents.runtime.peer_contacts import MOST_GAPS, Contacts

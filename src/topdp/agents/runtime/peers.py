@@ -11,9 +11,9 @@ from collections.abc import Coroutine
 from typing import Any, final
 
 from topdp.agents.agreement.row_signatures import RowSignatures
-from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.card_updates import Cards
 from topdp.agents.runtime.greeting import Greeting, Terms
 from topdp.agents.runtime.outbox_sender import Sending

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import final
 
-from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.ledger.row_witness import receiver_of
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.card_updates import Cards
 from topdp.agents.runtime.greeting import Greeting, NotAGreeting
 from topdp.agents.runtime.peer_contacts import MOST_GAPS, Contacts
