@@ -58,7 +58,12 @@ def test_nothing_of_a_release_is_there_when_it_dies_inside(ledger):
     with pytest.raises(KeyboardInterrupt):
         ledger.release(1, ReleaseCost(0.25), {"bob": b"other"}, b"state 1")
     again = reopened(ledger)
-    assert (again.total, again.round, again.unacknowledged("bob"), again.state()) == (0.25, 0, [0], (0, b"state"))
+    assert (again.total, again.round, again.unacknowledged("bob"), again.state()) == (
+        0.25,
+        0,
+        [0],
+        (0, b"state"),
+    )
     assert verify(again) == 1
     again.close()
 

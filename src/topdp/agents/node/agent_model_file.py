@@ -21,7 +21,7 @@ from topdp.base.files import DAMAGE, write_whole
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.runs import builders
-from topdp.runs.config import parse
+from topdp.runs.config import parse_stored
 from topdp.runs.model_export import InputKind, format_of, write
 
 MODEL_FACTS_FILE = "model.json"
@@ -60,7 +60,7 @@ def export_model(state: Path, file: Path, format: str | None = None) -> int:
         raise InputError(f"Expected a model's row in the ledger in {state}, got rows {', '.join(rows)}.")
     inputs = InputKind(tuple(facts["inputs"]), str(facts["input_type"]))
     flat = FlatModel(
-        builders.model(parse(facts["config"], MODEL_FACTS_FILE), inputs.shape, int(facts["outputs"]))
+        builders.model(parse_stored(facts["config"], MODEL_FACTS_FILE), inputs.shape, int(facts["outputs"]))
     )
     write(flat.load(_expect_dimension(row, flat, state)), file, format, inputs)
     return round
