@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from topdp.base.files import new_folder, only_one_in, write_whole
+from topdp.base.files import exclusive_lock, new_folder, write_whole
 from topdp.base.progress import Progress
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
@@ -102,7 +102,8 @@ def run_all(
     cluster: Cluster | None = None,
 ) -> None:
     """Whatever of the points has no result in `place` yet, here or by the machines of a cluster."""
-    with only_one_in(place):
+    new_folder(place)
+    with exclusive_lock(place):
         _run_missing(points, place, device, watching, progress, how_to_continue, cluster)
 
 
