@@ -103,11 +103,11 @@ class Audit:
                 "train.rows=model."
             )
         if asked.delta is not None and asked.delta != found.delta:
-            found = _at(asked.delta, plan, found, privacy.patient, accounting(watch))
+            found = _at(asked.delta, plan, found, privacy.allow_slow, accounting(watch))
         owner = _owner(asked.owner, found, privacy.guarantee)
         exposure = found.analysis.exposure()
         sees = asked.sees or BY_GUARANTEE[privacy.guarantee]
-        observer = named(asked.observer, sees, owner, plan, found, privacy.patient, accounting(watch))
+        observer = named(asked.observer, sees, owner, plan, found, privacy.allow_slow, accounting(watch))
         period = min(exposure.batches[owner].period, plan.releases)
         pushes = signs(observer.aim(owner, period), period)
         worth = information(observer, owner, float(exposure.sensitivity[owner]), pushes)

@@ -200,7 +200,7 @@ def test_samples_of_poissons_are_left_out_and_not_taken_back(tmp_path):
 @pytest.mark.parametrize("along", ["constant", "power"])
 def test_a_budget_that_is_nearly_spent_covers_no_round_that_is_over(tmp_path, along):
     """ada's budget allows no late charge: she counts dan out from her next round on, and so do all draws."""
-    made = small(tmp_path, f"method.noise_along.kind={along}", graph=topology.complete(6))
+    made = small(tmp_path, f"method.noise_schedule.kind={along}", graph=topology.complete(6))
     unbroken = symbolic(replace(made, folder=tmp_path / "unbroken"))
     unbroken.lived()
     own = books(unbroken, 0)[0][6].total * (1 + 1e-6)  # ends with round 6

@@ -106,7 +106,7 @@ def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
     None where that makes no difference, or so many coalitions that they are not looked at unasked.
     """
     colluders = config.privacy.colluders + 1
-    looked_at = config.privacy.patient or math.comb(agents, min(colluders, agents - 1)) <= COALITIONS
+    looked_at = config.privacy.allow_slow or math.comb(agents, min(colluders, agents - 1)) <= COALITIONS
     return int(keeps_reserve(config, rules) and looked_at)
 
 

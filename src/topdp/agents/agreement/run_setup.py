@@ -153,7 +153,7 @@ def completed(
     guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, builders.analysis(config, counts)
     given, more = builders.sigma(config, graph.agents) is not None, 1.0
     if goes_on and guarantee == "adaptive":
-        more = with_reserve(plan, analysis.exposure(), privacy.colluders, privacy.patient)
+        more = with_reserve(plan, analysis.exposure(), privacy.colluders, privacy.allow_slow)
     if more > 1:
         # Noise that is given stays as it is: with the reserve it is worth what less noise is without.
         account = accounted(

@@ -97,7 +97,7 @@ def spent_by(setup: Setup, round: int) -> dict[str, float]:
             privacy.guarantee,
             waits,
             setup.coalition,
-            privacy.patient,
+            privacy.allow_slow,
         )
         history = [(r, float(gauge.planned[r])) for r in range(round)]
         found[name] = gauge.cost(round, history, 0.0, float(gauge.planned[round]), planned=True).charge

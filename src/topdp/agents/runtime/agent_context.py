@@ -130,7 +130,7 @@ def equip(
         privacy.guarantee,
         not rules.goes_on,
         setup.coalition,
-        privacy.patient,
+        privacy.allow_slow,
     )
     bounds = same_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))
