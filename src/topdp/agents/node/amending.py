@@ -69,8 +69,8 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
     # Who joins gets what the others were granted at the beginning, at most.
     tree["privacy"]["epsilon"] = [left.get(name, min(granted.values())) for name in names]
     tree["topology"]["agents"] = len(names)
-    each = setup.plan.releases // (before.config.rounds + 1)  # a round and its averaging steps
-    tree["rounds"] = change.rounds or max(1, before.config.rounds - change.round // each)
+    done = change.round // setup.plan.releases_per_round
+    tree["rounds"] = change.rounds or max(1, before.config.rounds - done)
     tree["data"].pop("sizes", None)
     kept = {(before.names[i], before.names[j]) for i, j in before.links}
     pairs = [pair for pair in (*kept, *change.links) if set(pair) <= set(names)]

@@ -24,9 +24,9 @@ from topdp.agents.ledger.ledger import Ledger, PartnerMode
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.ledger.row_witness import has_entry, newest_hash
+from topdp.agents.runtime import live_pairing_loop
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.agent_loop import Life
-from topdp.agents.runtime.agent_rows import shares_draws
 from topdp.agents.runtime.card_updates import Cards
 from topdp.agents.runtime.greeting import Terms
 from topdp.agents.runtime.hidden_row_limits import same_limits
@@ -40,7 +40,7 @@ from topdp.agents.wire.traffic_counter import Counted
 from topdp.agents.wire.transport import Transport, end_all
 from topdp.base.files import write_whole
 from topdp.errors import ExitCode, InputError
-from topdp.runs import builders
+from topdp.plan import Capability
 
 BOOKS = "books"  # the key of the books' own name
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
@@ -75,18 +75,13 @@ class Agent:
         `directory`: the cards that the transport reads, where it reads any.
         """
         self.folder, self.name = folder, equipment.name
-        if live_pairing and shares_draws(equipment.part.plan):
+        if live_pairing and (reason := live_pairing_loop.supports(equipment.part.plan)):
             raise InputError(
-                "Expected a plan whose agents share no draws for live pairing, got one that does."
+                f"Expected a plan of method.mode = 'async' alone for live pairing, got {reason}: "
+                "partners' rows come one by one. Use train.optimiser = 'sgd' and robust.rule = 'mean'."
             )
         if live_pairing and equipment.meter.spending.batches.sampled:
             raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
-        if live_pairing and not builders.optimiser(equipment.manifest.config).plain:
-            raise InputError("Expected train.optimiser = 'sgd' alone for live pairing: it keeps no memories.")
-        if live_pairing and equipment.part.plan.robust is not None:
-            raise InputError(
-                "Expected robust.rule = 'mean' for live pairing: partners' rows come one by one."
-            )
         manifest = equipment.manifest
         partners: PartnerMode = "found" if live_pairing else "planned"
         gauge = equipment.meter
@@ -132,7 +127,7 @@ class Agent:
         self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
         if equipment.order is not None:
             start_choices.expect_record_order(self.ledger, equipment.order)
-        if shares_draws(part.plan):
+        if Capability.SHARED_DRAWS in part.plan.needs:
             self.sharing = Sharing(equipment, self.ledger, private)
             self.sharing.gossip.directory = self.cards.directory
         self.mark = RollbackMark(private.folder, manifest.hash) if private else None

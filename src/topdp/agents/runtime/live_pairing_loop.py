@@ -35,12 +35,20 @@ from topdp.agents.runtime.shared_draws import Sharing
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
-from topdp.protocols import TopAsynchronous
+from topdp.plan import Plan, unsupported
+from topdp.protocols import PlainAsynchronous, TopAsynchronous
 from topdp.protocols.protocol import reduced
 from topdp.runs import builders
 
 CHANCE: Callable[[], random.Random] = random.SystemRandom  # who asks whom first: no secret, but not seeded
 LISTENING = 0.3  # seconds at most that an agent waits to be asked; decides how many meet, nothing else
+
+
+def supports(plan: Plan) -> str | None:
+    """None, or what in `plan` agents cannot do that find their partners: only the paper's update rule."""
+    if plan.protocol not in (PlainAsynchronous.name, TopAsynchronous.name):
+        return f"protocol {plan.protocol}"
+    return unsupported(plan, ())
 
 
 @final
