@@ -26,12 +26,14 @@ def init(
     need_parts()
     from topdp.agents.agreement import identity
 
-    card = identity.init(folder, name, address).card
+    card = identity.create_identity(folder, name, address).card
     if as_json:
-        print_json({"name": card.name, "fingerprint": card.fingerprint, "card": str(folder / identity.CARD)})
+        print_json(
+            {"name": card.name, "fingerprint": card.fingerprint, "card": str(folder / identity.CARD_FILE)}
+        )
     else:
         print_text(card.to_toml())
-        remark(f"This card is in {folder / identity.CARD}: send it to whoever makes the manifest.")
+        remark(f"This card is in {folder / identity.CARD_FILE}: send it to whoever makes the manifest.")
 
 
 def _expect_terms(manifest: Path, folder: Path) -> None:
@@ -39,9 +41,9 @@ def _expect_terms(manifest: Path, folder: Path) -> None:
     from topdp.agents.agreement import amendments, card_succession
     from topdp.agents.agreement import manifest as manifests
 
-    terms = manifests.read(manifest)
-    terms.number(card_succession.generations(folder)[0].card.name)
-    amendments.expect_agreed(terms)
+    terms = manifests.read_manifest(manifest)
+    terms.number(card_succession.load_identities(folder)[0].card.name)
+    amendments.expect_all_signed(terms)
 
 
 def start(
@@ -118,9 +120,9 @@ def start(
             signs.stage("loading torch")
         from topdp.agents.node import agent_log, agent_process, shutdown
 
-    speaker = agent_log.to_stderr(json_log)
+    speaker = agent_log.log_to_stderr(json_log)
     outcome = agent_process.run(
-        agent_process.Options(
+        agent_process.AgentOptions(
             manifest,
             folder,
             data,
@@ -154,5 +156,5 @@ def start(
             )
         if not outcome.finished:
             show("Asked to stop before the end: the same command continues.")
-    shutdown.leave_quickly(outcome.code)
+    shutdown.exit_without_cleanup(outcome.code)
     raise typer.Exit(outcome.code)

@@ -23,20 +23,27 @@ class Job:
 
     name: str
     make: Callable[..., Federation]
-    goes_on: bool = False
+    tolerates_silence: bool = False
     live_pairing: bool = False
     shares_draws: bool = False
     budgets: dict[int, float] = field(default_factory=dict)
 
     @property
     def follows_plan(self):
-        return not (self.goes_on or self.live_pairing)
+        return not (self.tolerates_silence or self.live_pairing)
 
 
-def _job(name, *changes, sharing=False, live_pairing=False, budgets=None, goes_on=False, **how):
-    make = partial(history.sharing if sharing else history.federation, goes_on=goes_on, **how)
+def _job(name, *changes, sharing=False, live_pairing=False, budgets=None, tolerates_silence=False, **how):
+    make = partial(
+        history.sharing if sharing else history.federation, tolerates_silence=tolerates_silence, **how
+    )
     return Job(
-        name, lambda folder: make(folder, *changes), goes_on, live_pairing, sharing, dict(budgets or {})
+        name,
+        lambda folder: make(folder, *changes),
+        tolerates_silence,
+        live_pairing,
+        sharing,
+        dict(budgets or {}),
     )
 
 
@@ -46,13 +53,15 @@ JOBS = {
     job.name: job
     for job in (
         _job("sync-wait", graph=topology.ring(4), rounds=6),
-        _job("sync-go-on", graph=topology.complete(4), rounds=7, goes_on=True),
+        _job("sync-go-on", graph=topology.complete(4), rounds=7, tolerates_silence=True),
         _job(
             "cyclic", "data.batch={cycle=7}", "method.name=plain", graph=topology.random(5, 0.5, 1), rounds=6
         ),
         _job("view-full", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=5, guarantee="view"),
         _job("async", "method.mode=async", graph=topology.random(6, 0.5, 1), rounds=6),
-        _job("async-go-on", "method.mode=async", graph=topology.complete(4), rounds=8, goes_on=True),
+        _job(
+            "async-go-on", "method.mode=async", graph=topology.complete(4), rounds=8, tolerates_silence=True
+        ),
         _job(
             "live",
             "method.mode=async",
@@ -62,7 +71,7 @@ JOBS = {
             live_pairing=True,
         ),
         _job("shared-wait", sharing=True, graph=topology.ring(4), rounds=5),
-        _job("shared-go-on", sharing=True, graph=topology.complete(5), rounds=6, goes_on=True),
+        _job("shared-go-on", sharing=True, graph=topology.complete(5), rounds=6, tolerates_silence=True),
         _job("unequal", graph=topology.star(4), rounds=6, budgets={1: 20.0}),
         _job("adam", *ADAM, "train.average=0.5", graph=topology.complete(3), rounds=4),
         _job(

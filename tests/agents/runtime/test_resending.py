@@ -40,7 +40,7 @@ def test_who_is_put_back_gets_again_what_it_had_acknowledged(tmp_path):
         bob.ledger.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         shutil.copytree(made.state(1), tmp_path / "copy")
         held.discard("ada")
-        await until(lambda: bob.ledger.seen("ada") == 2 and ada.ledger.round == 3)
+        await until(lambda: bob.ledger.last_received("ada") == 2 and ada.ledger.round == 3)
         del wire.handlers["bob"]
         bob.abandon()
         tasks[1].cancel()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from history import federation
 
-from topdp.agents.agreement.hidden_rows import GRID
+from topdp.agents.agreement.hidden_rows import GRID_STEP_PER_STD
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_rows import make
@@ -73,7 +73,7 @@ def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
     assert found.tolist() == [0.0] * 5 and found.dtype == torch.float32
     found = noised(row * 0 + 1e5 / 3, lambda noise: noise.sub_(1e5), [0.3, -0.1], torch.float64)
     grid = grid_of(0.1)
-    assert GRID * 0.05 < grid <= GRID * 0.1 and math.frexp(grid)[0] == 0.5
+    assert GRID_STEP_PER_STD * 0.05 < grid <= GRID_STEP_PER_STD * 0.1 and math.frexp(grid)[0] == 0.5
     assert float(found[0]) / grid == round(float(found[0]) / grid) and abs(float(found[0]) + 2e5 / 3) <= grid
     assert noised(row.clone(), lambda noise: None, [], torch.float64).equal(row)  # no noise, no grid
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from topdp.agents.agreement.hidden_rows import hides
+from topdp.agents.agreement.hidden_rows import relies_on_hidden_rows
 from topdp.agents.agreement.manifest import Manifest, Rules
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.development.agent_rehearsal import Rehearsal
 from topdp.agents.runtime.agent_draws import AgentDraws, SeededDraws, SystemDraws
 from topdp.agents.runtime.agent_rows import Gradients, Part
@@ -45,7 +45,7 @@ class Rehearse:
 class Equipment:
     """What an agent computes with."""
 
-    setup: Setup
+    setup: RunSetup
     part: Part
     start: Tensor  # the public start row, in the type in which rows travel
     gradients: Gradients
@@ -67,7 +67,7 @@ class Equipment:
 
 
 def equip(
-    setup: Setup,
+    setup: RunSetup,
     agent: int,
     records: tuple[Tensor, Tensor],
     classes: int | None,
@@ -105,7 +105,9 @@ def equip(
     draws = (
         SeededDraws(config.seed, setup.plan, flat.dtype) if seeded else SystemDraws(frozenset(part.partner))
     )
-    hidden = hides(privacy.guarantee, setup.plan, setup.coalition, not rules.goes_on)
+    hidden = relies_on_hidden_rows(
+        privacy.guarantee, setup.plan, setup.coalition, not rules.tolerates_silence
+    )
     start = flat.flatten().to(_type_of_rows(rules, flat.dtype, hidden))
     _expect_rows_that_fit(rules, start)
     rehearsed = None
@@ -128,7 +130,7 @@ def equip(
         agent,
         privacy.delta,
         privacy.guarantee,
-        not rules.goes_on,
+        not rules.tolerates_silence,
         setup.coalition,
         privacy.allow_slow,
     )
@@ -193,7 +195,7 @@ def _at_once(batches: Batches) -> int:
     return batches.size if isinstance(batches, Cycle) else batches.records
 
 
-def _expect_little_rounding(setup: Setup, gauge: Meter, exact: Exact, mine: Batches, hidden: bool) -> None:
+def _expect_little_rounding(setup: RunSetup, gauge: Meter, exact: Exact, mine: Batches, hidden: bool) -> None:
     """Refuses a run in which rounding before noise adds to what is charged more than nothing."""
     privacy, largest = setup.manifest.config.privacy, setup.manifest.rules.largest_norm
     share = rounded_share(

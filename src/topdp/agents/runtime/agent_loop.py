@@ -27,7 +27,7 @@ from torch import Tensor
 
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost, Kind
+from topdp.agents.ledger.ledger_entries import EntryKind, ReleaseCost
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.budget_meter import allows
 from topdp.agents.runtime.peer_contacts import TICKS
@@ -141,7 +141,7 @@ class Life(ABC):
             await ticks.wait(self.peers)
         return not self.stopping.is_set()
 
-    def _decide(self, round: int, information: float, planned: bool) -> tuple[Kind, Cost]:
+    def _decide(self, round: int, information: float, planned: bool) -> tuple[EntryKind, ReleaseCost]:
         """Whether the agent's data enter `round`, and what that costs.
 
         Decided by budget, plan and departures, never by the data: so that it tells nothing of them.
@@ -151,7 +151,7 @@ class Life(ABC):
             cost = meter.cost(round, self.history, total, information, planned)
             if allows(self.equipment.epsilon, total, cost):
                 return "release", cost
-            self.ledger.stop(round)
+            self.ledger.stop_data(round)
             logger.warning(
                 "%s: round %d would bring the spent epsilon to %.6g, the budget is %.6g: from here on its "
                 "rows carry noise and no data",
@@ -199,8 +199,8 @@ class Life(ABC):
     def _release(
         self,
         round: int,
-        kind: Kind,
-        cost: Cost,
+        kind: EntryKind,
+        cost: ReleaseCost,
         bodies: Mapping[str, bytes],
         rows: Mapping[int, Tensor],
         applied: Iterable[tuple[str, int]],
@@ -252,7 +252,7 @@ class Life(ABC):
 
     def _received(self, peer: str, round: int) -> Tensor:
         """The row that `peer` sent in `round`."""
-        body = self.ledger.received(peer, round)
+        body = self.ledger.unapplied_body(peer, round)
         assert body is not None
         start = self.equipment.start
         dtype = str(start.dtype).removeprefix("torch.")

@@ -24,13 +24,18 @@ from topdp.agents.runtime.exact_gradients import Exact
 from topdp.agents.runtime.row_sums import mixed, noised, stepped
 from topdp.data.batch_selection import select
 from topdp.errors import InputError
-from topdp.plan import Plan, PlanError
+from topdp.plan import Capability, Plan, PlanError, ReleaseKind, unsupported
 from topdp.plan.batches import Batches, Cycle
 from topdp.plan.plan import NOBODY
-from topdp.simulator.adam_step import adam_step
+from topdp.simulator.adaptive_step import adaptive_step
 from topdp.simulator.robust_mixing import entering
 
 logger = logging.getLogger("topdp.agents")
+
+
+def supports(plan: Plan) -> str | None:
+    """None, or what agents do not execute: their rows lie on another grid, and none may be left out."""
+    return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,8 @@ class Part:
     agent: int
 
     def __post_init__(self) -> None:
-        if self.plan.pruned:
-            raise PlanError("A pruned plan lacks rows that are sent: agents execute whole plans.")
+        if reason := supports(self.plan):
+            raise PlanError(f"Expected a plan that agents can execute, got one with {reason}.")
         _ = self.partner
         for r in range(self.plan.releases):
             there = {self.agent: set(self.made(r - 1))} if r else {}
@@ -239,12 +244,6 @@ class Gradients:
             )
 
 
-def shares_draws(plan: Plan) -> bool:
-    """Whether some two agents of the plan share a draw: then all need keys of the run."""
-    used = np.unique(plan.draw.values[plan.draw.values >= 0])
-    return bool(((plan.known_by[used] >= 0).sum(axis=1) > 1).any())
-
-
 @dataclass(frozen=True)
 class Changed:
     """What is different from the plan in the rows of a round, because somebody is gone."""
@@ -272,8 +271,8 @@ def make(
     A source that did not arrive is replaced by the agent's own estimate of the round before. That changes no
     draw of its own, so what the worst case counts stays as it is.
     """
-    if part.plan.adjusts is not None and part.plan.adjusts[round]:
-        return _adjusted(part, round, own)
+    if part.plan.kinds[round] is ReleaseKind.ADAPTIVE:
+        return _adaptive(part, round, own)
     this, estimate = part.plan[round], own[part.agent]
     before = {**received, **own} if round else {}
     gradient: Tensor | None = None
@@ -319,14 +318,15 @@ def _mix(part: Part, round: int, row: int, before: Mapping[int, Tensor], instead
     return target
 
 
-def _adjusted(part: Part, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The rows of a round in which Adam steps: made of the agent's own, and sent to nobody.
+def _adaptive(part: Part, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The rows of an adaptive release: made of the agent's own, and sent to nobody.
 
     Who takes up a run in the middle of a round has not kept where that began: it counts as begun there.
     """
-    four = part.plan.source[round][part.agent, :4].tolist()
-    own = {four[1]: own[part.agent], **own}
-    made = zip(four, adam_step(part.plan, round, [own[row] for row in four]), strict=True)
+    assert part.plan.adaptive is not None
+    sources = part.plan.source[round][part.agent, : 1 + part.plan.adaptive.memories].tolist()
+    own = {sources[1]: own[part.agent], **own}
+    made = zip(sources, adaptive_step(part.plan, round, [own[row] for row in sources]), strict=True)
     return {row: own[row] for row in part.made(round)} | dict(made)
 
 

@@ -51,7 +51,7 @@ class Sending:
         """The rounds that `peer` has not acknowledged and may need."""
         if peer in self.contacts.refused_by or self.ledger.finished(peer):
             return []
-        waiting = self.ledger.waiting(peer)
+        waiting = self.ledger.unacknowledged(peer)
         # Who is so far behind was gone on without, and takes up the round where others are: these show it.
         return waiting[-2:] if self.inbox.gaps and len(waiting) > self.inbox.window else waiting
 
@@ -81,7 +81,7 @@ class Sending:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _greet(self, peer: str) -> bool:
-        known = self.ledger.seen(peer)
+        known = self.ledger.last_received(peer)
         body = self.contacts.greeting(peer).encode()
         reply = await self.transport.request(peer, Message.of(MessageKind.HELLO, 0, body))
         if reply.code is ReplyCode.OTHER_TERMS:
@@ -120,7 +120,7 @@ class Sending:
             round, body = waiting[0], self.ledger.body(peer, waiting[0])
             signature = self.contacts.proofs.sign(peer, round, digest_of(body))
             return Message.of(MessageKind.ROW, round, body, signature)
-        if self.finishing and not self.ledger.told(peer):
+        if self.finishing and not self.ledger.finish_known(peer):
             return Message.of(MessageKind.BYE, self.ledger.round)
         return None
 
@@ -131,7 +131,7 @@ class Sending:
         self.contacts.heard(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self._gaps.pop(peer, None)
-            for round in self.ledger.waiting(peer):
+            for round in self.ledger.unacknowledged(peer):
                 if round <= message.round:
                     self.ledger.acknowledge(peer, round)
         elif message.kind is MessageKind.CARD:
@@ -141,7 +141,7 @@ class Sending:
             assert self.gossip is not None
             self.gossip.acknowledged(peer, message.round)
         elif reply.ok:
-            self.ledger.note_told(peer)
+            self.ledger.note_finish_known(peer)
         elif reply.code is ReplyCode.GONE:
             self.contacts.ask(peer)  # what it answers then may hold its last words
         elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MOST_GAPS:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, final
 
-from topdp.agents.agreement.row_signatures import Proofs
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
@@ -40,7 +40,7 @@ class Peers:
         check: Check,
         failpoints: Failpoints,
         told: Told,
-        proofs: Proofs,
+        proofs: RowSignatures,
         last: int,
         gossip: Gossip | None = None,
         cards: Cards | None = None,

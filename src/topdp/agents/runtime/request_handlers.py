@@ -134,7 +134,7 @@ class Answering:
         if verdict is ReplyCode.OK and not self.inbox.gaps:
             # Who waits for every row has those that its own is made of, whatever it acknowledges.
             self.contacts.needs_nothing_before(peer, message.round - 1)
-        if verdict is ReplyCode.GAP and self.inbox.leaves_out(peer, message.round):
+        if verdict is ReplyCode.GAP and self.inbox.skips_rounds(peer, message.round):
             self._passed_over(peer, message.round)
         elif not verdict.accepted and verdict is not ReplyCode.LATER:
             self._refused(peer, verdict, message)
@@ -161,7 +161,7 @@ class Answering:
         """The one under the row, where it holds; it is its sender whom it serves."""
         receiver = receiver_of(self.ledger, self.name)
         facts = (peer, receiver, message.round, message.digest, message.signature)
-        return message.signature if self.contacts.proofs.holds(*facts) else b""
+        return message.signature if self.contacts.proofs.verify(*facts) else b""
 
     async def _bye(self, peer: str, message: Message) -> Reply:
         self.ledger.note_finished(peer)

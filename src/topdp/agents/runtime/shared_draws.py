@@ -19,7 +19,7 @@ from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.run_secret import RunSecret
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.statement_store import News
+from topdp.agents.ledger.statement_store import StatementStore
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.departures import Departures
 from topdp.agents.runtime.pair_keys import AGREED, RUN_KEY, RunKey, agree
@@ -52,7 +52,7 @@ class Sharing:
             )
         self.equipment, self.ledger, self.failpoints = equipment, ledger, failpoints
         manifest, self.plan = equipment.manifest, equipment.part.plan.digest()
-        self.gossip = Gossip(manifest, private.identity, self.plan, News(ledger))
+        self.gossip = Gossip(manifest, private.identity, self.plan, StatementStore(ledger))
         self.secret = RunSecret(private.folder, manifest.hash)
         exposure = equipment.meter.spending.analysis.exposure()
         self.departures = Departures(equipment.part, self.gossip, ledger, takes_back(exposure))
