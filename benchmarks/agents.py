@@ -24,10 +24,10 @@ import numpy as np
 
 from topdp.agents.agreement import identity, manifest
 from topdp.agents.agreement.row_signatures import RowSignatures
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.greeting import Terms
 from topdp.agents.runtime.peers import Peers
 from topdp.agents.wire import row_payload
@@ -53,7 +53,7 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
         Inbox(ledger, {other: range(rows)}),
         transport,
         lambda peer, round, body: row_payload.decode(body, numbers),
-        Failpoints(),
+        AgentHooks(),
         Told(name),
         RowSignatures(name, terms, me),
         rows - 1,

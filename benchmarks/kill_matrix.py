@@ -192,7 +192,14 @@ class Federation:
         place = self.folder / self.names[i]
         history = self.folder / f"{self.names[i]}.history"
         together = len(self.names) if self.live_pairing else 0
-        command = ["agent", "start", "--json-log", "--json", "--manifest", str(self.folder / "manifest.toml")]
+        command = [
+            "agent",
+            "rehearse",
+            "--json-log",
+            "--json",
+            "--manifest",
+            str(self.folder / "manifest.toml"),
+        ]
         command += ["--identity", str(place / "identity"), "--data", str(place / "records.npz")]
         command += ["--state", str(place / "state")]
         command += ["--seeded"] * self.seeded + ["--live-pairing"] * self.live_pairing

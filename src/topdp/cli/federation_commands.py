@@ -93,7 +93,7 @@ def canaries(
     place: Annotated[Path, typer.Option("--out", help="The file.")] = Path("canaries.npz"),
     as_json: Json = False,
 ) -> None:
-    """Canaries for a rehearsal: give the file to every agent (agent start --canaries), then `topdp audit`."""
+    """Canaries for a rehearsal: every agent gets the file (agent rehearse --canaries), then `topdp audit`."""
     need_parts()
     if place.exists():
         raise config.ConfigError(f"--out: {place} exists, and agents may rehearse by it: name another file.")

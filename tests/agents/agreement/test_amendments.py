@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from history import CARDS, IDENTITIES, Wire, faults, federation, live, on_virtual_time, sharing
+from history import CARDS, IDENTITIES, Wire, abandon, faults, federation, live, on_virtual_time, sharing
 
 from topdp.agents.agreement import amendments, identity, manifest
 from topdp.agents.agreement.amendments import (
@@ -73,7 +73,7 @@ def test_all_end_after_the_named_round_having_spent_what_the_amendment_says(tmp_
         for number in range(len(made.names)):
             agent = made.agent(number, wire.transport(made.names[number]))
             end_with(agent.ledger, LAST)
-            agent.abandon()
+            abandon(agent)
         return await live(made, wire)
 
     assert not faults(on_virtual_time(lived()))
@@ -118,7 +118,7 @@ def test_who_leaves_and_is_gone_is_not_stayed_for(tmp_path, leaves):
     for number, name in enumerate(made.names):
         agent = made.agent(number, Wire().transport(name))
         end_with(agent.ledger, LAST, leaves)
-        agent.abandon()
+        abandon(agent)
     lived = live(made, failpoints={5: f"after_ledger:{LAST + 1}"}, for_good=[5])
     if leaves:
         assert not faults(run := on_virtual_time(lived, 60.0))
@@ -309,7 +309,7 @@ def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):
             row = Message.of(MessageKind.ROW, 0, b"numbers")
             assert (await agent.peers.handle(made.names[-1], row)).code is ReplyCode.STRANGER
         finally:
-            agent.abandon()
+            abandon(agent)
 
     on_virtual_time(told())
 

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from history import CARDS, IDENTITIES, Wire, faults, federation, live, on_virtual_time, sharing
+from history import CARDS, IDENTITIES, Wire, abandon, faults, federation, live, on_virtual_time, sharing
 from sites import Federation, run, until_answered
 
 from topdp.agents.agreement import card_succession, identity
@@ -113,7 +113,7 @@ def test_who_passes_on_a_forged_card_is_quarantined_and_so_is_who_signs_two(tmp_
             await agent.peers.handle(forger, Message.of(MessageKind.CARD, 0, forged))
             assert agent.ledger.quarantined(forger).code is ReplyCode.NOT_A_STATEMENT
         finally:
-            agent.abandon()
+            abandon(agent)
 
     on_virtual_time(told())
 
@@ -148,8 +148,8 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
                 told += 1
             assert told == card_succession.MAX_SUCCESSORS
         finally:
-            agent.abandon()
-        made.agent(0, Wire().transport(name)).abandon()  # and starts again
+            abandon(agent)
+        abandon(made.agent(0, Wire().transport(name)))  # and starts again
 
     on_virtual_time(told())
 

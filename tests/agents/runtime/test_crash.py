@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
-from history import Wire, faults, federation, live, on_virtual_time
+from history import Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp.agents.development import failpoints
 from topdp.agents.ledger.ledger_database import LedgerError
@@ -66,7 +66,7 @@ def test_a_start_that_fails_leaves_the_folder_to_the_next(tmp_path, monkeypatch,
     with monkeypatch.context() as patched, pytest.raises(LedgerError, match="full") as caught:
         patched.setattr(agent, part, mock.Mock(side_effect=LedgerError("full")))
         made.agent(0, wire.transport("ada"), live_pairing=True)
-    made.agent(0, wire.transport("ada"), live_pairing=True).abandon()
+    abandon(made.agent(0, wire.transport("ada"), live_pairing=True))
     assert caught.value.__traceback__  # which holds what was left behind
 
 

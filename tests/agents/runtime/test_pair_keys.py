@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from history import IDENTITIES, Wire, faults, live, on_virtual_time, sharing
+from history import IDENTITIES, Wire, abandon, faults, live, on_virtual_time, sharing
 
 from topdp import topology
 from topdp.agents.agreement.run_secret import RunSecret
@@ -420,7 +420,7 @@ async def rolled_back(made, tmp_path, folders):
     while 2 not in rows_of_ada(wire):
         await asyncio.sleep(0.01)
     wire.lose = None
-    ada.abandon()
+    abandon(ada)
     life.cancel()
     await asyncio.gather(life, return_exceptions=True)
     wire.handlers.pop("ada", None)
@@ -438,7 +438,7 @@ async def rolled_back(made, tmp_path, folders):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for agent in agents:
-            agent.abandon()
+            abandon(agent)
 
 
 def rows_of_ada(wire):

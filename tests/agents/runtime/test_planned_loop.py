@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from history import Crash, Wire, faults, federation, live, on_virtual_time
+from history import Crash, Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp import topology
 from topdp.agents.agreement.row_signatures import RowSignatures
@@ -394,7 +394,7 @@ async def _rolled_back(made, tmp_path, whole):
                 shutil.copytree(made.state(0), tmp_path / "copy")
                 copied = True
         await asyncio.sleep(1)
-        ada.abandon()
+        abandon(ada)
         life.cancel()
         await asyncio.gather(life, return_exceptions=True)
         shutil.rmtree(made.state(0))

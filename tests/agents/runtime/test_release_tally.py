@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from history import Wire, federation, sharing
+from history import Wire, abandon, federation, sharing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,4 +67,4 @@ def test_a_release_without_noise_stays_one_over_a_restart(tmp_path):
     ledger.close()
     agent = made.agent(0, Wire().transport("ada"), seeded=False)
     assert agent.life.history == [(0, math.inf)]
-    agent.abandon()
+    abandon(agent)

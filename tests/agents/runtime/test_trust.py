@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from history import Wire, federation, on_virtual_time
+from history import Wire, abandon, federation, on_virtual_time
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from test_planned_loop import alone, ended, message, newcomer, row
@@ -42,7 +42,7 @@ async def put_back_by_one_round(made, wire, copy, whole):
         if ada.ledger.round == 2 and not copy.exists():
             ada.ledger.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             shutil.copytree(made.state(0), copy)
-    ada.abandon()
+    abandon(ada)
     life.cancel()
     await asyncio.gather(life, return_exceptions=True)
     assert ada.ledger.last_entry.round == 3 and others[1].ledger.last_received("ada") == 2

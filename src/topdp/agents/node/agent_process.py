@@ -18,7 +18,6 @@ from topdp.agents.agreement import amendments, card_succession, manifest
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
@@ -29,13 +28,13 @@ from topdp.agents.node.operator_orders import OperatorOrders
 from topdp.agents.node.shutdown import Shutdown
 from topdp.agents.runtime import card_updates
 from topdp.agents.runtime.agent import Agent, Outcome
-from topdp.agents.runtime.agent_context import Equipment, Rehearse, equip
+from topdp.agents.runtime.agent_context import Equipment, equip
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.run_end import end_with
 from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.runtime.stage_timing import Stages
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
-from topdp.audit.rehearsal_record import NOTES, Planted
 from topdp.base.array_types import AnyArray
 from topdp.errors import DataError, ExitCode, TopdpError
 from topdp.runs import builders
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("topdp.agents")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentOptions:
     """What `topdp agent start` was told."""
 
@@ -56,11 +55,9 @@ class AgentOptions:
     data: str
     state: Path
     epsilon: float | None = None
-    seeded: bool = False
     listen: str | None = None
     metrics_port: int | None = None
     live_pairing: bool = False
-    canaries: Path | None = None
     evaluate: int | None = None
     report: float = 30.0
     amended_by: Path | None = None  # the manifest that takes the place of this one
@@ -69,8 +66,13 @@ class AgentOptions:
     upgrade: bool = False  # a run that an older version began is gone on with
 
 
-def run(options: AgentOptions, speaker: AgentLogFilter | None = None) -> Outcome:
-    """The whole life of the process. `speaker`: whose lines in the log are to say who speaks."""
+def run(
+    options: AgentOptions, speaker: AgentLogFilter | None = None, hooks: AgentHooks | None = None
+) -> Outcome:
+    """The process from files to the outcome. `speaker` names the agent in its log lines.
+
+    `hooks`: what development replaces; None in production.
+    """
     speaker = speaker or AgentLogFilter()
     stages = Stages()
     stages.over("imports")
@@ -99,24 +101,12 @@ def run(options: AgentOptions, speaker: AgentLogFilter | None = None) -> Outcome
         )
     if options.live_pairing and terms.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
-    if options.live_pairing and options.canaries is not None:
-        raise ConfigError("--canaries: an audit follows a plan; leave --live-pairing away.")
     dataset = _load_records(options.data, terms)
     inputs, targets = dataset.train()
     if len(targets) != setup.counts[number]:
         raise DataError(
             f"{options.data}: expected {setup.counts[number]} training records, as the manifest says for "
             f"{me.card.name}, got {len(targets)}. The noise is calibrated for that number."
-        )
-    rehearsal = None
-    if options.canaries is not None:
-        rehearsal = Rehearse(Planted.load(options.canaries), options.state)
-        logger.warning(
-            "%s: REHEARSAL: canaries stand in the place of records, and gradients are written down without "
-            "noise in %s; not for data that others must not see",
-            me.card.name,
-            options.state / NOTES,
-            extra={"event": "rehearsal"},
         )
     records = (torch.from_numpy(inputs), torch.from_numpy(targets))
     stages.over("data")
@@ -125,19 +115,12 @@ def run(options: AgentOptions, speaker: AgentLogFilter | None = None) -> Outcome
         number,
         records,
         dataset.classes,
-        options.seeded,
         epsilon,
         in_thread=True,
         key=first.secret("order of records"),
-        rehearsal=rehearsal,
+        hooks=hooks,
         progress=_log_features,
     )
-    if options.seeded:
-        logger.warning(
-            "%s: SEEDED: noise can be repeated by whoever knows the seed; for tests",
-            me.card.name,
-            extra={"event": "seeded"},
-        )
     stages.over("features and account")
     # One gradient before the first greeting: what is wrong with model or data is said here.
     mine.gradients.mean(0, mine.start)
@@ -244,8 +227,7 @@ async def _run_agent(
         listed=_listed_identity(options, mine.manifest),
     )
     private = PrivateFiles(me, options.identity)
-    places = Failpoints.from_environment()
-    agent = Agent(mine, options.state, transport, places, options.live_pairing, private, directory)
+    agent = Agent(mine, options.state, transport, options.live_pairing, private, directory)
     if options.upgrade:
         start_choices.record_upgrade(agent.ledger)
     if ends is not None:

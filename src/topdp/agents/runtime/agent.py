@@ -18,7 +18,6 @@ from safetensors.torch import save
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.rollback_mark import RollbackMark
 from topdp.agents.agreement.row_signatures import RowSignatures
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger, PartnerMode
@@ -66,7 +65,6 @@ class Agent:
         equipment: Equipment,
         folder: Path,
         transport: Transport,
-        failpoints: Failpoints | None = None,
         live_pairing: bool = False,
         private: PrivateFiles | None = None,
         directory: CardDirectory | None = None,
@@ -101,9 +99,7 @@ class Agent:
         try:
             # What a changed byte hides would be counted from, and bound by the next charge.
             verify(self.ledger)
-            self._put_together(
-                equipment, transport, failpoints or Failpoints(), live_pairing, private, directory
-            )
+            self._put_together(equipment, transport, live_pairing, private, directory)
         except BaseException:
             self.ledger.close()  # and its lock: who starts next in this process finds it free
             raise
@@ -112,16 +108,16 @@ class Agent:
         self,
         equipment: Equipment,
         transport: Transport,
-        failpoints: Failpoints,
         live_pairing: bool,
         private: PrivateFiles | None,
         directory: CardDirectory | None,
     ) -> None:
         manifest, part = equipment.manifest, equipment.part
         self.sharing: Sharing | None = None
-        rehearses = equipment.gradients.rehearsal is not None
-        seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
-        least = start_choices.record_choices(self.ledger, seeded, rehearses, equipment.asked, granted)
+        hooks, granted = equipment.hooks, equipment.setup.budget(part.agent)
+        least = start_choices.record_choices(
+            self.ledger, hooks.seeded, hooks.rehearsal, equipment.asked, granted
+        )
         start_choices.record_delta(self.ledger, manifest.config.privacy.delta)
         if live_pairing:  # charges by worst case, and rounds are each agent's own count
             every = same_limits(part.plan, manifest.rules.largest_norm)
@@ -132,7 +128,7 @@ class Agent:
         if equipment.order is not None:
             start_choices.expect_record_order(self.ledger, equipment.order)
         if Capability.SHARED_DRAWS in part.plan.needs:
-            self.sharing = Sharing(equipment, self.ledger, private, failpoints)
+            self.sharing = Sharing(equipment, self.ledger, private)
             self.sharing.gossip.directory = self.cards.directory
         self.mark = RollbackMark(private.folder, manifest.hash) if private else None
         doubtful = self._resumes()
@@ -149,7 +145,7 @@ class Agent:
             Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
             self.traffic,
             self._check,
-            failpoints,
+            hooks,
             Told(self.name),
             RowSignatures(
                 self.name,
@@ -163,9 +159,7 @@ class Agent:
             doubtful,
         )
         way = Meetings if live_pairing else Rounds
-        self.life: Life = way(
-            equipment, self.ledger, self.peers, failpoints, self._leave, self.sharing, self._note
-        )
+        self.life: Life = way(equipment, self.ledger, self.peers, self._leave, self.sharing, self._note)
 
     def _check(self, peer: str, round: int, body: bytes) -> None:
         """Refuses bytes that are no row of this federation, or longer than one of this round may be."""
@@ -219,12 +213,6 @@ class Agent:
             return life.done() and life.result()
         finally:
             await end_all([life, asked], self.name)
-
-    def abandon(self) -> None:
-        """For tests: what is left of an agent that was killed."""
-        for task in list(self.peers.tasks):
-            task.cancel()
-        self.ledger.close()
 
     def _outcome(self, finished: bool) -> Outcome:
         seeded, rehearsal = (

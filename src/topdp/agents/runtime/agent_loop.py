@@ -25,7 +25,6 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import EntryKind, ReleaseCost
 from topdp.agents.runtime.agent_context import Equipment
@@ -53,7 +52,6 @@ class Life(ABC):
         equipment: Equipment,
         ledger: Ledger,
         peers: Peers,
-        failpoints: Failpoints,
         finished: Callable[[], None],
         sharing: Sharing | None = None,
         mark: Callable[[int], None] = lambda round: None,
@@ -66,7 +64,7 @@ class Life(ABC):
         self._asked_all = False  # waited once, for as long as the rule says, for what neighbours have seen
         self.drained = 0  # ticks since the last round
         self.sharing = sharing
-        self.equipment, self.ledger, self.peers, self.failpoints = equipment, ledger, peers, failpoints
+        self.equipment, self.ledger, self.peers, self.hooks = equipment, ledger, peers, equipment.hooks
         self.meter = equipment.meter
         self.finished = finished
         self.name = equipment.name
@@ -210,14 +208,14 @@ class Life(ABC):
         """Charge, bytes and state in one transaction; only then does anybody hear of it."""
         for peer in filter(self.ledger.finished, self.peers.neighbours):
             self.peers.contacts.needs_nothing_before(peer, round)
-        self.failpoints.reached("before_ledger")
+        self.hooks.reached("before_ledger")
         state = save({str(row): value.contiguous() for row, value in rows.items()})
         with self.timing.measure("ledger"):
-            self.ledger.before_commit = lambda: self.failpoints.reached("in_ledger")
+            self.ledger.before_commit = lambda: self.hooks.reached("in_ledger")
             self.ledger.release(round, cost, bodies, state, applied, pair, kind, notes)
         self.timing.rounds += 1
         self.doing = "waits"
-        self.failpoints.reached("after_ledger")
+        self.hooks.reached("after_ledger")
         self.mark(round)
         if self.sharing is not None:
             self.sharing.note(round)

@@ -27,7 +27,7 @@ import numpy as np
 from topdp.agents.agreement.signed_statements import Statement
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_facts import DEPARTED_SUBJECT_PREFIX
-from topdp.agents.runtime.agent_rows import Changed, Part
+from topdp.agents.runtime.agent_rows import Changed, PlanPart
 from topdp.agents.runtime.statement_gossip import Gossip
 from topdp.privacy.observers.survivors import TAKEN_BACK
 
@@ -45,7 +45,7 @@ class Gone:
 class Departures:
     """What one agent knows of those who are gone."""
 
-    def __init__(self, part: Part, gossip: Gossip, ledger: Ledger, takes_back: bool) -> None:
+    def __init__(self, part: PlanPart, gossip: Gossip, ledger: Ledger, takes_back: bool) -> None:
         self.part, self.gossip, self.ledger, self.takes_back = part, gossip, ledger, takes_back
         self.manifest = gossip.manifest
         self.name = gossip.identity.card.name

@@ -22,7 +22,6 @@ from typing import final
 
 from torch import Tensor
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.ledger.pairing_records import PairingRecords, PairRecord
@@ -61,12 +60,11 @@ class Meetings(Life):
         equipment: Equipment,
         ledger: Ledger,
         peers: Peers,
-        failpoints: Failpoints,
         finished: Callable[[], None],
         sharing: Sharing | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
+        super().__init__(equipment, ledger, peers, finished, sharing, mark)
         self.pairing = PairingRecords(ledger)
         config = equipment.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
@@ -182,18 +180,18 @@ class Meetings(Life):
         id, own = self.pairing.propose(), self.ledger.round
         try:
             reply = await self._request(peer, Message.of(MessageKind.PROPOSE, own, id.encode()))
-            self.failpoints.reached("after_propose")
+            self.hooks.reached("after_propose")
             if not reply.ok:
                 return
             row = self._handed_over(peer, reply.body)
             if row is None:
                 return
-            self.failpoints.reached("before_commit")
+            self.hooks.reached("before_commit")
             verdict = self.pairing.commit(id, peer, own, row.round, row.body, bytes.fromhex(row.signature))
             if verdict is ReplyCode.EQUIVOCATION:
                 self._two_stories(peer, row.round)
                 return
-            self.failpoints.reached("after_commit")
+            self.hooks.reached("after_commit")
             if verdict is ReplyCode.OK:
                 await self._settle()
         except Unreachable:
@@ -241,7 +239,7 @@ class Meetings(Life):
                     message = Message.of(MessageKind.COMMIT, pair.own_round, packed)
                     if (await self.peers.transport.request(partner, message)).ok:
                         self.pairing.told(pair.id)
-                        self.failpoints.reached("after_told")
+                        self.hooks.reached("after_told")
             for pair in self.pairing.prepared():
                 if pair.partner == partner:
                     message = Message.of(MessageKind.RESOLVE, 0, pair.id.encode())
@@ -268,7 +266,7 @@ class Meetings(Life):
     async def _propose(self, peer: str, message: Message) -> Reply:
         if not self.pairing.accept(message.body.decode("ascii", "replace")[:64], peer):
             return Reply(ReplyCode.BUSY)
-        self.failpoints.reached("after_prepare")
+        self.hooks.reached("after_prepare")
         return Reply(ReplyCode.OK, body=self._packed(self.ledger.round))
 
     async def _commit(self, peer: str, message: Message) -> Reply:

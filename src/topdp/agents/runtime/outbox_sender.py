@@ -13,9 +13,9 @@ import logging
 from collections import Counter
 from typing import final
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger_entries import digest_of
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.card_updates import Cards
 from topdp.agents.runtime.greeting import Greeting, NotAGreeting
 from topdp.agents.runtime.peer_contacts import MOST_GAPS, Contacts
@@ -36,13 +36,13 @@ class Sending:
         contacts: Contacts,
         inbox: Inbox,
         transport: Transport,
-        failpoints: Failpoints,
+        hooks: AgentHooks,
         last: int,
         cards: Cards | None,
     ) -> None:
         """`last`: the last round of the plan. `cards`: where agents may renew theirs."""
         self.contacts, self.inbox, self.transport = contacts, inbox, transport
-        self.failpoints, self.last, self.cards = failpoints, last, cards
+        self.hooks, self.last, self.cards = hooks, last, cards
         self.ledger, self.told, self.gossip = contacts.ledger, contacts.told, contacts.gossip
         self._gaps: Counter[str] = Counter()  # how often each lacked an earlier row, one time after another
         self.finishing = False  # all rounds are done: neighbours are told so
@@ -125,9 +125,9 @@ class Sending:
         return None
 
     async def _deliver(self, peer: str, message: Message) -> bool:
-        self.failpoints.reached("before_send")
+        self.hooks.reached("before_send")
         reply = await self.transport.request(peer, message)
-        self.failpoints.reached("after_send")
+        self.hooks.reached("after_send")
         self.contacts.heard(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self._gaps.pop(peer, None)

@@ -20,13 +20,12 @@ from typing import final
 
 from torch import Tensor
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.absences import Absences
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.agent_loop import Life, Ticks, logger
-from topdp.agents.runtime.agent_rows import AS_PLANNED, drawn, kept, make
+from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
 from topdp.agents.runtime.peer_contacts import TICKS
 from topdp.agents.runtime.peers import Peers
 from topdp.agents.runtime.row_monitor import Watch
@@ -44,12 +43,11 @@ class Rounds(Life):
         equipment: Equipment,
         ledger: Ledger,
         peers: Peers,
-        failpoints: Failpoints,
         finished: Callable[[], None],
         sharing: Sharing | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
+        super().__init__(equipment, ledger, peers, finished, sharing, mark)
         self.watch = Watch(peers.told, equipment.manifest.rules.largest_drift)
         self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
 
@@ -82,7 +80,7 @@ class Rounds(Life):
             self._depart(round, peer)
         information = float(self.meter.planned[round])
         kind, cost = self._decide(round, information, planned=self.ledger.departed is None)
-        self.failpoints.reached("before_compute")
+        self.hooks.reached("before_compute")
         part, own, draws = self.equipment.part, self._own(), self.equipment.draws
         gradients = self.equipment.gradients if kind == "release" else None
         changed, notes = self.sharing.departures.changes(round) if self.sharing else (AS_PLANNED, {})
@@ -91,8 +89,7 @@ class Rounds(Life):
         rows = {
             row: value if memories[row] else self._bounded(round, row, value) for row, value in rows.items()
         }
-        if (rehearsal := self.equipment.gradients.rehearsal) is not None:
-            rehearsal.keep(round, rows, received, drawn(part, round, draws, own[part.agent]))
+        self.hooks.rows_made(round, rows, received, draws)
         names = self.equipment.manifest.names
         bodies = {names[to]: row_payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
         applied = [(sender, round - 1) for sender in senders]
