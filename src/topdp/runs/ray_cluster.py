@@ -1,8 +1,8 @@
 """The machines of a Ray cluster, for sweeps (`cluster_sweep.py`): the only file that knows Ray.
 
 Every order is one task with the processors and GPUs that it is said to need; records are put into Ray's
-object store once. Ray retries nothing: `cluster_sweep.py` counts lost tasks, up to a limit, also if a node runs
-out of memory. Tasks write no files; what Ray itself keeps, and where, is in docs/scale.md.
+object store once. Ray retries nothing: `cluster_sweep.py` counts lost tasks, up to a limit, also if a
+node runs out of memory. Tasks write no files; what Ray itself keeps, and where, is in docs/scale.md.
 
 **Guarantees.** Every task compares the code of its machine with that of the driver before anything is
 computed (`code_fingerprint.py`), on nodes that came later, too.
