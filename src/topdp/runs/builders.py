@@ -18,6 +18,7 @@ import numpy as np
 
 from topdp import topology
 from topdp.base.array_types import Floats, Ints
+from topdp.base.progress import Progress, silent
 from topdp.errors import InputError, TopdpError
 from topdp.plan import Optimiser, Robust, schedules
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from topdp.base.progress import Progress
     from topdp.data import Dataset, Shards
     from topdp.data.features.feature_maps import FeatureMap
     from topdp.data.readers.table_schema import Schema
@@ -280,7 +280,7 @@ def features(config: RunConfig) -> FeatureMap | None:
 def shards(
     config: RunConfig,
     agents: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     device: torch.device | str = "cpu",
     only: Sequence[int] | None = None,
 ) -> Shards:
@@ -301,7 +301,7 @@ def shards(
     return featured_shards.of_dataset(dataset, parts, named, held_out, device, progress)
 
 
-def _dataset(config: RunConfig, progress: Progress | None = None) -> Dataset:
+def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
     from topdp import data
 
     if config.data.partition == "sizes" and config.data.sizes is None:

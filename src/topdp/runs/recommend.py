@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from topdp.base.progress import Progress, silent
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
 from topdp.privacy.calibrate import calibrate
@@ -89,17 +90,14 @@ def recommend(
     config: RunConfig,
     graph: Topology,
     counts: tuple[int, ...],
-    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
 ) -> Recommendation:
-    """For the agents, graph, records, budget and colluders of `config`; its method is not looked at.
-
-    `say` is told which method is tried.
-    """
+    """For the agents, graph, records, budget and colluders of `config`; its method is not looked at."""
     if METHODS[config.method.name].pools:
         raise ConfigError("method.name: central has no graph to recommend a method for; leave it away.")
     options = []
     for number, name in enumerate(COMPARED, 1):
-        say(f"calibrating {name}, method {number} of {len(COMPARED)}")
+        progress(f"calibrating {name}, method {number} of {len(COMPARED)}")
         options.append(_option(config, graph, counts, name))
     options.sort(key=_rank)
     best = options[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data import Shards
 from topdp.plan import Plan
 from topdp.runs import builders
@@ -98,7 +98,7 @@ class Dealer:
     def __init__(
         self,
         device: torch.device,
-        progress: Progress | None = None,
+        progress: Progress = silent,
         dealt: Mapping[str, Shards] | None = None,
         graphs: Mapping[str, Topology] | None = None,
     ) -> None:
