@@ -105,11 +105,7 @@ def _listed_rates(rates: list[float], rounds: int, warmup: int) -> Floats:
 def optimiser(config: RunConfig) -> Optimiser:
     """What agents make of the rows that they released."""
     train = config.train
-    if train.optimiser == "adam" and config.method.noise_on == "estimate":
-        raise ConfigError(
-            'train.optimiser: "adam" needs method.noise_on = "gradient", whose scale it undoes.'
-        )
-    return Optimiser(
+    optimiser = Optimiser(
         train.optimiser,
         train.momentum,
         train.second_moment,
@@ -117,6 +113,11 @@ def optimiser(config: RunConfig) -> Optimiser:
         train.weight_decay,
         train.average,
     )
+    if optimiser.adaptive and config.method.noise_on == "estimate":
+        raise ConfigError(
+            f'train.optimiser: "{train.optimiser}" needs method.noise_on = "gradient", whose scale it undoes.'
+        )
+    return optimiser
 
 
 def robust(config: RunConfig) -> Robust | None:
@@ -138,7 +139,7 @@ def rounded(config: RunConfig) -> str | None:
     for key, there, why in (
         ("robust.rule", config.robust.rule != "mean", "robust rules mix rows as they are"),
         ("attack.name", config.attack.name != "none", "attacks change rows as they are"),
-        ("train.optimiser", train.optimiser == "adam", "Adam's averages change by less than it holds"),
+        ("train.optimiser", optimiser(config).adaptive, "its averages change by less than it holds"),
         ("train.average", train.average > 0, "averages of estimates change by less than it holds"),
     ):
         if there:

@@ -137,7 +137,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
     pooled = pooled_noise(asked, counts, float(epsilon.min()))
     average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
-    if name == "correlated":
+    if METHODS[name].shares_noise:
         c = asked.method
         settings = {
             "method.secrets_degree": c.secrets_degree,
@@ -147,7 +147,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         reason += (
             f", with {c.secrets_degree} partners for each agent, against any {privacy.colluders} that collude"
         )
-    elif name == "muffliato":
+    elif METHODS[name].gossips:
         settings = {"method.gossip": asked.method.gossip}
     return Option(name, average, between, max(1, each - 1), reason + ".", settings)
 

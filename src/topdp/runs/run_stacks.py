@@ -171,14 +171,15 @@ def _in_common(config: RunConfig) -> str:
     }
     # A stack is tested on the records of its first run: what one seed holds out, another trains on.
     held_out = config.data.validation and config.seed
-    releases = config.method.gossip if config.method.name in ("muffliato", "correlated") else 0
+    method = builders.method(config)
+    releases = config.method.gossip if method.gossips else 0
     alone = str(config) if not _fits(config) else ""
-    return str((config.rounds, releases, builders.method(config).pools, held_out, alone, sections))
+    return str((config.rounds, releases, method.pools, held_out, alone, sections))
 
 
 def _fits(config: RunConfig) -> bool:
-    """Steps of Adam, robust mixing and rounding are no sums of rows, attacks and sinks are of one run."""
-    linear = config.train.optimiser != "adam" and config.robust.rule == "mean"
+    """Adaptive steps, robust mixing and rounding are not linear; attacks and sinks belong to one run."""
+    linear = not builders.optimiser(config).adaptive and config.robust.rule == "mean"
     return (
         linear and config.train.rows == "model" and config.attack.name == "none" and not config.report.sinks
     )

@@ -90,7 +90,7 @@ def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
     Unchanged where noise is shared: who is gone counts from the round on in which it goes.
     """
     most = min(config.privacy.colluders + more, agents - 1)
-    counts = config.privacy.guarantee == "adaptive" and config.method.name != "correlated"
+    counts = config.privacy.guarantee == "adaptive" and not builders.method(config).shares_noise
     if not counts or most <= config.privacy.colluders:
         return config
     privacy = config.privacy.model_copy(update={"colluders": most})

@@ -165,11 +165,7 @@ def _advice_key(question: Question) -> tuple[object, ...]:
 def _setting(question: Question, shape: Plan) -> dict[str, Any]:
     config, graph = question.config, question.graph
     method, numbers = config.method, numbers_in_a_row(config)
-    chosen = {
-        key: getattr(method, key)
-        for key in ("secrets_degree", "pair_noise", "gossip")
-        if method.name == "correlated" or (method.name == "muffliato" and key == "gossip")
-    }
+    chosen = {key: getattr(method, key) for key in builders.method(config).tuned}
     return {
         "method": method.name,
         "mode": method.mode,
