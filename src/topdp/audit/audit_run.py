@@ -33,11 +33,11 @@ from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_delta
 from topdp.privacy.observers.observer_answers import ASKED
-from topdp.runs import builders
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import PrivacyConfig, RunConfig
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.runs.run_folder import GIVEN, RunFolder
+from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulated_noise import Draws
 
 
@@ -226,9 +226,9 @@ def of_config(
     progress: Progress = silent,
 ) -> Prepared:
     """An audit of the plan that a configuration would run."""
-    asked.expect_possible(builders.graph(config).agents)
+    asked.expect_possible(RunOutline.of(config).graph.agents)
     parts = Assembly.of(config, choose_device(device), progress)
-    plan, found = plan_and_account(config, parts.graph, parts.shards.counts, progress)
+    plan, found = plan_and_account(parts.run, progress)
     return _prepared(parts, plan, found, asked, progress)
 
 
@@ -248,14 +248,14 @@ def of_run(
         )
     asked.expect_possible(plan.agents)
     parts = Assembly.of(config, choose_device(device), progress)
-    counts = parts.shards.counts
-    expect_plan_of(config, parts.graph, counts, plan, path)
-    return _prepared(parts, plan, expect_account_of(config, counts, folder), asked, progress)
+    expect_plan_of(parts.run, plan, path)
+    account = expect_account_of(parts.run.config, parts.run.analysis, folder)
+    return _prepared(parts, plan, account, asked, progress)
 
 
 def _prepared(parts: Assembly, plan: Plan, found: Account, asked: Question, progress: Progress) -> Prepared:
-    audit = Audit.of(plan, found, parts.config.privacy, parts.flat.dimension, asked, progress)
-    return Prepared(parts.config, plan.agents, lambda shown: audit.run(parts, asked.seed, progress=shown))
+    audit = Audit.of(plan, found, parts.run.config.privacy, parts.flat.dimension, asked, progress)
+    return Prepared(parts.run.config, plan.agents, lambda shown: audit.run(parts, asked.seed, progress=shown))
 
 
 def _at(delta: float, plan: Plan, found: Account, patient: bool, progress: Progress) -> Account:

@@ -27,7 +27,7 @@ def execute(
 ) -> Iterator[Seen]:
     """Round after round. `seed`: of noise, samples and random layers; `noise`: instead of the seed's."""
     drawn = noise or Noise(seed, plan.draws, plan.releases)
-    clip, batches = parts.config.privacy.clip, parts.batches
+    clip, batches = parts.run.config.privacy.clip, parts.run.batches
     at = torch.from_numpy(canaries.coordinates).to(parts.device)
     known: list[Floats] = []
 

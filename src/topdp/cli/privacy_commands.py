@@ -49,28 +49,31 @@ def account(
     with signs_of_life(err, "account") as progress:
         progress("planning")
         from topdp.privacy.observers.coalitions import expect_coalition
-        from topdp.runs import builders, planning
+        from topdp.runs import planning
+        from topdp.runs.named_records import record_counts
+        from topdp.runs.resolve import resolve_outline
         from topdp.runs.run_folder import RunFolder
+        from topdp.runs.run_outline import RunOutline
         from topdp.views.terminal import tables
 
         if asked is None:
             assert run is not None
             if coalition > 1:
                 expect_coalition(coalition, RunFolder.open(run).plan.agents)
-            wanted, plan, found = planning.account_of_run(run, named, progress)
+            resolved, plan, found = planning.account_of_run(run, named, progress)
         else:
-            wanted, graph = planning.asking(asked, named), builders.graph(asked)
+            outline = RunOutline.of(planning.asking(asked, named))
             if coalition > 1:
-                expect_coalition(coalition, graph.agents)
-            counts = builders.counts(wanted, graph.agents)
-            plan, found = planning.plan_and_account(wanted, graph, counts, progress)
+                expect_coalition(coalition, outline.graph.agents)
+            resolved = resolve_outline(outline, record_counts(outline))
+            plan, found = planning.plan_and_account(resolved, progress)
         if coalition > 1:
             progress(f"accounting coalitions of {coalition}")
-        together = planning.coalition_account(plan, found, coalition, wanted.seed, progress)
+        together = planning.coalition_account(plan, found, coalition, resolved.config.seed, progress)
     if as_json:
-        print_json(planning.account_json(wanted, plan, found, together))
+        print_json(planning.account_json(resolved.config, plan, found, together))
         return
-    show(*tables.account(wanted, plan, found, together))
+    show(*tables.account(resolved.config, plan, found, together))
 
 
 def recommend(
@@ -87,12 +90,13 @@ def recommend(
     wanted = config.read(target, preset, changes)
     with signs_of_life(err, "recommend") as progress, going_on(BEGINS_ANEW):
         progress("planning")
-        from topdp.runs import builders
+        from topdp.runs.named_records import record_counts
         from topdp.runs.recommend import recommend as ask
+        from topdp.runs.run_outline import RunOutline
         from topdp.views.terminal import tables
 
-        made = builders.graph(wanted)
-        found = ask(wanted, made, builders.counts(wanted, made.agents), progress)
+        outline = RunOutline.of(wanted)
+        found = ask(wanted, outline.graph, record_counts(outline), progress)
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
     details = found.details([*given, *(part for change in changes or [] for part in ("--set", change))])
     if as_json:

@@ -110,13 +110,13 @@ def compare(
     results: dict[str, Result] = {}
     with signs_of_life(err, "compare") as progress, going_on(f"the same command and --out {place}"):
         progress("loading torch")
-        from topdp.runs import builders
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
+        from topdp.runs.run_outline import RunOutline, why_plans_are_equal
         from topdp.views.terminal import tables
 
         for one in wanted.values():
-            builders.method(one)  # a fault in the last method is found before the first is run
+            RunOutline.of(one)  # a fault in the last method is found before the first is run
         for name, one in wanted.items():
             results[name] = runs.run_or_continue(one, place / name, device, titled(progress, name))
         progress("drawing")
@@ -129,7 +129,7 @@ def compare(
         show(*tables.runs({name: r.summary() for name, r in results.items()}))
         for names in _of_one_plan(results):
             show(
-                f"{', '.join(names)}: one plan, so one run. {builders.why_alike([wanted[n] for n in names])}"
+                f"{', '.join(names)}: one plan, so one run. {why_plans_are_equal([wanted[n] for n in names])}"
             )
         if picture is not None:
             show(f"The figure is {picture}")
@@ -146,7 +146,7 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
     how = f"the same command and --out {place}"
     with signs_of_life(err, "compare") as progress, going_on(how):
         progress("loading torch")
-        from topdp.runs import builders, sweep, sweep_grid, sweep_summary
+        from topdp.runs import sweep, sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
         from topdp.views.pictures import sweep_pictures
 
@@ -160,7 +160,7 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
         sweep.run_all(points, place, device, progress, how)
         progress("drawing")
         found = sweep.found(place, points)
-        title = heading(list(wanted.values()), builders.graph(points[0].config).agents)
+        title = heading(list(wanted.values()), RunOutline.of(points[0].config).graph.agents)
         figure = sweep_pictures.curves(
             {one.chosen["method"]: one for one in found}, place / "compare.png", title
         )
@@ -230,8 +230,8 @@ def sweep(
         how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
     with signs_of_life(err, "sweep") as progress, going_on(how):
         progress("loading torch")
-        from topdp.runs import builders, sweep_grid, sweep_summary
         from topdp.runs import sweep as sweeps
+        from topdp.runs import sweep_grid, sweep_summary
         from topdp.views.pictures import sweep_pictures
 
         if base is None:
@@ -246,7 +246,7 @@ def sweep(
         found = sweeps.found(place, points)
         sweep_summary.write_csv(found, place)
         configs = [point.config for point in points]
-        title = sweep_pictures.heading_of(configs, [builders.graph(one).agents for one in configs])
+        title = sweep_pictures.heading_of(configs, [RunOutline.of(one).graph.agents for one in configs])
         figure = sweep_pictures.picture(found, place / "sweep.png", title)
     _show_spreads(found, place, figure, as_json)
 

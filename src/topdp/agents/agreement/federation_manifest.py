@@ -15,8 +15,9 @@ from topdp.agents.agreement.manifest import Manifest, Rules, parse_rules
 from topdp.agents.agreement.run_setup import RunSetup, complete_config
 from topdp.privacy.account import Account
 from topdp.privacy.observers.adaptive import COALITIONS
-from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.methods import METHODS
+from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology, from_edges
 
 
@@ -26,7 +27,7 @@ def create_manifest(
     """(the manifest, what it costs, what the one who makes it should know)."""
     read = [read_card(card) for card in cards]
     names = tuple(card.name for card in read)
-    graph = builders.graph(config) if links is None else _parse_graph(links, names)
+    graph = RunOutline.of(config).graph if links is None else _parse_graph(links, names)
     kept, agreed = rules.get("departures"), parse_rules({**rules, "departures": rules.get("departures") or 0})
     if kept and not keeps_reserve(config, agreed):
         raise ConfigError(
@@ -61,7 +62,7 @@ def build_manifest(
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     said = list(account.warnings)
     guarantee = config.privacy.guarantee
-    shared = guarantee == "adaptive" and builders.method(config).shares_noise
+    shared = guarantee == "adaptive" and METHODS[config.method.name].shares_noise
     if rules.tolerates_silence and shared:
         said.append(
             "Where agents share noise, one that is silent for the idle timeout is given up for good: let it "
@@ -99,7 +100,7 @@ def build_manifest(
 
 def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
     """Whether charges count on noise of others, so that a reserve for departures is worth something."""
-    adaptive = config.privacy.guarantee == "adaptive" and not builders.method(config).shares_noise
+    adaptive = config.privacy.guarantee == "adaptive" and not METHODS[config.method.name].shares_noise
     return adaptive and not rules.tolerates_silence
 
 

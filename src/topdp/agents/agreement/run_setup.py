@@ -18,10 +18,12 @@ from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.privacy.observers.adaptive import in_the_open
 from topdp.privacy.observers.survivors import with_reserve
-from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig, parse
-from topdp.runs.planning import accounted, plan_and_account, plan_writer
-from topdp.runs.resolve_auto import settled
+from topdp.runs.methods import METHODS
+from topdp.runs.named_model import expect_named_task, named_model
+from topdp.runs.planning import accounted, plan_and_account
+from topdp.runs.resolve import ResolvedRun, resolve
+from topdp.runs.run_outline import budgets
 from topdp.topology import Topology
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class RunSetup:
     """The same for every agent of a federation: what was agreed, and the plan that follows from it."""
 
     manifest: Manifest
+    run: ResolvedRun
     plan: Plan
 
     @classmethod
@@ -45,19 +48,22 @@ class RunSetup:
         expect_no_attack(config)
         expect_no_rounding(config)
         counts = _record_counts(config)
-        sigma = builders.sigma(config, graph.agents)
-        if sigma is None or len(counts) != graph.agents:
+        if (config.privacy.sigma is None and METHODS[config.method.name].noisy) or len(
+            counts
+        ) != graph.agents:
             raise ConfigError(
                 f"Expected privacy.sigma, and in data.sizes the records of each of {graph.agents} agents: "
                 "make the manifest with `topdp federation create --records N1,N2,...`."
             )
         expect_small_delta(config, counts)
-        return cls(manifest, plan_writer(config, graph, counts)(sigma * config.privacy.clip))
+        run = resolve(config, graph, counts)
+        assert run.sigma is not None
+        return cls(manifest, run, run.write_plan(run.sigma * config.privacy.clip))
 
     @property
     def counts(self) -> tuple[int, ...]:
         """The records of every agent."""
-        return _record_counts(self.manifest.config)
+        return self.run.counts
 
     @property
     def coalition(self) -> int:
@@ -77,11 +83,10 @@ class RunSetup:
 
     def budget(self, agent: int) -> float:
         """ε that the manifest grants to `agent`."""
-        granted = self.manifest.config.privacy.epsilon
-        return float(builders.per_agent("privacy.epsilon", granted, len(self.manifest.names))[agent])
+        return float(budgets(self.manifest.config, len(self.manifest.names))[agent])
 
     def model(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return builders.model(self.manifest.config, input_shape, outputs)
+        return named_model(self.manifest.config, input_shape, outputs)
 
 
 def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
@@ -90,7 +95,7 @@ def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
     Unchanged where noise is shared: who is gone counts from the round on in which it goes.
     """
     most = min(config.privacy.colluders + more, agents - 1)
-    counts = config.privacy.guarantee == "adaptive" and not builders.method(config).shares_noise
+    counts = config.privacy.guarantee == "adaptive" and not METHODS[config.method.name].shares_noise
     if not counts or most <= config.privacy.colluders:
         return config
     privacy = config.privacy.model_copy(update={"colluders": most})
@@ -143,22 +148,20 @@ def complete_config(
     is added, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
     `departures`: so many agents may drop out and the noise is still enough (`Rules.departures`).
     """
-    builders.expect_named(config)
+    expect_named_task(config)
     expect_no_attack(config)
     expect_no_rounding(config)
     expect_small_delta(config, counts)
-    config = settled(config, graph, counts)
-    reserved = with_colluders(config, graph.agents, departures)
-    plan, account = plan_and_account(reserved, graph, counts, progress)
-    guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, builders.analysis(config, counts)
-    given, more = builders.sigma(config, graph.agents) is not None, 1.0
+    run = resolve(config, graph, counts)
+    config = run.config
+    reserved = resolve(with_colluders(config, graph.agents, departures), graph, counts)
+    plan, account = plan_and_account(reserved, progress)
+    guarantee, privacy, given, more = config.privacy.guarantee, config.privacy, run.sigma is not None, 1.0
     if tolerates_silence and guarantee == "adaptive":
-        more = with_reserve(plan, analysis.exposure(), privacy.colluders, privacy.allow_slow)
+        more = with_reserve(plan, run.analysis.exposure(), privacy.colluders, privacy.allow_slow)
     if more > 1:
         # Noise that is given stays as it is: with the reserve it is worth what less noise is without.
-        account = accounted(
-            reserved, plan.noise_scaled(1 / more if given else more), analysis, None, progress
-        )
+        account = accounted(reserved, plan.noise_scaled(1 / more if given else more), None, progress)
     spent = account.answer(guarantee)
     if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
         raise ConfigError(
@@ -166,7 +169,7 @@ def complete_config(
             f"here: {spent.reason} Choose another guarantee or method."
         )
     if not given:
-        epsilon = builders.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents).tolist()
+        epsilon = budgets(config, graph.agents).tolist()
     else:
         epsilon = [max(float(e), 1e-12) * EPSILON_MARGIN for e in spent.epsilon]
     sigma = (plan.full_scale * (1.0 if given else more) / privacy.clip).tolist()

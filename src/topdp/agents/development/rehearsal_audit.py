@@ -16,7 +16,6 @@ from topdp.audit.findings import Findings
 from topdp.audit.rehearsal_record import CANARIES, NOTES, Notes, Planted, rounds
 from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
-from topdp.runs import builders
 from topdp.runs.planning import accounted
 
 MANIFEST = "manifest.toml"
@@ -72,5 +71,5 @@ def of_notes(folder: Path, asked: Question, progress: Progress = silent) -> Prep
 def _audit(setup: RunSetup, dimension: int, asked: Question, progress: Progress) -> Audit:
     config = setup.manifest.config
     asked.expect_possible(setup.plan.agents)
-    found = accounted(config, setup.plan, builders.analysis(config, setup.counts), None, progress)
+    found = accounted(setup.run, setup.plan, None, progress)
     return Audit.of(setup.plan, found, config.privacy, dimension, asked, progress)

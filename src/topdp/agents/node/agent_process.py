@@ -37,8 +37,8 @@ from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
 from topdp.base.array_types import AnyArray
 from topdp.errors import DataError, ExitCode, TopdpError
-from topdp.runs import builders
 from topdp.runs.config import ConfigError
+from topdp.runs.named_records import named_schema
 
 if TYPE_CHECKING:
     from topdp.agents.node.owner_evaluation import OwnerEvaluation
@@ -184,7 +184,7 @@ def _read_ledger_facts(state: Path, upgrade: bool) -> dict[str, str]:
 
 def _load_records(path: str, terms: manifest.Manifest) -> data.Dataset:
     """The records of this site. What their labels mean is agreed on, and not found in one site's folders."""
-    schema = builders.schema(terms.config)
+    schema = named_schema(terms.config)
     dataset = data.load(path, schema=schema)
     if dataset.class_names is not None and (schema is None or schema.classes is None):
         raise DataError(

@@ -32,8 +32,8 @@ from topdp.agents.runtime.budget_meter import meter
 from topdp.agents.runtime.run_end import last_round
 from topdp.errors import BudgetError, InputError, TrustError
 from topdp.privacy.account import Account
-from topdp.runs import builders
 from topdp.runs.config import PoissonBatch, parse
+from topdp.runs.run_outline import budgets
 from topdp.topology import from_edges
 
 
@@ -88,7 +88,7 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
 def spent_by(setup: RunSetup, round: int) -> dict[str, float]:
     """ε that each agent's books show after `round`, if the plan is followed."""
     privacy, found = setup.manifest.config.privacy, {}
-    analysis = builders.analysis(setup.manifest.config, setup.counts)
+    analysis = setup.run.analysis
     waits = not setup.manifest.rules.tolerates_silence
     for agent, name in enumerate(setup.manifest.names):
         gauge = meter(
@@ -174,7 +174,7 @@ def expect_counted(terms: Manifest, name: str, identity: Path, was_there: bool =
 
 def granted_budgets(manifest: Manifest) -> dict[str, float]:
     """What each member may spend."""
-    granted = builders.per_agent("privacy.epsilon", manifest.config.privacy.epsilon, len(manifest.names))
+    granted = budgets(manifest.config, len(manifest.names))
     return dict(zip(manifest.names, granted.tolist(), strict=True))
 
 

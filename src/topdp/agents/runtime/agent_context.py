@@ -24,9 +24,10 @@ from topdp.data.featured_shards import of_records
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.runs import builders
 from topdp.runs.assembly import expect_fitting
 from topdp.runs.config import ConfigError
+from topdp.runs.named_model import named_task
+from topdp.runs.named_records import named_features
 
 LARGEST_HEAD = 1024  # bytes before a row that is handed over
 
@@ -85,12 +86,12 @@ def equip(
             f"{setup.manifest.names[agent]}, got {epsilon:.6g}: one's own budget can only be smaller."
         )
     inputs, targets = records
-    inputs = of_records(inputs, builders.features(config), setup.manifest.names[agent], progress)
-    task = builders.task(config)
+    inputs = of_records(inputs, named_features(config), setup.manifest.names[agent], progress)
+    task = named_task(config)
     targets = task.targets(targets, setup.manifest.names[agent])
     flat = FlatModel(setup.model(tuple(inputs.shape[1:]), task.outputs(targets, classes)))
     expect_fitting(flat, task, inputs[:1], targets[:1], classes)
-    analysis = builders.analysis(config, setup.counts)
+    analysis = setup.run.analysis
     part, hooks = PlanPart(setup.plan, agent), hooks or AgentHooks()
     draws = hooks.draws(part, config.seed, flat.dtype)
     hidden = relies_on_hidden_rows(

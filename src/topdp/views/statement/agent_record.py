@@ -22,7 +22,6 @@ from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.runtime.run_end import last_round
 from topdp.errors import InputError, TrustError
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.runs import builders
 from topdp.views.pages.plain_words import is_guarantee
 
 UPWARDS = 1 + 1e-9  # μ is found by halving: on the private side of the last step
@@ -99,7 +98,7 @@ class OwnBooks:
 
     @property
     def sampled(self) -> bool:
-        analysis = builders.analysis(self.setup.manifest.config, self.setup.counts)
+        analysis = self.setup.run.analysis
         return bool(analysis.exposure().sampled)
 
     def mu(self, epsilon: float | None) -> float | None:
