@@ -44,17 +44,17 @@ def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
     from topdp.agents.wire import row_payload
 
     made = federation(tmp_path, agents=3, rounds=4)
-    original, sends = outbox_sender.Sending._next, []
+    original, sends = outbox_sender.OutboxSender._next, []
 
     def fresh(self, peer):
         message = original(self, peer)
         if message is None or message.kind is not outbox_sender.MessageKind.ROW:
             return message
         sends.append(message)
-        body = row_payload.encode(torch.randn(len(made.equipment(0).start)).numpy())
+        body = row_payload.encode(torch.randn(len(made.context(0).start)).numpy())
         return outbox_sender.Message.of(message.kind, message.round, body)
 
-    monkeypatch.setattr(outbox_sender.Sending, "_next", fresh)
+    monkeypatch.setattr(outbox_sender.OutboxSender, "_next", fresh)
     run = on_virtual_time(live(made, failpoints={0: "after_send:1"}))
     assert sends and any("bodies for round" in fault for fault in faults(run))
 

@@ -1,7 +1,7 @@
 """What an agent notices of the rows that come in: how far each is from its own, and how long it is.
 
-A row that is much further away than most others', or than any that the same neighbour sent before, is told
-once, and counted. Where the manifest limits drifts, rows beyond the limit are left out of the mix as if they
+A row that is much further away than most others', or than any that the same neighbour sent before, is
+reported once, and counted. Where the manifest limits drifts, rows beyond the limit are left out of the mix as if they
 had not come: the agent's own estimate stands in for them. Robust mixing (`robust_rules`) needs none of
 this; it is for whoever wants to know, and for methods that cannot mix robustly.
 
@@ -17,7 +17,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from topdp.agents.wire.link_refusals import Told
+from topdp.agents.wire.link_refusals import RefusalLog
 
 FAR = 5.0
 """Times the median distance of all received rows: told."""
@@ -29,12 +29,12 @@ SEEN = 4
 """Rows of a neighbour before its past is compared with."""
 
 
-class Watch:
+class RowMonitor:
     """Of each neighbour: the last distance over the median of all, the last norm, and what was left out."""
 
-    def __init__(self, told: Told, largest_drift: float = 0.0) -> None:
+    def __init__(self, refusals: RefusalLog, largest_drift: float = 0.0) -> None:
         """`largest_drift`: rows further than so many median distances are left out; 0: none is."""
-        self.told, self.largest_drift = told, largest_drift
+        self.refusals, self.largest_drift = refusals, largest_drift
         self.drifts: dict[str, float] = {}
         self.norms: dict[str, float] = {}
         self.left_out: dict[str, int] = {}
@@ -67,4 +67,4 @@ class Watch:
 
     def _warn(self, peer: str, kind: str, round: int, words: str) -> None:
         self.warnings[peer] = self.warnings.get(peer, 0) + 1
-        self.told.tell(peer, kind, f"the row of round {round} is {words}")
+        self.refusals.report(peer, kind, f"the row of round {round} is {words}")
