@@ -533,7 +533,7 @@ def test_what_goes_on_for_hours_is_told_once_an_hour_with_its_count(caplog):
     lines = caplog.messages
     assert len(lines) == 5 and "times" not in lines[0] and QUIET == 3600
     assert lines[1].endswith("(3600 times since this was last said)")
-    assert told.counts["bob", "stranger"] == 5 * 3600
+    assert refusals.counts["bob", "stranger"] == 5 * 3600
 
 
 def test_json_lines_have_agent_event_and_round_everywhere(capsys):

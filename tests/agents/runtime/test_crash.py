@@ -59,7 +59,7 @@ def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
     assert sends and any("bodies for round" in fault for fault in faults(run))
 
 
-@pytest.mark.parametrize("part", ["Meetings", "RollbackMark"])
+@pytest.mark.parametrize("part", ["LivePairingLoop", "RollbackMark"])
 def test_a_start_that_fails_leaves_the_folder_to_the_next(tmp_path, monkeypatch, part):
     """Whatever it fails at: in one process nobody else gives the lock back."""
     made, wire = federation(tmp_path, "method.mode=async", "method.name=plain", agents=3, rounds=4), Wire()

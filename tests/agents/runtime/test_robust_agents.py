@@ -92,7 +92,7 @@ def test_a_hostile_agent_is_told_of_and_left_out_where_drifts_are_limited(tmp_pa
     told = []
     monkeypatch.setattr(planned_loop.PlannedLoop, "_release", forged)
     monkeypatch.setattr(
-        RefusalLog, "tell", lambda self, peer, kind, words, *more: told.append((self.name, peer, kind))
+        RefusalLog, "report", lambda self, peer, kind, words, *more: told.append((self.name, peer, kind))
     )
     on_virtual_time(live(made))
     assert {(peer, kind) for name, peer, kind in told if name != hostile} == {(hostile, "drift")}

@@ -6,8 +6,8 @@ is in doubt is asked on the side: meanwhile the agent works on and meets others.
 count; nobody waits for anybody, but once, all at the same time, for those who are not there yet.
 
 **Guarantees.** As for every `AgentLoop`. Which meetings happen is not known beforehand, so charges are by
-worst case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that count as
-seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a plan.
+worst case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that
+count as seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a plan.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ have shown rows, whatever they say. Where draws are shared nobody comes back: wh
 good (`absences`).
 
 **Guarantees.** As for every `AgentLoop`; and every round of the plan is made as written, except that the
-agent's data enter no round from the one on whose charge would pass the budget, and that draws shared with somebody
-gone are left out and taken back where the books of all cover that (`departures`).
+agent's data enter no round from the one on whose charge would pass the budget, and that draws shared with
+somebody gone are left out and taken back where the books of all cover that (`departures`).
 """
 
 from __future__ import annotations
