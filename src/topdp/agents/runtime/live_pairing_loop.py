@@ -7,7 +7,7 @@ count; nobody waits for anybody, but once, all at the same time, for those who a
 
 **Guarantees.** As for every `AgentLoop`. Which meetings happen is not known beforehand, so charges are by
 worst case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that
-count as seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a plan.
+count as seen, and of noise: they cost nothing. Poisson batches are refused: only plans say their cost.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A row that is much further away than most others', or than any that the same neighbour sent before, is
 reported once, and counted. Where the manifest limits drifts, rows beyond the limit are left out of the mix as
-if they had not come: the agent's own estimate stands in for them. Robust mixing (`robust_rules`) needs none of
-this; it is for whoever wants to know, and for methods that cannot mix robustly.
+if they had not come: the agent's own estimate stands in for them. Robust mixing needs none of this.
 
 **Guarantees.** All of it is a function of rows that were sent. To leave one out departs from the plan, and is
 booked as such: where others' noise is counted on, the agent charges by worst case from then on (`budget`).
