@@ -80,10 +80,10 @@ class Interrupted(TopdpError):  # noqa: N818 - a state, not a fault
 
 
 @contextmanager
-def enough_memory() -> Iterator[None]:
+def translate_memory_errors() -> Iterator[None]:
     """Inside, running out of memory is wrong input: asking for less of something is what helps.
 
-    >>> with enough_memory():
+    >>> with translate_memory_errors():
     ...     raise MemoryError("Unable to allocate 7 TiB")
     Traceback (most recent call last):
         ...

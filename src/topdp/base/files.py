@@ -17,7 +17,7 @@ from filelock import lock_descriptor
 
 from topdp.errors import InputError
 
-DAMAGE = (
+UNREADABLE_FILE_ERRORS = (
     OSError,
     EOFError,
     ValueError,
@@ -40,21 +40,21 @@ class LockHeldError(FileError):
     """A folder or file that another process has locked."""
 
 
-def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """`path` becomes `content`; a full disk or a kill leaves the old file or the new one, never half.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder) / "a.txt", "once")
+    ...     write_atomically(Path(folder) / "a.txt", "once")
     ...     [file.name for file in Path(folder).iterdir()]
     ['a.txt']
     """
-    with written_whole(path, mode) as beside:
+    with atomic_path(path, mode) as beside:
         beside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
-def written_whole(path: Path, mode: int = 0o666) -> Iterator[Path]:
+def atomic_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """For writers that want a path: what is written to the one given here becomes `path` at the end.
 
     `mode` is that of a new file, less the process's umask.
@@ -64,7 +64,7 @@ def written_whole(path: Path, mode: int = 0o666) -> Iterator[Path]:
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         try:
             yield beside
-            _to_disk(beside)
+            _flush_to_disk(beside)
             os.replace(beside, path)
         finally:
             beside.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ def written_whole(path: Path, mode: int = 0o666) -> Iterator[Path]:
         raise FileError(f"Could not write {path}: {reason}. What was written before is intact.") from error
 
 
-def new_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """Makes `path` and what is above it; a folder that is there already is fine."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def new_folder(path: Path) -> None:
 
 
 @contextmanager
-def gone_if_it_fails(path: Path) -> Iterator[None]:
+def remove_new_folders_on_error(path: Path) -> Iterator[None]:
     """If what is done inside fails, folders on the way to `path` that were not there before go again."""
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -123,7 +123,7 @@ def exclusive_lock(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _to_disk(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)  # Windows flushes only what is open for writing
     try:
         os.fsync(descriptor)

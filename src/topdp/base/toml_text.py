@@ -11,32 +11,34 @@ from typing import Any
 
 from topdp.errors import InputError
 
-LARGEST = 64 * 2**20
+MAX_TOML_CHARACTERS = 64 * 2**20
 """Letters: a manifest of 10,000 agents has a sixth of that."""
 
-MOST_PARTS = 32
+MAX_KEY_PARTS = 32
 """Of a dotted key; those of topdp have four at most."""
 
-_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
+_KEY_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
 # Begins only where a key can begin, so that no letter is looked at again and again.
-_TOO_DEEP = re.compile(rf"""(?<![\w.'"\\-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MOST_PARTS}}}""")
+_KEY_WITH_TOO_MANY_PARTS = re.compile(
+    rf"""(?<![\w.'"\\-]){_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{MAX_KEY_PARTS}}}"""
+)
 
 
 class TomlError(InputError):
     """A text that no configuration, manifest or card is like."""
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """As `tomllib.loads`, of a text that has sensible keys.
 
-    >>> parsed("a.b = 1")
+    >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}
     """
-    if len(text) > LARGEST:
-        raise TomlError(f"expected at most {LARGEST} letters, got {len(text)}")
-    if found := _TOO_DEEP.search(text):
+    if len(text) > MAX_TOML_CHARACTERS:
+        raise TomlError(f"expected at most {MAX_TOML_CHARACTERS} letters, got {len(text)}")
+    if found := _KEY_WITH_TOO_MANY_PARTS.search(text):
         line = text.count("\n", 0, found.start()) + 1
-        raise TomlError(f"expected keys of at most {MOST_PARTS} parts, got one with more in line {line}")
+        raise TomlError(f"expected keys of at most {MAX_KEY_PARTS} parts, got one with more in line {line}")
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -26,7 +26,7 @@ def single_threaded_pool(workers: int) -> ThreadPoolExecutor:
     return pool
 
 
-def in_parts(work: Callable[[slice], object], count: int) -> None:
+def run_in_parts(work: Callable[[slice], object], count: int) -> None:
     """`work` on as many parts of 0 .. count-1 as torch may use threads, each by a thread.
 
     However it ends, by an error of one part or an interrupt too, no part is still being worked on then: what
@@ -38,7 +38,7 @@ def in_parts(work: Callable[[slice], object], count: int) -> None:
         return
     bounds = [count * part // workers for part in range(workers + 1)]
     parts = [slice(*pair) for pair in pairwise(bounds)]
-    pool = _common_pool(torch.get_num_threads(), os.getpid())
+    pool = _process_pool(torch.get_num_threads(), os.getpid())
     begun: list[Future[object]] = []
     try:
         for part in parts:
@@ -50,6 +50,6 @@ def in_parts(work: Callable[[slice], object], count: int) -> None:
 
 
 @lru_cache(1)
-def _common_pool(workers: int, process: int) -> ThreadPoolExecutor:
+def _process_pool(workers: int, process: int) -> ThreadPoolExecutor:
     """Of one process: threads do not survive a fork."""
     return single_threaded_pool(workers)

@@ -90,15 +90,15 @@ def merged(model: nn.Module) -> nn.Module:
     """A copy in which adapters have become part of the weights: a model of the kind that `lora` was given."""
     model = copy.deepcopy(model)
     if isinstance(model, LoraLinear):
-        return _folded(model)
+        return _merged_linear(model)
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, LoraLinear):
             parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, _folded(layer))
+            setattr(model.get_submodule(parent), name, _merged_linear(layer))
     return model
 
 
-def _folded(layer: LoraLinear) -> nn.Linear:
+def _merged_linear(layer: LoraLinear) -> nn.Linear:
     plain = layer.base
     with torch.no_grad():
         plain.weight.copy_(layer.weight)

@@ -17,13 +17,13 @@ from topdp.errors import InputError
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [b, ...], targets [b, ...]) -> losses [b]"""
 
-OWN = "own"
+CUSTOM_LOSS = "own"
 """The name of a loss that is a user's function."""
 
-FEW = 32
+MAX_TRANSPOSED_CLASSES = 32
 """Classes up to which the other layout is faster; for ten of them four to seven times."""
 
-UNIT = 16  # numbers that a processor takes at once; where it can, two such at a time
+VECTOR_WIDTH = 16  # numbers that a processor takes at once; where it can, two such at a time
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -33,13 +33,18 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))
     tensor([1.3863, 1.3863])
     """
-    if outputs.dim() == 2 and targets.dim() == 1 and outputs.shape[1] <= FEW and outputs.device.type == "cpu":
+    if (
+        outputs.dim() == 2
+        and targets.dim() == 1
+        and outputs.shape[1] <= MAX_TRANSPOSED_CLASSES
+        and outputs.device.type == "cpu"
+    ):
         # Examples beside each other: a processor takes many of them at once. The last ones, which do not fill
         # its units, are rounded otherwise; filled up, an example has the same bits wherever it stands.
-        filled = functional.pad(outputs.mT, (0, -len(outputs) % UNIT))
+        filled = functional.pad(outputs.mT, (0, -len(outputs) % VECTOR_WIDTH))
         scores = functional.log_softmax(filled, 0).mT[: len(outputs)]
         return functional.nll_loss(scores, targets, reduction="none")
-    return _one_each(functional.cross_entropy(outputs, targets, reduction="none"))
+    return _mean_per_example(functional.cross_entropy(outputs, targets, reduction="none"))
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -49,7 +54,7 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]))
     tensor([0., 4.])
     """
-    return _one_each(functional.mse_loss(*aligned(outputs, targets), reduction="none"))
+    return _mean_per_example(functional.mse_loss(*aligned(outputs, targets), reduction="none"))
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -59,7 +64,7 @@ def huber(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> huber(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     tensor([0.5000, 2.5000])
     """
-    return _one_each(functional.huber_loss(*aligned(outputs, targets), reduction="none"))
+    return _mean_per_example(functional.huber_loss(*aligned(outputs, targets), reduction="none"))
 
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -72,15 +77,15 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
     both = aligned(outputs, targets)
     count = both[0].numel()
     # Filled up as in `cross_entropy`: a number has the same bits wherever it stands.
-    scores, labels = (functional.pad(part.reshape(-1), (0, -count % (2 * UNIT))) for part in both)
+    scores, labels = (functional.pad(part.reshape(-1), (0, -count % (2 * VECTOR_WIDTH))) for part in both)
     losses = functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")[:count]
-    return _one_each(losses.view(both[0].shape))
+    return _mean_per_example(losses.view(both[0].shape))
 
 
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "huber": huber, "bce": bce}
 """Each treats examples one by one, whatever the values: gradients rely on it."""
 
-ALIASES = {"cross_entropy": "cross-entropy"}
+LOSS_ALIASES = {"cross_entropy": "cross-entropy"}
 
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +99,10 @@ def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """
     if outputs.shape != targets.shape:
         one = outputs.dim() == 0 and targets.numel() == 1  # `squeeze` in a model, on a batch of one
-        if not one and (outputs.shape[:1] != targets.shape[:1] or _long_axes(outputs) != _long_axes(targets)):
+        if not one and (
+            outputs.shape[:1] != targets.shape[:1]
+            or _axes_longer_than_one(outputs) != _axes_longer_than_one(targets)
+        ):
             raise InputError(
                 f"Expected outputs of the shape of the targets, got outputs of shape {tuple(outputs.shape)} "
                 f"for targets of shape {tuple(targets.shape)}. Let the model return "
@@ -104,39 +112,39 @@ def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return outputs, targets.to(outputs.dtype)
 
 
-def named_loss(loss: str | Loss) -> PerExample:
+def named_loss(loss: str | Loss) -> PerExampleLoss:
     """A loss by name, or the caller's own; one that does not give one value per example is refused."""
-    if isinstance(loss, PerExample):
+    if isinstance(loss, PerExampleLoss):
         return loss
     if callable(loss):
-        name = next((name for name, known in LOSSES.items() if known is loss), OWN)
-        return PerExample(loss, name)
-    name = ALIASES.get(loss, loss)
+        name = next((name for name, known in LOSSES.items() if known is loss), CUSTOM_LOSS)
+        return PerExampleLoss(loss, name)
+    name = LOSS_ALIASES.get(loss, loss)
     if name not in LOSSES:
         raise InputError(
             f"Expected loss {' or '.join(map(repr, LOSSES))} or a function of (outputs, targets) with one "
             f"loss per example, got {loss!r}."
         )
-    return PerExample(LOSSES[name], name)
+    return PerExampleLoss(LOSSES[name], name)
 
 
-def is_known(loss: Loss) -> bool:
+def is_named_loss(loss: Loss) -> bool:
     """Whether it is one of `LOSSES`, as `named_loss` gives them."""
-    return isinstance(loss, PerExample) and loss.loss in LOSSES.values()
+    return isinstance(loss, PerExampleLoss) and loss.loss in LOSSES.values()
 
 
 def is_cross_entropy(loss: Loss) -> bool:
     """Whether it takes the softmax of outputs."""
-    return isinstance(loss, PerExample) and loss.loss is cross_entropy
+    return isinstance(loss, PerExampleLoss) and loss.loss is cross_entropy
 
 
 @final
 @dataclass(frozen=True)
-class PerExample:
+class PerExampleLoss:
     """A loss whose shape is checked."""
 
     loss: Loss
-    name: str = OWN
+    name: str = CUSTOM_LOSS
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         losses = self.loss(outputs, targets)
@@ -149,9 +157,9 @@ class PerExample:
         return losses
 
 
-def _one_each(losses: Tensor) -> Tensor:
+def _mean_per_example(losses: Tensor) -> Tensor:
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
 
 
-def _long_axes(values: Tensor) -> list[int]:
+def _axes_longer_than_one(values: Tensor) -> list[int]:
     return [length for length in values.shape[1:] if length != 1]

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from topdp.errors import InputError
-from topdp.learning.losses import OWN, aligned
+from topdp.learning.losses import CUSTOM_LOSS, aligned
 
-Function = Callable[[Tensor, Tensor], Any]
+MetricFunction = Callable[[Tensor, Tensor], Any]
 """(outputs [M, ...], targets [M, ...]) -> a number, or [k] where there are several"""
 
-CLASSES, NUMBERS = "classes", "numbers"
+CLASS_TARGETS, NUMBER_TARGETS = "classes", "numbers"
 """What a metric is about: labels of classes, or numbers as they are."""
 
 
@@ -37,7 +37,7 @@ class Metric:
     """
 
     name: str
-    function: Function
+    function: MetricFunction
     larger_is_better: bool | None = True
     """None: neither is, as for a bias."""
     about: str | None = None
@@ -48,7 +48,7 @@ class Metric:
         return self.function(outputs, targets)
 
 
-def named_metric(metric: str | Metric | Function) -> Metric:
+def named_metric(metric: str | Metric | MetricFunction) -> Metric:
     """A metric by name, or of the caller's own function, which is called by its own name."""
     if isinstance(metric, Metric):
         return metric
@@ -74,18 +74,18 @@ def labels_and_scores(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
     return (truth > 0.5).long().reshape(len(truth), -1), logits.reshape(len(logits), -1)
 
 
-def _said(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _labels_and_predictions(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """True and said labels, [k] for classes, [k, labels] for yes and no."""
     truth, scores = labels_and_scores(outputs, targets)
     return truth, scores.argmax(1) if truth.dim() == 1 else (scores > 0).long()
 
 
-def _right(outputs: Tensor, targets: Tensor) -> Tensor:
-    truth, said = _said(outputs, targets)
+def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    truth, said = _labels_and_predictions(outputs, targets)
     return (truth == said).double().reshape(len(targets), -1).mean(1)
 
 
-def _right_among_five(outputs: Tensor, targets: Tensor) -> Tensor:
+def _correct_in_top_five(outputs: Tensor, targets: Tensor) -> Tensor:
     truth, scores = labels_and_scores(outputs, targets)
     if truth.dim() != 1:
         raise InputError("top-5-accuracy: expected a score for each class, got logits of yes and no.")
@@ -93,14 +93,14 @@ def _right_among_five(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((scores > own).sum(1) < 5).double().reshape(len(targets), -1).mean(1)
 
 
-def _several(truth: Tensor) -> bool:
+def _is_multilabel(truth: Tensor) -> bool:
     """Whether a record may have several labels; one logit for yes and no is two classes."""
     return truth.dim() == 2 and truth.shape[1] > 1
 
 
-def _counts(truth: Tensor, said: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _class_counts(truth: Tensor, said: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """For each class or label: rightly said, true, said."""
-    if _several(truth):
+    if _is_multilabel(truth):
         right, true, named = (part.sum(0).double() for part in (truth * said, truth, said))
         return right, true, named
     truth, said = truth.flatten(), said.flatten()
@@ -121,19 +121,19 @@ def per_class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Of several labels: how often each is said rightly.
     """
-    truth, said = _said(outputs, targets)
-    if _several(truth):
+    truth, said = _labels_and_predictions(outputs, targets)
+    if _is_multilabel(truth):
         return (truth == said).double().mean(0)
-    right, true, _ = _counts(truth, said, outputs.shape[1] if outputs.dim() > 1 else 2)
+    right, true, _ = _class_counts(truth, said, outputs.shape[1] if outputs.dim() > 1 else 2)
     return right / true
 
 
 def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean of F1 = 2·right / (true + said) over classes that occur or are said; of labels, over all."""
-    truth, said = _said(outputs, targets)
-    right, true, named = _counts(truth, said, outputs.shape[1] if outputs.dim() > 1 else 2)
+    truth, said = _labels_and_predictions(outputs, targets)
+    right, true, named = _class_counts(truth, said, outputs.shape[1] if outputs.dim() > 1 else 2)
     each = 2 * right / (true + named).clamp_min(1)
-    return each.mean() if _several(truth) else each[true + named > 0].mean()
+    return each.mean() if _is_multilabel(truth) else each[true + named > 0].mean()
 
 
 def auroc(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -151,10 +151,12 @@ def auroc(outputs: Tensor, targets: Tensor) -> Tensor:
         scores = scores[:, 1:] - scores[:, :1] if classes == 2 else scores.softmax(1)
         truth = truth[:, None] == torch.arange(classes, device=truth.device)
         truth = truth[:, 1:].long() if classes == 2 else truth.long()
-    return torch.stack([_area(yes, score) for yes, score in zip(truth.T, scores.T, strict=True)]).nanmean()
+    return torch.stack(
+        [_area_under_roc(yes, score) for yes, score in zip(truth.T, scores.T, strict=True)]
+    ).nanmean()
 
 
-def _area(truth: Tensor, scores: Tensor) -> Tensor:
+def _area_under_roc(truth: Tensor, scores: Tensor) -> Tensor:
     """Hanley and McNeil 1982: the Mann-Whitney statistic, ties at their mean rank; NaN without both kinds."""
     _, place, times = torch.unique(scores, return_inverse=True, return_counts=True)
     last = times.cumsum(0).double()
@@ -165,12 +167,12 @@ def _area(truth: Tensor, scores: Tensor) -> Tensor:
     return above / (yes * no)
 
 
-def _distance(outputs: Tensor, targets: Tensor) -> Tensor:
+def _absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     outputs, targets = aligned(outputs, targets)
     return (outputs.double() - targets.double()).abs().reshape(len(targets), -1).mean(1)
 
 
-def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     outputs, targets = aligned(outputs, targets)
     return (outputs.double() - targets.double()).square().reshape(len(targets), -1).mean(1)
 
@@ -188,31 +190,31 @@ def r2(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.where(constant, (missed == 0).double(), explained).mean()
 
 
-def _mean(name: str, each: Callable[[Tensor, Tensor], Tensor], about: str, larger: bool) -> Metric:
+def _mean_metric(name: str, each: Callable[[Tensor, Tensor], Tensor], about: str, larger: bool) -> Metric:
     return Metric(name, lambda outputs, targets: each(outputs, targets).mean(), larger, about, each)
 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        _mean("accuracy", _right, CLASSES, True),
-        Metric("balanced-accuracy", balanced_accuracy, True, CLASSES),
-        Metric("per-class-accuracy", per_class_accuracy, True, CLASSES),
-        _mean("top-5-accuracy", _right_among_five, CLASSES, True),
-        Metric("f1-macro", f1_macro, True, CLASSES),
-        Metric("auroc", auroc, True, CLASSES),
-        _mean("mae", _distance, NUMBERS, False),
-        _mean("mse", _squared, NUMBERS, False),
-        Metric("r2", r2, True, NUMBERS),
+        _mean_metric("accuracy", _correct, CLASS_TARGETS, True),
+        Metric("balanced-accuracy", balanced_accuracy, True, CLASS_TARGETS),
+        Metric("per-class-accuracy", per_class_accuracy, True, CLASS_TARGETS),
+        _mean_metric("top-5-accuracy", _correct_in_top_five, CLASS_TARGETS, True),
+        Metric("f1-macro", f1_macro, True, CLASS_TARGETS),
+        Metric("auroc", auroc, True, CLASS_TARGETS),
+        _mean_metric("mae", _absolute_error, NUMBER_TARGETS, False),
+        _mean_metric("mse", _squared_error, NUMBER_TARGETS, False),
+        Metric("r2", r2, True, NUMBER_TARGETS),
     )
 }
 
-USUAL = {
+DEFAULT_METRICS = {
     "cross-entropy": ("accuracy",),
     "bce": ("accuracy",),
     "mse": ("mae", "r2"),
     "huber": ("mae", "r2"),
-    OWN: (),
+    CUSTOM_LOSS: (),
 }
 """What is reported unless something is asked for, by loss; the loss itself always is."""
 

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from topdp.errors import InputError
 
 # In half precision, rounding a sum of clipped gradients changes it by more than one record may.
-PRECISE = {torch.float32, torch.float64}
+TRAINABLE_DTYPES = {torch.float32, torch.float64}
 
 
 @final
@@ -74,7 +74,7 @@ class FlatModel:
     dtype: torch.dtype
 
     def __init__(self, module: nn.Module) -> None:
-        _refuse_what_cannot_be_private(module)
+        _expect_private_layers(module)
         slots, start, dtypes = [], 0, set()
         for name, parameter in module.named_parameters():
             if is_lazy(parameter):
@@ -89,7 +89,7 @@ class FlatModel:
                 start = stop
         if not slots:
             raise InputError("Expected a module with at least one parameter to train, got none.")
-        if len(dtypes) > 1 or not dtypes <= PRECISE:
+        if len(dtypes) > 1 or not dtypes <= TRAINABLE_DTYPES:
             raise InputError(
                 "Expected all parameters in one real floating type, float32 or float64, got "
                 f"{sorted(map(str, dtypes))}. "
@@ -129,7 +129,7 @@ class FlatModel:
 
         A row that is kept in fewer bits than a model may have is widened to the type of this one.
         """
-        row = row if row.dtype in PRECISE else row.to(self.dtype)
+        row = row if row.dtype in TRAINABLE_DTYPES else row.to(self.dtype)
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
@@ -138,7 +138,7 @@ class FlatModel:
         return module
 
 
-def _refuse_what_cannot_be_private(module: nn.Module) -> None:
+def _expect_private_layers(module: nn.Module) -> None:
     for path, layer in module.named_modules():
         where = f"{path!r}" if path else "the module itself"
         if isinstance(layer, _BatchNorm) and not has_frozen_statistics(layer):

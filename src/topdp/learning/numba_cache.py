@@ -26,10 +26,10 @@ def compiled(loop: Loop) -> Loop:
     except RuntimeError:  # no folder to keep it in: every process compiles for itself
         made = njit(**options)(loop)
     else:
-        _forgive(made._cache)
+        _ignore_cache_errors(made._cache)
         # Numba looks at the file of the loop alone, and would keep what it was when it calls others.
         with suppress(OSError):  # of an archive, it looks at the whole
-            made._cache._cache_file._source_stamp = _stamp(loop)
+            made._cache._cache_file._source_stamp = _source_stamp(loop)
     compiled_loop: Loop = made
     return compiled_loop
 
@@ -50,7 +50,7 @@ def compiled_for(types: str) -> Callable[[Loop], Loop]:
     return compile
 
 
-def _stamp(loop: Loop) -> list[tuple[str, float, int]]:
+def _source_stamp(loop: Loop) -> list[tuple[str, float, int]]:
     """When the files of a loop, and of the loops that it calls, were changed, and how long they are."""
     loops, files = [loop], set()
     while loops:
@@ -62,7 +62,7 @@ def _stamp(loop: Loop) -> list[tuple[str, float, int]]:
     return [(file, about.st_mtime, about.st_size) for file, about in found]
 
 
-def _forgive(kept: Any) -> None:
+def _ignore_cache_errors(kept: Any) -> None:
     """What is damaged on disk is compiled anew; what cannot be kept there is not: no run ends for that."""
     load, save = kept.load_overload, kept.save_overload
 

@@ -15,13 +15,26 @@ import torch
 from torch import Tensor
 
 from topdp.errors import DataError, InputError
-from topdp.learning.losses import OWN, Loss, PerExample, aligned, named_loss
-from topdp.learning.metrics import CLASSES, METRICS, NUMBERS, USUAL, Function, Metric, named_metric
+from topdp.learning.losses import CUSTOM_LOSS, Loss, PerExampleLoss, aligned, named_loss
+from topdp.learning.metrics import (
+    CLASS_TARGETS,
+    DEFAULT_METRICS,
+    METRICS,
+    NUMBER_TARGETS,
+    Metric,
+    MetricFunction,
+    named_metric,
+)
 
-ABOUT = {"cross-entropy": CLASSES, "bce": CLASSES, "mse": NUMBERS, "huber": NUMBERS}
-RESERVED = ("round", "loss")
+LOSS_SUBJECTS = {
+    "cross-entropy": CLASS_TARGETS,
+    "bce": CLASS_TARGETS,
+    "mse": NUMBER_TARGETS,
+    "huber": NUMBER_TARGETS,
+}
+RESERVED_METRIC_NAMES = ("round", "loss")
 
-Metrics = str | Metric | Function | Sequence[str | Metric | Function] | None
+MetricChoice = str | Metric | MetricFunction | Sequence[str | Metric | MetricFunction] | None
 
 
 @final
@@ -29,14 +42,14 @@ Metrics = str | Metric | Function | Sequence[str | Metric | Function] | None
 class Task:
     """What is learned, and what is reported of it."""
 
-    loss: PerExample
+    loss: PerExampleLoss
     metrics: tuple[Metric, ...]
 
     @classmethod
     def of(
         cls,
         loss: str | Loss = "cross-entropy",
-        metrics: Metrics = None,
+        metrics: MetricChoice = None,
     ) -> Task:
         """`metrics`: one or several, by name or as functions; None: those that are usual for the loss.
 
@@ -46,15 +59,18 @@ class Task:
         made = named_loss(loss)
         if isinstance(metrics, str) or callable(metrics):
             metrics = [metrics]
-        chosen = tuple(named_metric(one) for one in (USUAL[made.name] if metrics is None else metrics))
+        chosen = tuple(
+            named_metric(one) for one in (DEFAULT_METRICS[made.name] if metrics is None else metrics)
+        )
         names = [metric.name for metric in chosen]
         for name in names:
-            if names.count(name) > 1 or name in RESERVED or name.endswith("_per_agent"):
+            if names.count(name) > 1 or name in RESERVED_METRIC_NAMES or name.endswith("_per_agent"):
                 raise InputError(
-                    f"Expected metrics with names of their own, none of {', '.join(RESERVED)}, got {name!r}"
+                    f"Expected metrics with names of their own, none of {', '.join(RESERVED_METRIC_NAMES)}, "
+                    f"got {name!r}"
                     f"{' twice' if names.count(name) > 1 else ''}. Use topdp.Metric(name, function)."
                 )
-        about = ABOUT.get(made.name)
+        about = LOSS_SUBJECTS.get(made.name)
         for metric in chosen:
             if None not in (about, metric.about) and metric.about != about:
                 fits = ", ".join(name for name, known in METRICS.items() if known.about == about)
@@ -66,19 +82,19 @@ class Task:
 
     def targets(self, targets: Tensor, what: str) -> Tensor:
         """`targets` [records, ...] in the type that the loss needs; a `DataError` begins with `what`."""
-        return _NEEDS.get(self.loss.name, _as_they_are)(targets, what)
+        return _TARGET_CONVERSIONS.get(self.loss.name, _unchanged)(targets, what)
 
     def outputs(self, targets: Tensor, classes: int | None) -> int:
         """How many outputs a model made for these `targets` [records, ...] has."""
-        if self.loss.name == "cross-entropy" or (self.loss.name == OWN and classes is not None):
+        if self.loss.name == "cross-entropy" or (self.loss.name == CUSTOM_LOSS and classes is not None):
             return classes if classes is not None else int(targets.max()) + 1
         return math.prod(targets.shape[1:])
 
     def expect_outputs(self, outputs: Tensor, targets: Tensor, classes: int | None) -> None:
         """Refuses a model whose `outputs` for some records do not go with their `targets`."""
         if self.loss.name == "cross-entropy":
-            _expect_a_score_for_each_class(outputs, targets, classes)
-        elif self.loss.name != OWN:
+            _expect_class_scores(outputs, targets, classes)
+        elif self.loss.name != CUSTOM_LOSS:
             aligned(outputs, targets)
         try:
             self.loss(outputs, targets)
@@ -109,7 +125,7 @@ def _numbers(targets: Tensor, what: str) -> Tensor:
     return targets if targets.is_floating_point() else targets.to(torch.float32)
 
 
-def _shares(targets: Tensor, what: str) -> Tensor:
+def _probabilities(targets: Tensor, what: str) -> Tensor:
     """From 0 to 1."""
     bad = (targets < 0) | (targets > 1)
     if bool(bad.any()):
@@ -124,22 +140,24 @@ def _shares(targets: Tensor, what: str) -> Tensor:
     return _numbers(targets, what)
 
 
-def _as_they_are(targets: Tensor, what: str) -> Tensor:
+def _unchanged(targets: Tensor, what: str) -> Tensor:
     return targets
 
 
-_NEEDS: dict[str, Callable[[Tensor, str], Tensor]] = {
+_TARGET_CONVERSIONS: dict[str, Callable[[Tensor, str], Tensor]] = {
     "cross-entropy": _labels,
     "mse": _numbers,
     "huber": _numbers,
-    "bce": _shares,
+    "bce": _probabilities,
 }
 
 
-_LOST = "Every record keeps its place on the first axis, one alone too: squeeze(-1), not squeeze()."
+_KEEP_FIRST_AXIS = (
+    "Every record keeps its place on the first axis, one alone too: squeeze(-1), not squeeze()."
+)
 
 
-def _expect_a_score_for_each_class(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
+def _expect_class_scores(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
     positions = tuple(targets.shape[1:])
     wanted = f"[batch, classes{''.join(f', {length}' for length in positions)}]"
     came = f"got outputs of shape {tuple(outputs.shape)} for one record"
@@ -148,7 +166,7 @@ def _expect_a_score_for_each_class(outputs: Tensor, targets: Tensor, classes: in
         raise InputError(
             f"Expected a model with an output for each class, {wanted}, {came}. "
             + ("Put the classes first: outputs.movedim(-1, 1)." if turned else "")
-            + (_LOST if outputs.shape[:1] != targets.shape[:1] else "")
+            + (_KEEP_FIRST_AXIS if outputs.shape[:1] != targets.shape[:1] else "")
             + ("For one logit use the loss bce." if outputs.shape == targets.shape else "")
         )
     if classes is not None and outputs.shape[1] < classes:

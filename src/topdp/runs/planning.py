@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.base.files import DAMAGE
+from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.plan import Plan, optimised
 from topdp.privacy.account import FALSE_ALARMS, Account, account
 from topdp.privacy.budget_excess import Writer
@@ -160,7 +160,7 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
         )
     try:
         found = Account.from_details(privacy, analysis)
-    except DAMAGE as error:
+    except UNREADABLE_FILE_ERRORS as error:
         raise RunFolderError(
             f"Expected the account of a run in {folder.path / 'privacy.json'}, could not read it: {error!r}."
         ) from error

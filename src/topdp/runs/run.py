@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from topdp import __version__
-from topdp.base.files import gone_if_it_fails
+from topdp.base.files import remove_new_folders_on_error
 from topdp.base.progress import Progress
 from topdp.data import Shards, featured_shards
-from topdp.data.features.user_features import OwnFeatures
-from topdp.learning.losses import OWN, Loss
+from topdp.data.features.user_features import UserFeatures
+from topdp.learning.losses import CUSTOM_LOSS, Loss
 from topdp.learning.metrics import METRICS
-from topdp.learning.tasks import Metrics, Task
+from topdp.learning.tasks import MetricChoice, Task
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.runs import builders, metric_sinks
@@ -137,7 +137,7 @@ def train(
     topology: Topology | nx.Graph | str | Path,
     *,
     loss: str | Loss = "cross-entropy",
-    metrics: Metrics = None,
+    metrics: MetricChoice = None,
     rounds: int = 150,
     seed: int = 0,
     out: str | Path | None = None,
@@ -184,10 +184,10 @@ def train(
     expect_shards(shards)
     expect_place_and_watcher(out, watch)
     topology = as_topology(topology)
-    own = None if features is None or isinstance(features, str) else OwnFeatures(features)
+    own = None if features is None or isinstance(features, str) else UserFeatures(features)
     named = "none" if features is None else features if own is None else "given"
     task = Task.of(loss, metrics)
-    settings |= {"features": named, "loss": task.loss.name if task.loss.name != OWN else GIVEN}
+    settings |= {"features": named, "loss": task.loss.name if task.loss.name != CUSTOM_LOSS else GIVEN}
     if metrics is not None:
         known = [METRICS.get(metric.name) is metric for metric in task.metrics]
         names = [metric.name for metric in task.metrics]
@@ -383,7 +383,7 @@ def room_for(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
-    with gone_if_it_fails(out):
+    with remove_new_folders_on_error(out):
         RunFolder.make_room(out)
         yield
 

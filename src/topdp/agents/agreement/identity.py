@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from topdp.agents.agreement.identity_card import CURVE, Card, IdentityError, check_name, read_card, read_text
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import TrustError
 
 TLS_NAME = "agent.topdp"
@@ -124,8 +124,8 @@ def keep(folder: Path, identity: Identity) -> Identity:
         ) from None
     except OSError as error:
         raise IdentityError(f"Could not write an identity to {folder}: {error.strerror}.") from error
-    write_whole(folder / CERTIFICATE, identity.card.certificate)
-    write_whole(folder / CARD, identity.card.to_toml())
+    write_atomically(folder / CERTIFICATE, identity.card.certificate)
+    write_atomically(folder / CARD, identity.card.to_toml())
     return identity
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 
 FOLDER, KEY, MARK = "runs", "key", "mark"
@@ -124,7 +124,7 @@ class RunSecret:
             raise TrustError(f"Expected the mark of a run in {self.place / MARK}: {error}") from None
 
     def _write(self, mark: _Mark) -> None:
-        write_whole(
+        write_atomically(
             self.place / MARK, json.dumps({"public": mark.public, "round": mark.round}) + "\n", mode=0o600
         )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.agent_context import Equipment
-from topdp.base.files import DAMAGE, write_whole
+from topdp.base.files import UNREADABLE_FILE_ERRORS, write_atomically
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.runs import builders
@@ -39,7 +39,7 @@ def note(folder: Path, equipment: Equipment, classes: int | None) -> None:
         "outputs": builders.task(config).outputs(targets, classes),
         "rows": [part.reported, part.agent],
     }
-    write_whole(folder / NOTE, json.dumps(facts) + "\n", mode=0o600)
+    write_atomically(folder / NOTE, json.dumps(facts) + "\n", mode=0o600)
 
 
 def export(state: Path, file: Path, format: str | None = None) -> int:
@@ -69,7 +69,7 @@ def _noted(state: Path) -> dict[str, Any]:
         found = json.loads((state / NOTE).read_text(encoding="utf-8"))
         if {"config", "inputs", "input_type", "outputs", "rows"} <= set(found):
             return dict(found)
-    except DAMAGE:
+    except UNREADABLE_FILE_ERRORS:
         pass
     raise InputError(
         f"Expected {NOTE} in {state}, which says what model the books are of: it is missing or damaged. "

@@ -39,7 +39,7 @@ from topdp.agents.wire import row_payload
 from topdp.agents.wire.link_refusals import Told
 from topdp.agents.wire.traffic_counter import Counted
 from topdp.agents.wire.transport import Transport, end_all
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import ExitCode, InputError
 from topdp.runs import builders
 
@@ -277,7 +277,7 @@ class Agent:
         outcome = self._outcome(True)
         if self.sharing is not None:
             self.sharing.end()
-        write_whole(self.folder / ESTIMATE, save({"estimate": self.life.reported().contiguous()}))
-        write_whole(
+        write_atomically(self.folder / ESTIMATE, save({"estimate": self.life.reported().contiguous()}))
+        write_atomically(
             self.folder / RESULT, json.dumps({**outcome.result, "code": outcome.code}, indent=2) + "\n"
         )

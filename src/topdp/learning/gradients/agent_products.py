@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-NARROW = 16
+MAX_TRANSPOSED_OUTPUTS = 16
 """Outputs up to which a processor takes half the time for the product the other way round."""
 
 
@@ -20,7 +20,7 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.shape[1] > NARROW or a.device.type != "cpu":
+    if weight.shape[1] > MAX_TRANSPOSED_OUTPUTS or a.device.type != "cpu":
         return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
     turned = torch.bmm(weight, a.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, a.mT)
     return turned.mT.contiguous()

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from topdp.learning.gradients.linear_layers import LinearTwin
+from topdp.learning.gradients.linear_layers import LinearRule
 from topdp.learning.gradients.tape import NotFoldedError, Tape
 from topdp.learning.models import Slot
 
 
 @final
-class AttentionTwin(nn.Module):
+class AttentionRule(nn.Module):
     """Any MultiheadAttention without bias_k, bias_v and add_zero_attn."""
 
     in_proj_bias = None  # a TransformerEncoderLayer then leaves torch's kernels for inference alone
@@ -44,9 +44,9 @@ class AttentionTwin(nn.Module):
             own = {"weight": weight}
             if "in_proj_bias" in slots:
                 own["bias"] = slots["in_proj_bias"].part(at * E, (at + 1) * E)
-            setattr(self, name, LinearTwin(layer, tape, own))
+            setattr(self, name, LinearRule(layer, tape, own))
         out = {name.removeprefix("out_proj."): slot for name, slot in slots.items() if "out_proj" in name}
-        self.out_proj = LinearTwin(layer, tape, out)
+        self.out_proj = LinearRule(layer, tape, out)
 
     def forward(
         self,
@@ -105,13 +105,13 @@ class AttentionTwin(nn.Module):
         L, S = q.shape[2], k.shape[2]
         if causal and key_padding_mask is None:
             # Torch goes by the hint here, and not by the mask.
-            return _added(torch.ones(L, S, dtype=torch.bool, device=q.device).triu(1), q.dtype)
-        mask = None if attn_mask is None else _added(attn_mask, q.dtype)
+            return _additive_mask(torch.ones(L, S, dtype=torch.bool, device=q.device).triu(1), q.dtype)
+        mask = None if attn_mask is None else _additive_mask(attn_mask, q.dtype)
         if mask is not None and mask.dim() == 3:
             mask = mask.reshape(-1, self.num_heads if len(mask) > 1 else 1, *mask.shape[1:])
         if key_padding_mask is None:
             return mask
-        padding = _added(key_padding_mask, q.dtype)[:, None, None, :]
+        padding = _additive_mask(key_padding_mask, q.dtype)[:, None, None, :]
         return padding if mask is None else mask + padding
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, needed: bool) -> Tensor:
@@ -133,7 +133,7 @@ class AttentionTwin(nn.Module):
         self.tape.kept += 4 * weights.numel() // examples
 
 
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask of True (leave out) as one that is added."""
     if mask.dtype != torch.bool:
         return mask

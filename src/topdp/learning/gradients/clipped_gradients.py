@@ -18,22 +18,22 @@ from torch import Tensor, nn
 
 from topdp.errors import InputError
 from topdp.learning.gradients import path_check
-from topdp.learning.gradients.clipping_rules import KINDS, layer_of, shorten
-from topdp.learning.gradients.failure_flags import Watch
-from topdp.learning.gradients.folded_path import FoldedGradients
+from topdp.learning.gradients.clipping_rules import CLIPPING_KINDS, clip_factors, layer_of
+from topdp.learning.gradients.failure_flags import FailureFlags
+from topdp.learning.gradients.folded_path import FoldedPath
 from topdp.learning.gradients.ghost_norms import Contribution, blocks
-from topdp.learning.gradients.gradient_inputs import expect, expect_finite, expect_rows
-from topdp.learning.gradients.known_layers import nothing_is_hooked_globally
-from topdp.learning.gradients.per_example_path import PlainGradients, first_line
+from topdp.learning.gradients.gradient_inputs import expect_finite, expect_inputs, expect_rows
+from topdp.learning.gradients.known_layers import has_no_global_hooks
+from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.gradients.shared_records import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
-from topdp.learning.losses import Loss, PerExample, named_loss
+from topdp.learning.losses import Loss, PerExampleLoss, named_loss
 from topdp.learning.models import FlatModel, Slot
 
-Found = tuple[Tensor, list[tuple[Slot, Contribution]]]
-SIDE = 64  # records that several agents' models look at side by side
+LossesAndContributions = tuple[Tensor, list[tuple[Slot, Contribution]]]
+EVALUATION_RECORDS = 64  # records that several agents' models look at side by side
 
-Key = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
+ExampleKey = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
 
 
 @final
@@ -90,28 +90,28 @@ class ClippedGradients:
     ) -> None:
         if not (math.isfinite(clip) and clip > 0):
             raise InputError(f"Expected a finite clip > 0, got clip={clip}.")
-        if clipping not in KINDS:
-            raise InputError(f"Expected clipping to be one of {', '.join(KINDS)}, got {clipping!r}.")
+        if clipping not in CLIPPING_KINDS:
+            raise InputError(f"Expected clipping to be one of {', '.join(CLIPPING_KINDS)}, got {clipping!r}.")
         self.clipping = clipping
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
         self.clip = float(clip)
         self._layers = len({layer_of(slot) for slot in self.flat.slots})
         self._loss = named_loss(loss)
-        self._plain = PlainGradients(self.flat, self._loss)
-        self._folded: FoldedGradients | None = None
+        self._plain = PerExamplePath(self.flat, self._loss)
+        self._folded: FoldedPath | None = None
         self._reason = ""  # why this model takes the plain path
-        self._elements: dict[Key, int] = {}  # kept in memory by one example, for every shape checked
-        self._agrees: dict[Key, bool] = {}  # whether outputs may be folded
+        self._elements: dict[ExampleKey, int] = {}  # kept in memory by one example, for every shape checked
+        self._agrees: dict[ExampleKey, bool] = {}  # whether outputs may be folded
         self._announced = False
         self._said: set[str] = set()  # what the user has heard of the model
-        self._watch: Watch | None = None
+        self._watch: FailureFlags | None = None
         try:
-            self._folded = FoldedGradients(self.flat, self._loss)
+            self._folded = FoldedPath(self.flat, self._loss)
         except NotFoldedError as error:
             self._reason = str(error)
 
     @property
-    def loss(self) -> PerExample:
+    def loss(self) -> PerExampleLoss:
         return self._loss
 
     @property
@@ -122,10 +122,10 @@ class ClippedGradients:
     @property
     def repeatable(self) -> bool:
         """Whether a pass is the same operations every time, as far as known: no code of a user's is in it."""
-        return self._folded is not None and self._folded.known and nothing_is_hooked_globally()
+        return self._folded is not None and self._folded.known and has_no_global_hooks()
 
     @contextmanager
-    def noted_by(self, watch: Watch) -> Iterator[None]:
+    def noting_failures(self, watch: FailureFlags) -> Iterator[None]:
         """Inside, `clipped_sum` waits for nothing: what it would raise, or look at, is noted by `watch`."""
         before, self._watch = self._watch, watch
         try:
@@ -187,19 +187,21 @@ class ClippedGradients:
                 self._agrees[key] = self._outputs_agree(rows, inputs)
             path = self._folded if self._folded is not None and self._agrees[key] else self._plain
             elements = self._elements.get(key, 8 * math.prod(inputs.shape[1:]))
-            height, size = _sides(rows, elements)
-            return torch.cat([self._outputs(path, part, inputs, size) for part in _groups(rows, height)])
+            height, size = _evaluation_blocks(rows, elements)
+            return torch.cat(
+                [self._outputs(path, part, inputs, size) for part in _agent_groups(rows, height)]
+            )
 
     @staticmethod
-    def _outputs(path: FoldedGradients | PlainGradients, rows: Tensor, inputs: Tensor, size: int) -> Tensor:
+    def _outputs(path: FoldedPath | PerExamplePath, rows: Tensor, inputs: Tensor, size: int) -> Tensor:
         parts = torch.split(inputs, size)
-        return torch.cat([_with_records(path.outputs(rows, part), len(part)) for part in parts], 1)
+        return torch.cat([_restore_record_axis(path.outputs(rows, part), len(part)) for part in parts], 1)
 
     def _outputs_agree(self, rows: Tensor, inputs: Tensor) -> bool:
         if self._folded is None:
             return False
-        few, sample = path_check.near_rows(self.flat, rows), inputs[:3]
-        with path_check.exact_products():
+        few, sample = path_check.probe_rows(self.flat, rows), inputs[:3]
+        with path_check.full_precision_products():
             try:
                 fast = self._folded.outputs(few, sample)
             except Exception:  # a model that cannot run folded raises anything
@@ -220,7 +222,7 @@ class ClippedGradients:
         copies: int = 1,
         fresh: bool = False,
     ) -> Tensor:
-        n, b = expect(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
+        n, b = expect_inputs(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
         rows = rows.detach()
         if out is None:
             out, fresh = rows.new_empty(n, self.flat.dimension), True
@@ -229,7 +231,7 @@ class ClippedGradients:
         if self._watch is None:
             expect_finite(rows, weights)
         else:
-            self._watch.see_rows(rows)
+            self._watch.note_rows(rows)
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
             self._elements[key] = self._check(rows, inputs, targets)
@@ -237,12 +239,12 @@ class ClippedGradients:
             if self._folded is not None and self._folded.shares:
                 once = math.prod(inputs.shape[2:])
                 elements = once + copies * max(1, self._elements[key] - once)
-                capacity = microbatch // copies if microbatch else _budget(rows.device) // elements
+                capacity = microbatch // copies if microbatch else _activation_budget(rows.device) // elements
                 out = out.zero_() if fresh else out
                 self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
                 return out
-            inputs, targets = (_repeated(part, copies) for part in (inputs, targets))
-        capacity = microbatch or _budget(rows.device) // self._elements[key]
+            inputs, targets = (_repeat(part, copies) for part in (inputs, targets))
+        capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
         for i, j in blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
             losses, found = self._contributions(rows[i], inputs[i, j], targets[i, j])
@@ -274,12 +276,12 @@ class ClippedGradients:
             except Exception:  # of the model, or of a record: the other path knows what to do
                 if rows.is_cuda:
                     raise
-                losses, found = self._contributions(own, _repeated(x, copies), _repeated(y, copies))
+                losses, found = self._contributions(own, _repeat(x, copies), _repeat(y, copies))
             sums = torch.zeros_like(own)
             self._add(sums, losses, found, weight, scale, None)
             by_copy(out, copies)[:, i] += by_copy(sums, copies)
 
-    def _contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> Found:
+    def _contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
         path = self._plain if self._folded is None else self._folded
         try:
             return path.contributions(rows, inputs, targets)
@@ -288,7 +290,7 @@ class ClippedGradients:
         except Exception as error:
             if rows.is_cuda:  # a failed kernel leaves nothing to go on with
                 raise
-            made_up = path_check.sample(self.flat, rows, inputs, targets, *inputs.shape[:2])
+            made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
             try:
                 path.contributions(*made_up)
             except Exception:  # whatever the records are
@@ -307,8 +309,8 @@ class ClippedGradients:
         totals: Tensor | None,
         fresh: bool = False,
     ) -> None:
-        factors, shortened, bad = shorten(self.clipping, found, self.clip, self._layers)
-        if bool(bad.any()) if self._watch is None else self._watch.see_examples(bad):
+        factors, shortened, bad = clip_factors(self.clipping, found, self.clip, self._layers)
+        if bool(bad.any()) if self._watch is None else self._watch.note_examples(bad):
             for _, contribution in found:
                 contribution.blank(bad)
             losses = losses.masked_fill(bad, 0)
@@ -328,16 +330,16 @@ class ClippedGradients:
     def _check(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> int:
         """Decide the path for examples of this shape; elements that one of them keeps in memory."""
         few = self.flat, self._loss, rows, inputs, targets
-        with path_check.without_asides():
-            path_check.try_once(*few)
-            self._say(path_check.remarks(*few))
+        with path_check.ignore_harmless_warnings():
+            path_check.check_model_call(*few)
+            self._say(path_check.model_remarks(*few))
             if self._folded is not None:
-                verdict = path_check.compare(*few)
+                verdict = path_check.compare_paths(*few)
                 if verdict.reason is None:
                     self._say(verdict.remarks)
                     return verdict.elements
                 self._folded, self._reason = None, verdict.reason
-            refusal = self._plain.try_apart(*path_check.sample(self.flat, rows, inputs, targets))
+            refusal = self._plain.try_apart(*path_check.probe_batch(self.flat, rows, inputs, targets))
         self._announce(
             f"vmap refuses this model ({refusal}); each example is run by itself" if refusal else self._reason
         )
@@ -359,19 +361,19 @@ class ClippedGradients:
             )
 
 
-def _sides(rows: Tensor, elements: int) -> tuple[int, int]:
+def _evaluation_blocks(rows: Tensor, elements: int) -> tuple[int, int]:
     """How many agents and records are looked at side by side, where one of each keeps `elements`.
 
     Several agents on a CPU always see as many records: the last digits of products differ with that, and what
     is said of an agent should not depend on how many others there are.
     """
-    n, budget = max(1, rows.shape[0]), _budget(rows.device)
+    n, budget = max(1, rows.shape[0]), _activation_budget(rows.device)
     if n == 1 or rows.is_cuda:
         return n, max(1, min(1024, budget // (elements * n)))
-    return max(2, budget // (elements * SIDE)), SIDE
+    return max(2, budget // (elements * EVALUATION_RECORDS)), EVALUATION_RECORDS
 
 
-def _groups(rows: Tensor, height: int) -> list[Tensor]:
+def _agent_groups(rows: Tensor, height: int) -> list[Tensor]:
     """So many agents each, and nobody alone that is not alone: for one, products are rounded otherwise."""
     starts = list(range(0, max(1, len(rows)), height))
     if len(starts) > 1 and len(rows) - starts[-1] == 1:
@@ -379,18 +381,18 @@ def _groups(rows: Tensor, height: int) -> list[Tensor]:
     return [rows[i:j] for i, j in zip(starts, [*starts[1:], len(rows)], strict=True)]
 
 
-def _with_records(outputs: Tensor, records: int) -> Tensor:
+def _restore_record_axis(outputs: Tensor, records: int) -> Tensor:
     """[n, records, ...]: a model that squeezes loses the axis of a record that is alone in its batch."""
     lost = records == 1 and (outputs.dim() < 2 or outputs.shape[1] != 1)
     return outputs.unsqueeze(1) if lost else outputs
 
 
-def _repeated(values: Tensor, copies: int) -> Tensor:
+def _repeat(values: Tensor, copies: int) -> Tensor:
     """[n, ...] as [copies·n, ...], one after the other."""
     return values.expand(copies, *values.shape).flatten(0, 1)
 
 
-def _budget(device: torch.device) -> int:
+def _activation_budget(device: torch.device) -> int:
     """Elements of activations in memory at once: on a GPU, a thirty-second of its memory in float32."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory // 128)

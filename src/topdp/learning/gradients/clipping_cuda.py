@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDEST = 1024  # numbers of an example at once
-BLOCK = 256  # examples at once
+MAX_SQUARED_WIDTH = 1024  # numbers of an example at once
+FACTOR_BLOCK_EXAMPLES = 256  # examples at once
 
 
 @triton.jit
@@ -44,12 +44,12 @@ def _flat(factor, longer, bad, squares, clip, size, BLOCK: tl.constexpr):
     tl.store(bad + i, (finite == 0).to(tl.uint8), mask=inside)
 
 
-def squared(x: Tensor, underflown: float) -> Tensor:
+def squared_norms(x: Tensor, underflown: float) -> Tensor:
     """[n, b]: the squared norm of every x[i, j], and `underflown` more."""
     x = x.flatten(2)
     n, b, size = x.shape
     out = x.new_empty(n, b)
-    width = min(WIDEST, max(16, triton.next_power_of_2(size)))
+    width = min(MAX_SQUARED_WIDTH, max(16, triton.next_power_of_2(size)))
     if n * b:
         with torch.cuda.device_of(x):  # Triton launches on the current device
             _squared[(n * b,)](
@@ -58,15 +58,15 @@ def squared(x: Tensor, underflown: float) -> Tensor:
     return out
 
 
-def flat_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
+def flat_clip_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
     """[n, b] each: what gradients of these squared norms are multiplied by; which were longer; and bad."""
     squares = squares.contiguous()  # the kernel takes memory as it lies
     factor = torch.empty_like(squares)
     longer, bad = (torch.empty_like(squares, dtype=torch.bool) for _ in range(2))
     if squares.numel():
         with torch.cuda.device_of(squares):
-            _flat[(triton.cdiv(squares.numel(), BLOCK),)](
+            _flat[(triton.cdiv(squares.numel(), FACTOR_BLOCK_EXAMPLES),)](
                 factor, longer.view(torch.uint8), bad.view(torch.uint8), squares, clip, squares.numel(),
-                BLOCK=BLOCK,
+                BLOCK=FACTOR_BLOCK_EXAMPLES,
             )  # fmt: skip
     return factor, longer, bad

@@ -13,19 +13,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topdp.learning.gradients.ghost_norms import Contribution, total_norms, total_squares
-from topdp.learning.gradients.safe_norms import has_kernels
+from topdp.learning.gradients.ghost_norms import Contribution, total_norms, total_squared_norms
+from topdp.learning.gradients.safe_norms import takes_cuda_kernels
 from topdp.learning.models import Slot
 
-KINDS = ("flat", "per-layer", "normalised")
+CLIPPING_KINDS = ("flat", "per-layer", "normalised")
 
-STEADY = 0.01
+NORMALISATION_GAMMA = 0.01
 """γ of normalised gradients, against division by nothing (Bu et al. 2022, arXiv:2206.07136)."""
 
-Found = Sequence[tuple[Slot, Contribution]]
+SlotContributions = Sequence[tuple[Slot, Contribution]]
 
 
-class Shortening(NamedTuple):
+class ClipFactors(NamedTuple):
     """Of n agents with b examples each."""
 
     coefficients: list[Tensor]  # [n, b] for each contribution: what its gradients are multiplied by
@@ -37,29 +37,29 @@ def layer_of(slot: Slot) -> str:
     return slot.name.rpartition(".")[0]
 
 
-def shorten(kind: str, found: Found, clip: float, layers: int) -> Shortening:
+def clip_factors(kind: str, found: SlotContributions, clip: float, layers: int) -> ClipFactors:
     """By how much each example's gradient of each parameter is to be multiplied; `layers`: of the model."""
     if kind == "per-layer":
-        return _by_layers(found, clip / math.sqrt(layers))
-    squares = total_squares([contribution for _, contribution in found])
-    if kind == "flat" and has_kernels(squares):
-        from topdp.learning.gradients.clipping_cuda import flat_factors
+        return _per_layer_factors(found, clip / math.sqrt(layers))
+    squares = total_squared_norms([contribution for _, contribution in found])
+    if kind == "flat" and takes_cuda_kernels(squares):
+        from topdp.learning.gradients.clipping_cuda import flat_clip_factors
 
-        factor, longer, bad = flat_factors(squares, clip)
-        return Shortening([factor] * len(found), longer, bad)
+        factor, longer, bad = flat_clip_factors(squares, clip)
+        return ClipFactors([factor] * len(found), longer, bad)
     norms = squares.sqrt_()
     bad = ~torch.isfinite(norms)
     norms = norms.masked_fill(bad, 0)
     if kind == "normalised":
         # Bu et al. 2022, Eq. (4.1), times the clip: C g / (|g| + γ)
-        factor = clip / (norms + STEADY)
+        factor = clip / (norms + NORMALISATION_GAMMA)
     else:
         # Algorithm 1 of the paper, line "clip": g / max(1, |g| / C).
         factor = clip / norms.clamp_min(clip)
-    return Shortening([factor] * len(found), norms > clip, bad)
+    return ClipFactors([factor] * len(found), norms > clip, bad)
 
 
-def _by_layers(found: Found, share: float) -> Shortening:
+def _per_layer_factors(found: SlotContributions, share: float) -> ClipFactors:
     """Each of L layers to C/√L, so that all together are at most C long (McMahan et al. 2018)."""
     layers: dict[str, list[int]] = {}
     for at, (slot, _) in enumerate(found):
@@ -73,4 +73,4 @@ def _by_layers(found: Found, share: float) -> Shortening:
         shortened |= length > share
         for at in which:
             coefficients[at] = share / length.clamp_min(share)
-    return Shortening(coefficients, shortened, bad)
+    return ClipFactors(coefficients, shortened, bad)

@@ -22,15 +22,17 @@ from torch.autograd.function import once_differentiable
 from topdp.errors import InputError
 
 if TYPE_CHECKING:
-    from topdp.learning.gradients.ghost_norms import Geometry
+    from topdp.learning.gradients.ghost_norms import ConvolutionGeometry
 
 # Sizes of blocks and numbers of warps are the fastest of those tried on an H200 with the paper's network.
-BLOCK = 128  # positions, or kernel elements, at once
-HALF_BLOCK = 64
-DEPTH = 32  # summed over at once by the matrix units
-HALF_DEPTH = 16
-FEW = 8  # channels that would leave the matrix units half empty: multiplied and added in plain float32
-REACH = 2**31  # elements: within one example, offsets are added up in 32 bits, which is faster
+CONVOLUTION_BLOCK = 128  # positions, or kernel elements, at once
+HALF_CONVOLUTION_BLOCK = 64
+CONVOLUTION_DEPTH = 32  # summed over at once by the matrix units
+HALF_CONVOLUTION_DEPTH = 16
+MAX_SCALAR_CHANNELS = (
+    8  # channels that would leave the matrix units half empty: multiplied and added in plain float32
+)
+MAX_EXAMPLE_SPAN = 2**31  # elements: within one example, offsets are added up in 32 bits, which is faster
 
 
 @triton.jit
@@ -135,20 +137,23 @@ class _Convolve(torch.autograd.Function):
     """Differentiable in x alone: gradients of weights are made per example."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        x = _within_reach(x)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvolutionGeometry
+    ) -> Tensor:
+        x = _with_small_span(x)
         n, b, _, H, W = x.shape
         OUT, C, KH, KW = weight.shape[1:]
         height, width = geometry.output(H, W)
         out = x.new_empty(n * b, OUT, height, width)
-        matrix = OUT > FEW
-        positions = BLOCK if matrix else HALF_BLOCK
+        matrix = OUT > MAX_SCALAR_CHANNELS
+        positions = CONVOLUTION_BLOCK if matrix else HALF_CONVOLUTION_BLOCK
         grid = (n * b, triton.cdiv(height * width, positions))
         with torch.cuda.device_of(x):  # Triton launches on the current device
             _forward[grid](
                 out, x, weight, bias, b, *x.stride(), weight.stride(0), 0 if bias is None else bias.stride(0),
                 L=height * width, OUT=OUT, K=C * KH * KW, WIDTH=width, **_constants(geometry),
-                BIAS=bias is not None, MATRIX=matrix, BO=_power(OUT) if matrix else FEW, BK=DEPTH,
+                BIAS=bias is not None, MATRIX=matrix,
+                BO=_padded_power_of_two(OUT) if matrix else MAX_SCALAR_CHANNELS, BK=CONVOLUTION_DEPTH,
                 BL=positions, PRECISION=_precision(), num_warps=4 if matrix else 1,
             )  # fmt: skip
         ctx.save_for_backward(weight)
@@ -163,59 +168,62 @@ class _Convolve(torch.autograd.Function):
         OUT = weight.shape[1]
         height, width = geometry.output(H, W)
         dx = weight.new_empty(n, b, C, H, W)
-        matrix = C > FEW
-        positions = HALF_BLOCK if matrix else BLOCK
+        matrix = C > MAX_SCALAR_CHANNELS
+        positions = HALF_CONVOLUTION_BLOCK if matrix else CONVOLUTION_BLOCK
         grid = (n * b, triton.cdiv(H * W, positions))
         with torch.cuda.device_of(dx):
             _backward[grid](
                 dx, deltas[0].contiguous(), weight, b, H, W, weight.stride(0),
                 OUT=OUT, C=C, HEIGHT=height, WIDTH=width, **_constants(geometry),
-                MATRIX=matrix, BC=_power(C) if matrix else FEW, BO=HALF_DEPTH, BL=positions,
-                PRECISION=_precision(), num_warps=4 if matrix else 1, num_stages=1,
+                MATRIX=matrix, BC=_padded_power_of_two(C) if matrix else MAX_SCALAR_CHANNELS,
+                BO=HALF_CONVOLUTION_DEPTH, BL=positions, PRECISION=_precision(),
+                num_warps=4 if matrix else 1, num_stages=1,
             )  # fmt: skip
         return dx, None, None, None
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvolutionGeometry) -> Tensor:
     """x [n, b, C, H, W], already padded, with weight [n, O, C, kh, kw] and bias [n, O]: [n·b, O, H', W']."""
     out: Tensor = _Convolve.apply(x, weight, bias, geometry)
     return out
 
 
-def per_example_gradients(x: Tensor, delta: Tensor, geometry: Geometry) -> Tensor:
+def per_example_gradients(x: Tensor, delta: Tensor, geometry: ConvolutionGeometry) -> Tensor:
     """[n, b, O·K]: of the weight, from inputs [n, b, C, H, W] and output gradients [n, b, O, H', W']."""
     n, b, C = x.shape[:3]
     OUT, width = delta.shape[2], delta.shape[4]
-    x, delta = _within_reach(x), _within_reach(delta.flatten(3))
+    x, delta = _with_small_span(x), _with_small_span(delta.flatten(3))
     K = C * geometry.kernel[0] * geometry.kernel[1]
     if delta.stride(3) != 1:
         delta = delta.contiguous()
     out = x.new_empty(n, b, OUT * K)
-    columns = min(BLOCK, _power(K))
+    columns = min(CONVOLUTION_BLOCK, _padded_power_of_two(K))
     with torch.cuda.device_of(x):
         _per_example[n * b, triton.cdiv(K, columns)](
             out, x, delta, b, *x.stride(), *delta.stride()[:3],
             L=delta.shape[3], OUT=OUT, K=K, WIDTH=width, **_constants(geometry),
-            BO=_power(OUT), BK=columns, BL=HALF_DEPTH, PRECISION=_precision(),
+            BO=_padded_power_of_two(OUT), BK=columns, BL=HALF_CONVOLUTION_DEPTH, PRECISION=_precision(),
             num_warps=2 if OUT <= 16 else 4,
         )  # fmt: skip
     return out
 
 
-def _within_reach(x: Tensor) -> Tensor:
+def _with_small_span(x: Tensor) -> Tensor:
     """x [n, b, ...], copied if one example's elements lie too far apart."""
-    if math.prod(x.shape[2:]) >= REACH:
-        raise InputError(f"Expected fewer than {REACH} numbers for one example, got {tuple(x.shape[2:])}.")
+    if math.prod(x.shape[2:]) >= MAX_EXAMPLE_SPAN:
+        raise InputError(
+            f"Expected fewer than {MAX_EXAMPLE_SPAN} numbers for one example, got {tuple(x.shape[2:])}."
+        )
     sizes = zip(x.shape[2:], x.stride()[2:], strict=True)
-    return x if sum((size - 1) * stride for size, stride in sizes) < REACH else x.contiguous()
+    return x if sum((size - 1) * stride for size, stride in sizes) < MAX_EXAMPLE_SPAN else x.contiguous()
 
 
-def _constants(geometry: Geometry) -> dict[str, int]:
+def _constants(geometry: ConvolutionGeometry) -> dict[str, int]:
     names = ("KH", "KW", "SH", "SW", "DH", "DW")
     return dict(zip(names, geometry.kernel + geometry.stride + geometry.dilation, strict=True))
 
 
-def _power(size: int) -> int:
+def _padded_power_of_two(size: int) -> int:
     """The next power of two, at least what the matrix units take."""
     return max(16, int(triton.next_power_of_2(size)))
 

@@ -10,12 +10,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from topdp.learning.gradients import ghost_norms
-from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, altered, through
+from topdp.learning.gradients.safe_norms import takes_cuda_kernels
+from topdp.learning.gradients.tape import (
+    LayerRule,
+    NotFoldedError,
+    ParameterUse,
+    Tape,
+    apply_folded,
+    has_user_hooks,
+)
 from topdp.learning.models import Slot
 
 
 @final
-class ConvolutionTwin(Twin):
+class ConvolutionRule(LayerRule):
     """Of a convolution over one, two or three axes."""
 
     def __init__(self, layer: Any, tape: Tape, slots: Mapping[str, Slot]) -> None:
@@ -24,7 +32,9 @@ class ConvolutionTwin(Twin):
         self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
         kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
         self.kernel_size, self.stride, self.dilation, self.groups = kernel, stride, dilation, layer.groups
-        self.geometry = ghost_norms.Geometry(tuple(kernel), tuple(stride), tuple(dilation), layer.groups)
+        self.geometry = ghost_norms.ConvolutionGeometry(
+            tuple(kernel), tuple(stride), tuple(dilation), layer.groups
+        )
         if layer.padding == "same":
             whole = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
             sides = [(w // 2, w - w // 2) for w in whole]
@@ -50,7 +60,9 @@ class ConvolutionTwin(Twin):
         unfolded = tape.unfold(x)
         output = self._convolve(unfolded.flatten(1, 2))
         kind = f"{self._kind} {self.geometry}"
-        return tape.record(output, [Use(self._slot, kind, unfolded.detach(), self._join), *self._bias_use(3)])
+        return tape.record(
+            output, [ParameterUse(self._slot, kind, unfolded.detach(), self._join), *self._bias_use(3)]
+        )
 
     def _convolve(self, x: Tensor) -> Tensor:
         """x [n, b, C, ...] with every agent's own kernel, folded [n·b, O, ...]."""
@@ -83,7 +95,7 @@ class ConvolutionTwin(Twin):
 
 
 @final
-class MaxPool(nn.MaxPool2d):
+class MaxPoolRule(nn.MaxPool2d):
     """Windows that do not overlap: on a GPU by a kernel of our own, for PyTorch's gradient is slow there."""
 
     largest = 64  # elements of a window, which the kernel unrolls
@@ -92,13 +104,8 @@ class MaxPool(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = _pair(self.kernel_size)
-        if (
-            x.dim() == 4
-            and x.shape[2] >= kernel[0]
-            and x.shape[3] >= kernel[1]
-            and ghost_norms.has_kernels(x)
-        ):
-            return through(self, x)
+        if x.dim() == 4 and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and takes_cuda_kernels(x):
+            return apply_folded(self, x)
         pooled: Tensor = super().forward(x)
         return pooled
 
@@ -108,16 +115,16 @@ class MaxPool(nn.MaxPool2d):
         return max_pool(x, _pair(self.kernel_size))
 
 
-def has_windows_side_by_side(layer: nn.Module) -> bool:
+def has_disjoint_windows(layer: nn.Module) -> bool:
     """Whether it is a max-pooling of nothing but windows that do not overlap."""
-    if type(layer) is not nn.MaxPool2d or altered(layer) or layer.return_indices or layer.ceil_mode:
+    if type(layer) is not nn.MaxPool2d or has_user_hooks(layer) or layer.return_indices or layer.ceil_mode:
         return False
     values = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
     # torch takes other forms too; they stay torch's.
     if not all(type(v) is int or (type(v) is tuple and list(map(type, v)) == [int, int]) for v in values):
         return False
     kernel, *rest = map(_pair, values)
-    return rest == [kernel, (0, 0), (1, 1)] and kernel[0] * kernel[1] <= MaxPool.largest
+    return rest == [kernel, (0, 0), (1, 1)] and kernel[0] * kernel[1] <= MaxPoolRule.largest
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Seen(NamedTuple):
+class PassOutcome(NamedTuple):
     """Of all passes since the last look."""
 
     rows: bool  # the parameters of all agents had a finite norm
@@ -25,7 +25,7 @@ class Seen(NamedTuple):
 
 
 @final
-class Watch:
+class FailureFlags:
     """Notes whether rows and gradients are finite. With `blanks`, every pass leaves out those that are not,
     which takes a little longer; without, sums in which there was one are worthless, and it is noted.
     """
@@ -35,10 +35,10 @@ class Watch:
         self._norm = torch.zeros((), dtype=torch.float64, device=device)  # the largest; NaN stays
         self._bad = torch.zeros((), dtype=torch.bool, device=device)
 
-    def see_rows(self, rows: Tensor) -> None:
+    def note_rows(self, rows: Tensor) -> None:
         torch.maximum(self._norm, torch.linalg.vector_norm(rows), out=self._norm)
 
-    def see_examples(self, bad: Tensor) -> bool:
+    def note_examples(self, bad: Tensor) -> bool:
         """Whether the `bad` ones are to be left out now."""
         if not self.blanks:
             torch.logical_or(self._bad, bad.any(), out=self._bad)
@@ -48,7 +48,7 @@ class Watch:
         self._norm.zero_()
         self._bad.zero_()
 
-    def read(self) -> Seen:
+    def read(self) -> PassOutcome:
         """Waits for the device."""
         norm, bad = torch.stack([self._norm, self._bad.to(self._norm)]).tolist()
-        return Seen(math.isfinite(norm), not bad)
+        return PassOutcome(math.isfinite(norm), not bad)

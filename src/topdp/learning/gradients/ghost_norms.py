@@ -18,8 +18,12 @@ from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from topdp.learning.gradients.agent_products import add_outer, add_sum
-from topdp.learning.gradients.safe_norms import as_precise_as_matrix_products, cancelled, squared
-from topdp.learning.gradients.safe_norms import has_kernels as has_kernels
+from topdp.learning.gradients.safe_norms import (
+    cancellation_slack,
+    cudnn_as_precise_as_matmul,
+    squared_norms,
+    takes_cuda_kernels,
+)
 
 WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
@@ -40,12 +44,12 @@ def blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, s
             yield slice(i, min(i + height, agents)), slice(j, min(j + width, examples))
 
 
-def _capacity(per_example: int, device: torch.device) -> int:
+def _cached_examples(per_example: int, device: torch.device) -> int:
     """How many examples keep a temporary of `per_example` elements near the processor."""
     return max(1, (1 << 26 if device.type == "cuda" else 1 << 20) // max(1, per_example))
 
 
-def along(axis: int, parts: Sequence[Tensor]) -> Tensor:
+def concatenate(axis: int, parts: Sequence[Tensor]) -> Tensor:
     """The parts one after the other; no copy of a single one."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
@@ -72,10 +76,10 @@ class Contribution(ABC):
 
 def total_norms(contributions: Sequence[Contribution]) -> Tensor:
     """[n, b]: the l2 norm of each example's gradient over all these parameters."""
-    return total_squares(contributions).sqrt_()
+    return total_squared_norms(contributions).sqrt_()
 
 
-def total_squares(contributions: Sequence[Contribution]) -> Tensor:
+def total_squared_norms(contributions: Sequence[Contribution]) -> Tensor:
     """[n, b]: the squares of those."""
     total = contributions[0].squared_norms()
     for contribution in contributions[1:]:
@@ -83,7 +87,7 @@ def total_squares(contributions: Sequence[Contribution]) -> Tensor:
     return total
 
 
-def _blank(x: Tensor, where: Tensor) -> Tensor:
+def _zero_where(x: Tensor, where: Tensor) -> Tensor:
     return x.masked_fill(where.reshape(where.shape + (1,) * (x.dim() - 2)), 0)
 
 
@@ -95,7 +99,7 @@ class Dense(Contribution):
         self.gradients = gradients
 
     def squared_norms(self) -> Tensor:
-        return squared(self.gradients)
+        return squared_norms(self.gradients)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         add_sum(out, coefficients, self.gradients)
@@ -104,7 +108,7 @@ class Dense(Contribution):
         add_sum(out, coefficients, self.gradients, fresh=True)
 
     def blank(self, where: Tensor) -> None:
-        self.gradients = _blank(self.gradients, where)
+        self.gradients = _zero_where(self.gradients, where)
 
 
 @final
@@ -120,18 +124,18 @@ class Outer(Contribution):
         n, b, L, size_in = self.a.shape
         size_out = self.delta.shape[3]
         if L == 1:
-            return squared(self.a) * squared(self.delta)
+            return squared_norms(self.a) * squared_norms(self.delta)
         direct = size_in * size_out <= L * (size_in + size_out)
         if direct:
             # Per-example gradients of this layer take no more room than its activations: keep them.
             self._kept = torch.matmul(self.delta.mT, self.a).flatten(2)
-            return squared(self._kept)
+            return squared_norms(self._kept)
         norms = self.a.new_empty(n, b)
-        for i, j in blocks(n, b, _capacity(2 * L * L, self.a.device)):
+        for i, j in blocks(n, b, _cached_examples(2 * L * L, self.a.device)):
             a, delta = self.a[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
             gram = torch.bmm(a, a.mT).mul_(torch.bmm(delta, delta.mT))
             norms[i, j] = gram.sum((1, 2)).view_as(norms[i, j])
-        return norms.clamp_min_(0).add_(cancelled(self.a, self.delta))
+        return norms.clamp_min_(0).add_(cancellation_slack(self.a, self.delta))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         if self._kept is not None:
@@ -151,8 +155,8 @@ class Outer(Contribution):
         return out.view(n, -1, size_in), scaled, self.a.reshape(n, b * L, size_in)
 
     def blank(self, where: Tensor) -> None:
-        self.a, self.delta = _blank(self.a, where), _blank(self.delta, where)
-        self._kept = None if self._kept is None else _blank(self._kept, where)
+        self.a, self.delta = _zero_where(self.a, where), _zero_where(self.delta, where)
+        self._kept = None if self._kept is None else _zero_where(self._kept, where)
 
 
 @final
@@ -166,11 +170,11 @@ class Lookup(Contribution):
     def squared_norms(self) -> Tensor:
         n, b, L, _ = self.delta.shape
         norms = self.delta.new_empty(n, b)
-        for i, j in blocks(n, b, _capacity(2 * L * L, self.delta.device)):
+        for i, j in blocks(n, b, _cached_examples(2 * L * L, self.delta.device)):
             tokens, delta = self.tokens[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
             same = tokens.unsqueeze(1) == tokens.unsqueeze(2)
             norms[i, j] = torch.bmm(delta, delta.mT).mul_(same).sum((1, 2)).view_as(norms[i, j])
-        return norms.clamp_min_(0).add_(cancelled(delta.new_ones(1, 1, L), self.delta))
+        return norms.clamp_min_(0).add_(cancellation_slack(delta.new_ones(1, 1, L), self.delta))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         n, b, L, size = self.delta.shape
@@ -179,11 +183,11 @@ class Lookup(Contribution):
         out.view(n, -1, size).index_put_((agent, self.tokens), scaled, accumulate=True)
 
     def blank(self, where: Tensor) -> None:
-        self.delta = _blank(self.delta, where)
+        self.delta = _zero_where(self.delta, where)
 
 
 @final
-class Tied(Contribution):
+class TiedEmbedding(Contribution):
     """One matrix that is an embedding and the weight of a linear layer: the gradients of both, together."""
 
     def __init__(self, lookup: Lookup, outer: Outer) -> None:
@@ -195,14 +199,16 @@ class Tied(Contribution):
         # |X + Y|² = |X|² + |Y|² + 2<X, Y>, and row v of Y is Σ_m δ_m[v] a_m.
         n, b, L, _ = self.lookup.delta.shape
         M = self.outer.a.shape[2]
-        for i, j in blocks(n, b, _capacity(2 * L * M, norms.device)):
+        for i, j in blocks(n, b, _cached_examples(2 * L * M, norms.device)):
             tokens, delta = self.lookup.tokens[i, j].flatten(0, 1), self.lookup.delta[i, j].flatten(0, 1)
             a, above = self.outer.a[i, j].flatten(0, 1), self.outer.delta[i, j].flatten(0, 1)
             common = torch.bmm(a, delta.mT).mul_(above.gather(2, tokens.unsqueeze(1).expand(-1, M, -1)))
             norms[i, j] += 2 * common.sum((1, 2)).view_as(norms[i, j])
         # The sum may cancel; (|X| + |Y|)² <= 2|X|² + 2|Y|² bounds what the terms are rounded relative to.
         ones = self.lookup.delta.new_ones(1, 1, L)
-        slack = cancelled(ones, self.lookup.delta) + cancelled(self.outer.a, self.outer.delta)
+        slack = cancellation_slack(ones, self.lookup.delta) + cancellation_slack(
+            self.outer.a, self.outer.delta
+        )
         return norms.clamp_min_(0).add_(slack, alpha=2)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
@@ -214,7 +220,7 @@ class Tied(Contribution):
         self.outer.blank(where)
 
 
-def tied(parts: Sequence[Contribution]) -> Contribution | None:
+def combine(parts: Sequence[Contribution]) -> Contribution | None:
     """The contributions of all uses of one parameter as one; None where we do not know how."""
     if len(parts) == 1:
         return parts[0]
@@ -222,13 +228,13 @@ def tied(parts: Sequence[Contribution]) -> Contribution | None:
         case [Dense() as one, Dense() as other]:
             return Dense(one.gradients + other.gradients)
         case [Lookup() as lookup, Outer() as outer]:
-            return Tied(lookup, outer)
+            return TiedEmbedding(lookup, outer)
     return None
 
 
 @final
 @dataclass(frozen=True)
-class Geometry:
+class ConvolutionGeometry:
     """Of a convolution over one, two or three axes, on an input that is already padded."""
 
     kernel: tuple[int, ...]
@@ -243,7 +249,7 @@ class Geometry:
 
     def has_kernels(self, x: Tensor) -> bool:
         """Whether `convolution_cuda` can do it."""
-        return self.groups == 1 and len(self.kernel) == 2 and has_kernels(x)
+        return self.groups == 1 and len(self.kernel) == 2 and takes_cuda_kernels(x)
 
 
 @final
@@ -253,7 +259,7 @@ class Convolution(Contribution):
     Likewise of one with one or three axes in place of H, W.
     """
 
-    def __init__(self, uses: Sequence[tuple[Tensor, Tensor]], geometry: Geometry) -> None:
+    def __init__(self, uses: Sequence[tuple[Tensor, Tensor]], geometry: ConvolutionGeometry) -> None:
         self.uses = list(uses)
         self.geometry = geometry
         self._kept: Tensor | None = None
@@ -272,21 +278,21 @@ class Convolution(Contribution):
         if direct and len(self.uses) == 1 and self.geometry.has_kernels(x):
             from topdp.learning.gradients.convolution_cuda import per_example_gradients
 
-            for i, j in blocks(n, b, n * b if keep else _capacity(out * K, x.device)):
+            for i, j in blocks(n, b, n * b if keep else _cached_examples(out * K, x.device)):
                 gradients = per_example_gradients(x[i, j], delta[i, j], self.geometry)
-                norms[i, j] = squared(gradients)
+                norms[i, j] = squared_norms(gradients)
                 self._kept = gradients if keep else None
             return norms if keep else norms.add_(self._rounding())
         if keep:
             self._kept = x.new_empty(n, b, groups * out * K)
-        for i, j in blocks(n, b, _capacity(largest, x.device)):
-            columns = along(2, [self._columns(x[i, j]) for x, _ in self.uses])
-            deltas = along(
+        for i, j in blocks(n, b, _cached_examples(largest, x.device)):
+            columns = concatenate(2, [self._columns(x[i, j]) for x, _ in self.uses])
+            deltas = concatenate(
                 2, [delta[i, j].reshape(-1, out, delta[0, 0, 0].numel()) for _, delta in self.uses]
             )
             if direct:
                 gradients = torch.bmm(deltas, columns.mT).view(*norms[i, j].shape, -1)
-                norms[i, j] = squared(gradients)
+                norms[i, j] = squared_norms(gradients)
                 if self._kept is not None:
                     self._kept[i, j] = gradients
             else:
@@ -296,8 +302,8 @@ class Convolution(Contribution):
 
     def _rounding(self) -> Tensor:
         """[n, b]: gradients that are not kept are summed in another order than their norms were taken in."""
-        x, delta = (along(2, [use[k].flatten(2) for use in self.uses]) for k in (0, 1))
-        return cancelled(x, delta, math.prod(self.geometry.kernel))
+        x, delta = (concatenate(2, [use[k].flatten(2) for use in self.uses]) for k in (0, 1))
+        return cancellation_slack(x, delta, math.prod(self.geometry.kernel))
 
     def _columns(self, x: Tensor) -> Tensor:
         """[agents·examples·groups, K, L]: every patch the kernel sees, one column each."""
@@ -322,12 +328,12 @@ class Convolution(Contribution):
             scaled = delta * coefficients.view(*coefficients.shape, *(1 for _ in delta.shape[2:]))
             shape = (delta.shape[2], x.shape[2] // geometry.groups, *geometry.kernel)
             for i in range(x.shape[0]):
-                with as_precise_as_matrix_products():
+                with cudnn_as_precise_as_matmul():
                     gradient: Tensor = gradient_of(  # type: ignore[no-untyped-call]
                         x[i], shape, scaled[i], geometry.stride, 0, geometry.dilation, geometry.groups
                     )
                 out[i].add_(gradient.reshape(-1))
 
     def blank(self, where: Tensor) -> None:
-        self.uses = [(_blank(x, where), _blank(delta, where)) for x, delta in self.uses]
-        self._kept = None if self._kept is None else _blank(self._kept, where)
+        self.uses = [(_zero_where(x, where), _zero_where(delta, where)) for x, delta in self.uses]
+        self._kept = None if self._kept is None else _zero_where(self._kept, where)

@@ -23,7 +23,7 @@ def expect_rows(flat: FlatModel, rows: Tensor) -> None:
         )
 
 
-def expect(
+def expect_inputs(
     flat: FlatModel,
     rows: Tensor,
     inputs: Tensor,
@@ -71,10 +71,10 @@ def expect_finite(rows: Tensor, weights: Tensor | None) -> None:
         return
     if weights is not None and not bool(good[1]):
         raise InputError("Expected finite weights >= 0, got others.")
-    raise diverged((~torch.isfinite(lengths)).nonzero().flatten().tolist())
+    raise divergence_error((~torch.isfinite(lengths)).nonzero().flatten().tolist())
 
 
-def diverged(agents: list[int]) -> DivergedError:
+def divergence_error(agents: list[int]) -> DivergedError:
     return DivergedError(
         f"Expected parameters of a finite norm, got others for agents {agents}. Lower the learning rate or "
         "the noise."

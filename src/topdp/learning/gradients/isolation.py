@@ -22,11 +22,11 @@ _functorch: Any = torch._C._functorch  # its stubs lack what is about missing ru
 
 
 @final
-class TogetherError(Exception):
+class BatchAccessError(Exception):
     """Code would see several examples at once; the message says how."""
 
 
-def apart(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
+def isolated_vmap(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
     """`vmap` in which every example draws random numbers of its own.
 
     Where torch has no rule for many examples at once it takes one after the other, in words of its own that
@@ -44,7 +44,7 @@ def apart(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Call
     return quiet
 
 
-def missing_rule(function: Callable[..., object], *arguments: Any) -> str | None:
+def operator_without_batch_rule(function: Callable[..., object], *arguments: Any) -> str | None:
     """An operator in `function` for which torch has no rule for many examples at once, if there is one."""
     before = _functorch._is_vmap_fallback_enabled()
     _functorch._set_vmap_fallback_enabled(False)
@@ -59,8 +59,8 @@ def missing_rule(function: Callable[..., object], *arguments: Any) -> str | None
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """Around user code inside `apart`: refuses ways to the tensor of all examples that lies under an example.
+def forbid_batch_access() -> Iterator[None]:
+    """Forbid user code inside `isolated_vmap` to reach the tensor of all examples.
 
     **Guarantees.** Together with `vmap`, code inside computes a function of one example, by public means of
     torch: no printing of tensors (the text shows all examples), no operator or autograd function with a rule
@@ -69,13 +69,13 @@ def watched() -> Iterator[None]:
     """
     with (
         torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors see all examples"),
-        _Watch(),
+        _BatchAccessGuard(),
     ):
         yield
 
 
 @final
-class _Watch(TorchFunctionMode):
+class _BatchAccessGuard(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._modes = torch._C._len_torch_dispatch_stack()
@@ -84,13 +84,15 @@ class _Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is Tensor.__repr__:
-            raise TogetherError("the model makes text of a tensor, and the text shows all examples")
+            raise BatchAccessError("the model makes text of a tensor, and the text shows all examples")
         if torch._C._len_torch_dispatch_stack() > self._modes:
-            raise TogetherError("the model has a TorchDispatchMode, which sees all examples")
+            raise BatchAccessError("the model has a TorchDispatchMode, which sees all examples")
         if isinstance(func, OpOverload | OpOverloadPacket) and _namespace(func) not in ("aten", "prims"):
-            raise TogetherError(f"the operator {func} may have a rule of its own for batches")
-        if getattr(func, "__name__", "") == "custom_function_call" and _has_own_rule(args[0]):
-            raise TogetherError(f"the autograd function {args[0].__name__} has a rule of its own for batches")
+            raise BatchAccessError(f"the operator {func} may have a rule of its own for batches")
+        if getattr(func, "__name__", "") == "custom_function_call" and _has_custom_rule(args[0]):
+            raise BatchAccessError(
+                f"the autograd function {args[0].__name__} has a rule of its own for batches"
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -99,6 +101,6 @@ def _namespace(operator: OpOverload | OpOverloadPacket) -> str:
     return str(packet._qualified_op_name).partition("::")[0]
 
 
-def _has_own_rule(function: Any) -> bool:
+def _has_custom_rule(function: Any) -> bool:
     own = function.vmap is not torch.autograd.Function.vmap
     return own and function.__module__.partition(".")[0] != "topdp"

@@ -10,11 +10,11 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from topdp.learning.gradients.layer_rules import TWINS
-from topdp.learning.gradients.tape import altered
+from topdp.learning.gradients.layer_rules import LAYER_RULES
+from topdp.learning.gradients.tape import has_user_hooks
 
 # Number by number, or window by window within an example.
-STATELESS: tuple[type[nn.Module], ...] = (
+STATELESS_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Identity, nn.Dropout,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
     nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Softsign, nn.Tanhshrink,
@@ -34,18 +34,18 @@ def consists_of_known_layers(module: nn.Module) -> bool:
     return all(_is_known(layer) for layer in module.modules())
 
 
-def nothing_is_hooked_globally() -> bool:
+def has_no_global_hooks() -> bool:
     """Hooks on all modules of the process are user code in every layer."""
     return not torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
 def _is_known(layer: nn.Module) -> bool:
-    if altered(layer):
+    if has_user_hooks(layer):
         return False
-    if type(layer) in TWINS:
+    if type(layer) in LAYER_RULES:
         return all(parameter.requires_grad for parameter in layer.parameters())
     if type(layer) is nn.Flatten:
         return (layer.start_dim, layer.end_dim) == (1, -1)
     return type(layer) is nn.Sequential or (
-        type(layer) in STATELESS and not any(layer.buffers()) and not any(layer.parameters())
+        type(layer) in STATELESS_LAYERS and not any(layer.buffers()) and not any(layer.parameters())
     )

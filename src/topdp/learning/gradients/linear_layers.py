@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from topdp.errors import InputError
 from topdp.learning.gradients import agent_products, ghost_norms
 from topdp.learning.gradients.shared_records import SharedOuter, linear_of_all
-from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use
+from topdp.learning.gradients.tape import LayerRule, NotFoldedError, ParameterUse, Tape
 from topdp.learning.models import Slot
 
 
 @final
-class LinearTwin(Twin):
+class LinearRule(LayerRule):
     def __init__(self, layer: nn.Module, tape: Tape, slots: Mapping[str, Slot]) -> None:
         """`layer`: any that multiplies by slots["weight"]; its geometry is in the slot."""
         super().__init__(tape, slots)
@@ -34,7 +34,9 @@ class LinearTwin(Twin):
         a = tape.unfold(x)
         a = a.reshape(a.shape[0], -1, self.in_features)
         output = self._product(a).view(-1, *x.shape[1:-1], self.out_features)
-        return tape.record(output, [Use(self._slot, "Linear", a.detach(), _join_outer), *self._bias_use(-1)])
+        return tape.record(
+            output, [ParameterUse(self._slot, "Linear", a.detach(), _join_outer), *self._bias_use(-1)]
+        )
 
     def _product(self, a: Tensor) -> Tensor:
         """[n, ..., out] of a [n, ..., in], with every agent's own weights."""
@@ -51,7 +53,7 @@ class LinearTwin(Twin):
         a = x.view(-1, tape.examples, self.in_features)
         bias = None if self._bias is None else tape.weights(self._bias)
         output = linear_of_all(a, tape.weights(self._slot), bias, copies).flatten(0, 1)
-        uses = [Use(self._slot, "Linear of copies", a.detach(), _join_shared), *self._bias_use(-1)]
+        uses = [ParameterUse(self._slot, "Linear of copies", a.detach(), _join_shared), *self._bias_use(-1)]
         return tape.record(output, uses)
 
 
@@ -67,12 +69,13 @@ def _join_outer(found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution
         delta = delta.reshape(n, b, -1, delta.shape[-1])
         pairs.append((a.reshape(n, b, delta.shape[2], -1), delta))
     return ghost_norms.Outer(
-        ghost_norms.along(2, [a for a, _ in pairs]), ghost_norms.along(2, [delta for _, delta in pairs])
+        ghost_norms.concatenate(2, [a for a, _ in pairs]),
+        ghost_norms.concatenate(2, [delta for _, delta in pairs]),
     )
 
 
 @final
-class EmbeddingTwin(Twin):
+class EmbeddingRule(LayerRule):
     def __init__(self, layer: nn.Embedding, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
@@ -96,7 +99,7 @@ class EmbeddingTwin(Twin):
             )
         found = found.masked_fill(none.unsqueeze(2), math.nan)  # spoils its example, as an error would
         tokens, output = known, found.view(-1, *x.shape[1:], self.embedding_dim)
-        return self.tape.record(output, [Use(self._slot, self._kind, tokens, self._join)])
+        return self.tape.record(output, [ParameterUse(self._slot, self._kind, tokens, self._join)])
 
     def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
         all_tokens, all_deltas = [], []
@@ -108,4 +111,6 @@ class EmbeddingTwin(Twin):
                 delta = delta.masked_fill((tokens == self.padding_idx).unsqueeze(3), 0)
             all_tokens.append(tokens)
             all_deltas.append(delta)
-        return ghost_norms.Lookup(ghost_norms.along(2, all_tokens), ghost_norms.along(2, all_deltas))
+        return ghost_norms.Lookup(
+            ghost_norms.concatenate(2, all_tokens), ghost_norms.concatenate(2, all_deltas)
+        )

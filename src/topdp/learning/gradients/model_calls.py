@@ -19,12 +19,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from topdp.errors import InputError
 
 
-def outputs_of(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def tensor_output(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """What `module` with these parameters makes of a batch, which must be one tensor."""
-    return expect_a_tensor(called(module, parameters, x))
+    return expect_tensor(call_model(module, parameters, x))
 
 
-def called(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Any:
+def call_model(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Any:
     """What comes out, whatever it is.
 
     An error of a layer that got what it cannot take is an `InputError` with the layer's name; any other error
@@ -33,13 +33,13 @@ def called(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> An
     try:
         return functional_call(module, dict(parameters), (x,))
     except Exception as error:
-        reason = _why(module, parameters, x)
+        reason = _explain_failure(module, parameters, x)
         if reason is None:
             raise
         raise InputError(reason) from error
 
 
-def expect_a_tensor(outputs: Any) -> Tensor:
+def expect_tensor(outputs: Any) -> Tensor:
     """`outputs`, or a refusal that says what they are: a loss reads one tensor."""
     if isinstance(outputs, Tensor):
         return outputs
@@ -57,7 +57,7 @@ def expect_a_tensor(outputs: Any) -> Tensor:
     )
 
 
-def without_kernels_for_inference(module: nn.Module) -> nn.Module:
+def disable_inference_kernels(module: nn.Module) -> nn.Module:
     """Torch's encoders have kernels of their own in evaluation mode, which read weights past all layers."""
     for layer in module.modules():
         if isinstance(layer, nn.TransformerEncoder):
@@ -67,7 +67,7 @@ def without_kernels_for_inference(module: nn.Module) -> nn.Module:
     return module
 
 
-def _why(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> str | None:
+def _explain_failure(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> str | None:
     """Which layer was given what it cannot take; None where it is not one that we know."""
     module = copy.deepcopy(module)
     entered: list[tuple[str, nn.Module, tuple[Any, ...]]] = []
@@ -108,7 +108,7 @@ def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
     if own is not None and x.dtype != own.dtype:
         kind = str(own.dtype).removeprefix("torch.")
         return f"numbers of type {kind}", f"Convert the inputs to {kind}, or the model to their type."
-    size = _last_axis(layer)
+    size = _last_axis_size(layer)
     if size is not None and (not x.dim() or x.shape[-1] != size):
         return f"{size} numbers in the last axis", "Change the width of the layer, or the inputs."
     channels, axes = _channels(layer)
@@ -121,7 +121,7 @@ def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
     return None
 
 
-def _last_axis(layer: nn.Module) -> int | None:
+def _last_axis_size(layer: nn.Module) -> int | None:
     match layer:
         case nn.Linear():
             return layer.in_features

@@ -13,11 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from topdp.learning.gradients import ghost_norms
-from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, sum_positions, total
+from topdp.learning.gradients.tape import (
+    LayerRule,
+    NotFoldedError,
+    ParameterUse,
+    Tape,
+    sum_positions,
+    sum_tensors,
+)
 from topdp.learning.models import Slot
 
 
-class _NormTwin(Twin):
+class _NormRule(LayerRule):
     """Normalises without weights, then scales and shifts with every agent's own."""
 
     axis: int  # where the weights lie in the unfolded output
@@ -31,7 +38,7 @@ class _NormTwin(Twin):
         if self._weight is not None:
             weight = tape.weights(self._weight)
             output = output * weight.view(weight.shape[0], *lead, *weight.shape[1:], *trail)
-            uses.append(Use(self._weight, type(self).__name__, unfolded.detach(), self._join))
+            uses.append(ParameterUse(self._weight, type(self).__name__, unfolded.detach(), self._join))
         if self._bias is not None:
             bias = tape.weights(self._bias)
             output = output + bias.view(bias.shape[0], *lead, *bias.shape[1:], *trail)
@@ -40,12 +47,12 @@ class _NormTwin(Twin):
 
     def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
         return ghost_norms.Dense(
-            total([sum_positions(delta * a, self.axis, self.width) for a, delta in found])
+            sum_tensors([sum_positions(delta * a, self.axis, self.width) for a, delta in found])
         )
 
 
 @final
-class LayerNormTwin(_NormTwin):
+class LayerNormRule(_NormRule):
     def __init__(self, layer: nn.LayerNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
         self.normalized_shape, self.eps = layer.normalized_shape, layer.eps
@@ -60,7 +67,7 @@ class LayerNormTwin(_NormTwin):
 
 
 @final
-class RMSNormTwin(_NormTwin):
+class RMSNormRule(_NormRule):
     def __init__(self, layer: nn.RMSNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
         self.normalized_shape, self.eps = layer.normalized_shape, layer.eps
@@ -73,7 +80,7 @@ class RMSNormTwin(_NormTwin):
         return self._affine(normal, (1, 1) + (1,) * (x.dim() - 1 - self.width), ())
 
 
-class _ChannelNormTwin(_NormTwin):
+class _ChannelNormRule(_NormRule):
     """One weight for each channel, of which the axis comes after that of the batch."""
 
     axis, width = 3, 1
@@ -83,7 +90,7 @@ class _ChannelNormTwin(_NormTwin):
 
 
 @final
-class GroupNormTwin(_ChannelNormTwin):
+class GroupNormRule(_ChannelNormRule):
     def __init__(self, layer: nn.GroupNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
         self.num_groups, self.num_channels, self.eps = layer.num_groups, layer.num_channels, layer.eps
@@ -93,7 +100,7 @@ class GroupNormTwin(_ChannelNormTwin):
 
 
 @final
-class InstanceNormTwin(_ChannelNormTwin):
+class InstanceNormRule(_ChannelNormRule):
     """Without running statistics; over as many axes as the layer says."""
 
     def __init__(self, layer: Any, tape: Tape, slots: Mapping[str, Slot]) -> None:
@@ -108,7 +115,7 @@ class InstanceNormTwin(_ChannelNormTwin):
 
 
 @final
-class BatchNormTwin(_ChannelNormTwin):
+class BatchNormRule(_ChannelNormRule):
     """In evaluation mode, whatever mode it is put into: all statistics it has are those it came with."""
 
     running_mean: Tensor

@@ -1,7 +1,7 @@
 """Per-example gradients of any module, one example as a batch of one. Correct for anything, and slow.
 
-In `apart` over examples and agents where torch can, by a Python loop where it cannot (control flow that
-depends on data). The caller bounds memory: a block of m examples makes m·d numbers.
+In `isolated_vmap` over examples and agents where torch can, by a Python loop where it cannot (control flow
+that depends on data). The caller bounds memory: a block of m examples makes m·d numbers.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from torch.func import functional_call, grad_and_value
 
 from topdp.errors import InputError
 from topdp.learning.gradients.ghost_norms import Contribution, Dense
-from topdp.learning.gradients.isolation import apart, watched
-from topdp.learning.gradients.kept_state import Memory
-from topdp.learning.gradients.model_calls import outputs_of, without_kernels_for_inference
+from topdp.learning.gradients.isolation import forbid_batch_access, isolated_vmap
+from topdp.learning.gradients.kept_state import StateSnapshot
+from topdp.learning.gradients.model_calls import disable_inference_kernels, tensor_output
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel, Slot
 
 
 @final
-class PlainGradients:
+class PerExamplePath:
     """Any model.
 
-    **Guarantees.** Each example is in a call of its own, or in `apart`, and a model or loss that keeps
-    something from one call to the next is refused (`memory`): so what comes out for an example is a function
-    of that example and of its agent's row. An example on which the model fails has a gradient of NaN.
+    **Guarantees.** Each example is in a call of its own, or in `isolated_vmap`, and a model or loss that
+    keeps something from one call to the next is refused (`kept_state`): so what comes out for an
+    example is a function of that example and of its agent's row. An example on which the model fails has a gradient of NaN.
     """
 
     def __init__(self, flat: FlatModel, loss: Loss) -> None:
         self._flat = flat
-        self._module = without_kernels_for_inference(copy.deepcopy(flat.module))
+        self._module = disable_inference_kernels(copy.deepcopy(flat.module))
         self._loss = loss
         self._loop = False
 
     def try_apart(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
-        """Whether these examples run in `apart`, and others with them; if not, why."""
+        """Whether these examples run in `isolated_vmap`, and others with them; if not, why."""
         self._module.to(device=rows.device, dtype=rows.dtype)
         try:
             self._apart(rows, inputs, targets)
@@ -55,7 +55,7 @@ class PlainGradients:
         if self._loop:
             return self.one_by_one(rows, inputs, targets)
         self._module.to(device=rows.device, dtype=rows.dtype)
-        memory = Memory({"model": self._module, "loss": self._loss}, inputs, targets, contents=False)
+        memory = StateSnapshot({"model": self._module, "loss": self._loss}, inputs, targets, contents=False)
         losses, gradients = self._apart(rows, inputs, targets)
         memory.expect_unchanged()
         return losses, self._dense(gradients)
@@ -65,7 +65,7 @@ class PlainGradients:
     ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
         """As `contributions`, by a Python loop."""
         self._module.to(device=rows.device, dtype=rows.dtype)
-        memory = Memory({"model": self._module, "loss": self._loss}, inputs, targets, contents=True)
+        memory = StateSnapshot({"model": self._module, "loss": self._loss}, inputs, targets, contents=True)
         losses = rows.new_full(inputs.shape[:2], math.nan)
         gradients = rows.new_zeros(*inputs.shape[:2], rows.shape[1])
         for i, row in enumerate(rows):
@@ -94,8 +94,8 @@ class PlainGradients:
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         """[n, b, ...]: all agents in evaluation mode on one batch [b, ...], one agent after the other."""
-        module = without_kernels_for_inference(self._flat.load(rows[0]).eval())
-        return torch.stack([outputs_of(module, self._flat.named(row), inputs) for row in rows])
+        module = disable_inference_kernels(self._flat.load(rows[0]).eval())
+        return torch.stack([tensor_output(module, self._flat.named(row), inputs) for row in rows])
 
     def _dense(self, gradients: Tensor) -> list[tuple[Slot, Contribution]]:
         return [(slot, Dense(gradients[:, :, slot.start : slot.stop])) for slot in self._flat.slots]
@@ -106,16 +106,16 @@ class PlainGradients:
 
     def _apart(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         def example(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            with watched():
+            with forbid_batch_access():
                 return self._example_loss(parameters, x, y)
 
         # Gradients are taken inside: outside, torch forgets the padding_idx of an embedding.
-        examples = apart(grad_and_value(example), (None, 0, 0))
+        examples = isolated_vmap(grad_and_value(example), (None, 0, 0))
         # By parameter: the gradient of a slice of a row would be as long as the row.
         parameters = {
             slot.name: rows[:, slot.start : slot.stop].view(-1, *slot.shape) for slot in self._flat.slots
         }
-        by_name, losses = apart(examples, (0, 0, 0))(parameters, inputs, targets)
+        by_name, losses = isolated_vmap(examples, (0, 0, 0))(parameters, inputs, targets)
         return losses, torch.cat([by_name[slot.name].flatten(2) for slot in self._flat.slots], 2)
 
     def _one(self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, out: Tensor) -> Tensor:

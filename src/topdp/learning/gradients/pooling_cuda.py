@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK = 512  # elements at once
+POOLING_BLOCK_ELEMENTS = 512  # elements at once
 
 
 @triton.jit
@@ -65,7 +65,9 @@ class _MaxPool(torch.autograd.Function):
         ctx.sizes = {"H": H, "W": W, "HEIGHT": height, "WIDTH": width, "KH": kernel[0], "KW": kernel[1]}
         ctx.shape = x.shape
         with torch.cuda.device_of(x):  # Triton launches on the current device
-            _forward[(triton.cdiv(out.numel(), BLOCK),)](out, winner, x, out.numel(), **ctx.sizes, B=BLOCK)
+            _forward[(triton.cdiv(out.numel(), POOLING_BLOCK_ELEMENTS),)](
+                out, winner, x, out.numel(), **ctx.sizes, B=POOLING_BLOCK_ELEMENTS
+            )
         ctx.save_for_backward(winner)
         return out
 
@@ -76,7 +78,9 @@ class _MaxPool(torch.autograd.Function):
         delta = deltas[0].contiguous()
         dx = delta.new_empty(ctx.shape)
         with torch.cuda.device_of(delta):
-            _backward[(triton.cdiv(dx.numel(), BLOCK),)](dx, delta, winner, dx.numel(), **ctx.sizes, B=BLOCK)
+            _backward[(triton.cdiv(dx.numel(), POOLING_BLOCK_ELEMENTS),)](
+                dx, delta, winner, dx.numel(), **ctx.sizes, B=POOLING_BLOCK_ELEMENTS
+            )
         return dx, None
 
 

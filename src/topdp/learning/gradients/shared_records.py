@@ -14,7 +14,7 @@ from torch import Tensor
 
 from topdp.learning.gradients import agent_products
 from topdp.learning.gradients.ghost_norms import Contribution
-from topdp.learning.gradients.safe_norms import squared
+from topdp.learning.gradients.safe_norms import squared_norms
 
 
 def linear_of_all(a: Tensor, weight: Tensor, bias: Tensor | None, copies: int) -> Tensor:
@@ -48,8 +48,8 @@ class SharedOuter(Contribution):
         return len(self.delta) // len(self.a)
 
     def squared_norms(self) -> Tensor:
-        lengths = squared(self.a).expand(self.copies, -1, -1)
-        return lengths.flatten(0, 1) * squared(self.delta)
+        lengths = squared_norms(self.a).expand(self.copies, -1, -1)
+        return lengths.flatten(0, 1) * squared_norms(self.delta)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         scaled = (self.delta * coefficients.unsqueeze(2)).mT  # [n, out, b]

@@ -1,6 +1,6 @@
 """What the twins of one model share during one pass: every agent's weights, and who used which of them.
 
-A `Twin` stands where a layer stood. It gets the folded batch of all agents, or one example of it inside
+A `LayerRule` stands where a layer stood. It gets the folded batch of all agents, or one example of it inside
 `apart`, and records on the `Tape` what `ghost` needs. Which layers have twins, and what they compute, is in
 `twins`.
 """
@@ -28,7 +28,7 @@ class NotFoldedError(Exception):
 
 @final
 @dataclass(frozen=True)
-class Use:
+class ParameterUse:
     """One use of one parameter. `join` makes one contribution of all (saved, delta) of the same `kind`."""
 
     slot: Slot
@@ -52,7 +52,7 @@ class Tape:
         self.copies = 1
         self.anchor: Tensor | None = None
         self.kept = 0  # elements that one example keeps beside what is recorded
-        self.records: list[tuple[Tensor, list[Use]]] = []
+        self.records: list[tuple[Tensor, list[ParameterUse]]] = []
 
     def begin(
         self, rows: Tensor, examples: int, *, recording: bool, shared: bool = False, copies: int = 1
@@ -89,7 +89,7 @@ class Tape:
             raise NotFoldedError(f"a layer got a leading axis of {tuple(x.shape)}, not the batch of {n * b}")
         return x.reshape(n, b, x.shape[0] // (n * b), *x.shape[1:])
 
-    def record(self, output: Tensor, uses: Sequence[Use]) -> Tensor:
+    def record(self, output: Tensor, uses: Sequence[ParameterUse]) -> Tensor:
         if self.recording:
             if not output.requires_grad:
                 output.requires_grad_()
@@ -104,7 +104,9 @@ class Tape:
         copies = {}
         for slot in slots:
             own = self.weights(slot).detach().repeat_interleave(self.examples, 0)
-            copies[slot.name] = self.record(own, [Use(slot, "a parameter that is read", None, _join_copies)])
+            copies[slot.name] = self.record(
+                own, [ParameterUse(slot, "a parameter that is read", None, _join_copies)]
+            )
         return copies
 
     def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost_norms.Contribution]]:
@@ -113,20 +115,22 @@ class Tape:
             return []
         outputs = [output for output, _ in self.records]
         deltas = torch.autograd.grad(loss, outputs, allow_unused=True)
-        by_slot: dict[Slot, dict[str, list[tuple[Use, Tensor]]]] = defaultdict(lambda: defaultdict(list))
+        by_slot: dict[Slot, dict[str, list[tuple[ParameterUse, Tensor]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         for (_, uses), delta in zip(self.records, deltas, strict=True):
             if delta is not None:
                 # A loss may leave an example's numbers apart from each other: side by side all is faster.
                 unfolded = self.unfold(delta.contiguous() if delta.dim() == 2 else delta)
                 for use in uses:
                     by_slot[use.slot][use.kind].append((use, unfolded))
-        _expect_apart(list(by_slot))
+        _expect_no_overlap(list(by_slot))
         result = []
         for slot, kinds in by_slot.items():
             joined = [
                 found[0][0].join([(use.saved, delta) for use, delta in found]) for found in kinds.values()
             ]
-            together = ghost_norms.tied(joined)
+            together = ghost_norms.combine(joined)
             if together is None:
                 raise NotFoldedError(f"parameter {slot.name!r} is tied between {' and '.join(sorted(kinds))}")
             result.append((slot, together))
@@ -134,10 +138,10 @@ class Tape:
 
 
 def _join_copies(found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
-    return ghost_norms.Dense(total([delta.flatten(2) for _, delta in found]))
+    return ghost_norms.Dense(sum_tensors([delta.flatten(2) for _, delta in found]))
 
 
-def _expect_apart(slots: Sequence[Slot]) -> None:
+def _expect_no_overlap(slots: Sequence[Slot]) -> None:
     """Norms of slots are added up as if they had nothing in common: parts of one parameter could have."""
     ordered = sorted(slots, key=lambda slot: slot.start)
     for one, other in pairwise(ordered):
@@ -145,7 +149,7 @@ def _expect_apart(slots: Sequence[Slot]) -> None:
             raise NotFoldedError(f"parameter {one.name!r} is tied to {other.name!r}, which is a part of it")
 
 
-class Twin(nn.Module):
+class LayerRule(nn.Module):
     """Stands where a layer stood; has its geometry, not its weights."""
 
     def __init__(self, tape: Tape, slots: Mapping[str, Slot]) -> None:
@@ -157,7 +161,7 @@ class Twin(nn.Module):
         self._bias = slots.get("bias")
 
     def forward(self, x: Tensor) -> Tensor:
-        return through(self, x)
+        return apply_folded(self, x)
 
     @abstractmethod
     def folded(self, x: Tensor) -> Tensor:
@@ -168,18 +172,18 @@ class Twin(nn.Module):
             raise AttributeError(f"{self.path}: {name} is read outside the layer's call")
         return super().__getattr__(name)
 
-    def _bias_use(self, axis: int, width: int = 1) -> list[Use]:
+    def _bias_use(self, axis: int, width: int = 1) -> list[ParameterUse]:
         """The bias adds to `width` axes of the unfolded output: its gradient is δ summed over the others."""
         if self._bias is None:
             return []
 
         def join(found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
-            return ghost_norms.Dense(total([sum_positions(delta, axis, width) for _, delta in found]))
+            return ghost_norms.Dense(sum_tensors([sum_positions(delta, axis, width) for _, delta in found]))
 
-        return [Use(self._bias, f"a bias of {width} axes from {axis}", None, join)]
+        return [ParameterUse(self._bias, f"a bias of {width} axes from {axis}", None, join)]
 
 
-class Folded(Protocol):
+class FoldedLayer(Protocol):
     """A layer of ours, which treats the examples of a folded batch one by one."""
 
     tape: Tape
@@ -189,21 +193,21 @@ class Folded(Protocol):
         """x [n·b·m, ...] -> [n·b·m, ...]"""
 
 
-def through(layer: Folded, x: Tensor) -> Tensor:
+def apply_folded(layer: FoldedLayer, x: Tensor) -> Tensor:
     """What `layer` makes of a folded batch, or of one example inside `apart`."""
     anchor = layer.tape.anchor
     if anchor is None:
         return layer.folded(x)
-    output: Tensor = _OutOfApart.apply(x, anchor, layer)  # type: ignore[no-untyped-call]
+    output: Tensor = _LeaveIsolation.apply(x, anchor, layer)  # type: ignore[no-untyped-call]
     return output
 
 
 @final
-class _OutOfApart(torch.autograd.Function):
+class _LeaveIsolation(torch.autograd.Function):
     """From an example inside `apart` to the folded batch of all, through a layer of ours, and back."""
 
     @staticmethod
-    def forward(x: Tensor, anchor: Tensor, layer: Folded) -> Tensor:
+    def forward(x: Tensor, anchor: Tensor, layer: FoldedLayer) -> Tensor:
         raise NotFoldedError(f"{layer.path}: the layer is called where examples are not kept apart")
 
     @staticmethod
@@ -214,13 +218,13 @@ class _OutOfApart(torch.autograd.Function):
         raise NotFoldedError("a layer is differentiated inside the model")
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, anchor: Tensor, layer: Folded) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, x: Tensor, anchor: Tensor, layer: FoldedLayer) -> tuple[Tensor, int]:
         count = info.batch_size
         x = x.expand(count, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         if x.dim() < 2:
             raise NotFoldedError(f"{layer.path}: an input of no axis, where a batch of one was expected")
         if in_dims[1] is None:  # a vmap of the model's own: its axis joins the positions of an example
-            output = _OutOfApart.apply(  # type: ignore[no-untyped-call]
+            output = _LeaveIsolation.apply(  # type: ignore[no-untyped-call]
                 x.flatten(0, 1), anchor, layer
             )
         else:
@@ -230,7 +234,7 @@ class _OutOfApart(torch.autograd.Function):
         return output.unflatten(0, (count, -1)), 0
 
 
-def total(parts: Sequence[Tensor]) -> Tensor:
+def sum_tensors(parts: Sequence[Tensor]) -> Tensor:
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -244,7 +248,7 @@ def sum_positions(x: Tensor, axis: int, width: int) -> Tensor:
     return (x.sum(others) if any(x.shape[k] > 1 for k in others) else x).reshape(*x.shape[:2], -1)
 
 
-def altered(layer: nn.Module) -> bool:
+def has_user_hooks(layer: nn.Module) -> bool:
     """Whether code of the user's is hooked onto it."""
     hooks = (
         layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
