@@ -77,7 +77,7 @@ def run(model: nn.Module, **settings):
 
 def test_a_run_with_a_backbone_ends_where_it_ends_without_the_split(monkeypatch):
     cached = run(whole())
-    monkeypatch.setattr("topdp.runs.assembly.split", lambda module: None)
+    monkeypatch.setattr("topdp.runs.assembly.split_backbone", lambda module: None)
     plain = run(whole())
     torch.testing.assert_close(cached.estimates, plain.estimates, rtol=1e-4, atol=1e-5)
     x = torch.randn(3, 1, 5, 5)
@@ -217,5 +217,5 @@ def test_a_backbone_in_float64_is_not_rounded(monkeypatch):
         return topdp.train(whole().double(), shards, topdp.topology.ring(4), **settings).estimates
 
     cached = ends()
-    monkeypatch.setattr("topdp.runs.assembly.split", lambda module: None)
+    monkeypatch.setattr("topdp.runs.assembly.split_backbone", lambda module: None)
     torch.testing.assert_close(cached, ends(), rtol=1e-12, atol=1e-12)

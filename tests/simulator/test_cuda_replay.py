@@ -625,7 +625,7 @@ def test_gradients_that_are_noted_wait_for_nothing(kind, clipping, blanks):
     out = torch.empty_like(expected)
     with gradients.noting_failures(watch), NoWaiting():
         gradients.clipped_sum(rows, x, y, out=out, fresh=True)
-    assert torch.equal(out, expected) and watch.read().well
+    assert torch.equal(out, expected) and watch.read().ok
     with NoWaiting(), pytest.raises(WaitsError, match="_local_scalar_dense"):  # it could fail
         gradients.clipped_sum(rows, x, y, out=out, fresh=True)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, gradients.noting_failures(watch):

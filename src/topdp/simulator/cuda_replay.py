@@ -109,7 +109,7 @@ class Stretches:
         except BaseException:
             program.put_back(state)
             raise
-        if seen.well:
+        if seen.ok:
             return program.end(state, count)
         program.put_back(state)
         self._one_by_one_until = r + count
@@ -139,7 +139,7 @@ class Stretches:
         try:
             self._compare(program, kind[1], State(round, before))
         except _MismatchError as error:
-            if not program.watch.read().well:  # then the whole stretch is made again
+            if not program.watch.read().ok:  # then the whole stretch is made again
                 return True
             if number > 2:
                 raise WrongReplayError(

@@ -100,7 +100,7 @@ def test_a_module_that_mixes_records_is_refused():
             "failed on a made-up record of shape \\(1, 4, 4\\): RuntimeError",
         ),
         (lambda record: record.add_(1), "leave records as they are"),
-        (nn.Sequential(nn.Flatten(0)), "a batch of one into a batch of one"),
+        (nn.Sequential(nn.Flatten(0)), "a batch of one to a batch of one"),
     ],
 )
 def test_what_is_no_function_of_a_record_is_refused(function, words):

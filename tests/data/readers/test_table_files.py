@@ -143,7 +143,7 @@ def test_without_a_schema_a_skeleton_is_printed_that_holds_no_values(csv: Any) -
     path = csv(HEADER + ROWS)
     with pytest.raises(InputError) as refused:
         read_records(path, None)
-    text = str(refused.value)
+    text = str(refused.value).replace(str(path), "")
     assert "age = []" in text and "name = []" in text
     assert not any(value in text for value in ("ann", "nurse", "pilot", "25", "yes"))
     with pytest.raises(InputError, match="nothing is stated of the column 'name'") as refused:

@@ -1,4 +1,4 @@
-"""Twins of convolutions over one, two or three axes; and max-pooling by a kernel of our own on a GPU."""
+"""Layer rules of convolutions over one, two or three axes, and max-pooling by our own kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from topdp.learning.models import Slot
 
 @final
 class ConvolutionRule(LayerRule):
-    """Of a convolution over one, two or three axes."""
+    """The rule of a convolution over one, two or three axes."""
 
     def __init__(self, layer: Any, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
@@ -42,7 +42,7 @@ class ConvolutionRule(LayerRule):
             sides = [(0, 0)] * axes
         else:
             sides = [(p, p) for p in layer.padding]
-        # pad begins with the last axis
+        # functional.pad begins with the last axis
         self._pads = tuple(pad for side in reversed(sides) for pad in side)
         self._mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         self._slot = slots["weight"]
@@ -65,7 +65,7 @@ class ConvolutionRule(LayerRule):
         )
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """x [n, b, C, ...] with every agent's own kernel, folded [n·b, O, ...]."""
+        """Convolve x [n, b, C, ...] with every agent's own kernel: [n·b, O, ...]."""
         weight = self.tape.weights(self._slot)
         bias = None if self._bias is None else self.tape.weights(self._bias)
         n, b = x.shape[:2]
@@ -89,16 +89,18 @@ class ConvolutionRule(LayerRule):
         )
         return output.view(b, n, self.out_channels, *output.shape[2:]).transpose(0, 1).flatten(0, 1)
 
-    def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
-        uses = [(x[:, :, m], delta[:, :, m]) for x, delta in found for m in range(x.shape[2])]
+    def _join(self, saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+        uses = [(x[:, :, m], delta[:, :, m]) for x, delta in saved_and_deltas for m in range(x.shape[2])]
         return ghost_norms.Convolution(uses, self.geometry)
 
 
 @final
 class MaxPoolRule(nn.MaxPool2d):
-    """Windows that do not overlap: on a GPU by a kernel of our own, for PyTorch's gradient is slow there."""
+    """Max-pooling with windows that do not overlap. On a GPU it uses our own kernel, because PyTorch's
+    gradient is slow.
+    """
 
-    largest = 64  # elements of a window, which the kernel unrolls
+    max_window_elements = 64  # elements of a window; the kernel unrolls the loop over them
     tape: Tape
     path: str
 
@@ -116,15 +118,15 @@ class MaxPoolRule(nn.MaxPool2d):
 
 
 def has_disjoint_windows(layer: nn.Module) -> bool:
-    """Whether it is a max-pooling of nothing but windows that do not overlap."""
+    """Whether `layer` is a plain max-pooling whose windows do not overlap."""
     if type(layer) is not nn.MaxPool2d or has_user_hooks(layer) or layer.return_indices or layer.ceil_mode:
         return False
     values = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    # torch takes other forms too; they stay torch's.
+    # torch accepts other forms too; torch handles those.
     if not all(type(v) is int or (type(v) is tuple and list(map(type, v)) == [int, int]) for v in values):
         return False
     kernel, *rest = map(_pair, values)
-    return rest == [kernel, (0, 0), (1, 1)] and kernel[0] * kernel[1] <= MaxPoolRule.largest
+    return rest == [kernel, (0, 0), (1, 1)] and kernel[0] * kernel[1] <= MaxPoolRule.max_window_elements
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Norms and weighted sums of per-example gradients, from activations and output gradients.
 
-For one parameter, a `Contribution` holds what its uses left behind and answers two questions for all n agents
-and b examples: how long is each example's gradient, and what is their weighted sum. Per-example gradients of
-a whole model are never in memory. Nothing here knows modules or clipping.
+For one parameter, a `Contribution` holds what its uses left behind. From that it computes, for all n agents
+and b examples, the norm of each example's gradient and the weighted sum of the gradients. Per-example
+gradients of a whole model are never in memory. Nothing here depends on modules or on clipping.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, s
 
 
 def _cached_examples(per_example: int, device: torch.device) -> int:
-    """How many examples keep a temporary of `per_example` elements near the processor."""
+    """Return how many examples with temporaries of `per_example` elements fit near the processor."""
     return max(1, (1 << 26 if device.type == "cuda" else 1 << 20) // max(1, per_example))
 
 
 def concatenate(axis: int, parts: Sequence[Tensor]) -> Tensor:
-    """The parts one after the other; no copy of a single one."""
+    """Concatenate the parts; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
@@ -59,28 +59,28 @@ class Contribution(ABC):
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """[n, b]: the squared l2 norm of each example's gradient."""
+        """Return [n, b]: the squared l2 norm of each example's gradient."""
 
     @abstractmethod
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         """Add Σ_b coefficients[n, b] · gradient[n, b] to `out` [n, size], in place."""
 
     def put_into(self, out: Tensor, coefficients: Tensor) -> None:
-        """The same sum in place of what `out` holds, which is not read."""
+        """Write the same sum to `out`, whose content is not read."""
         self.add_to(out.zero_(), coefficients)
 
     @abstractmethod
     def blank(self, where: Tensor) -> None:
-        """Make the gradients of the examples `where` [n, b] exactly zero, whatever they hold."""
+        """Set the gradients of the examples `where` [n, b] to exactly zero, whatever they hold."""
 
 
 def total_norms(contributions: Sequence[Contribution]) -> Tensor:
-    """[n, b]: the l2 norm of each example's gradient over all these parameters."""
+    """Return [n, b]: the l2 norm of each example's gradient over all these parameters."""
     return total_squared_norms(contributions).sqrt_()
 
 
 def total_squared_norms(contributions: Sequence[Contribution]) -> Tensor:
-    """[n, b]: the squares of those."""
+    """Return [n, b]: the squares of `total_norms`."""
     total = contributions[0].squared_norms()
     for contribution in contributions[1:]:
         total += contribution.squared_norms()
@@ -93,7 +93,7 @@ def _zero_where(x: Tensor, where: Tensor) -> Tensor:
 
 @final
 class Dense(Contribution):
-    """Gradients held as they are [n, b, size]: biases and the weights of normalisation layers."""
+    """Gradients held explicitly [n, b, size]: of biases and of the weights of normalisation layers."""
 
     def __init__(self, gradients: Tensor) -> None:
         self.gradients = gradients
@@ -118,7 +118,7 @@ class Outer(Contribution):
     def __init__(self, a: Tensor, delta: Tensor) -> None:
         self.a = a
         self.delta = delta
-        self._kept: Tensor | None = None
+        self._gradients: Tensor | None = None
 
     def squared_norms(self) -> Tensor:
         n, b, L, size_in = self.a.shape
@@ -127,9 +127,9 @@ class Outer(Contribution):
             return squared_norms(self.a) * squared_norms(self.delta)
         direct = size_in * size_out <= L * (size_in + size_out)
         if direct:
-            # Per-example gradients of this layer take no more room than its activations: keep them.
-            self._kept = torch.matmul(self.delta.mT, self.a).flatten(2)
-            return squared_norms(self._kept)
+            # Per-example gradients of this layer need no more memory than its activations: keep them.
+            self._gradients = torch.matmul(self.delta.mT, self.a).flatten(2)
+            return squared_norms(self._gradients)
         norms = self.a.new_empty(n, b)
         for i, j in blocks(n, b, _cached_examples(2 * L * L, self.a.device)):
             a, delta = self.a[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
@@ -138,14 +138,14 @@ class Outer(Contribution):
         return norms.clamp_min_(0).add_(cancellation_slack(self.a, self.delta))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        if self._kept is not None:
-            Dense(self._kept).add_to(out, coefficients)
+        if self._gradients is not None:
+            Dense(self._gradients).add_to(out, coefficients)
             return
         add_outer(*self._factors(out, coefficients))
 
     def put_into(self, out: Tensor, coefficients: Tensor) -> None:
-        if self._kept is not None:
-            Dense(self._kept).put_into(out, coefficients)
+        if self._gradients is not None:
+            Dense(self._gradients).put_into(out, coefficients)
             return
         add_outer(*self._factors(out, coefficients), fresh=True)
 
@@ -156,7 +156,7 @@ class Outer(Contribution):
 
     def blank(self, where: Tensor) -> None:
         self.a, self.delta = _zero_where(self.a, where), _zero_where(self.delta, where)
-        self._kept = None if self._kept is None else _zero_where(self._kept, where)
+        self._gradients = None if self._gradients is None else _zero_where(self._gradients, where)
 
 
 @final
@@ -188,7 +188,7 @@ class Lookup(Contribution):
 
 @final
 class TiedEmbedding(Contribution):
-    """One matrix that is an embedding and the weight of a linear layer: the gradients of both, together."""
+    """One matrix used both as an embedding and as the weight of a linear layer."""
 
     def __init__(self, lookup: Lookup, outer: Outer) -> None:
         self.lookup = lookup
@@ -202,9 +202,12 @@ class TiedEmbedding(Contribution):
         for i, j in blocks(n, b, _cached_examples(2 * L * M, norms.device)):
             tokens, delta = self.lookup.tokens[i, j].flatten(0, 1), self.lookup.delta[i, j].flatten(0, 1)
             a, above = self.outer.a[i, j].flatten(0, 1), self.outer.delta[i, j].flatten(0, 1)
-            common = torch.bmm(a, delta.mT).mul_(above.gather(2, tokens.unsqueeze(1).expand(-1, M, -1)))
-            norms[i, j] += 2 * common.sum((1, 2)).view_as(norms[i, j])
-        # The sum may cancel; (|X| + |Y|)² <= 2|X|² + 2|Y|² bounds what the terms are rounded relative to.
+            inner_products = torch.bmm(a, delta.mT).mul_(
+                above.gather(2, tokens.unsqueeze(1).expand(-1, M, -1))
+            )
+            norms[i, j] += 2 * inner_products.sum((1, 2)).view_as(norms[i, j])
+        # The sum may cancel. (|X| + |Y|)² <= 2|X|² + 2|Y|² bounds the size relative to which terms are
+        # rounded.
         ones = self.lookup.delta.new_ones(1, 1, L)
         slack = cancellation_slack(ones, self.lookup.delta) + cancellation_slack(
             self.outer.a, self.outer.delta
@@ -221,12 +224,12 @@ class TiedEmbedding(Contribution):
 
 
 def combine(parts: Sequence[Contribution]) -> Contribution | None:
-    """The contributions of all uses of one parameter as one; None where we do not know how."""
+    """Combine the contributions of all uses of one parameter; None if no rule covers the combination."""
     if len(parts) == 1:
         return parts[0]
     match sorted(parts, key=lambda part: type(part).__name__):
-        case [Dense() as one, Dense() as other]:
-            return Dense(one.gradients + other.gradients)
+        case [Dense() as first, Dense() as second]:
+            return Dense(first.gradients + second.gradients)
         case [Lookup() as lookup, Outer() as outer]:
             return TiedEmbedding(lookup, outer)
     return None
@@ -235,7 +238,7 @@ def combine(parts: Sequence[Contribution]) -> Contribution | None:
 @final
 @dataclass(frozen=True)
 class ConvolutionGeometry:
-    """Of a convolution over one, two or three axes, on an input that is already padded."""
+    """The geometry of a convolution over one, two or three axes, on an input that is already padded."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -243,12 +246,12 @@ class ConvolutionGeometry:
     groups: int
 
     def output(self, *sizes: int) -> tuple[int, ...]:
-        """The sizes of what comes out of an input of these sizes."""
+        """Return the sizes of the output for an input of these sizes."""
         axes = zip(sizes, self.kernel, self.stride, self.dilation, strict=True)
         return tuple((size - dilation * (k - 1) - 1) // stride + 1 for size, k, stride, dilation in axes)
 
     def has_kernels(self, x: Tensor) -> bool:
-        """Whether `convolution_cuda` can do it."""
+        """Whether `convolution_cuda` supports it."""
         return self.groups == 1 and len(self.kernel) == 2 and takes_cuda_kernels(x)
 
 
@@ -256,13 +259,13 @@ class ConvolutionGeometry:
 class Convolution(Contribution):
     """The weight of a convolution: inputs [n,b,C,H,W] and output gradients [n,b,O,Ho,Wo], one pair per use.
 
-    Likewise of one with one or three axes in place of H, W.
+    With one or three axes in place of H, W likewise.
     """
 
     def __init__(self, uses: Sequence[tuple[Tensor, Tensor]], geometry: ConvolutionGeometry) -> None:
         self.uses = list(uses)
         self.geometry = geometry
-        self._kept: Tensor | None = None
+        self._gradients: Tensor | None = None
 
     def squared_norms(self) -> Tensor:
         x, delta = self.uses[0]
@@ -281,10 +284,10 @@ class Convolution(Contribution):
             for i, j in blocks(n, b, n * b if keep else _cached_examples(out * K, x.device)):
                 gradients = per_example_gradients(x[i, j], delta[i, j], self.geometry)
                 norms[i, j] = squared_norms(gradients)
-                self._kept = gradients if keep else None
+                self._gradients = gradients if keep else None
             return norms if keep else norms.add_(self._rounding())
         if keep:
-            self._kept = x.new_empty(n, b, groups * out * K)
+            self._gradients = x.new_empty(n, b, groups * out * K)
         for i, j in blocks(n, b, _cached_examples(largest, x.device)):
             columns = concatenate(2, [self._columns(x[i, j]) for x, _ in self.uses])
             deltas = concatenate(
@@ -293,20 +296,22 @@ class Convolution(Contribution):
             if direct:
                 gradients = torch.bmm(deltas, columns.mT).view(*norms[i, j].shape, -1)
                 norms[i, j] = squared_norms(gradients)
-                if self._kept is not None:
-                    self._kept[i, j] = gradients
+                if self._gradients is not None:
+                    self._gradients[i, j] = gradients
             else:
                 gram = torch.bmm(columns.mT, columns).mul_(torch.bmm(deltas.mT, deltas))
                 norms[i, j] = gram.sum((1, 2)).view(*norms[i, j].shape, groups).sum(2)
         return norms if keep else norms.clamp_min_(0).add_(self._rounding())
 
     def _rounding(self) -> Tensor:
-        """[n, b]: gradients that are not kept are summed in another order than their norms were taken in."""
+        """Return [n, b]: the slack for gradients that are summed in another order than their norms were
+        computed.
+        """
         x, delta = (concatenate(2, [use[k].flatten(2) for use in self.uses]) for k in (0, 1))
         return cancellation_slack(x, delta, math.prod(self.geometry.kernel))
 
     def _columns(self, x: Tensor) -> Tensor:
-        """[agents·examples·groups, K, L]: every patch the kernel sees, one column each."""
+        """Return [agents·examples·groups, K, L]: every patch that the kernel sees, as one column."""
         x = x.flatten(0, 1)
         geometry = self.geometry
         m, C, *sizes = x.shape
@@ -314,13 +319,13 @@ class Convolution(Contribution):
         by_example, by_channel, *steps = x.stride()
         within = (step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True))
         between = (step * stride for step, stride in zip(steps, geometry.stride, strict=True))
-        # A copy of runs along the image's rows: ten times faster than F.unfold on a CPU.
+        # Copies runs along the image's rows: ten times faster than F.unfold on a CPU.
         patches = x.as_strided((m, C, *geometry.kernel, *spots), (by_example, by_channel, *within, *between))
         return patches.reshape(m * geometry.groups, -1, math.prod(spots))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        if self._kept is not None:
-            Dense(self._kept).add_to(out, coefficients)
+        if self._gradients is not None:
+            Dense(self._gradients).add_to(out, coefficients)
             return
         geometry = self.geometry
         gradient_of = WEIGHT_GRADIENTS[len(geometry.kernel)]
@@ -336,4 +341,4 @@ class Convolution(Contribution):
 
     def blank(self, where: Tensor) -> None:
         self.uses = [(_zero_where(x, where), _zero_where(delta, where)) for x, delta in self.uses]
-        self._kept = None if self._kept is None else _zero_where(self._kept, where)
+        self._gradients = None if self._gradients is None else _zero_where(self._gradients, where)

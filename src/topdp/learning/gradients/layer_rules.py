@@ -1,10 +1,10 @@
 """A module in which every agent has its own weights, run on one folded batch.
 
-The skeleton of a module is a copy in which each supported layer is replaced by a twin without weights. The
-batch of all agents is folded into one leading axis [n·b, ...], agent by agent; stateless layers and functions
-run on it unchanged (or in `apart`, each example a batch of one), and each twin unfolds it, applies the
-agents' weights (views of their rows) and records its input and output. What they recorded becomes `ghost`
-contributions.
+`FoldedModule` is a copy of a module in which a layer rule without weights replaces each supported layer. The
+batch of all agents is folded into one leading axis [n·b, ...], agent by agent. Stateless layers and functions
+run on it unchanged (or in `isolated_vmap`, each example a batch of one). Each layer rule unfolds the batch,
+applies the agents' weights (views of their rows), and records its input and output, from which `ghost_norms`
+makes contributions.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from topdp.learning.gradients.tape import NotFoldedError, Tape, has_user_hooks
 from topdp.learning.models import FlatModel, Slot
 
 RuleFactory = Callable[[Any, Tape, Mapping[str, Slot]], nn.Module]
-"""(layer, tape, the slots of its parameters by their names in it) -> its twin."""
+"""(layer, tape, the slots of its parameters by their names in the layer) -> its rule."""
 
-# Layers whose twins keep to one axis of examples, the first, whatever is called before and after.
+# Layers whose rules treat only the first axis as examples, whatever runs before and after them.
 LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
     nn.Linear: LinearRule,
     nn.Conv1d: ConvolutionRule,
@@ -50,7 +50,7 @@ LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
     nn.BatchNorm2d: BatchNormRule,
     nn.BatchNorm3d: BatchNormRule,
 }
-# Layers made of others, which have the axis of examples in another place or return several things.
+# Layers composed of others, which have the examples in another axis or return several values.
 COMPOSED_LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
     nn.MultiheadAttention: AttentionRule,
     nn.RNN: RecurrentRule,
@@ -64,10 +64,11 @@ COMPOSED_LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
 
 @final
 class FoldedModule:
-    """A copy of a module with twins in place of its layers.
+    """A copy of a module with layer rules in place of its layers.
 
-    `read` are the parameters of layers without a twin, which the module reads itself: `Tape.spread` has a
-    form for those. It is no faster than the plain path, so they must not be most of the model.
+    `read` lists the parameters of layers without a rule, which the module reads itself;
+    `Tape.copy_per_example` handles those. That is no faster than the slow path, so they must not be most of
+    the model.
     """
 
     def __init__(self, flat: FlatModel, tape: Tape) -> None:
@@ -77,75 +78,77 @@ class FoldedModule:
         self._slot_of = {id(p): slots[name] for name, p in self.module.named_parameters() if p.requires_grad}
         self._tape = tape
         self._reasons: list[str] = []
-        self._replace(self._twins())
+        self._replace(self._make_rules())
         if 2 * sum(slot.stop - slot.start for slot in self.read) > flat.dimension:
             raise NotFoldedError(self._reasons[0])
 
-    def _twins(self) -> dict[int, nn.Module]:
-        twins: dict[int, nn.Module] = {}
-        inside: set[int] = set()  # of a layer that has a twin
+    def _make_rules(self) -> dict[int, nn.Module]:
+        rules: dict[int, nn.Module] = {}
+        inner_layers: set[int] = set()  # of a layer that has a rule
         for path, layer in self.module.named_modules():
-            if id(layer) in inside:
+            if id(layer) in inner_layers:
                 continue
             if hasattr(layer, "inplace"):
-                layer.inplace = False  # twins keep a reference to their outputs
-            # A layer that is not trained is a function like any other: it runs on the folded batch as it is.
+                layer.inplace = False  # rules keep a reference to their outputs
+            # A layer that is not trained is an ordinary function: it runs on the folded batch unchanged.
             if any(parameter.requires_grad for parameter in _rule_parameters(layer).values()):
                 try:
-                    twins[id(layer)] = self._twin(path, layer)
-                    inside.update(id(part) for part in layer.modules())
+                    rules[id(layer)] = self._make_rule(path, layer)
+                    inner_layers.update(id(part) for part in layer.modules())
                 except NotFoldedError as error:
                     self._reasons.append(str(error))
                     if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
-                        raise  # torch forgets it where each example has a table of its own
-                    own = (p for p in layer.parameters(recurse=False) if p.requires_grad)
-                    self.read += [slot for slot in map(self._slot, own) if slot not in self.read]
+                        raise  # torch ignores padding_idx if each example has its own table
+                    parameters = (p for p in layer.parameters(recurse=False) if p.requires_grad)
+                    self.read += [slot for slot in map(self._slot, parameters) if slot not in self.read]
             elif has_disjoint_windows(layer):
-                layer.__class__ = MaxPoolRule  # with all that a model may read of it
+                layer.__class__ = MaxPoolRule  # keeps the attributes that a model may read
                 layer.tape, layer.path = self._tape, path
-        return twins
+        return rules
 
     def _slot(self, parameter: nn.Parameter) -> Slot:
         return self._slot_of[id(parameter)]
 
-    def _twin(self, path: str, layer: nn.Module) -> nn.Module:
+    def _make_rule(self, path: str, layer: nn.Module) -> nn.Module:
         name = f"{path or 'the module itself'} ({type(layer).__name__})"
         refusal = _refusal(layer)
         if refusal is not None:
             raise NotFoldedError(f"{name}: {refusal}")
         slots = {own: self._slot(parameter) for own, parameter in layer.named_parameters()}
         try:
-            twin = (LAYER_RULES | COMPOSED_LAYER_RULES)[type(layer)](layer, self._tape, slots)
+            rule = (LAYER_RULES | COMPOSED_LAYER_RULES)[type(layer)](layer, self._tape, slots)
         except NotFoldedError as error:
             raise NotFoldedError(f"{name}: {error}") from error
-        for part in twin.modules():
+        for part in rule.modules():
             vars(part)["path"] = name
-        return twin.train(layer.training)
+        return rule.train(layer.training)
 
-    def _replace(self, twins: Mapping[int, nn.Module]) -> None:
-        if id(self.module) in twins:
-            self.module = twins[id(self.module)]
+    def _replace(self, rules: Mapping[int, nn.Module]) -> None:
+        if id(self.module) in rules:
+            self.module = rules[id(self.module)]
             return
         for path, layer in list(self.module.named_modules(remove_duplicate=False)):
-            if id(layer) in twins:
+            if id(layer) in rules:
                 parent, _, name = path.rpartition(".")
-                setattr(self.module.get_submodule(parent), name, twins[id(layer)])
+                setattr(self.module.get_submodule(parent), name, rules[id(layer)])
 
 
 def _rule_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """A layer's own; where it has a twin, also those of layers inside it, which the twin replaces."""
+    """A layer's own parameters; for a composed layer also those of its inner layers, which the rule
+    replaces.
+    """
     return dict(layer.named_parameters(recurse=type(layer) in COMPOSED_LAYER_RULES))
 
 
 def _refusal(layer: nn.Module) -> str | None:
-    """Why a layer has no twin."""
+    """Why a layer has no rule; None if it has one."""
     own = _rule_parameters(layer)
     if type(layer) not in LAYER_RULES and type(layer) not in COMPOSED_LAYER_RULES:
         return "no fast form for parameters of this layer"
     if not all(parameter.requires_grad for parameter in own.values()):
         return "some of its parameters are trained and some are not"
     if any(has_user_hooks(part) for part in layer.modules()):
-        return "hooks on the layer"
+        return "it has hooks"
     if type(layer) in LAYER_RULES:
         buffers = {name for name, _ in layer.named_buffers(recurse=False)} - BATCH_NORM_BUFFERS
         if "weight" not in own or own.keys() - {"weight", "bias"} or buffers or any(layer.children()):

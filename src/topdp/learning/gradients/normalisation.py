@@ -1,7 +1,8 @@
-"""Twins of normalisation layers: they normalise without weights, then scale and shift with every agent's own.
+"""Layer rules of normalisation layers: normalise without weights, then scale and shift with every agent's
+own.
 
-BatchNorm is here in evaluation mode only: the statistics it reads never change, so it is a function of one
-example. In training mode it is refused long before (`models`).
+BatchNorm is covered only in evaluation mode: its statistics never change, so it is a function of one example.
+In training mode `models` refuses it earlier.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from topdp.learning.models import Slot
 class _NormRule(LayerRule):
     """Normalises without weights, then scales and shifts with every agent's own."""
 
-    axis: int  # where the weights lie in the unfolded output
+    axis: int  # first axis of the weights in the unfolded output
     width: int
 
     def _affine(self, normal: Tensor, lead: tuple[int, ...], trail: tuple[int, ...]) -> Tensor:
@@ -45,9 +46,9 @@ class _NormRule(LayerRule):
             uses += self._bias_use(self.axis, self.width)
         return tape.record(output.flatten(0, 2), uses)
 
-    def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+    def _join(self, saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
         return ghost_norms.Dense(
-            sum_tensors([sum_positions(delta * a, self.axis, self.width) for a, delta in found])
+            sum_tensors([sum_positions(delta * a, self.axis, self.width) for a, delta in saved_and_deltas])
         )
 
 
@@ -62,7 +63,7 @@ class LayerNormRule(_NormRule):
         if x.dim() <= self.width:
             raise NotFoldedError(f"a LayerNorm got an input of shape {tuple(x.shape)} without a batch axis")
         normal = functional.layer_norm(x, self.normalized_shape, None, None, self.eps)
-        # x has as many axes after its leading one as the unfolded x after its first three.
+        # x has as many axes after its first as the unfolded x after its first three.
         return self._affine(normal, (1, 1) + (1,) * (x.dim() - 1 - self.width), ())
 
 
@@ -81,7 +82,7 @@ class RMSNormRule(_NormRule):
 
 
 class _ChannelNormRule(_NormRule):
-    """One weight for each channel, of which the axis comes after that of the batch."""
+    """One weight per channel; the channels are the axis after the batch."""
 
     axis, width = 3, 1
 
@@ -101,7 +102,7 @@ class GroupNormRule(_ChannelNormRule):
 
 @final
 class InstanceNormRule(_ChannelNormRule):
-    """Without running statistics; over as many axes as the layer says."""
+    """Without running statistics; over one, two or three axes."""
 
     def __init__(self, layer: Any, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
@@ -116,7 +117,7 @@ class InstanceNormRule(_ChannelNormRule):
 
 @final
 class BatchNormRule(_ChannelNormRule):
-    """In evaluation mode, whatever mode it is put into: all statistics it has are those it came with."""
+    """Always in evaluation mode: uses only the statistics that the layer was created with."""
 
     running_mean: Tensor
     running_var: Tensor

@@ -1,8 +1,9 @@
-"""Before a path is used: the model runs, keeps nothing, and the fast path agrees with the plain one.
+"""Checks before a path is used: the model runs, keeps no state, and the fast path agrees with the slow path.
 
-That examples cannot meet does not rest on this file: `known`, `apart` and `memory` see to it. Here is a
-second line of defence, on examples made up for it, for every new shape: it finds functions that read a
-layer's weights, outputs changed in place, and errors of the model's own. No private record decides anything.
+Isolation of examples does not rest on this module: `known_layers`, `isolation` and `kept_state` ensure it.
+This is a second line of defence, on made-up examples, for every new shape. It finds functions that read a
+layer's weights, outputs that are changed in place, and errors of the model itself. No private record decides
+anything.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from topdp.learning.losses import Loss, is_cross_entropy
 from topdp.learning.models import FlatModel, Slot
 
 PROBE_AGENTS, PROBE_EXAMPLES = 2, 3
-# A model that keeps what is unusual must meet it here first: sizes of made-up records.
+# Scales of made-up records: a model that keeps unusual values must meet them here first.
 MODEL_PROBE_SCALES = (1.0, 1e-3, -1.0, 1e3, -1e3, 1e10, 1e30)
 
 
 ZERO_GRADIENTS_REASON = (
-    "its gradients are zero for all examples that were made up to compare the two paths (a model with one "
-    "output under cross-entropy, for one class only, has nothing to learn)"
+    "its gradients are zero for all examples made up to compare the two paths (a model with one output under "
+    "cross-entropy, which has a single class, cannot learn)"
 )
-# What torch says, word by word, of ways in which it runs a model: not the user's concern, and not wrong.
+# Warnings of torch about how it runs a model. They are harmless and not for the user.
 HARMLESS_WARNINGS = (
     "LSTM with projections is not supported with oneDNN",
     "The PyTorch API of nested tensors is in prototype stage",
@@ -50,9 +51,10 @@ HARMLESS_WARNINGS = (
 @final
 @dataclass(frozen=True)
 class PathComparison:
-    """`reason`: why the fast path may not be used; `elements`: what one example keeps in memory there.
+    """Result of comparing the paths.
 
-    `model_remarks`: what makes the fast path slow.
+    `reason`: why the fast path must not be used; `elements`: what one example keeps in memory there;
+    `remarks`: what makes the fast path slow.
     """
 
     reason: str | None
@@ -63,38 +65,38 @@ class PathComparison:
 def compare_paths(
     flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor
 ) -> PathComparison:
-    """Whether folded and plain gradients of made-up examples, shaped like these, are equal.
+    """Compare fast and slow gradients of made-up examples shaped like these.
 
-    **Guarantees.** Compared are the norms of single gradients and one clipped, weighted sum, in float64 where
-    the model can (to 1e-8; else to 1e-3 in its own type; where other code runs for other types, on a GPU or
-    with products of our own, both), with different parameters per agent. Layers are in the mode in which they
-    will run, but for dropout; a model that draws random numbers itself can only be compared in evaluation
-    mode.
+    **Guarantees.** Compared are the norms of single gradients and one clipped, weighted sum, with different
+    parameters per agent: in float64 if the model allows it (to 1e-8), else in its own type (to 1e-3); both
+    where other code runs for other types, that is on a GPU or with our own products. Layers are in the mode
+    in which they will run, except for dropout. A model that draws random numbers itself can be compared only
+    in evaluation mode.
     """
-    few, x, y = probe_batch(flat, rows, inputs, targets)
+    row_probes, x, y = probe_batch(flat, rows, inputs, targets)
     with _forked_generators(rows.device), full_precision_products():
         module = _without_dropout(flat.module)
         reason = "the fast path failed"
         for dtype, tolerance in ((torch.float64, 1e-8), (rows.dtype, 1e-3)):
-            records = few.to(dtype), _to_dtype(x, dtype), _to_dtype(y, dtype)
+            records = row_probes.to(dtype), _to_dtype(x, dtype), _to_dtype(y, dtype)
             before = leaked_tensors()
             try:
                 folded = FoldedPath(FlatModel(module), loss)
-                losses, found = folded.contributions(*records)
+                losses, contributions = folded.contributions(*records)
                 if not torch.equal(losses, folded.contributions(*records)[0]):
                     module.eval()
                     folded = FoldedPath(FlatModel(module), loss)
-                    losses, found = folded.contributions(*records)
-            except Exception as error:  # a model that cannot run folded raises anything
+                    losses, contributions = folded.contributions(*records)
+            except Exception as error:  # a model that cannot run folded may raise anything
                 reason = first_line(error)
                 continue
             if not folded.known:
                 expect_no_leaked_tensors(before)
-            # One example after the other, by torch alone: no rule for many at once that could be wrong.
+            # One example after the other, by torch alone: no batching rule is involved that could be wrong.
             plain = PerExamplePath(FlatModel(module), loss).one_by_one(*records)
             if not any(isinstance(c, Dense) and bool(c.gradients.any()) for _, c in plain[1]):
                 return PathComparison(ZERO_GRADIENTS_REASON)
-            if _paths_differ((losses, found), plain, flat.dimension, tolerance):
+            if _paths_differ((losses, contributions), plain, flat.dimension, tolerance):
                 return PathComparison("a layer is used in a way that the fast path misses")
             if dtype != rows.dtype and rows.is_cuda:
                 continue
@@ -106,7 +108,7 @@ def compare_paths(
 
 def _missing_rule_remark(operator: str) -> str:
     return (
-        f"torch has no rule for the operator {operator} on many examples at once: they take turns there. "
+        f"torch has no batching rule for the operator {operator}: it takes one example after the other. "
         "Results are correct; for speed, use another function in its place."
     )
 
@@ -114,38 +116,38 @@ def _missing_rule_remark(operator: str) -> str:
 def model_remarks(
     flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor
 ) -> Iterator[str]:
-    """What the user should hear of a model that runs."""
-    few = flat, loss, rows, inputs, targets
-    if mixes_examples(*few):
+    """Yield what the user should know about a model that runs."""
+    arguments = flat, loss, rows, inputs, targets
+    if mixes_examples(*arguments):
         yield (
-            "Examples of a batch influence each other in this model. Here each example is a batch of its "
-            "own, since clipping its gradient would not bound its influence otherwise."
+            "Examples of a batch influence each other in this model. topdp runs each example as its own "
+            "batch: otherwise clipping its gradient would not bound its influence."
         )
-    if is_cross_entropy(loss) and _returns_probabilities(*few):
+    if is_cross_entropy(loss) and _returns_probabilities(*arguments):
         yield (
-            "The outputs of this model are probabilities, and cross-entropy takes the softmax of what it is "
-            "given: where softmax is taken twice, a model learns slowly and stays unsure of itself. Leave "
-            "out the softmax at its end."
+            "The outputs of this model are probabilities, and cross-entropy applies softmax to its inputs. A "
+            "model with two softmax functions learns slowly and remains uncertain. Remove the softmax at "
+            "its end."
         )
 
 
 def _returns_probabilities(
     flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor
 ) -> bool:
-    few, x, _ = probe_batch(flat, rows, inputs, targets)
+    row_probes, x, _ = probe_batch(flat, rows, inputs, targets)
     module = copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype)
     with torch.no_grad(), _forked_generators(rows.device), suppress(Exception):
-        outputs = functional_call(module, flat.named(few[0]), (x[0],))
+        outputs = functional_call(module, flat.named(row_probes[0]), (x[0],))
         if outputs.dim() > 1 and outputs.shape[1] > 1 and bool((outputs >= 0).all()):
             return bool(((outputs.sum(1) - 1).abs() < 1e-4).all())
     return False
 
 
 def mixes_examples(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> bool:
-    """Whether a batch gives other losses than its examples alone: then the user should hear how it is run."""
-    few, x, y = probe_batch(flat, rows, inputs, targets)
+    """Whether a batch gives other losses than its examples alone; the user should then be told."""
+    row_probes, x, y = probe_batch(flat, rows, inputs, targets)
     module = _without_dropout(flat.module).to(device=rows.device, dtype=rows.dtype)
-    parameters, x, y = flat.named(few[0]), x[0], y[0]
+    parameters, x, y = flat.named(row_probes[0]), x[0], y[0]
 
     def losses(*which: slice) -> Tensor:
         return torch.cat([loss(functional_call(module, parameters, (x[i],)), y[i]) for i in which])
@@ -153,13 +155,16 @@ def mixes_examples(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, ta
     with torch.no_grad(), _forked_generators(rows.device), full_precision_products():
         try:
             if not torch.equal(losses(slice(None)), losses(slice(None))):
-                module.eval()  # it draws random numbers itself
-            together, alone = losses(slice(None)), losses(*(slice(i, i + 1) for i in range(PROBE_EXAMPLES)))
-        except Exception:  # what it cannot do is found, and said, elsewhere
+                module.eval()  # the model draws random numbers itself
+            batch_losses, single_losses = (
+                losses(slice(None)),
+                losses(*(slice(i, i + 1) for i in range(PROBE_EXAMPLES))),
+            )
+        except Exception:  # errors are found and reported elsewhere
             return False
-    # Losses that are no numbers, alone and together, say nothing.
-    scale = float(together.nan_to_num(0, 0, 0).abs().max())
-    return not torch.allclose(together, alone, 1e-3, 1e-3 * scale, equal_nan=True)
+    # Losses that are not finite, alone and together, show nothing.
+    scale = float(batch_losses.nan_to_num(0, 0, 0).abs().max())
+    return not torch.allclose(batch_losses, single_losses, 1e-3, 1e-3 * scale, equal_nan=True)
 
 
 def _without_dropout(module: nn.Module) -> nn.Module:
@@ -173,7 +178,7 @@ def _without_dropout(module: nn.Module) -> nn.Module:
 
 
 def draws_dropout(layer: nn.Module) -> bool:
-    """Whether it is a layer of torch's that draws random numbers in training mode."""
+    """Whether it is a layer of torch that draws random numbers in training mode."""
     if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
         return float(layer.dropout) > 0
     return isinstance(layer, _DropoutNd)
@@ -181,7 +186,7 @@ def draws_dropout(layer: nn.Module) -> bool:
 
 @contextmanager
 def ignore_harmless_warnings() -> Iterator[None]:
-    """Leaves out `HARMLESS_WARNINGS`, and no other warning."""
+    """Ignore `HARMLESS_WARNINGS`, and no other warning."""
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message)
@@ -189,13 +194,13 @@ def ignore_harmless_warnings() -> Iterator[None]:
 
 
 def _forked_generators(device: torch.device) -> AbstractContextManager[None]:
-    """Whatever draws from torch's global generators inside leaves them as they were."""
+    """Restore torch's global generators afterwards."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 @contextmanager
 def full_precision_products() -> Iterator[None]:
-    """Products in full float32 inside, whatever the user has allowed."""
+    """Compute products in full float32 inside, whatever the user has allowed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -208,7 +213,9 @@ def full_precision_products() -> Iterator[None]:
 def probe_rows(
     flat: FlatModel, like: Tensor, generator: torch.Generator | None = None, agents: int = PROBE_AGENTS
 ) -> Tensor:
-    """Rows of a few agents, all parameters different, near the model's own: those of a run may be far off."""
+    """Return rows of a few agents, all parameters different, near the model's own: the rows of a run may be
+    far off.
+    """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     row = flat.flatten().to(like)
     noise = torch.randn(agents, flat.dimension, generator=generator).to(like)
@@ -223,19 +230,19 @@ def probe_batch(
     agents: int = PROBE_AGENTS,
     examples: int = PROBE_EXAMPLES,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows near the model's own, and made-up records and targets shaped like these."""
+    """Return rows near the model's own, and made-up records and targets shaped like these."""
     generator = torch.Generator().manual_seed(0)
-    few = probe_rows(flat, rows, generator, agents)
-    # Any whole number below these is valid wherever whole numbers are.
+    row_probes = probe_rows(flat, rows, generator, agents)
+    # An integer below all of these is a valid index everywhere.
     tables = [layer.num_embeddings for layer in flat.module.modules() if isinstance(layer, nn.Embedding)]
     x = _random_like(inputs, (agents, examples), min(tables, default=2), generator)
-    # Class 1 is valid wherever there are two, and only then.
-    below = 2 if targets.is_floating_point() or _output_count(flat, few[0], x[0, :1]) > 1 else 1
-    return few, x, _random_like(targets, (agents, examples), below, generator)
+    # Class 1 is valid only if there are two classes.
+    below = 2 if targets.is_floating_point() or _output_count(flat, row_probes[0], x[0, :1]) > 1 else 1
+    return row_probes, x, _random_like(targets, (agents, examples), below, generator)
 
 
 def _output_count(flat: FlatModel, row: Tensor, x: Tensor) -> float:
-    """How many scores the model gives an example; infinite where it does not run on this one."""
+    """Return how many scores the model gives one example; infinite if it does not run on this one."""
     module = copy.deepcopy(flat.module).to(device=row.device, dtype=row.dtype)
     with torch.no_grad(), _forked_generators(row.device), suppress(Exception):
         outputs = functional_call(module, flat.named(row), (x.clone(),))
@@ -255,19 +262,20 @@ def _to_dtype(y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_model_call(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> None:
-    """Runs model and loss as torch would: errors of their own come out here.
+    """Run model and loss as torch would, so that their own errors surface here.
 
-    As they are, but for layers that are given what they cannot take, and for outputs that are no tensor
-    (`calls`). Records are made up; where the model does not take those, it must take some of the real ones.
+    Errors come out unchanged, except where a layer gets an input that it cannot take and where the output is
+    not a tensor (`model_calls`). Records are made up; a model that fails on those must run on some of the
+    real ones.
 
-    **Guarantees.** A model or a loss that keeps something between two calls is refused.
+    **Guarantees.** A model or a loss that keeps state between two calls is refused.
     """
-    few, x, y = probe_batch(flat, rows, inputs, targets)
+    row_probes, x, y = probe_batch(flat, rows, inputs, targets)
     probe = disable_inference_kernels(copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype))
     memory = StateSnapshot({"model": probe, "loss": loss}, x, y, contents=True)
 
     def call(x: Tensor, y: Tensor) -> None:
-        loss(tensor_output(probe, flat.named(few[0]), x), y)
+        loss(tensor_output(probe, flat.named(row_probes[0]), x), y)
 
     with torch.no_grad(), _forked_generators(rows.device):
         try:
@@ -279,12 +287,12 @@ def check_model_call(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, 
                 call(x[0, :1], y[0, :1])
             except Exception as error:
                 raise InputError(
-                    "Expected a model that runs on a batch of one example, as every example is here; it runs "
-                    f"on {PROBE_EXAMPLES}, and on one it raised {first_line(error)}. Does it squeeze its "
-                    "batch?"
+                    "Expected a model that runs on a batch of one example, as topdp runs every example; "
+                    f"it runs on {PROBE_EXAMPLES}, and on one it raised {first_line(error)}. Does it "
+                    "squeeze its batch?"
                 ) from error
         for size in MODEL_PROBE_SCALES:
-            with suppress(Exception):  # it may refuse such records; they count as zero then
+            with suppress(Exception):  # the model may refuse such records; they then count as zero
                 call(x[0] * size if x.is_floating_point() else x[0], y[0])
     memory.expect_unchanged()
 
@@ -302,7 +310,7 @@ def _paths_differ(
         and torch.allclose(total_norms([c for _, c in fast[1]]), expected, tolerance, tolerance * scale)
     ):
         return True
-    # Some clipped, some not, no two examples alike.
+    # Some examples clipped, some not, all with different weights.
     coefficients = expected.mean() / expected.clamp_min(expected.mean())
     coefficients = coefficients * torch.linspace(0.5, 1, coefficients.numel()).view_as(coefficients).to(
         expected

@@ -1,7 +1,7 @@
-"""Twins of recurrent layers and their cells: linear twins, unrolled in time with every agent's own weights.
+"""Layer rules of recurrent layers and cells: linear rules, unrolled in time with every agent's own weights.
 
-An input is projected for all steps at once; what the hidden state adds is a linear layer that is used once a
-step, and its gradient is the sum over steps, as for any layer that is used several times.
+The input is projected for all steps at once. The contribution of the hidden state is a linear layer used once
+per step; its gradient is the sum over steps, as for any layer that is used several times.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def _relu(inputs: Tensor, hidden: Tensor, state: RecurrentState) -> RecurrentSta
 
 
 RECURRENT_STEPS = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}
-"""(what the input adds, what the hidden state adds, the state) -> the next state."""
+"""(contribution of the input, contribution of the hidden state, state) -> next state"""
 
 
 @final
 class RecurrentRule(nn.Module):
-    """Of an RNN, GRU or LSTM; all layers, both directions, projections."""
+    """The rule of an RNN, GRU or LSTM; with all layers, both directions, and projections."""
 
     def __init__(self, layer: nn.RNNBase, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class RecurrentRule(nn.Module):
         endings = [f"l{at}{way}" for at in range(layer.num_layers) for way in directions]
         self.inputs = nn.ModuleList(_linear(layer, tape, slots, f"ih_{ending}") for ending in endings)
         self.hidden = nn.ModuleList(_linear(layer, tape, slots, f"hh_{ending}") for ending in endings)
-        self.shorten = nn.ModuleList(
+        self.projections = nn.ModuleList(
             _linear(layer, tape, slots, f"hr_{ending}") for ending in endings if layer.proj_size
         )
 
     def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        """As the layer's own."""
+        """Same as the layer's own."""
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise NotFoldedError(f"{self.path}: packed sequences have no fast form")
         batched = x.dim() == 3
@@ -108,7 +108,7 @@ class RecurrentRule(nn.Module):
     def _steps(
         self, at: int, x: Tensor, state: RecurrentState | None, backwards: bool
     ) -> Iterator[RecurrentState]:
-        """The state after each step of x [N, T, in]."""
+        """Yield the state after each step of x [N, T, in]."""
         inputs = self.inputs[at](x)
         if state is None:
             zeros = inputs.new_zeros(len(inputs), self.hidden_size)
@@ -116,13 +116,13 @@ class RecurrentRule(nn.Module):
         for part in inputs.flip(1).unbind(1) if backwards else inputs.unbind(1):
             state = RECURRENT_STEPS[self.mode](part, self.hidden[at](state[0]), state)
             if self.proj_size:
-                state = (self.shorten[at](state[0]), *state[1:])
+                state = (self.projections[at](state[0]), *state[1:])
             yield state
 
 
 @final
 class CellRule(nn.Module):
-    """Of an RNNCell, GRUCell or LSTMCell: one step."""
+    """The rule of an RNNCell, GRUCell or LSTMCell: one step."""
 
     def __init__(self, layer: nn.RNNCellBase, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class CellRule(nn.Module):
         self.inputs, self.hidden = (_linear(layer, tape, slots, name) for name in ("ih", "hh"))
 
     def forward(self, x: Tensor, hx: Any = None) -> Any:
-        """As the cell's own."""
+        """Same as the cell's own."""
         batched = x.dim() == 2
         inputs = self.inputs(x if batched else x.unsqueeze(0))
         if hx is None:
