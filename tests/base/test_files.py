@@ -53,7 +53,7 @@ def test_what_cannot_be_written_is_said_with_path_and_reason(tmp_path):
     with pytest.raises(FileError, match=r"Could not write .*file/a: Not a directory") as told:
         write_atomically(tmp_path / "file" / "a", "x")
     assert told.value.code is ExitCode.INPUT
-    with pytest.raises(FileError, match="Could not make the folder"):
+    with pytest.raises(FileError, match="Could not create the folder"):
         make_folder(tmp_path / "file" / "folder")
 
 

@@ -32,7 +32,7 @@ def test_a_key_of_thousands_of_parts_is_refused_before_it_is_parsed(text, monkey
 
 def test_a_text_without_end_is_refused(monkeypatch):
     monkeypatch.setattr(toml_text, "MAX_TOML_CHARACTERS", 10)
-    with pytest.raises(TomlError, match="at most 10 letters, got 11"):
+    with pytest.raises(TomlError, match="at most 10 characters, got 11"):
         parse_toml("# 345678901")
 
 

@@ -77,7 +77,7 @@ def test_one_number_is_one_number_and_never_broadcast(name, outputs, targets):
 )
 def test_shapes_that_differ_are_refused(name, outputs, targets):
     with pytest.raises(
-        InputError, match=r"Expected outputs of the shape of the targets, got .* Let the model"
+        InputError, match=r"Expected outputs of the shape of the targets, got .* Make the model"
     ):
         named_loss(name)(torch.zeros(outputs), torch.zeros(targets))
 
