@@ -106,7 +106,7 @@ def pairwise(*choices: Iterable[object]) -> list[tuple[object, ...]]:
 
 
 def in_turn(first: Iterable[object], second: Iterable[object], times: int) -> list[tuple[object, object]]:
-    """Each of `first` with so many of `second`, which one example after the other: each of either, and not all with all."""
+    """Each of `first` with so many of `second`, which take turns: each of either, and not all with all."""
     turns = itertools.cycle(second)
     return [(one, next(turns)) for one in first for _ in range(times)]
 

@@ -86,7 +86,7 @@ def test_estimates_are_those_of_the_round():
     seen = {}
     result = train([lambda run: seen.update({run.round: run.estimates})])
     assert torch.equal(seen[ROUNDS], result.estimates)
-    assert not torch.equal(seen[0], seen[1])  # copies, although the engine's buffers one example after the other
+    assert not torch.equal(seen[0], seen[1])  # copies, although the engine's buffers take turns
     assert torch.equal(seen[3], train(rounds=ROUNDS, callbacks=[stop_at(3)]).estimates)
 
 

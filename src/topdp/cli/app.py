@@ -66,6 +66,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
         {
             "init": "agent_commands:init",
             "start": "agent_commands:start",
+            "rehearse": "development_commands:rehearse",
             "status": "operator_commands:status",
             "pause": "operator_commands:pause",
             "resume": "operator_commands:resume",

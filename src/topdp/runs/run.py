@@ -26,7 +26,7 @@ from torch import nn
 
 from topdp import __version__
 from topdp.base.files import remove_new_folders_on_error
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data import Shards, featured_shards
 from topdp.data.features.user_features import UserFeatures
 from topdp.learning.losses import CUSTOM_LOSS, Loss
@@ -62,8 +62,8 @@ from topdp.runs.result import Result, Stopped
 from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
-from topdp.runs.train_arguments import expect_place_and_watcher, expect_shards, plain
-from topdp.runs.training_loop import Watcher, accounting, train_to_the_end
+from topdp.runs.train_arguments import expect_path_and_progress, expect_shards, plain
+from topdp.runs.training_loop import train_to_the_end
 from topdp.simulator.engine import Engine
 from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.topology import Topology, alone, as_topology
@@ -73,22 +73,20 @@ def run(
     config: RunConfig,
     out: Path,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Executes a configuration and leaves a run folder in `out`."""
     called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
     with room_for(out):
-        job = planned(Assembly.of(config, choose_device(device), progress), watch)
-    return execute(job, new_run_folder(out, job), watch, called)
+        job = planned(Assembly.of(config, choose_device(device), progress), progress)
+    return execute(job, new_run_folder(out, job), progress, called)
 
 
 def resume(
     path: Path,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Continues an unfinished run where its last checkpoint stands; ends as if it had not been broken off."""
@@ -101,30 +99,29 @@ def resume(
         )
     called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
     job = begun_job(Assembly.of(config, choose_device(device), progress), folder)
-    return execute(job, folder, watch, called)
+    return execute(job, folder, progress, called)
 
 
 def run_or_continue(
     config: RunConfig,
     out: Path,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Result:
     """The run of a configuration in `out`: read where it is done, continued where it was broken off.
 
     One that is read is checked as one that is continued: its plan and account hold for the data of today.
     """
     if not (out / "run.json").exists():
-        return run(config, out, device, watch, progress)
+        return run(config, out, device, progress)
     folder = RunFolder.open(out)
     if folder.state == STARTING:
         folder.forget_start()
-        return run(config, out, device, watch, progress)
+        return run(config, out, device, progress)
     if not agrees(config, folder.config):
         raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
     if folder.state != "done":
-        return resume(out, device, watch, progress)
+        return resume(out, device, progress)
     job = begun_job(Assembly.of(folder.config, choose_device(device), progress), folder)
     seconds = float(folder.fact("seconds"))
     estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
@@ -143,9 +140,8 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
-    watch: Watcher | None = None,
     features: str | Callable[[torch.Tensor], Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     callbacks: Iterable[object] = (),
     **settings: Any,
 ) -> Result:
@@ -163,6 +159,8 @@ def train(
 
     `features`: what a record becomes before the model sees it. "scattering", or a function of one record (a
     torch module gets a batch of one), which must not be chosen by looking at private records.
+
+    `progress`: a function that receives how far the run is (`topdp.base.progress.Progress`).
 
     `callbacks`: functions or objects that are called as the run goes, and may stop it (`runs/callbacks.py`).
     `sinks=["tensorboard"]` (or mlflow, wandb) sends metrics there as well.
@@ -182,7 +180,7 @@ def train(
     if not isinstance(model, nn.Module):
         raise ConfigError(f"Expected model to be a torch module, got a {type(model).__name__}.")
     expect_shards(shards)
-    expect_place_and_watcher(out, watch)
+    expect_path_and_progress(out, progress)
     topology = as_topology(topology)
     own = None if features is None or isinstance(features, str) else UserFeatures(features)
     named = "none" if features is None else features if own is None else "given"
@@ -210,11 +208,11 @@ def train(
         if mapped is not None:
             shards = featured_shards.of_shards(shards, mapped, place, progress)
         parts = Assembly.given(config, topology, model, shards, place, task)
-        job = planned(parts, watch) if begun is None else begun_job(parts, begun)
+        job = planned(parts, progress) if begun is None else begun_job(parts, begun)
     if new is not None:
         begun = new_run_folder(new, job)
         begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
-    return execute(job, begun, watch, called)
+    return execute(job, begun, progress, called)
 
 
 class Ranked(NamedTuple):
@@ -256,10 +254,9 @@ class Job:
         )
 
 
-def planned(parts: Assembly, watch: Watcher | None) -> Job:
-    if watch is not None:
-        watch("planning", 0, 1, None)
-    found = plan_and_account(parts.config, parts.graph, parts.counts, accounting(watch))
+def planned(parts: Assembly, progress: Progress) -> Job:
+    progress("planning")
+    found = plan_and_account(parts.config, parts.graph, parts.counts, progress)
     return Job(parts, *found)
 
 
@@ -279,7 +276,7 @@ def begun_job(parts: Assembly, folder: RunFolder) -> Job:
 def execute(
     job: Job,
     folder: RunFolder | None,
-    watch: Watcher | None,
+    progress: Progress,
     callbacks: Callbacks | None = None,
     ranked: Ranked | None = None,
 ) -> Result:
@@ -287,8 +284,7 @@ def execute(
     callbacks = callbacks or Callbacks()
     started = time.perf_counter()
     parts, path = job.parts, folder.path if folder else None
-    if watch is not None:
-        watch("preparing", 0, 1, None)
+    progress("preparing")
     if folder is not None or ranked is None:  # of several ranks, the one that has it says so
         warn_of_lost_steps(job.plan, parts.start)
     engine: Engine | RankedEngine
@@ -309,7 +305,7 @@ def execute(
 
     try:
         found = train_to_the_end(
-            engine, parts.start, parts.config, folder, watch, callbacks, seen_as, checkpoints
+            engine, parts.start, parts.config, folder, progress, callbacks, seen_as, checkpoints
         )
         seconds = time.perf_counter() - started
         engine.forget_buffers()

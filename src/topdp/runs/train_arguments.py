@@ -39,12 +39,13 @@ topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensor
     raise ConfigError(f"Expected shards to be a Shards, got a {came}: make them with {WAYS[kind]}.{loader}")
 
 
-def expect_place_and_watcher(out: Any, watch: Any) -> None:
+def expect_path_and_progress(out: Any, progress: Any) -> None:
     if out is not None and not isinstance(out, str | os.PathLike):
         raise ConfigError(f"Expected out to be the path of a folder, got a {type(out).__name__}.")
-    if watch is not None and not callable(watch):
+    if not callable(progress):
         raise ConfigError(
-            f"Expected watch to be a function of (stage, done, total, metrics), got a {type(watch).__name__}."
+            "Expected progress to be a function of (stage, done, total, *, unit, metrics), got a "
+            f"{type(progress).__name__}."
         )
 
 

@@ -61,14 +61,14 @@ def feature_chunks(
     features: FeatureMap,
     source: RecordSource,
     device: torch.device | str = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     keep: bool = True,
 ) -> Iterator[FeatureChunk]:
     """The features of all records, chunk by chunk in their order.
 
     Where the cache turns out to be damaged on the way, all come again from the first on.
     """
-    report, where = progress or silent, torch.device(device)
+    where = torch.device(device)
     shape = (len(source), *features.shape(source.example))
     path = _cache_path(features, source, where) if keep else None
     if path is not None and path.exists():
@@ -77,7 +77,7 @@ def feature_chunks(
             return
         with suppress(OSError):
             path.unlink()
-    computed = _compute_chunks(features, source, where, shape, report)
+    computed = _compute_chunks(features, source, where, shape, progress)
     done = 0
     for first, piece in computed if path is None else _write_chunks(path, shape, computed):
         yield first, piece
@@ -89,7 +89,7 @@ def all_features(
     features: FeatureMap,
     source: RecordSource,
     device: torch.device | str = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Tensor:
     """[records, *features] in one tensor."""
     found = torch.empty(len(source), *features.shape(source.example))
@@ -120,12 +120,16 @@ def _cache_path(features: FeatureMap, source: RecordSource, device: torch.device
 
 
 def _compute_chunks(
-    features: FeatureMap, source: RecordSource, device: torch.device, shape: tuple[int, ...], report: Progress
+    features: FeatureMap,
+    source: RecordSource,
+    device: torch.device,
+    shape: tuple[int, ...],
+    progress: Progress,
 ) -> Iterator[FeatureChunk]:
     total, each = 4 * math.prod(shape), 4 * math.prod(shape[1:])
     message = f"computing features of {source.name}"
     for first in range(0, shape[0], RECORDS_PER_CHUNK):
-        report(message, first * each, total)
+        progress(message, first * each, total, unit="byte")
         records = torch.from_numpy(source.scale(source.records[first : first + RECORDS_PER_CHUNK]))
         found = features(records.to(device)).cpu()
         if not torch.isfinite(found.sum()):
@@ -136,7 +140,6 @@ def _compute_chunks(
                     f"{int((~fine).sum())} records, the first at index {first + int((~fine).nonzero()[0])}."
                 )
         yield first, found
-    report("")
 
 
 def _digest(content: memoryview) -> bytes:

@@ -54,7 +54,7 @@ class PathComparison:
     """Result of comparing the paths.
 
     `reason`: why the fast path must not be used; `elements`: what one example keeps in memory there;
-    `remarks`: what makes the fast path slow.
+    `model_remarks`: what makes the fast path slow.
     """
 
     reason: str | None
