@@ -195,9 +195,9 @@ def _load_records(path: str, terms: manifest.Manifest) -> data.Dataset:
     return dataset
 
 
-def _log_features(message: str, done: int = 0, total: int | None = None) -> None:
+def _log_features(message: str, done: int = 0, total: int | None = None, /, **details: object) -> None:
     """Features in the log, when they begin and every tenth of the way."""
-    if message and total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
+    if total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6, extra={"event": "features"})
 
 

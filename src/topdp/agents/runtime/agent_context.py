@@ -19,7 +19,7 @@ from topdp.agents.runtime.exact_gradients import Exact
 from topdp.agents.runtime.hidden_row_limits import Limits, expect_exact, limits, mixing_share, same_limits
 from topdp.agents.runtime.row_sums import expect_fine, rounded_share
 from topdp.agents.wire import row_payload
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data.featured_shards import of_records
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
@@ -66,7 +66,7 @@ def equip(
     in_thread: bool = False,
     key: bytes = b"",
     hooks: AgentHooks | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Equipment:
     """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's.
 
