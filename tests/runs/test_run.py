@@ -237,7 +237,7 @@ def test_a_run_is_not_continued_with_records_in_another_order(tmp_path):
     def train(roll, **options):
         pairs = zip(inputs, labels, strict=True)
         shards = topdp.Shards.from_arrays([(x.roll(roll, 0), y.roll(roll, 0)) for x, y in pairs])
-        return run.train(
+        return topdp.train(
             model, shards, topology.ring(3), rounds=9, batch={"cycle": 3}, out=tmp_path / "run", **options
         )
 

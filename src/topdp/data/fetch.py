@@ -125,8 +125,8 @@ def fetch(
     raise DataError(
         f"Cannot get the data set {name!r}. Tried:\n"
         + "\n".join(f"  - {line}" for line in tried)
-        + f"\nWhat to do: put {_expected_files(entry)} into a folder, and name that folder with --data-dir or "
-        f"TOPDP_DATA; or copy {path.name} from the cache of another machine to {path}."
+        + f"\nWhat to do: put {_expected_files(entry)} into a folder, and name that folder with --data-dir "
+        f"or TOPDP_DATA; or copy {path.name} from the cache of another machine to {path}."
     )
 
 
