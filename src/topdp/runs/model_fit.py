@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from topdp.errors import InputError
-from topdp.learning.gradients.model_calls import called, without_kernels_for_inference
+from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
 from topdp.learning.models import FlatModel
 from topdp.learning.tasks import Task
 from topdp.runs.config import ConfigError
@@ -19,7 +19,7 @@ def expect_fitting(flat: FlatModel, task: Task, inputs: Tensor, targets: Tensor,
     )
     module = flat.load(flat.flatten().cpu()).eval()
     with torch.no_grad():
-        outputs = called(without_kernels_for_inference(module), {}, inputs)
+        outputs = call_model(disable_inference_kernels(module), {}, inputs)
         if not isinstance(outputs, Tensor):
             raise ConfigError(
                 "Expected a model that returns one tensor, a score for each class or a number for each "

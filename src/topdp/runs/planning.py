@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.base.files import DAMAGE
+from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import FALSE_ALARMS, Account, account
@@ -145,7 +145,7 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
         )
     try:
         found = Account.from_details(privacy, analysis)
-    except DAMAGE as error:
+    except UNREADABLE_FILE_ERRORS as error:
         raise RunFolderError(
             f"Expected the account of a run in {folder.path / 'privacy.json'}, could not read it: {error!r}."
         ) from error
