@@ -56,10 +56,10 @@ def data_look(
 ) -> None:
     """Print what the columns of your own file hold, for you alone, and a schema to fill in."""
     with signs_of_life(err, "data"):
-        from topdp.data.readers.file_preview import look
-        from topdp.data.readers.table_schema import skeleton
+        from topdp.data.readers.file_preview import preview_columns
+        from topdp.data.readers.table_schema import schema_template
 
-        columns = look(file, delimiter)
+        columns = preview_columns(file, delimiter)
     if as_json:
         print_json({column.column: column._asdict() for column in columns})
         return
@@ -72,4 +72,4 @@ def data_look(
         "These are facts about your records. Whatever you copy into a schema becomes known to everyone who "
         "sees it, and no epsilon accounts for it. State only what is known without the records."
     )
-    print_text(skeleton(column.column for column in columns) + "\n")
+    print_text(schema_template(column.column for column in columns) + "\n")

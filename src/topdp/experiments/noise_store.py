@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.experiments.lenses import GUARANTEES
 from topdp.experiments.process_map import in_processes
@@ -55,7 +55,7 @@ class KeptNoise:
         for done, (unit, sigma) in enumerate(in_processes(_sigma_of, missing, worthwhile), 1):
             self.known[run_name(unit)] = sigma
             if worthwhile or done == len(missing):
-                write_whole(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
+                write_atomically(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
             if worthwhile:
                 self.say(f"calibrated {done} of {len(missing)} plans")
 

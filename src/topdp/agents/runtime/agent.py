@@ -38,7 +38,7 @@ from topdp.agents.wire import row_payload
 from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.traffic_counter import TrafficCounter
 from topdp.agents.wire.transport import Transport, end_all
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import ExitCode, InputError
 from topdp.plan import Capability
 
@@ -264,7 +264,7 @@ class Agent:
         outcome = self._outcome(True)
         if self.shared_draws is not None:
             self.shared_draws.end()
-        write_whole(self.folder / ESTIMATE, save({"estimate": self.loop.reported().contiguous()}))
-        write_whole(
+        write_atomically(self.folder / ESTIMATE, save({"estimate": self.loop.reported().contiguous()}))
+        write_atomically(
             self.folder / RESULT, json.dumps({**outcome.result, "code": outcome.code}, indent=2) + "\n"
         )
