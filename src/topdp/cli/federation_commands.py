@@ -106,7 +106,7 @@ def canaries(
         from topdp.agents.agreement.run_setup import RunSetup
         from topdp.agents.development import rehearsal_audit
         from topdp.audit import Question
-        from topdp.data.featured_shards import shape_seen
+        from topdp.data.featured_shards import input_shape
         from topdp.runs.named_model import named_task
         from topdp.runs.named_records import named_features, named_schema
 
@@ -116,7 +116,7 @@ def canaries(
         progress("planning")
         setup = RunSetup.of(agreed)
         dataset = datasets.load(data, progress=progress, schema=named_schema(agreed.config))
-        shape = shape_seen(dataset, named_features(agreed.config))
+        shape = input_shape(dataset, named_features(agreed.config))
         task = named_task(agreed.config)
         targets = task.targets(torch.from_numpy(dataset.train_targets), data)
         outputs = task.outputs(targets, dataset.classes)

@@ -17,7 +17,7 @@ from topdp.runs.run_stacks import Dealer, Stack
 def assembled(dealer: Dealer, configs: list[RunConfig], sigmas: list[float], test_records: int) -> Stack:
     """All runs as one, each with its σ, tested on the first records of the test set."""
     runs = dealer.assemblies(configs)
-    plans = shared_plans(configs, [one.graph for one in runs], [one.shards.counts for one in runs], sigmas)
+    plans = shared_plans([parts.run for parts in runs], sigmas)
     return Stack.of(runs, plans, test_records)
 
 

@@ -14,16 +14,16 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.experiments.figures.figure_numbers import REMEDY
 from topdp.experiments.figures.figure_picture import ENDINGS
 from topdp.experiments.lenses import Scale
-from topdp.runs import builders
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.coinciding_lines import coinciding, named
+from topdp.runs.run_outline import noise_kind
 
 AGAINST = {
     "view": "against every other agent alone, in training whose gradients do not react",
@@ -78,7 +78,7 @@ class FrontierRow(NamedTuple):
         tried: int,
     ) -> FrontierRow:
         """`config`: that of one of the seeds, whose accuracies these are."""
-        method, power = config.method, builders.noise_kind(config) == "power"
+        method, power = config.method, noise_kind(config, METHODS[config.method.name]) == "power"
         gossips = METHODS[method.name].gossips and method.gossip != "auto"
         rate = config.train.learning_rate
         assert isinstance(rate, float)  # the frontier is of single step sizes
@@ -131,7 +131,7 @@ def write_rows(rows: list[FrontierRow], path: Path) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(FrontierRow._fields)
     table.writerows(rows)
-    write_whole(path, text.getvalue())
+    write_atomically(path, text.getvalue())
 
 
 def read_rows(path: Path) -> list[FrontierRow]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.experiments.lenses import GUARANTEES
 from topdp.experiments.process_map import in_processes
@@ -27,9 +27,11 @@ from topdp.experiments.run_store import Say, read_json, run_name
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.worst_case import worst_case
-from topdp.runs import builders
 from topdp.runs.config import RunConfig, parse
-from topdp.runs.planning import plan_writer
+from topdp.runs.methods import METHODS
+from topdp.runs.named_records import record_counts
+from topdp.runs.resolve import resolve
+from topdp.runs.run_outline import RunOutline, budgets, noise_kind
 
 UNIT_RECORDS = 100
 """Methods all of whose rows everybody may see: what rounds tell adds up, whatever is between them."""
@@ -55,7 +57,7 @@ class KeptNoise:
         for done, (unit, sigma) in enumerate(in_processes(_sigma_of, missing, worthwhile), 1):
             self.known[run_name(unit)] = sigma
             if worthwhile or done == len(missing):
-                write_whole(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
+                write_atomically(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
             if worthwhile:
                 self.say(f"calibrated {done} of {len(missing)} plans")
 
@@ -63,9 +65,8 @@ class KeptNoise:
         """The full-scale σ: as given, zero, or calibrated."""
         unit = _at_unit_budget(config)
         if unit is None:
-            sigma = builders.sigma(config, 1)
-            assert sigma is not None
-            return float(sigma[0])
+            sigma = config.privacy.sigma if METHODS[config.method.name].noisy else 0.0
+            return float(np.atleast_1d(np.asarray(sigma, float))[0])
         epsilon = config.privacy.epsilon
         assert isinstance(epsilon, float)
         # The loss scales as 1/noise: σ(ε) = σ(1) μ(1)/μ(ε); and the sensitivity as 1/records. With the mean
@@ -102,7 +103,7 @@ def _mu(epsilon: float, delta: float) -> float:
 
 def _at_unit_budget(config: RunConfig) -> RunConfig | None:
     """The configuration at ε = 1, whose σ gives all others by scaling; None where σ is given or zero."""
-    if config.privacy.sigma is not None or not builders.method(config).noisy:
+    if config.privacy.sigma is not None or not METHODS[config.method.name].noisy:
         return None
     if config.data.batch != "full" or config.data.partition != "iid" or config.method.noise_on != "gradient":
         raise InputError(
@@ -116,8 +117,8 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             f"{config.privacy.adjacency!r}, train.fading = {config.train.fading!r}."
         )
     tree = config.model_dump(exclude_none=True)
-    kind = builders.noise_kind(config)
-    method = builders.method(config)
+    method = METHODS[config.method.name]
+    kind = noise_kind(config, method)
     if "async" not in method.modes:  # all noise is in the gradient releases
         keys = [key for key in method.tuned if key != "gossip"]
         if kind == "steps" or any(tree["method"][key] == "auto" for key in keys):
@@ -146,35 +147,29 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
 
 def _work(unit: RunConfig) -> float:
     """Rounds times agents; far less where every row is seen, and no filter is needed."""
-    hidden = builders.method(unit).reuses_noise and unit.method.mode == "sync"
+    hidden = METHODS[unit.method.name].reuses_noise and unit.method.mode == "sync"
     return unit.rounds * unit.topology.agents / (1 if hidden else 50)
 
 
 def _records(config: RunConfig) -> int:
     """Of each agent."""
-    return builders.counts(config, config.topology.agents)[0]
+    return record_counts(RunOutline.of(config))[0]
 
 
 def _mu_of_all_others(noisy: tuple[RunConfig, float]) -> float:
     config, sigma = noisy
-    graph = builders.graph(config)
-    counts = builders.counts(config, graph.agents)
-    plan = plan_writer(config, graph, counts)(np.full(graph.agents, sigma * config.privacy.clip))
-    exposure = builders.analysis(config, counts).exposure()
-    return float(worst_case(plan, exposure).mu.max())
+    run = resolve(config)
+    plan = run.write_plan(np.full(run.graph.agents, sigma * config.privacy.clip))
+    return float(worst_case(plan, run.analysis.exposure()).mu.max())
 
 
 def _sigma_of(config: RunConfig) -> float:
-    graph = builders.graph(config)
-    counts = builders.counts(config, graph.agents)
-    write_plan, privacy = plan_writer(config, graph, counts), config.privacy
-    epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
-    analysis = builders.analysis(config, counts)
+    run, privacy = resolve(config), config.privacy
     found = calibrate(
-        write_plan,
-        analysis,
+        run.write_plan,
+        run.analysis,
         privacy.guarantee,
-        epsilon,
+        budgets(config, run.graph.agents),
         privacy.delta,
         patient=privacy.allow_slow,
         colluders=privacy.colluders,

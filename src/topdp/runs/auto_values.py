@@ -22,11 +22,12 @@ from topdp.privacy.noise_allocation import Allocation, allocate
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.shared_noise import enumerable
 from topdp.privacy.published.claims import Analysis
-from topdp.protocols import Correlated, Dsgd, Protocol
+from topdp.protocols import Correlated, Dsgd
 from topdp.protocols.averaging import expect_gossip, metropolis, mixing_roots
 from topdp.protocols.pair_secrets import expect_uncut, secret_pairs
 from topdp.runs.config import ConfigError, CycleBatch, RunConfig
 from topdp.runs.methods import METHODS
+from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology
 
@@ -73,16 +74,15 @@ def _not_accelerated(config: RunConfig) -> RunConfig:
     return config if config.robust.rule == "mean" else _with(config, method={"chebyshev": False})
 
 
-def noise_shares(
-    outline: RunOutline, analysis: Analysis, schedule: Schedule, protocol: Protocol
-) -> Floats | None:
+def noise_shares(run: ResolvedRun) -> Floats | None:
     """[agents] own noise up to a common factor, where agents with shared noise need different amounts."""
+    protocol = run.protocol
     if not isinstance(protocol, Correlated):
         return None
-    config, alone = outline.config, _noise_alone(outline, analysis, schedule)
+    config, alone = run.config, _noise_alone(run, run.analysis, run.schedule)
     if np.ptp(alone) <= 1e-12 * alone.max():
         return None
-    pairs = secret_pairs(protocol.secrets, outline.graph, protocol.degree, config.seed)
+    pairs = secret_pairs(protocol.secrets, run.graph, protocol.degree, config.seed)
     if config.privacy.guarantee == "worst-case":
         return alone  # to all others together pairs' noise is known
     return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)

@@ -67,13 +67,15 @@ def load_shards(
 
 def named_features(config: RunConfig) -> FeatureMap | None:
     """The map from a record to what the model sees; None: records stay as they are."""
-    from topdp.data.features.feature_maps import MAPS
+    if config.data.features == "none":
+        return None
+    from topdp.data.features.feature_maps import FEATURE_MAPS
 
     if config.data.features == "given":
         raise ConfigError(
             'data.features: "given" stands for a function: use topdp.train(..., features=function).'
         )
-    return MAPS[config.data.features](config.data.feature_groups)
+    return FEATURE_MAPS[config.data.features](config.data.feature_groups)
 
 
 def named_schema(config: RunConfig) -> Schema | None:
@@ -108,7 +110,7 @@ def _agent_files(config: RunConfig) -> list[str] | None:
 
 def _shards_of_files(outline: RunOutline, only: Sequence[int] | None = None) -> Shards:
     from topdp.data import Shards
-    from topdp.data.readers.record_paths import sites
+    from topdp.data.readers.record_paths import expand_paths
 
     data, files, holders = outline.config.data, _agent_files(outline.config), _holders(outline)
     assert files is not None
@@ -117,7 +119,7 @@ def _shards_of_files(outline: RunOutline, only: Sequence[int] | None = None) -> 
             "data: expected no partition, validation or records where each agent has a file of its own: the "
             "files say who holds what, and data.test what is tested on."
         )
-    paths = sites(files)
+    paths = expand_paths(files)
     if len(paths) != holders:
         raise ConfigError(
             f"Expected a file for each of the {holders} agents of the graph, got {len(paths)}: set "

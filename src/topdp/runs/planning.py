@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.base.files import DAMAGE
+from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import FALSE_ALARMS, Account, account
@@ -19,8 +19,10 @@ from topdp.privacy.observers.coalitions import Coalitions, coalitions
 from topdp.privacy.observers.observer_answers import Look, expect_answers, observed
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
+from topdp.runs.auto_values import noise_shares
 from topdp.runs.config import RunConfig
-from topdp.runs.resolve import ResolvedRun, resolve
+from topdp.runs.resolve import resolve
+from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_outline import RunOutline, budgets, guarantee_of
 from topdp.topology import Topology, read_edge_list
@@ -46,7 +48,7 @@ def plan_and_account(
             progress=progress,
             patient=privacy.allow_slow,
             colluders=privacy.colluders,
-            shares=run.noise_shares,
+            shares=noise_shares(run),
             look=look,
         )
         deviation, seen = calibrated.deviation, calibrated.seen
@@ -126,7 +128,7 @@ def expect_account_of(config: RunConfig, analysis: Analysis, folder: RunFolder) 
         )
     try:
         found = Account.from_details(privacy, analysis)
-    except DAMAGE as error:
+    except UNREADABLE_FILE_ERRORS as error:
         raise RunFolderError(
             f"Expected the account of a run in {folder.path / 'privacy.json'}, could not read it: {error!r}."
         ) from error

@@ -19,6 +19,7 @@ from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.residual_noise import leftover
+from topdp.runs.auto_values import noise_shares
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.resolve import resolve
@@ -124,7 +125,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         privacy, epsilon = run.config.privacy, budgets(asked, graph.agents)
         noise = calibrate(
             run.write_plan, run.analysis, "adaptive", epsilon, privacy.delta,
-            colluders=privacy.colluders, shares=run.noise_shares,
+            colluders=privacy.colluders, shares=noise_shares(run),
         )  # fmt: skip
     except TopdpError as error:
         return Option(name, None, None, 0, str(error), {})

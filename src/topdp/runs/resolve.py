@@ -1,63 +1,15 @@
-"""From a configuration to one typed object that holds all it means: `ResolvedRun`. No torch.
-
-Everything that executes, accounts or reports a run reads it; nothing is derived from the configuration again.
-"""
+"""From a configuration to a resolved run: count records, choose a number for every `auto`. No torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
-import numpy as np
-
-from topdp.base.array_types import Floats
-from topdp.plan import Plan, optimised, schedules
-from topdp.plan.batches import Batches
-from topdp.plan.schedules import Schedule
-from topdp.privacy.published.claims import Analysis
-from topdp.protocols import Protocol
-from topdp.runs.auto_values import noise_shares, with_auto_values
-from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.auto_values import with_auto_values
+from topdp.runs.config import RunConfig
 from topdp.runs.named_records import record_counts
-from topdp.runs.run_outline import RunOutline, analysis_of
+from topdp.runs.resolved_run import ResolvedRun, records_of
+from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ResolvedRun(RunOutline):
-    """What a configuration means for a graph and the numbers of records of its agents.
-
-    In `config` every `auto` that the method uses is a number: it is what a run folder keeps.
-
-    >>> run = resolve(RunConfig(), counts=(2000,) * 30)
-    >>> run.schedule.releases, run.analysis.batches[0]
-    (151, Full(records=2000))
-    """
-
-    counts: tuple[int, ...]
-    """How many records each agent holds."""
-    analysis: Analysis
-    """How records enter releases, and the published analysis of the noise."""
-    schedule: Schedule
-    protocol: Protocol
-
-    @property
-    def batches(self) -> tuple[Batches, ...]:
-        """One for each agent."""
-        return self.analysis.batches
-
-    @property
-    def noise_shares(self) -> Floats | None:
-        """[agents] own noise up to a common factor, where agents need different amounts."""
-        return noise_shares(self, self.analysis, self.schedule, self.protocol)
-
-    def write_plan(self, deviation: Floats) -> Plan:
-        """The plan with full-scale noise [agents]; its random choices are the same every time."""
-        inner = self.optimiser.inner(self.schedule)
-        plan = self.protocol.plan(self.graph, inner, deviation, self.config.seed)
-        plan = optimised(plan, self.optimiser, self.schedule.rate)
-        if self.robust is None and self.rounded is None:
-            return plan
-        return replace(plan, robust=self.robust, rounded=self.rounded)
 
 
 def resolve(
@@ -73,52 +25,6 @@ def resolve(
 
 def resolve_outline(outline: RunOutline, counts: tuple[int, ...]) -> ResolvedRun:
     """Resolve an outline for agent i with counts[i] records."""
-    analysis = analysis_of(outline.config, counts)
-    schedule = _schedule(outline, analysis.batches[0].divisor, min(counts))
+    analysis, schedule = records_of(outline, counts)
     config = with_auto_values(outline, analysis, schedule)
-    known = {field.name: getattr(outline, field.name) for field in fields(RunOutline)}
-    return ResolvedRun(
-        **known | {"config": config},
-        counts=counts,
-        analysis=analysis,
-        schedule=schedule,
-        protocol=outline.method.protocol(config.method),
-    )
-
-
-def _schedule(outline: RunOutline, batch: int, records: int) -> Schedule:
-    """Step sizes and noise of all releases; an epoch is one pass over `records` unless configured."""
-    config, train = outline.config, outline.config.train
-    if isinstance(train.learning_rate, list):
-        rates = _listed_rates(train.learning_rate, config.rounds, train.warmup)
-    else:
-        rates = schedules.learning_rates(
-            train.learning_rate,
-            config.rounds,
-            train.fading,
-            train.rounds_per_epoch or max(1, -(-records // batch)),
-            train.fading_factor,
-            train.fading_period,
-        )
-        rates = schedules.warmed_up(rates, train.warmup)
-    return schedules.schedule(rates, _noise_scales(outline, rates), config.method.noise_on)
-
-
-def _listed_rates(rates: list[float], rounds: int, warmup: int) -> Floats:
-    if len(rates) not in (rounds, rounds + 1):
-        raise ConfigError(
-            f"train.learning_rate: expected one number, or a list of {rounds}, one a round, got {len(rates)}."
-        )
-    if warmup:
-        raise ConfigError("train.warmup: a list of step sizes is taken as it is; put the warm-up into it.")
-    return np.array(rates if len(rates) > rounds else [rates[0], *rates])
-
-
-def _noise_scales(outline: RunOutline, rates: Floats) -> Floats:
-    kind, noise = outline.noise_kind, outline.config.method.noise_schedule
-    if kind == "power":
-        return schedules.power_of_rate(rates, noise.exponent)
-    if kind == "curvature":
-        assert noise.curvature is not None
-        return schedules.for_curvature(rates, noise.curvature)
-    return schedules.step_decay(noise.factor if kind == "steps" else 1.0, noise.period, outline.config.rounds)
+    return ResolvedRun.with_records(replace(outline, config=config), analysis, schedule)

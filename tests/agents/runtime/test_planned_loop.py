@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def row(made, value=1.0):
-    return row_payload.encode(torch.full_like(made.equipment(0).start, value).numpy())
+    return row_payload.encode(torch.full_like(made.context(0).start, value).numpy())
 
 
 def message(round, body, kind=MessageKind.ROW):
@@ -246,7 +246,7 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
     made = federation(
         tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=8
     )
-    views = made.equipment(0).meter.by_plan
+    views = made.context(0).meter.by_plan
 
     async def scene():
         agent, task = await alone(made, 0, Wire(), epsilon=own)
@@ -510,7 +510,7 @@ def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
 def test_another_manifest_is_refused_by_both(changes, rules, tmp_path, monkeypatch):
     """Also one that differs in nothing but the features that agents compute of their records."""
     monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("topdp.agents.runtime.agent_context.of_records", lambda records, *_: records)
+    monkeypatch.setattr("topdp.data.featured_shards.of_records", lambda records, *_: records)
     made = federation(tmp_path / "one", agents=2, graph=topology.complete(2), rounds=2)
     other = federation(tmp_path / "two", *changes, graph=topology.complete(2), rounds=2, **rules)
 

@@ -26,7 +26,7 @@ from topdp.agents.agreement import identity
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.identity_card import Card, check_address
 from topdp.agents.agreement.manifest import Manifest
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 
 SUCCESSOR_FILE = "successor.json"
@@ -246,7 +246,7 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
     shutil.rmtree(place, ignore_errors=True)  # left by a renewal that was broken off: nobody was told of it
     identity.save(place, after)
     successor = sign_successor(number, before, after)
-    write_whole(place / SUCCESSOR_FILE, successor.text() + "\n")
+    write_atomically(place / SUCCESSOR_FILE, successor.text() + "\n")
     return successor
 
 

@@ -109,7 +109,7 @@ def read_card(path: Path) -> Card:
 
 def parse_card(text: str, origin: str = "card") -> Card:
     try:
-        tree = toml_text.parsed(text)
+        tree = toml_text.parse_toml(text)
     except ValueError as error:
         raise IdentityError(f"Expected a card (TOML) in {origin}: {error}") from None
     return card_from_tree(tree, origin)

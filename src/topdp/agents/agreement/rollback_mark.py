@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from topdp.agents.agreement.run_secret import RUNS_FOLDER
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 
 MARK_FILE, CONTINUATION_FILE = "books", "continued_by"
@@ -59,7 +59,7 @@ class RollbackMark:
             )
         if not found:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(path, amendment + "\n")
+            write_atomically(path, amendment + "\n")
 
     def resume(self, books: str, round: int, holds: Callable[[str], bool]) -> bool:
         """Whether earlier books of this agent have sent rows. `holds`: whether an entry is on these.

@@ -22,7 +22,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 
 RUNS_FOLDER, RUN_KEY_FILE, RUN_MARK_FILE = "runs", "key", "mark"
@@ -125,7 +125,7 @@ class RunSecret:
             raise TrustError(f"Expected the mark of a run in {self.place / RUN_MARK_FILE}: {error}") from None
 
     def _write(self, mark: _RunMark) -> None:
-        write_whole(
+        write_atomically(
             self.place / RUN_MARK_FILE,
             json.dumps({"public": mark.public, "round": mark.round}) + "\n",
             mode=0o600,

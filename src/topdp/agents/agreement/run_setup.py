@@ -10,27 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from topdp.agents.agreement.manifest import Manifest
-from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
-from topdp.privacy.account import Account
 from topdp.privacy.observers.adaptive import in_the_open
-from topdp.privacy.observers.survivors import with_reserve
-from topdp.runs.config import ConfigError, RunConfig, parse
-from topdp.runs.methods import METHODS
-from topdp.runs.named_model import expect_named_task, named_model
-from topdp.runs.planning import accounted, plan_and_account
-from topdp.runs.resolve import ResolvedRun, resolve
-from topdp.runs.run_outline import budgets
-from topdp.topology import Topology
+from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.named_model import named_model
+from topdp.runs.resolved_run import ResolvedRun, records_of
+from topdp.runs.run_outline import RunOutline, budgets
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-EPSILON_MARGIN = 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -48,17 +37,15 @@ class RunSetup:
         expect_no_attack(config)
         expect_no_rounding(config)
         counts = _record_counts(config)
-        if (config.privacy.sigma is None and METHODS[config.method.name].noisy) or len(
-            counts
-        ) != graph.agents:
+        outline = RunOutline.of(config, graph)
+        if outline.sigma is None or len(counts) != graph.agents:
             raise ConfigError(
                 f"Expected privacy.sigma, and in data.sizes the records of each of {graph.agents} agents: "
                 "make the manifest with `topdp federation create --records N1,N2,...`."
             )
         expect_small_delta(config, counts)
-        run = resolve(config, graph, counts)
-        assert run.sigma is not None
-        return cls(manifest, run, run.write_plan(run.sigma * config.privacy.clip))
+        run = ResolvedRun.with_records(outline, *records_of(outline, counts))
+        return cls(manifest, run, run.write_plan(outline.sigma * config.privacy.clip))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -87,19 +74,6 @@ class RunSetup:
 
     def model(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         return named_model(self.manifest.config, input_shape, outputs)
-
-
-def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
-    """The configuration as if so many more agents colluded: what it costs if they are gone.
-
-    Unchanged where noise is shared: who is gone counts from the round on in which it goes.
-    """
-    most = min(config.privacy.colluders + more, agents - 1)
-    counts = config.privacy.guarantee == "adaptive" and not METHODS[config.method.name].shares_noise
-    if not counts or most <= config.privacy.colluders:
-        return config
-    privacy = config.privacy.model_copy(update={"colluders": most})
-    return config.model_copy(update={"privacy": privacy})
 
 
 def expect_no_attack(config: RunConfig) -> None:
@@ -132,51 +106,3 @@ def expect_small_delta(config: RunConfig, counts: tuple[int, ...]) -> None:
 
 def _record_counts(config: RunConfig) -> tuple[int, ...]:
     return tuple(int(size) for size in config.data.sizes or ())
-
-
-def complete_config(
-    config: RunConfig,
-    graph: Topology,
-    counts: tuple[int, ...],
-    progress: Progress = silent,
-    tolerates_silence: bool = False,
-    departures: int = 0,
-) -> tuple[RunConfig, Account]:
-    """The configuration with noise, budgets and records of every agent written out, and what it costs.
-
-    `tolerates_silence`: agents go on without a silent neighbour. Where draws are shared, a little more noise
-    is added, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
-    `departures`: so many agents may drop out and the noise is still enough (`Rules.departures`).
-    """
-    expect_named_task(config)
-    expect_no_attack(config)
-    expect_no_rounding(config)
-    expect_small_delta(config, counts)
-    run = resolve(config, graph, counts)
-    config = run.config
-    reserved = resolve(with_colluders(config, graph.agents, departures), graph, counts)
-    plan, account = plan_and_account(reserved, progress)
-    guarantee, privacy, given, more = config.privacy.guarantee, config.privacy, run.sigma is not None, 1.0
-    if tolerates_silence and guarantee == "adaptive":
-        more = with_reserve(plan, run.analysis.exposure(), privacy.colluders, privacy.allow_slow)
-    if more > 1:
-        # Noise that is given stays as it is: with the reserve it is worth what less noise is without.
-        account = accounted(reserved, plan.noise_scaled(1 / more if given else more), None, progress)
-    spent = account.answer(guarantee)
-    if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
-        raise ConfigError(
-            f"privacy.guarantee: agents charge their budgets by {guarantee}, which has no finite epsilon "
-            f"here: {spent.reason} Choose another guarantee or method."
-        )
-    if not given:
-        epsilon = budgets(config, graph.agents).tolist()
-    else:
-        epsilon = [max(float(e), 1e-12) * EPSILON_MARGIN for e in spent.epsilon]
-    sigma = (plan.full_scale * (1.0 if given else more) / privacy.clip).tolist()
-    tree = config.model_dump(exclude_none=True)
-    tree["topology"]["agents"] = graph.agents
-    tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}
-    tree["data"] |= {"partition": "sizes", "sizes": [float(count) for count in counts]}
-    for where in ("sites", "test"):  # each agent knows where its own records are, and nobody else
-        tree["data"].pop(where, None)
-    return parse(tree, "federation"), account

@@ -21,7 +21,7 @@ from typing import IO
 from topdp.agents.ledger import event_journal, ledger_schema
 from topdp.agents.ledger.hash_chain import first_broken_link, genesis_hash
 from topdp.agents.ledger.ledger_schema import LEDGER_FORMAT, OLDEST_LEDGER_FORMAT
-from topdp.base.files import written_whole
+from topdp.base.files import atomic_path
 from topdp.errors import InputError, TopdpError, TrustError
 
 LEDGER_FILE = "ledger.sqlite"
@@ -70,7 +70,7 @@ class LedgerDatabase:
             with self.transaction():
                 ledger_schema.create_tables(db, dict(identity))
         elif (format := self._format()) < LEDGER_FORMAT:
-            with written_whole(self.folder / f"{LEDGER_FILE}.format-{format}", 0o600) as beside:
+            with atomic_path(self.folder / f"{LEDGER_FILE}.format-{format}", 0o600) as beside:
                 copy = sqlite3.connect(beside)
                 db.backup(copy)
                 copy.close()

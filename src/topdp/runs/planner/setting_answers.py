@@ -35,7 +35,8 @@ from topdp.runs.planner.planner_limits import COMMAND, PlannerLimits
 from topdp.runs.planner.row_size import numbers_in_a_row
 from topdp.runs.planning import plan_and_account, powers
 from topdp.runs.recommend import Recommendation, pooled_noise, recommend
-from topdp.runs.resolve import ResolvedRun, resolve_outline
+from topdp.runs.resolve import resolve_outline
+from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
 
 NOT_YET = "not computed yet"
