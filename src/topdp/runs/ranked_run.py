@@ -198,14 +198,15 @@ def _assembled(
 
 
 def _expect_supported_model(parts: Assembly) -> None:
+    name = parts.run.config.model.name
     if any(map(draws_dropout, parts.flat.module.modules())):
         raise ConfigError(
-            f"model.name: {parts.run.config.model.name!r} has layers that drop at random, in an order that goes "
+            f"model.name: {name!r} has layers that drop at random, in an order that goes "
             "over all agents: start one process, without torchrun."
         )
     if split_backbone(parts.flat.module) is not None:
         raise ConfigError(
-            f"model.name: {parts.run.config.model.name!r} begins with frozen layers, which are applied to all "
+            f"model.name: {name!r} begins with frozen layers, which are applied to all "
             "records at once: start one process, without torchrun."
         )
 

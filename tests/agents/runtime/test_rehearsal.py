@@ -13,9 +13,11 @@ from topdp.agents.development.development_hooks import Rehearse
 from topdp.agents.development.rehearsal_audit import MANIFEST, of_notes, plant
 from topdp.audit import Audit, AuditError, Question
 from topdp.audit.rehearsal_record import CANARIES, NOTES, Notes, Planted
-from topdp.runs import builders
+from topdp.base.progress import silent
+from topdp.learning.tasks import Task
 from topdp.runs.assembly import Assembly
 from topdp.runs.planning import accounted
+from topdp.runs.run_outline import RunOutline
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -46,28 +48,31 @@ def rehearsed(folder, *changes, seeded=True, failpoints=None, options=None, **jo
 def simulated(made, asked):
     config, plan = made.setup.manifest.config, made.setup.plan
     model = made.setup.model((1, 4, 4), made.shards.classes)
-    parts = Assembly.given(config, made.setup.manifest.topology, model, made.shards, torch.device("cpu"))
-    found = accounted(config, plan, builders.analysis(config, made.setup.counts), None, None)
+    task, device = Task.of(config.train.loss, None), torch.device("cpu")
+    parts = Assembly.given(
+        RunOutline.of(config, made.setup.manifest.topology), model, made.shards, device, task
+    )
+    found = accounted(made.setup.run, plan, None, silent)
     return Audit.of(plan, found, config.privacy, parts.flat.dimension, asked).run(parts, config.seed)
 
 
 @pytest.mark.parametrize("protocol", SETTINGS)
 def test_what_agents_noted_scores_as_in_the_simulator(tmp_path, protocol):
     made = rehearsed(tmp_path, *SETTINGS[protocol])
-    noted, expected = of_notes(tmp_path, Question()).carry_out(None), simulated(made, Question())
+    noted, expected = of_notes(tmp_path, Question()).carry_out(silent), simulated(made, Question())
     for kind in expected.kinds:
         np.testing.assert_array_equal(noted.kinds[kind].there, expected.kinds[kind].there)
         np.testing.assert_allclose(noted.kinds[kind].scores, expected.kinds[kind].scores, atol=2e-3)
     assert noted.proved == pytest.approx(expected.proved)
     for asked in (Question(), Question(sees="received"), Question(observer="all", sees="all")):
-        noted = of_notes(tmp_path, asked).carry_out(None)
+        noted = of_notes(tmp_path, asked).carry_out(silent)
         assert all(np.isfinite(kind.scores).all() for kind in noted.kinds.values())
 
 
 @pytest.mark.parametrize("batch", ["{cycle=10}", "{poisson=15}"])
 def test_canaries_stand_in_batches_as_in_the_simulator(tmp_path, batch):
     made = rehearsed(tmp_path, "method.name=plain", f"data.batch={batch}")
-    noted, expected = of_notes(tmp_path, Question()).carry_out(None), simulated(made, Question())
+    noted, expected = of_notes(tmp_path, Question()).carry_out(silent), simulated(made, Question())
     for kind in expected.kinds:
         np.testing.assert_allclose(noted.kinds[kind].scores, expected.kinds[kind].scores, atol=2e-3)
 
@@ -82,7 +87,7 @@ def test_notes_are_of_what_was_sent_though_agents_crash(tmp_path):
             for row, values in one.received(round).items():
                 sender = notes[made.setup.plan.owner[row]]
                 np.testing.assert_array_equal(values, sender.made(round)[row])
-    of_notes(tmp_path, Question()).carry_out(None)
+    of_notes(tmp_path, Question()).carry_out(silent)
 
 
 def test_what_the_observer_received_is_what_counts(tmp_path):
@@ -90,11 +95,11 @@ def test_what_the_observer_received_is_what_counts(tmp_path):
     federated = rehearsed(tmp_path)
     owner = int(Planted.load(tmp_path / CANARIES).canaries.owner)
     asked = Question(observer=str((owner + 1) % 4), sees="received")
-    before = of_notes(tmp_path, asked).carry_out(None)
+    before = of_notes(tmp_path, asked).carry_out(silent)
     notes = Notes(tmp_path / federated.names[owner] / "state" / NOTES)
     made = notes.made(2)
     notes.keep(2, {row: values + 1e3 for row, values in made.items()}, notes.received(1), notes.gradient(2))
-    after = of_notes(tmp_path, asked).carry_out(None)
+    after = of_notes(tmp_path, asked).carry_out(silent)
     np.testing.assert_array_equal(before.kinds["aimed"].scores, after.kinds["aimed"].scores)
 
 
@@ -107,7 +112,7 @@ def test_what_cannot_be_judged_is_said(tmp_path):
     state = tmp_path / made.names[1] / "state" / NOTES
     (state / "round-000003.npz").unlink()
     with pytest.raises(AuditError, match="could not read"):
-        of_notes(tmp_path, Question()).carry_out(None)
+        of_notes(tmp_path, Question()).carry_out(silent)
     shutil.rmtree(state)
     with pytest.raises(AuditError, match="recordings of every agent"):
         of_notes(tmp_path, Question())
@@ -120,7 +125,7 @@ def test_an_agent_whose_budget_ends_is_no_rehearsal(tmp_path):
     made = rehearsed(tmp_path, options={2: {"epsilon": 1.0}})
     assert made.results()[2]["stopped_at"] is not None
     with pytest.raises(AuditError, match="agent 2's data did not enter"):
-        of_notes(tmp_path, Question()).carry_out(None)
+        of_notes(tmp_path, Question()).carry_out(silent)
 
 
 def test_canaries_of_another_plan_are_refused(tmp_path):

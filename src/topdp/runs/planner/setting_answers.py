@@ -4,8 +4,8 @@ Puts together what calibrates, accounts and recommends; computes nothing of that
 last: `stages` hands out what is known so far, and what is not is said to be not computed yet.
 
 **Guarantees.** The noise and the answers are those that a run of the configuration has, and writes into its
-privacy.json: to the last bit, or, with an `ObserverCache`, but for rounding. Nothing is guessed: a number is that of
-the plan, or there is none. `sigma_at_most` is enough noise: that of the worst case, which covers all;
+privacy.json: to the last bit, or, with an `ObserverCache`, but for rounding. Nothing is guessed: a number is
+that of the plan, or there is none. `sigma_at_most` is enough noise: that of the worst case, which covers all;
 then that of a quick bound on the answer that the budget is on.
 """
 
