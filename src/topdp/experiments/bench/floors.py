@@ -22,8 +22,8 @@ from topdp.base.progress import Progress, silent
 from topdp.experiments.bench.bench_job import Data, Job, engine_of, plan_of
 from topdp.experiments.bench.turn_timing import Turns, take_turns
 from topdp.simulator import normal_draws
-from topdp.simulator.row_mixing import RowByRow, Work
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.row_mixing import CpuMixer, RowWork
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 DRAWN = 1 << 17
 """Numbers in a draw that fits into the cache."""
@@ -76,8 +76,8 @@ def parts_of(
     engine = engine_of(job, data, job.noise_multiplier)
     state = engine.resume(0, data.rows.clone())
     sums, out = torch.zeros_like(data.rows), torch.empty_like(data.rows)
-    z, noise = np.zeros(job.parameters, np.float32), Noise(0, job.agents, job.rounds + 1)
-    quiet = RowByRow(plan_of(job, data, 0.0), noise)
+    z, noise = np.zeros(job.parameters, np.float32), SimulatedDraws(0, job.agents, job.rounds + 1)
+    quiet = CpuMixer(plan_of(job, data, 0.0), noise)
 
     def whole() -> None:
         nonlocal state
@@ -95,7 +95,7 @@ def parts_of(
             "round": whole,
             "gradients": gradients,
             "noise": draws,
-            "mixing": lambda: quiet(Work(1, data.rows, sums, out)),
+            "mixing": lambda: quiet(RowWork(1, data.rows, sums, out)),
             **_machine(),
         },
         turns,
