@@ -10,8 +10,8 @@ from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
 from topdp.agents.agreement.signed_statements import Statement, encode_statements
-from topdp.agents.ledger.compaction import MAX_RESENT_ROWS
 from topdp.agents.ledger.pairing_records import PairingRecords
+from topdp.agents.ledger.stored_rows import MAX_RESENT_ROWS
 from topdp.agents.runtime import planned_loop
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message

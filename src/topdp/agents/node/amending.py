@@ -26,8 +26,6 @@ from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.row_witness import has_entry
-from topdp.agents.runtime.agent import BOOKS
 from topdp.agents.runtime.budget_meter import meter
 from topdp.agents.runtime.run_end import last_round
 from topdp.errors import BudgetError, InputError, TrustError
@@ -148,7 +146,9 @@ def carried_over(terms: Manifest, name: str, folder: Path | None, identity: Path
         )
         left = remaining_budget(terms, name, said)
         mark = RollbackMark(identity, found.manifest)
-        if mark.resume(facts.get(BOOKS, ""), ledger.round, lambda head: has_entry(ledger, head)):
+        if mark.resume(
+            facts.get(start_choices.LEDGER_ID_KEY, ""), ledger.round, lambda head: ledger.has_entry(head)
+        ):
             raise TrustError(
                 f"--after: expected the newest books of {name} for the run {found.manifest[:16]}, got others "
                 f"in {folder}: since these, it ran with another state folder, and what that spent counts too."

@@ -24,7 +24,6 @@ from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger, PartnerMode
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.ledger.row_witness import has_entry, newest_hash
 from topdp.agents.runtime import live_pairing_loop
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.agent_loop import Life
@@ -43,7 +42,6 @@ from topdp.base.files import write_whole
 from topdp.errors import ExitCode, InputError
 from topdp.plan import Capability
 
-BOOKS = "books"  # the key of the books' own name
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
 GRACE = 3.0
 """Seconds that an agent has, once it is asked to stop, for what it is in the middle of."""
@@ -121,7 +119,9 @@ class Agent:
         self.sharing: Sharing | None = None
         rehearses = equipment.gradients.rehearsal is not None
         seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
-        least = start_choices.record_choices(self.ledger, seeded, rehearses, equipment.asked, granted)
+        least = start_choices.record_choices(
+            self.ledger, seeded=seeded, rehearsal=rehearses, requested=equipment.asked, granted=granted
+        )
         start_choices.record_delta(self.ledger, manifest.config.privacy.delta)
         if live_pairing:  # charges by worst case, and rounds are each agent's own count
             every = same_limits(part.plan, manifest.rules.largest_norm)
@@ -179,18 +179,20 @@ class Agent:
     def _resumes(self) -> bool:
         """Whether rows of this agent may be out that its books do not know; an old copy is refused here."""
         books = self.ledger
-        if BOOKS not in books.meta:
-            books.database.remember(BOOKS, secrets.token_hex(16))
+        if start_choices.LEDGER_ID_KEY not in books.meta:
+            books.database.remember(start_choices.LEDGER_ID_KEY, secrets.token_hex(16))
         if self.mark is None:
             return books.round >= 0
-        others = self.mark.resume(books.meta[BOOKS], books.round, lambda head: has_entry(books, head))
+        others = self.mark.resume(
+            books.meta[start_choices.LEDGER_ID_KEY], books.round, lambda head: books.has_entry(head)
+        )
         if books.round >= 0:
             self._note(books.round)  # who was killed between entry and mark has none of what leaves now
         return others or books.round >= 0
 
     def _note(self, round: int) -> None:
         if self.mark is not None:
-            self.mark.note(self.ledger.meta[BOOKS], round, newest_hash(self.ledger))
+            self.mark.note(self.ledger.meta[start_choices.LEDGER_ID_KEY], round, self.ledger.head)
 
     def stop(self) -> None:
         """Asks the agent to end; what was done is on disk, and the same command continues."""

@@ -16,9 +16,8 @@ from typing import final
 
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.inbox import Inbox
-from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
-from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.ledger.row_witness import receiver_of
+from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, digest_of
+from topdp.agents.ledger.stored_rows import receiver_of
 from topdp.agents.runtime.card_updates import Cards
 from topdp.agents.runtime.greeting import Greeting, NotAGreeting
 from topdp.agents.runtime.peer_contacts import MOST_GAPS, Contacts
@@ -159,7 +158,7 @@ class Answering:
 
     def _signature(self, peer: str, message: Message) -> bytes:
         """The one under the row, where it holds; it is its sender whom it serves."""
-        receiver = receiver_of(self.ledger, self.name)
+        receiver = receiver_of(self.ledger.database, self.name)
         facts = (peer, receiver, message.round, message.digest, message.signature)
         return message.signature if self.contacts.proofs.verify(*facts) else b""
 
