@@ -19,6 +19,7 @@ from topdp import topology
 from topdp.agents.agreement import run_setup as setups
 from topdp.agents.agreement.identity import generate
 from topdp.agents.agreement.manifest import Rules, new_manifest
+from topdp.agents.development.development_hooks import DevelopmentHooks
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
@@ -26,8 +27,8 @@ from topdp.agents.ledger.ledger_entries import TamperedError, digest_of
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime import agent_context
 from topdp.agents.runtime.agent import Agent
-from topdp.agents.runtime.agent_context import equip
-from topdp.agents.runtime.budget_meter import meter
+from topdp.agents.runtime.agent_context import build_context
+from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.handover import Handover
 from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.wire.transport import Handler, Transport, Unreachable
@@ -44,6 +45,13 @@ CARDS = [identity.card for identity in IDENTITIES.values()]
 
 class Crash(BaseException):
     """The agent was killed here."""
+
+
+def abandon(agent):
+    """What is left of an agent that was killed."""
+    for task in list(agent.peers.tasks):
+        task.cancel()
+    agent.ledger.close()
 
 
 class _Selector(selectors.DefaultSelector):
@@ -178,20 +186,24 @@ class Federation:
     def names(self):
         return self.setup.manifest.names
 
-    def equipment(self, agent, **options):
+    def context(self, agent, **options):
         records = (
             self.shards.inputs[agent, : self.shards.counts[agent]],
             self.shards.targets[agent, : self.shards.counts[agent]],
         )
-        options.setdefault("seeded", True)
-        with mock.patch.object(agent_context, "meter", self._meter):
-            return equip(self.setup, agent, records, self.shards.classes, **options)
+        hooks = DevelopmentHooks(
+            seeded=options.pop("seeded", True),
+            rehearse=options.pop("rehearsal", None),
+            failpoints=options.pop("failpoints", None),
+        )
+        with mock.patch.object(agent_context, "build_meter", self._meter):
+            return build_context(self.setup, agent, records, self.shards.classes, hooks=hooks, **options)
 
     def _meter(self, plan, analysis, agent, *asked, **how):
         """A federation's meters are made once, however often its agents are started."""
         key = id(plan), agent, asked, tuple(sorted(how.items()))
         if key not in self._meters:
-            self._meters[key] = meter(plan, analysis, agent, *asked, **how)
+            self._meters[key] = build_meter(plan, analysis, agent, *asked, **how)
         return self._meters[key]
 
     def state(self, agent):
@@ -199,8 +211,8 @@ class Federation:
 
     def agent(self, number, transport, failpoints=None, **options):
         pairing = options.pop("live_pairing", False)
-        mine = self.equipment(number, **options)
-        return Agent(mine, self.state(number), transport, failpoints, pairing, self.private(number))
+        mine = self.context(number, failpoints=failpoints, **options)
+        return Agent(mine, self.state(number), transport, pairing, self.private(number))
 
     def private(self, agent):
         name = self.names[agent]
@@ -336,7 +348,7 @@ async def live(
             dead = asyncio.Event()
 
             def gone(crash, agent=agent, dead=dead):
-                agent.abandon()
+                abandon(agent)
                 wire.crashed.append(agent.name)
                 dead.set()
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from history import Wire, faults, federation, sharing
+from history import Wire, abandon, faults, federation, sharing
 from scipy.stats import norm
 from symbolic import symbolic
 
@@ -53,7 +53,7 @@ def ended(made, beyond):
     for number, more in enumerate(beyond):
         agent = made.agent(number, wire.transport(made.names[number]))
         end_with(agent.ledger, LAST + more)
-        agent.abandon()
+        abandon(agent)
     return made.lived(wire=wire)
 
 

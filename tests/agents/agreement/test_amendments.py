@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from history import CARDS, IDENTITIES, Wire, faults, federation, live, on_virtual_time, sharing
+from history import CARDS, IDENTITIES, Wire, abandon, faults, federation, live, on_virtual_time, sharing
 
 from topdp.agents.agreement import amendments, identity, manifest
 from topdp.agents.agreement.amendments import (
@@ -16,7 +16,7 @@ from topdp.agents.agreement.amendments import (
     remaining_budget,
     sign_amendment,
 )
-from topdp.agents.agreement.rollback_mark import RollbackMark
+from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
@@ -73,7 +73,7 @@ def test_all_end_after_the_named_round_having_spent_what_the_amendment_says(tmp_
         for number in range(len(made.names)):
             agent = made.agent(number, wire.transport(made.names[number]))
             end_with(agent.ledger, LAST)
-            agent.abandon()
+            abandon(agent)
         return await live(made, wire)
 
     assert not faults(on_virtual_time(lived()))
@@ -118,7 +118,7 @@ def test_who_leaves_and_is_gone_is_not_stayed_for(tmp_path, leaves):
     for number, name in enumerate(made.names):
         agent = made.agent(number, Wire().transport(name))
         end_with(agent.ledger, LAST, leaves)
-        agent.abandon()
+        abandon(agent)
     lived = live(made, failpoints={5: f"after_ledger:{LAST + 1}"}, for_good=[5])
     if leaves:
         assert not faults(run := on_virtual_time(lived, 60.0))
@@ -220,7 +220,9 @@ def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
     name, told = amended.names[0], amendment_of(amended)
     whole = signed_by(amended, tmp_path / "m.toml", *amended.names)
     state = tmp_path / "state"
-    options = agent_process.AgentOptions(tmp_path / "m.toml", tmp_path, "", tmp_path / "new")
+    options = agent_process.AgentOptions(
+        manifest=tmp_path / "m.toml", identity=tmp_path, data="", state=tmp_path / "new"
+    )
     with pytest.raises(InputError, match="--after"):
         agent_process._own_budget(options, whole, name)
     with pytest.raises(TrustError, match="signed by all"):
@@ -264,7 +266,11 @@ def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_pat
     )
     ended_books(tmp_path / "state", told, name)
     options = agent_process.AgentOptions(
-        tmp_path / "0.toml", tmp_path, "", tmp_path / "new", after=tmp_path / "state"
+        manifest=tmp_path / "0.toml",
+        identity=tmp_path,
+        data="",
+        state=tmp_path / "new",
+        after=tmp_path / "state",
     )
     left = agent_process._own_budget(options, first, name)
     with pytest.raises(TrustError, match="cannot be spent twice"):
@@ -279,7 +285,9 @@ def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_pa
     for key in ("granted", "spent"):
         tree[key] = {other: value for other, value in tree[key].items() if other != name}
     forgetful = signed_by(manifest.as_amendment(amended, tree), tmp_path / "m.toml", *amended.names)
-    options = agent_process.AgentOptions(tmp_path / "m.toml", tmp_path, "", tmp_path / "new")
+    options = agent_process.AgentOptions(
+        manifest=tmp_path / "m.toml", identity=tmp_path, data="", state=tmp_path / "new"
+    )
     assert agent_process._own_budget(options, forgetful, name) is None  # nobody here knows of an earlier run
     ended_books(tmp_path / "state", told, name)
     if knows == "--after":
@@ -292,7 +300,11 @@ def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_pa
 
 def test_after_is_not_ignored_where_nothing_is_amended(made, tmp_path):
     options = agent_process.AgentOptions(
-        tmp_path / "m.toml", tmp_path, "", tmp_path / "new", after=tmp_path / "state"
+        manifest=tmp_path / "m.toml",
+        identity=tmp_path,
+        data="",
+        state=tmp_path / "new",
+        after=tmp_path / "state",
     )
     with pytest.raises(InputError, match="amends none"):
         agent_process._own_budget(options, made.setup.manifest, made.names[0])
@@ -309,7 +321,7 @@ def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):
             row = Message.of(MessageKind.ROW, 0, b"numbers")
             assert (await agent.peers.handle(made.names[-1], row)).code is ReplyCode.STRANGER
         finally:
-            agent.abandon()
+            abandon(agent)
 
     on_virtual_time(told())
 

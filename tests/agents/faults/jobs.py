@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import history
+import torch
 from history import Federation
 
 from topdp import topology
+from topdp.agents.development.development_hooks import DevelopmentHooks
 from topdp.agents.runtime.agent import Agent
-from topdp.agents.runtime.agent_draws import SeededDraws, SystemDraws
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Prepared:
         self.names = self.made.names
         self.idle_timeout = self.made.setup.manifest.rules.idle_timeout
         self._equipment = {
-            i: self.made.equipment(i, epsilon=job.budgets.get(i)) for i in range(len(self.names))
+            i: self.made.context(i, epsilon=job.budgets.get(i)) for i in range(len(self.names))
         }
 
     def in_folder(self, folder):
@@ -108,24 +109,17 @@ class Prepared:
         return self._equipment[number].epsilon
 
     def agent(self, number, transport, failpoints, seeded):
-        mine = self._equipment[number]
-        plan = mine.setup.plan
-        fresh = (
-            SeededDraws(mine.manifest.config.seed, plan)
-            if seeded
-            else SystemDraws(frozenset(mine.part.partner))
-        )
-        mine = replace(mine, draws=fresh, gradients=_with(mine.gradients, fresh))
-        made = self.made
-        return Agent(
-            mine, made.state(number), transport, failpoints, self.job.live_pairing, made.private(number)
-        )
+        mine, made = self._equipment[number], self.made
+        hooks = DevelopmentHooks(seeded=seeded, failpoints=failpoints)
+        draws = hooks.draws(mine.part, mine.manifest.config.seed, torch.float32)
+        mine = replace(mine, hooks=hooks, draws=draws, gradients=_with(mine.gradients, draws, hooks))
+        return Agent(mine, made.state(number), transport, self.job.live_pairing, made.private(number))
 
 
-def _with(gradients, draws):
-    found = object.__new__(type(gradients))
-    found.__dict__.update(gradients.__dict__, draws=draws)
-    return found
+def _with(gradients, draws, hooks):
+    copy = object.__new__(type(gradients))
+    copy.__dict__.update(gradients.__dict__, draws=draws, hooks=hooks)
+    return copy
 
 
 @cache

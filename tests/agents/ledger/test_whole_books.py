@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from topdp.agents.agreement.signed_statements import Statement
+from topdp.agents.agreement.signatures import Statement
 from topdp.agents.ledger import ledger_database, start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify

@@ -23,7 +23,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.wire.transport import Reply
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.runs import config
 
 
@@ -47,9 +47,9 @@ def site(made, tmp_path, topdp, monkeypatch):
     folder = shutil.copytree(made, tmp_path / "site")
     monkeypatch.chdir(tmp_path)
 
-    def start(*more):
+    def start(*more, command="start"):
         places = ("--manifest", folder / "manifest.toml", "--identity", folder / "ada")
-        return topdp("agent", "start", *places, "--data", folder / "records.npz", "--state", "state", *more)
+        return topdp("agent", command, *places, "--data", folder / "records.npz", "--state", "state", *more)
 
     def create(*more):
         cards = (folder / "ada" / "card.toml", folder / "bob" / "card.toml")
@@ -178,7 +178,7 @@ def test_a_state_folder_in_use_is_2(site, tmp_path):
 
 def test_a_wrong_failpoint_is_2(site, monkeypatch):
     monkeypatch.setenv("TOPDP_FAILPOINT", "nowhere:1")
-    done = site.start()
+    done = site.start(command="rehearse")
     assert done.code == 2 and "Expected TOPDP_FAILPOINT" in one_line(done)
 
 
@@ -221,8 +221,8 @@ def another_identity(site):
 def expired(site):
     old = identity.generate("ada", start=datetime.now(UTC) - timedelta(days=30), validity=timedelta(days=29))
     (site.folder / "ada" / "key.pem").write_bytes(old.key_pem())
-    write_whole(site.folder / "ada" / "certificate.pem", old.card.certificate)
-    write_whole(site.folder / "ada" / "card.toml", old.card.to_toml())
+    write_atomically(site.folder / "ada" / "certificate.pem", old.card.certificate)
+    write_atomically(site.folder / "ada" / "card.toml", old.card.to_toml())
 
 
 DISTRUST = {
@@ -405,6 +405,6 @@ def test_seeded_runs_have_no_finite_sum_in_the_book_of_the_site(site, monkeypatc
     monkeypatch.setattr(
         "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
     )
-    assert site.start("--seeded").code == 4
+    assert site.start("--seeded", command="rehearse").code == 4
     shown = site.topdp("agent", "budget", "show", "--identity", site.folder / "ada", "--json")
     assert json.loads(shown.out)["epsilon"] == {"add-remove": None}

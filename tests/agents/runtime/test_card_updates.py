@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from history import CARDS, IDENTITIES, Wire, faults, federation, live, on_virtual_time, sharing
+from history import CARDS, IDENTITIES, Wire, abandon, faults, federation, live, on_virtual_time, sharing
 from sites import Federation, run, until_answered
 
 from topdp.agents.agreement import card_succession, identity
 from topdp.agents.agreement.card_succession import CardDirectory, sign_successor
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.card_updates import KNOWN_TO, Cards, chosen, restored
+from topdp.agents.runtime.card_updates import KNOWN_TO, CardUpdates, chosen, restored
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
@@ -70,7 +70,7 @@ def test_statements_of_an_agent_hold_under_its_new_key(tmp_path):
 def taken(tmp_path):
     made = federation(tmp_path)
     ledger = Ledger(tmp_path / "books", made.setup.manifest.hash, made.names[0])
-    return Cards(made.setup.manifest, made.names[0], ledger), ledger
+    return CardUpdates(made.setup.manifest, made.names[0], ledger), ledger
 
 
 def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fork(tmp_path):
@@ -78,7 +78,7 @@ def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fo
     name = CARDS[3].name
     new, thief = (identity.generate(name, CARDS[3].address) for _ in range(2))
     assert cards.take(sign_successor(1, IDENTITIES[name], new).text().encode())[0] is ReplyCode.OK
-    again = Cards(federation(tmp_path).setup.manifest, CARDS[0].name, ledger)
+    again = CardUpdates(federation(tmp_path).setup.manifest, CARDS[0].name, ledger)
     assert again.directory.card(name) == new.card
     code, words, culprit = again.take(sign_successor(1, IDENTITIES[name], thief).text().encode())
     assert (code, culprit) == (ReplyCode.EQUIVOCATION, name) and "two hands" in words
@@ -113,7 +113,7 @@ def test_who_passes_on_a_forged_card_is_quarantined_and_so_is_who_signs_two(tmp_
             await agent.peers.handle(forger, Message.of(MessageKind.CARD, 0, forged))
             assert agent.ledger.quarantined(forger).code is ReplyCode.NOT_A_STATEMENT
         finally:
-            agent.abandon()
+            abandon(agent)
 
     on_virtual_time(told())
 
@@ -148,8 +148,8 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
                 told += 1
             assert told == card_succession.MAX_SUCCESSORS
         finally:
-            agent.abandon()
-        made.agent(0, Wire().transport(name)).abandon()  # and starts again
+            abandon(agent)
+        abandon(made.agent(0, Wire().transport(name)))  # and starts again
 
     on_virtual_time(told())
 

@@ -7,9 +7,9 @@ import shutil
 import sqlite3
 
 import pytest
-from history import Crash, Wire, federation, on_virtual_time, sharing
+from history import Crash, Wire, abandon, federation, on_virtual_time, sharing
 
-from topdp.agents.agreement.run_secret import RunSecret
+from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import TamperedError
@@ -64,7 +64,7 @@ def test_who_was_killed_before_its_mark_writes_it_before_the_row_leaves(tmp_path
         assert set(marked(made)) == {1}
         again = made.agent(0, wire.transport("ada"))
         assert set(marked(made)) == {2}  # nothing was sent yet: it has not begun to run
-        again.abandon()
+        abandon(again)
         shutil.rmtree(made.state(0))
         shutil.copytree(tmp_path / "copy", made.state(0))
         with pytest.raises(TrustError, match="old copy"):

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from history import Crash, Wire, faults, federation, live, on_virtual_time
+from history import Crash, Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp import topology
-from topdp.agents.agreement.row_signatures import RowSignatures
+from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def row(made, value=1.0):
-    return row_payload.encode(torch.full_like(made.equipment(0).start, value).numpy())
+    return row_payload.encode(torch.full_like(made.context(0).start, value).numpy())
 
 
 def message(round, body, kind=MessageKind.ROW):
@@ -246,7 +246,7 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
     made = federation(
         tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=8
     )
-    views = made.equipment(0).meter.by_plan
+    views = made.context(0).meter.by_plan
 
     async def scene():
         agent, task = await alone(made, 0, Wire(), epsilon=own)
@@ -394,7 +394,7 @@ async def _rolled_back(made, tmp_path, whole):
                 shutil.copytree(made.state(0), tmp_path / "copy")
                 copied = True
         await asyncio.sleep(1)
-        ada.abandon()
+        abandon(ada)
         life.cancel()
         await asyncio.gather(life, return_exceptions=True)
         shutil.rmtree(made.state(0))

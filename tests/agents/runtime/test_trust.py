@@ -6,13 +6,13 @@ import json
 import shutil
 
 import pytest
-from history import Wire, federation, on_virtual_time
+from history import Wire, abandon, federation, on_virtual_time
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
-from topdp.agents.agreement.row_signatures import RowSignatures
+from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER
@@ -43,7 +43,7 @@ async def put_back_by_one_round(made, wire, copy, whole):
         if ada.ledger.round == 2 and not copy.exists():
             ada.ledger.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             shutil.copytree(made.state(0), copy)
-    ada.abandon()
+    abandon(ada)
     life.cancel()
     await asyncio.gather(life, return_exceptions=True)
     assert ada.ledger.last_entry.round == 3 and others[1].ledger.last_received("ada") == 2
@@ -305,8 +305,8 @@ def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
                 agent.peers.transport.request, agent.peers.transport.reaches = answered, lambda peer: True
                 await agent.peers.sending._greet("cleo")
                 agent.peers.differing.clear()
-                if live_pairing and not agent.life.pairing.busy:
-                    await agent.life._ask()
+                if live_pairing and not agent.loop.pairing.busy:
+                    await agent.loop._ask()
                 assert agent.peers.fault is None
         finally:
             agent.ledger.close()

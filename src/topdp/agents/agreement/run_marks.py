@@ -10,10 +10,10 @@ does not bring its marks, so the agent sees that rows have left which its ledger
 restored together, neighbours detect it (`runtime/peer_judgement`).
 
 **Guarantees.** The key of a run is fresh, readable by its owner alone, and used by no other run. A mark is on
-disk before the rows of its round leave; the rollback mark after the ledger entry, and after a kill between the
-two, at the next start, before anything leaves. Under a key no row is made for a round up to the mark: an agent
-with a lost or old ledger is refused. A ledger without the marked entry is refused. A rollback mark that a
-power cut loses is an older one, which proves less and nothing wrong. At the end the bytes of the key are
+disk before the rows of its round leave; the rollback mark after the ledger entry, and after a kill between
+the two, at the next start, before anything leaves. Under a key no row is made for a round up to the mark: an
+agent with a lost or old ledger is refused. A ledger without the marked entry is refused. A rollback mark that
+a power cut loses is an older one, which proves less and nothing wrong. At the end the bytes of the key are
 overwritten and the file is removed; what a disk keeps of old blocks is out of scope. What is left of a budget
 goes to one amendment, the first that is started.
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 
 RUNS_FOLDER = "runs"
@@ -134,7 +134,7 @@ class RunSecret:
             raise TrustError(f"Expected the mark of a run in {path}: {error}") from None
 
     def _write(self, mark: _RunMark) -> None:
-        write_whole(self.place / RUN_MARK_FILE, json.dumps(asdict(mark)) + "\n", mode=0o600)
+        write_atomically(self.place / RUN_MARK_FILE, json.dumps(asdict(mark)) + "\n", mode=0o600)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class RollbackMark:
             )
         if not first:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(path, amendment + "\n")
+            write_atomically(path, amendment + "\n")
 
     def resume(self, ledger_id: str, round: int, has_entry: Callable[[str], bool]) -> bool:
         """Whether an earlier ledger of this agent has sent rows. `has_entry`: whether this ledger has a hash.

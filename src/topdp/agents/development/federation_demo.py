@@ -152,7 +152,8 @@ def processes(
 
     def started(i: int, failpoint: str | None) -> BaseProcess:
         place = folder / names[i]
-        command = ["agent", "start", "--json", "--json-log"]
+        rehearses = seeded or failpoint is not None or (folder / CANARIES).exists()
+        command = ["agent", "rehearse" if rehearses else "start", "--json", "--json-log"]
         command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(place / "identity")]
         command += ["--data", str(place / "records.npz"), "--state", str(place / "state")]
         if (folder / CANARIES).exists():

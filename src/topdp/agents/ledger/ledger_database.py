@@ -19,7 +19,7 @@ from pathlib import Path
 
 from topdp.agents.ledger import event_journal
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, first_broken_link, genesis_hash
-from topdp.base.files import FileError, LockHeldError, exclusive_lock, written_whole
+from topdp.base.files import FileError, LockHeldError, atomic_path, exclusive_lock
 from topdp.errors import TopdpError
 
 LEDGER_FILE = "ledger.sqlite"
@@ -123,7 +123,7 @@ class LedgerDatabase:
             return db
         format = self._format()
         if format < LEDGER_FORMAT:
-            with written_whole(self.folder / f"{LEDGER_FILE}.format-{format}", 0o600) as beside:
+            with atomic_path(self.folder / f"{LEDGER_FILE}.format-{format}", 0o600) as beside:
                 copy = sqlite3.connect(beside)
                 db.backup(copy)
                 copy.close()

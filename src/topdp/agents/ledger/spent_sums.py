@@ -57,8 +57,8 @@ def sum_by_adjacency(costs: list[RunCost]) -> dict[str, SpentBudget]:
 def largest_sums(records: list[dict[str, SpentBudget]]) -> dict[str, SpentBudget]:
     """The largest sums over records, of each kind."""
     largest: dict[str, SpentBudget] = {}
-    for sums in records:
-        for kind, spent in sums.items():
+    for sum_by_adjacency in records:
+        for kind, spent in sum_by_adjacency.items():
             other = largest.get(kind, SpentBudget())
             largest[kind] = SpentBudget(
                 max(spent.epsilon, other.epsilon), max(spent.delta, other.delta), max(spent.runs, other.runs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from topdp.agents.agreement.signed_statements import Statement
+from topdp.agents.agreement.signatures import Statement
 from topdp.agents.ledger.ledger import Ledger
 
 STATEMENT_COLUMNS = "author, run, about, text, signature"

@@ -18,7 +18,6 @@ from topdp.agents.agreement import amendments, card_succession, manifest
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
@@ -28,14 +27,14 @@ from topdp.agents.node.node_monitor import NodeMonitor
 from topdp.agents.node.operator_orders import OperatorOrders
 from topdp.agents.node.shutdown import Shutdown
 from topdp.agents.runtime import card_updates
-from topdp.agents.runtime.agent import Agent, Outcome
-from topdp.agents.runtime.agent_context import Equipment, Rehearse, equip
+from topdp.agents.runtime.agent import Agent, AgentOutcome
+from topdp.agents.runtime.agent_context import AgentContext, build_context
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.run_end import end_with
 from topdp.agents.runtime.shared_draws import PrivateFiles
-from topdp.agents.runtime.stage_timing import Stages
+from topdp.agents.runtime.stage_timing import StartTiming
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
-from topdp.audit.rehearsal_record import NOTES, Planted
 from topdp.base.array_types import AnyArray
 from topdp.errors import DataError, ExitCode, TopdpError
 from topdp.runs import builders
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("topdp.agents")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentOptions:
     """What `topdp agent start` was told."""
 
@@ -56,11 +55,9 @@ class AgentOptions:
     data: str
     state: Path
     epsilon: float | None = None
-    seeded: bool = False
     listen: str | None = None
     metrics_port: int | None = None
     live_pairing: bool = False
-    canaries: Path | None = None
     evaluate: int | None = None
     report: float = 30.0
     amended_by: Path | None = None  # the manifest that takes the place of this one
@@ -69,10 +66,15 @@ class AgentOptions:
     upgrade: bool = False  # a run that an older version began is gone on with
 
 
-def run(options: AgentOptions, speaker: AgentLogFilter | None = None) -> Outcome:
-    """The whole life of the process. `speaker`: whose lines in the log are to say who speaks."""
+def run(
+    options: AgentOptions, speaker: AgentLogFilter | None = None, hooks: AgentHooks | None = None
+) -> AgentOutcome:
+    """The process from files to the outcome. `speaker` names the agent in its log lines.
+
+    `hooks`: what development replaces; None in production.
+    """
     speaker = speaker or AgentLogFilter()
-    stages = Stages()
+    stages = StartTiming()
     stages.over("imports")
     torch.set_num_threads(1)
     terms = manifest.read_manifest(options.manifest)
@@ -99,8 +101,6 @@ def run(options: AgentOptions, speaker: AgentLogFilter | None = None) -> Outcome
         )
     if options.live_pairing and terms.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
-    if options.live_pairing and options.canaries is not None:
-        raise ConfigError("--canaries: an audit follows a plan; leave --live-pairing away.")
     dataset = _load_records(options.data, terms)
     inputs, targets = dataset.train()
     if len(targets) != setup.counts[number]:
@@ -108,36 +108,19 @@ def run(options: AgentOptions, speaker: AgentLogFilter | None = None) -> Outcome
             f"{options.data}: expected {setup.counts[number]} training records, as the manifest says for "
             f"{me.card.name}, got {len(targets)}. The noise is calibrated for that number."
         )
-    rehearsal = None
-    if options.canaries is not None:
-        rehearsal = Rehearse(Planted.load(options.canaries), options.state)
-        logger.warning(
-            "%s: REHEARSAL: canaries stand in the place of records, and gradients are written down without "
-            "noise in %s; not for data that others must not see",
-            me.card.name,
-            options.state / NOTES,
-            extra={"event": "rehearsal"},
-        )
     records = (torch.from_numpy(inputs), torch.from_numpy(targets))
     stages.over("data")
-    mine = equip(
+    mine = build_context(
         setup,
         number,
         records,
         dataset.classes,
-        options.seeded,
         epsilon,
         in_thread=True,
         key=first.secret("order of records"),
-        rehearsal=rehearsal,
+        hooks=hooks,
         progress=_log_features,
     )
-    if options.seeded:
-        logger.warning(
-            "%s: SEEDED: noise can be repeated by whoever knows the seed; for tests",
-            me.card.name,
-            extra={"event": "seeded"},
-        )
     stages.over("features and account")
     # One gradient before the first greeting: what is wrong with model or data is said here.
     mine.gradients.mean(0, mine.start)
@@ -212,21 +195,21 @@ def _load_records(path: str, terms: manifest.Manifest) -> data.Dataset:
     return dataset
 
 
-def _log_features(message: str, done: int = 0, total: int | None = None) -> None:
+def _log_features(message: str, done: int = 0, total: int | None = None, /, **details: object) -> None:
     """Features in the log, when they begin and every tenth of the way."""
-    if message and total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
+    if total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6, extra={"event": "features"})
 
 
 async def _run_agent(
     options: AgentOptions,
-    mine: Equipment,
+    mine: AgentContext,
     me: Identity,
     directory: CardDirectory,
-    stages: Stages,
+    stages: StartTiming,
     beside: Callable[[Agent, Callable[[], None]], NodeMonitor],
     records: tuple[AnyArray, AnyArray],
-) -> Outcome:
+) -> AgentOutcome:
     # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
@@ -244,8 +227,7 @@ async def _run_agent(
         listed=_listed_identity(options, mine.manifest),
     )
     private = PrivateFiles(me, options.identity)
-    places = Failpoints.from_environment()
-    agent = Agent(mine, options.state, transport, places, options.live_pairing, private, directory)
+    agent = Agent(mine, options.state, transport, options.live_pairing, private, directory)
     if options.upgrade:
         start_choices.record_upgrade(agent.ledger)
     if ends is not None:
@@ -275,7 +257,7 @@ async def _run_agent(
         return outcome
 
 
-async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> Outcome:
+async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> AgentOutcome:
     """The agent's life, with somebody beside it; how it ends is left in the state folder."""
     watching, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
     try:

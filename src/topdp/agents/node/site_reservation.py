@@ -42,7 +42,7 @@ class SiteReservation:
     def __init__(
         self, budget: SiteBudget, agent: Agent, records: tuple[AnyArray, AnyArray], source: str
     ) -> None:
-        ledger, manifest = agent.ledger, agent.equipment.manifest
+        ledger, manifest = agent.ledger, agent.context.manifest
         privacy, spent = manifest.config.privacy, _spent(ledger)
         request = BudgetRequest(
             ledger_id=_ledger_id(ledger),
@@ -52,7 +52,7 @@ class SiteReservation:
             guarantee=ledger.charged_by,
             adjacency=privacy.adjacency,
             delta=float(privacy.delta),
-            epsilon=max(agent.equipment.epsilon, spent),
+            epsilon=max(agent.context.epsilon, spent),
             spent=spent,
         )
         data = fingerprint_records(budget.key, np.asarray(records[0]), np.asarray(records[1]), source)
@@ -68,7 +68,7 @@ class SiteReservation:
     def end(self) -> None:
         """Give back what was not spent, if the run can make no further release."""
         ledger = self.agent.ledger
-        if self.agent.life.all_done:
+        if self.agent.loop.all_done:
             self.budget.finalize(self._ledger_id, _spent(ledger), _charge_count(ledger))
         self.budget.close()
 
