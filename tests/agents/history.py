@@ -17,6 +17,7 @@ import torch
 from builders import blobs, linear_model
 from topdp import topology
 from topdp.agents.agreement import run_setup as setups
+from topdp.agents.agreement.federation_manifest import complete_config
 from topdp.agents.agreement.identity import generate
 from topdp.agents.agreement.manifest import Rules, new_manifest
 from topdp.agents.development.development_hooks import DevelopmentHooks
@@ -277,7 +278,7 @@ def federation(
         "method.offline=0.2",
     ]
     config = configurations.read(changes=[*basis, *changes])
-    complete, _ = setups.complete_config(
+    complete, _ = complete_config(
         config, graph, shards.counts, tolerates_silence=tolerates_silence, departures=departures
     )
     rule = "go-on" if tolerates_silence else "wait"

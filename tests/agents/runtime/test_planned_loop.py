@@ -510,7 +510,7 @@ def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
 def test_another_manifest_is_refused_by_both(changes, rules, tmp_path, monkeypatch):
     """Also one that differs in nothing but the features that agents compute of their records."""
     monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("topdp.agents.runtime.agent_context.of_records", lambda records, *_: records)
+    monkeypatch.setattr("topdp.data.featured_shards.of_records", lambda records, *_: records)
     made = federation(tmp_path / "one", agents=2, graph=topology.complete(2), rounds=2)
     other = federation(tmp_path / "two", *changes, graph=topology.complete(2), rounds=2, **rules)
 

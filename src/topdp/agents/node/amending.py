@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from topdp.agents.agreement import federation_manifest
 from topdp.agents.agreement import manifest as manifests
 from topdp.agents.agreement.amendments import Amendment, PreviousRun, amendment_of, remaining_budget
 from topdp.agents.agreement.identity_card import Card
@@ -29,10 +29,12 @@ from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.run_end import last_round
 from topdp.errors import BudgetError, InputError, TrustError
-from topdp.privacy.account import Account
 from topdp.runs import builders
 from topdp.runs.config import PoissonBatch, parse
 from topdp.topology import from_edges
+
+if TYPE_CHECKING:
+    from topdp.privacy.account import Account
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class MembershipChange:
 
 def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account, list[str]]:
     """(the amendment, what the new run costs, what the one who makes it should know)."""
+    from topdp.agents.agreement import federation_manifest  # agents that start do not need it
+
     setup = RunSetup.of(before)
     _expect_valid_change(setup, change)
     spent = spent_by(setup, change.round)
