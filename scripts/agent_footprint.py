@@ -61,7 +61,9 @@ def lines_of(modules: Sequence[str]) -> int:
     from code_metrics import code_lines
 
     files = (SOURCE / Path(*name.split(".")) for name in modules)
-    return sum(code_lines(file / "__init__.py" if file.is_dir() else file.with_suffix(".py")) for file in files)
+    return sum(
+        code_lines(file / "__init__.py" if file.is_dir() else file.with_suffix(".py")) for file in files
+    )
 
 
 def _prepare(folder: Path) -> None:

@@ -155,8 +155,6 @@ POSIX_ONLY = {"fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "sy
 
 STILL_POSIX_ONLY = {
     "topdp.agents.ledger.ledger_database",
-    "topdp.agents.wire.grpc_settings",
-    "topdp.agents.wire.port_guard",
 }
 """Modules that do not import elsewhere yet; this set must become empty."""
 
