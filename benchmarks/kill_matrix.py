@@ -174,11 +174,13 @@ class Federation:
         self.names = tuple(f"agent{i}" for i in range(self.graph.agents))
         shards = builders.shards(config, self.graph.agents)
         cards = [
-            identity.init(folder / name / "identity", name, address).card
+            identity.create_identity(folder / name / "identity", name, address).card
             for name, address in zip(self.names, free_addresses(len(self.names)), strict=True)
         ]
         rules = Rules(dead_neighbour="go-on" if goes_on else "wait", idle_timeout=idle)
-        self.manifest, _, _ = federation_manifest.of(cards, self.graph, shards.counts, config, rules)
+        self.manifest, _, _ = federation_manifest.build_manifest(
+            cards, self.graph, shards.counts, config, rules
+        )
         self.manifest.write(folder / "manifest.toml")
         for i, name in enumerate(self.names):
             federation_demo._write_records(folder / name / "records.npz", shards, i)
@@ -190,7 +192,14 @@ class Federation:
         place = self.folder / self.names[i]
         history = self.folder / f"{self.names[i]}.history"
         together = len(self.names) if self.live_pairing else 0
-        command = ["agent", "start", "--json-log", "--json", "--manifest", str(self.folder / "manifest.toml")]
+        command = [
+            "agent",
+            "rehearse",
+            "--json-log",
+            "--json",
+            "--manifest",
+            str(self.folder / "manifest.toml"),
+        ]
         command += ["--identity", str(place / "identity"), "--data", str(place / "records.npz")]
         command += ["--state", str(place / "state")]
         command += ["--seeded"] * self.seeded + ["--live-pairing"] * self.live_pairing

@@ -79,7 +79,14 @@ class Killed(kill_matrix.Federation):
 
     def start(self, i: int) -> Any:
         place = self.folder / self.names[i]
-        command = ["agent", "start", "--json-log", "--json", "--manifest", str(self.folder / "manifest.toml")]
+        command = [
+            "agent",
+            "rehearse",
+            "--json-log",
+            "--json",
+            "--manifest",
+            str(self.folder / "manifest.toml"),
+        ]
         command += ["--identity", str(place / "identity"), "--data", str(place / "records.npz")]
         command += ["--state", str(place / "state")]
         command += ["--seeded"] * self.seeded + ["--live-pairing"] * self.live_pairing

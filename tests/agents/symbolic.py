@@ -115,7 +115,7 @@ class Symbolic(Federation):
         # Coordinates are coefficients here, not numbers with noise: the grid of rows would only round them.
         with (
             mock.patch.object(planned_loop, "kept", kept),
-            mock.patch.object(hidden_rows, "GRID", 2.0**-50),
+            mock.patch.object(hidden_rows, "GRID_STEP_PER_STD", 2.0**-50),
             mock.patch.object(agent_context, "expect_exact", lambda *facts: None),
         ):
             return on_virtual_time(live(self, wire=wire, **how))

@@ -61,7 +61,7 @@ def test_brackets_without_end_are_refused_in_words(bracket):
 def test_every_reader_refuses_in_its_words(tmp_path, topdp):
     file = tmp_path / "deep.toml"
     file.write_text(f"{DEEP} = 1\n")
-    for read in (identity_card.read_card, manifest.read, read_tree):
+    for read in (identity_card.read_card, manifest.read_manifest, read_tree):
         with pytest.raises(TopdpError, match=f"deep.toml: expected keys of at most {MOST_PARTS} parts"):
             read(file)
     done = topdp("run", file)

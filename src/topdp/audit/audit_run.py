@@ -27,7 +27,7 @@ from topdp.audit.canary_scores import Scores, Seen, information
 from topdp.audit.findings import Findings, Kind
 from topdp.base.array_types import Bools, Floats
 from topdp.base.progress import Progress
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.account import Account, account
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
@@ -64,6 +64,11 @@ class Question:
         expect_named(self.observer, self.sees, self.owner, agents)
 
 
+def supports(plan: Plan) -> str | None:
+    """None, or what in `plan` the attacks cannot take apart."""
+    return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
+
+
 @dataclass(frozen=True, eq=False)
 class Audit:
     """Everything that is known before anything is run. It holds no data."""
@@ -92,17 +97,17 @@ class Audit:
     ) -> Audit:
         """What is asked of a plan and its account, or a refusal. `dimension`: parameters of the model."""
         asked.expect_possible(plan.agents)
-        if plan.rounded is not None:
+        if reason := supports(plan):
             raise AuditError(
-                f"Expected rows that are sums for an audit, got rows that are rounded to {plan.rounded}: its "
-                "attacks take sums apart. Use train.rows=model."
+                f"Expected rows that are sums for an audit, got {reason}: its attacks take sums apart. Use "
+                "train.rows=model."
             )
         if asked.delta is not None and asked.delta != found.delta:
-            found = _at(asked.delta, plan, found, privacy.patient, accounting(watch))
+            found = _at(asked.delta, plan, found, privacy.allow_slow, accounting(watch))
         owner = _owner(asked.owner, found, privacy.guarantee)
         exposure = found.analysis.exposure()
         sees = asked.sees or BY_GUARANTEE[privacy.guarantee]
-        observer = named(asked.observer, sees, owner, plan, found, privacy.patient, accounting(watch))
+        observer = named(asked.observer, sees, owner, plan, found, privacy.allow_slow, accounting(watch))
         period = min(exposure.batches[owner].period, plan.releases)
         pushes = signs(observer.aim(owner, period), period)
         worth = information(observer, owner, float(exposure.sensitivity[owner]), pushes)

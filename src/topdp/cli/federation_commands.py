@@ -70,7 +70,7 @@ def create(
         if place.exists():
             raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
         signs.stage("calibrating")
-        made, account, warnings = federation_manifest.create(cards, records, wanted, links, rules)
+        made, account, warnings = federation_manifest.create_manifest(cards, records, wanted, links, rules)
         made.write(place)
     for warning in warnings:
         remark(warning)
@@ -93,7 +93,7 @@ def canaries(
     place: Annotated[Path, typer.Option("--out", help="The file.")] = Path("canaries.npz"),
     as_json: Json = False,
 ) -> None:
-    """Canaries for a rehearsal: give the file to every agent (agent start --canaries), then `topdp audit`."""
+    """Canaries for a rehearsal: every agent gets the file (agent rehearse --canaries), then `topdp audit`."""
     need_parts()
     if place.exists():
         raise config.ConfigError(f"--out: {place} exists, and agents may rehearse by it: name another file.")
@@ -103,17 +103,17 @@ def canaries(
 
         from topdp import data as datasets
         from topdp.agents.agreement import manifest as manifests
-        from topdp.agents.agreement.run_setup import Setup
+        from topdp.agents.agreement.run_setup import RunSetup
         from topdp.agents.development import rehearsal_audit
         from topdp.audit import Question
         from topdp.data.featured_shards import shape_seen
         from topdp.runs import builders
 
         asked = Question(owner, observer, canaries=count, seed=seed)
-        agreed = manifests.read(manifest)
+        agreed = manifests.read_manifest(manifest)
         asked.expect_possible(len(agreed.names))
         signs.stage("planning")
-        setup = Setup.of(agreed)
+        setup = RunSetup.of(agreed)
         dataset = datasets.load(data, progress=signs.fetching, schema=builders.schema(agreed.config))
         shape = shape_seen(dataset, builders.features(agreed.config))
         task = builders.task(agreed.config)

@@ -84,7 +84,7 @@ def frontier_run(
     tuned: dict[str, Any] = {"gossip": gossip} if "gossip" in contender.knobs else {}
     if "exponent" in contender.knobs:
         law = {"kind": "power", "exponent": exponent} if exponent else {"kind": "constant"}
-        tuned["noise_along"] = law
+        tuned["noise_schedule"] = law
     parts = MODELS[model]
     tree: dict[str, Any] = {
         "seed": seed,

@@ -78,7 +78,7 @@ class FrontierRow(NamedTuple):
         settings_tried: int,
     ) -> FrontierRow:
         """Build a row from the accuracies of all seeds and the configuration of one of them."""
-        method, power = config.method, builders.noise_along(config) == "power"
+        method, power = config.method, builders.noise_kind(config) == "power"
         gossips = method.name in ("muffliato", "correlated") and method.gossip != "auto"
         rate = config.train.learning_rate
         assert isinstance(rate, float)  # in the frontier all agents share one step size
@@ -99,7 +99,7 @@ class FrontierRow(NamedTuple):
             clip=config.privacy.clip,
             mode=method.mode,
             alpha=method.alpha,
-            exponent=method.noise_along.exponent if power else 0.0,
+            exponent=method.noise_schedule.exponent if power else 0.0,
             gossip=int(method.gossip) if gossips else 0,
             command=command(config),
         )

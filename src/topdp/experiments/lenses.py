@@ -116,7 +116,7 @@ def figure_run(
             "name": method,
             "mode": mode,
             "alpha": alpha,
-            "decay": {"factor": decay[0], "period": period},
+            "noise_schedule": {"factor": decay[0], "period": period},
         },
         "privacy": {"epsilon": epsilon, "delta": 1e-5, "clip": 4.0},
         "data": {

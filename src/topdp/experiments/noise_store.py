@@ -118,7 +118,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             f"{config.privacy.adjacency!r}, train.fading = {config.train.fading!r}."
         )
     tree = config.model_dump(exclude_none=True)
-    kind = builders.noise_along(config)
+    kind = builders.noise_kind(config)
     if config.method.name in BROADCAST_METHODS:
         keys = ("secrets_degree", "pair_noise") if config.method.name == "correlated" else ()
         if kind == "steps" or any(tree["method"][key] == "auto" for key in keys):
@@ -127,7 +127,8 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             )
         # With the mean of 1/σ_t² fixed at 1 only the number of rounds matters. Averaging costs no privacy.
         tree["rounds"] = 1
-        tree["method"] = {**tree["method"], "noise_along": {"kind": "constant"}, "gossip": 0}
+        steps = config.method.noise_schedule.model_dump(include={"factor", "period"})  # in stored names too
+        tree["method"] = {**tree["method"], "noise_schedule": {"kind": "constant", **steps}, "gossip": 0}
     # With the noise inside the step, σ does not depend on clip, step size, data or model; the number of
     # records scales it. Only a stated curvature is in units of the step. Rounded rows are refused where some
     # are hidden.
@@ -137,7 +138,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
         "clip": 1.0,
         "guarantee": LENS_GUARANTEES["honest"],
         "colluders": config.privacy.colluders,
-        "patient": True,
+        "allow_slow": True,
     }
     tree["data"] = {"name": "mnist", "records": UNIT_RECORDS}
     tree["train"] = {"learning_rate": rate, "fading": config.train.fading, "rows": config.train.rows}
@@ -177,7 +178,7 @@ def _sigma_of(config: RunConfig) -> float:
         privacy.guarantee,
         epsilon,
         privacy.delta,
-        patient=privacy.patient,
+        patient=privacy.allow_slow,
         colluders=privacy.colluders,
     )
     return float(calibration.deviation[0] / privacy.clip)

@@ -7,7 +7,7 @@ where a memory would change what one record can do (heavy ball: by 1/(1 - β)).
 
 **Guarantees.** Memories carry no gradient and take no draw: they are functions of their owner's estimates.
 Momentum, decay and averages are linear, so every account of the plan covers them, hidden rows and reused
-noise included. Adam is not: its plans say so (`Plan.adjusts`), and only accounts in which every row counts
+noise included. Adam is not: its plans say so (`Plan.needs`), and only accounts in which every row counts
 as seen cover them; the others refuse.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
+from topdp.plan.adaptive_steps import AdamSettings
 from topdp.plan.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
 
@@ -142,7 +143,7 @@ def _with_adam(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
     """Adam (Kingma and Ba 2015) on what a whole round changed: one more release at the end of each round.
 
     There an agent makes its estimate anew from where the round began, P, and from its averages of d = P - y
-    and d²: `Plan.adjusts` has the step size of these releases, `Plan.adam` the other numbers.
+    and d²: `Plan.adaptive` has the step size of these releases and the other settings.
     """
     n, own = plan.agents, np.arange(plan.agents)
     for r in range(1, plan.releases):
@@ -174,8 +175,13 @@ def _with_adam(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
             sheets.add(source, weight)
     return replace(
         sheets.bound(plan, before),
-        adjusts=np.insert(np.zeros(plan.releases), before, rate),
-        adam=np.array([optimiser.momentum, optimiser.second, optimiser.floor, optimiser.weight_decay]),
+        adaptive=AdamSettings(
+            rate=np.insert(np.zeros(plan.releases), before, rate),
+            momentum=optimiser.momentum,
+            second_moment=optimiser.second,
+            floor=optimiser.floor,
+            weight_decay=optimiser.weight_decay,
+        ),
     )
 
 

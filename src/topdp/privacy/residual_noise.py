@@ -15,7 +15,7 @@ from scipy import sparse
 
 from topdp.base.array_types import AnyArray, Floats
 from topdp.errors import InputError
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 
 FEW = 100  # rows
 REPEATED = 16  # kinds of rounds that are held at once
@@ -31,6 +31,11 @@ class Leftover(NamedTuple):
     between: Floats
 
 
+def supports(plan: Plan) -> str | None:
+    """None, or what in `plan` is not linear. Rounding is supported, and left out of the result."""
+    return unsupported(plan, {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
+
+
 def leftover(plan: Plan) -> Leftover:
     """As if gradients did not react to noise. What rounding adds (`Plan.rounded`) is not in it.
 
@@ -43,10 +48,8 @@ def leftover(plan: Plan) -> Leftover:
     >>> found.average.round(3).tolist(), found.between.round(3).tolist()
     ([0.25, 0.25, 0.5, 0.5], [0.75, 0.0, 0.75, 0.0])
     """
-    if plan.adjusts is not None:
-        raise InputError("Expected a plan of linear rows, got one with Adam: its noise has no formula.")
-    if plan.robust is not None:
-        raise InputError("Expected a plan of linear rows, got robust mixing: its noise has no formula.")
+    if reason := supports(plan):
+        raise InputError(f"Expected a plan of linear rows, got {reason}: its noise has no formula.")
     n, m = plan.agents, plan.rows
     mixing, fresh = _mixing(plan), _fresh(plan)
     C, average, between = np.zeros((m, m)), np.zeros(plan.releases), np.zeros(plan.releases)

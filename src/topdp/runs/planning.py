@@ -56,7 +56,7 @@ def plan_and_account(
             epsilon,
             privacy.delta,
             progress=progress,
-            patient=privacy.patient,
+            patient=privacy.allow_slow,
             colluders=privacy.colluders,
             shares=shares(config, graph, counts),
             look=look,
@@ -84,7 +84,7 @@ def accounted(
         guarantee=builders.guarantee(config),
         known=known,
         colluders=privacy.colluders,
-        patient=privacy.patient,
+        patient=privacy.allow_slow,
         progress=progress,
         look=look,
     )

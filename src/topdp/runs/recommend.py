@@ -135,7 +135,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
     except TopdpError as error:
         return Option(name, None, None, 0, str(error), {})
     plan = write(noise.deviation)
-    left, each = leftover(plan), plan.releases // (TRIAL + 1)
+    left, each = leftover(plan), plan.releases_per_round
     pooled = pooled_noise(asked, counts, float(epsilon.min()))
     average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"

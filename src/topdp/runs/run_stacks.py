@@ -33,7 +33,7 @@ Size = Callable[[RunConfig], tuple[float, float]]
 """How many bytes the records of a run take, and its rows."""
 
 MAY_DIFFER = {
-    "privacy": {"epsilon", "delta", "guarantee", "answers", "colluders", "adjacency", "sigma", "patient"},
+    "privacy": {"epsilon", "delta", "guarantee", "answers", "colluders", "adjacency", "sigma", "allow_slow"},
     "train": {
         "learning_rate", "fading", "fading_factor", "fading_period", "warmup", "rounds_per_epoch",
         "optimiser", "momentum", "second_moment", "floor", "weight_decay", "average", "checkpoint_every",
@@ -62,7 +62,7 @@ class Stack:
         processor; on a GPU, of those that are to be, and perhaps some others."""
         engine, first, advance = self.engine, self.config, advancing(self.engine)
         state = engine.start(self.starts)
-        each = engine.plan.releases // (first.rounds + 1)  # one that carries gradients, and those that mix
+        each = engine.plan.releases_per_round
         while state.releases < engine.plan.releases:
             state = advance(state, until_seen(state.releases, each, first.rounds, first.train.evaluate_every))
             t, within = divmod(state.releases - each, each)  # rounds done; one release is before the loop

@@ -82,7 +82,7 @@ def train_to_the_end(
     `RankedEngine`, and do the same in the same order; rank 0 alone has a folder.
     """
     group = engine.group if isinstance(engine, RankedEngine) else None
-    each = engine.plan.releases // (config.rounds + 1)  # one that carries gradients, and those that only mix
+    each = engine.plan.releases_per_round
     state, metrics = _begin(engine, start, folder, each, checkpoints)
     larger = {metric.name: metric.larger_is_better for metric in engine.metrics}
     run = seen_as(metrics)

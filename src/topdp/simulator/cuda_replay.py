@@ -239,7 +239,7 @@ def _why_not(engine: Engine | RankedEngine, anywhere: bool) -> str | None:
         "rows are not mixed by one kernel": not isinstance(engine._mix, Fused),
         "parameters are not of type float32": engine.gradients.flat.dtype != torch.float32,
         "rows are rounded": plan.rounded is not None,
-        "Adam adjusts rounds": plan.adjusts is not None,
+        "Adam adjusts rounds": plan.adaptive is not None,
         "rows come from other processes": engine._fetch is not None or not engine.layout.whole,
         "something looks into rounds": engine._plant is not None or engine._tamper is not None,
         "layers draw random numbers": engine._random_layers,

@@ -18,8 +18,8 @@ from topdp.agents.wire import transport
 PROGRAM = """
 import asyncio, sys, time
 from topdp.agents.node import agent_log, shutdown
-agent_log.to_stderr(False)
-shutdown.LIMIT, shutdown.BLOCKED = {limit}, 0.3
+agent_log.log_to_stderr(False)
+shutdown.SHUTDOWN_SECONDS, shutdown.BLOCKED_LOOP_SECONDS = {limit}, 0.3
 
 async def hangs_here():
     while True:

@@ -9,7 +9,7 @@ from history import faults, federation, live, on_virtual_time
 from builders import in_turn
 from topdp import topology
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.budget_meter import allows, meter
 from topdp.privacy.account import account
 from topdp.privacy.basics.refusals import PrivacyError
@@ -66,7 +66,7 @@ def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
     stopped = ledger.stopped_at
     found = {}
     for round in (stopped - 1, stopped + 1):
-        ledger.stop(round)
+        ledger.stop_data(round)
         found[round] = faults(run)
     ledger.close()
     assert 0 < stopped < 6 and found == {
@@ -157,7 +157,7 @@ def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_
     gauge = meter(made.setup.plan, analysis, 0, 1e-5, "view", True)
     history = [(r, float(gauge.planned[r])) for r in range(3)]
     worst = gauge.worst_case(history)
-    assert gauge.owed(history, 0.5 * worst, planned=True) == Cost(0.0, worst, 0.0)
+    assert gauge.owed(history, 0.5 * worst, planned=True) == ReleaseCost(0.0, worst, 0.0)
     late = gauge.owed(history, 0.3 * worst, planned=False)
     assert 0.3 * worst + late.charge >= worst and late.charge == pytest.approx(0.7 * worst)
     assert gauge.owed(history, worst, planned=False).charge == 0 == gauge.owed([], 0.0, False).charge
@@ -183,8 +183,8 @@ def test_agents_charge_by_the_adaptive_answer_unless_told_otherwise(tmp_path):
 
 
 def test_a_budget_is_not_passed_by_the_next_charge():
-    assert allows(1.0, 0.75, Cost(0.25)) and not allows(1.0, 0.75, Cost(0.26))
-    assert not allows(1.0, 0.0, Cost(math.inf))
+    assert allows(1.0, 0.75, ReleaseCost(0.25)) and not allows(1.0, 0.75, ReleaseCost(0.26))
+    assert not allows(1.0, 0.0, ReleaseCost(math.inf))
 
 
 def test_rows_without_noise_are_refused_before_anything_is_sent(tmp_path):

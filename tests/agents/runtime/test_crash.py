@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
-from history import Wire, faults, federation, live, on_virtual_time
+from history import Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp.agents.development import failpoints
 from topdp.agents.ledger.ledger_database import LedgerError
@@ -59,14 +59,14 @@ def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
     assert sends and any("bodies for round" in fault for fault in faults(run))
 
 
-@pytest.mark.parametrize("part", ["Meetings", "BooksMark"])
+@pytest.mark.parametrize("part", ["Meetings", "RollbackMark"])
 def test_a_start_that_fails_leaves_the_folder_to_the_next(tmp_path, monkeypatch, part):
     """Whatever it fails at: in one process nobody else gives the lock back."""
     made, wire = federation(tmp_path, "method.mode=async", "method.name=plain", agents=3, rounds=4), Wire()
     with monkeypatch.context() as patched, pytest.raises(LedgerError, match="full") as caught:
         patched.setattr(agent, part, mock.Mock(side_effect=LedgerError("full")))
         made.agent(0, wire.transport("ada"), live_pairing=True)
-    made.agent(0, wire.transport("ada"), live_pairing=True).abandon()
+    abandon(made.agent(0, wire.transport("ada"), live_pairing=True))
     assert caught.value.__traceback__  # which holds what was left behind
 
 

@@ -7,7 +7,7 @@ from symbolic import symbolic
 
 from topdp import topology
 from topdp.agents.agreement import run_setup as setups
-from topdp.agents.agreement.manifest import create
+from topdp.agents.agreement.manifest import new_manifest
 from topdp.agents.development import failpoints
 from topdp.agents.ledger.ledger import Ledger
 from topdp.runs import builders
@@ -31,7 +31,7 @@ def ring(tmp_path, *changes, granted=100.0, rounds=10):
     tree = terms.config.model_dump(exclude_none=True)
     tree["privacy"]["epsilon"] = granted
     links = [(terms.names[i], terms.names[j]) for i, j in terms.links]
-    made.setup = setups.Setup.of(create(terms.cards, links, parse(tree, "test"), terms.rules))
+    made.setup = setups.RunSetup.of(new_manifest(terms.cards, links, parse(tree, "test"), terms.rules))
     return symbolic(made)
 
 

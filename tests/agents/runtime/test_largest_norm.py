@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from history import Wire, federation, on_virtual_time
+from history import Wire, abandon, federation, on_virtual_time
 from test_planned_loop import alone, ended, message, newcomer
 
 from topdp.agents.runtime.agent import Agent
@@ -48,8 +48,8 @@ def test_nor_does_who_meets_them(tmp_path):
     made = federation(
         tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2, largest_norm=LARGEST
     )
-    agent = Agent(made.equipment(0), made.state(0), Memory().transport("ada"), None, True, made.private(0))
+    agent = Agent(made.equipment(0), made.state(0), Memory().transport("ada"), True, made.private(0))
     agent.life._job = lambda *facts: lambda: 2 * torch.from_numpy(longest(len(agent.equipment.start)))
     on_virtual_time(agent.life._round(0, None))
     assert LARGEST * 0.99 < float(torch.linalg.vector_norm(agent.life.estimate())) < LARGEST
-    agent.abandon()
+    abandon(agent)

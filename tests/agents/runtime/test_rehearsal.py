@@ -9,8 +9,8 @@ import torch
 from history import federation, live, on_virtual_time
 
 from builders import SETTINGS
+from topdp.agents.development.development_hooks import Rehearse
 from topdp.agents.development.rehearsal_audit import MANIFEST, of_notes, plant
-from topdp.agents.runtime.agent_context import Rehearse
 from topdp.audit import Audit, AuditError, Question
 from topdp.audit.rehearsal_record import CANARIES, NOTES, Notes, Planted
 from topdp.runs import builders

@@ -5,12 +5,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from history import Wire, federation, sharing
+from history import Wire, abandon, federation, sharing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.release_tally import Tally
 from topdp.privacy.observers.worst_case import every_round
 
@@ -63,8 +63,8 @@ def test_a_meter_adds_every_release_once(tmp_path, monkeypatch, shares):
 def test_a_release_without_noise_stays_one_over_a_restart(tmp_path):
     made = federation(tmp_path, agents=3, rounds=2)
     ledger = Ledger(made.state(0), made.setup.manifest.hash, "ada")
-    ledger.release(0, Cost(0.1, None, None), {"bob": b"row"}, b"state")
+    ledger.release(0, ReleaseCost(0.1, None, None), {"bob": b"row"}, b"state")
     ledger.close()
     agent = made.agent(0, Wire().transport("ada"), seeded=False)
     assert agent.life.history == [(0, math.inf)]
-    agent.abandon()
+    abandon(agent)

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from history import federation
+from history import abandon, federation
 
-from topdp.agents.agreement.hidden_rows import GRID
+from topdp.agents.agreement.hidden_rows import GRID_STEP_PER_STD
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_rows import make
@@ -55,7 +55,7 @@ def test_a_step_far_below_a_unit_of_the_row_enters_whole(tmp_path):
 def test_a_step_enters_whole_in_meetings_too(tmp_path):
     made = federation(tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2)
     mine = made.equipment(0)
-    agent = Agent(mine, made.state(0), Memory().transport("ada"), None, True, made.private(0))
+    agent = Agent(mine, made.state(0), Memory().transport("ada"), True, made.private(0))
     life, start = agent.life, mine.start
     life.estimate = lambda: far(start)
     object.__setattr__(life.equipment, "draws", Cancelling(far(start).double()))
@@ -63,7 +63,7 @@ def test_a_step_enters_whole_in_meetings_too(tmp_path):
     step = -0.5 * mine.gradients.mean(1, far(start))
     torch.testing.assert_close(row.double(), step, rtol=0, atol=grid_of(0.01))
     assert float(step.abs().max()) > 1e-3
-    agent.abandon()
+    abandon(agent)
 
 
 def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
@@ -73,7 +73,7 @@ def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
     assert found.tolist() == [0.0] * 5 and found.dtype == torch.float32
     found = noised(row * 0 + 1e5 / 3, lambda noise: noise.sub_(1e5), [0.3, -0.1], torch.float64)
     grid = grid_of(0.1)
-    assert GRID * 0.05 < grid <= GRID * 0.1 and math.frexp(grid)[0] == 0.5
+    assert GRID_STEP_PER_STD * 0.05 < grid <= GRID_STEP_PER_STD * 0.1 and math.frexp(grid)[0] == 0.5
     assert float(found[0]) / grid == round(float(found[0]) / grid) and abs(float(found[0]) + 2e5 / 3) <= grid
     assert noised(row.clone(), lambda noise: None, [], torch.float64).equal(row)  # no noise, no grid
 

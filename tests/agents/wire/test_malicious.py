@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 from safetensors.numpy import save
 from sites import MADE, Echo, Federation, at, run, until_answered
 
-from topdp.agents.agreement.identity import TLS_NAME, Identity, make
+from topdp.agents.agreement.identity import TLS_HOST_NAME, Identity, generate
 from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.wire import grpc_channels, handshake, row_payload
@@ -66,7 +66,7 @@ def certificate(name, key, signer, ca=None):
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=9))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_HOST_NAME)]), critical=False)
     )
     if ca is not None:
         builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
@@ -122,7 +122,7 @@ class Watch:
 async def call_to(fed, identity, insecure=False, compression=None):
     """A raw stream to bee, with any certificate."""
     card = fed.manifest.card("bee")
-    options = [("grpc.ssl_target_name_override", TLS_NAME), ("grpc.use_local_subchannel_pool", 1)]
+    options = [("grpc.ssl_target_name_override", TLS_HOST_NAME), ("grpc.use_local_subchannel_pool", 1)]
     if insecure:
         channel = aio.insecure_channel(card.address, options=options[1:])
     else:
@@ -206,9 +206,9 @@ def told(caplog, agent="bee", level=logging.WARNING):
 
 
 STRANGERS = {
-    "a stranger": lambda: make("eve"),
-    "a name of the manifest with another key": lambda: make("ant"),
-    "an honest neighbour's name with another key": lambda: make("cat"),
+    "a stranger": lambda: generate("eve"),
+    "a name of the manifest with another key": lambda: generate("ant"),
+    "an honest neighbour's name with another key": lambda: generate("cat"),
 }
 
 
@@ -337,7 +337,7 @@ def test_another_neighbours_forged_leaf_is_refused_by_the_dialer(caplog, monkeyp
 
 
 def expired():
-    return make("ant", start=datetime.now(UTC) - timedelta(days=30), validity=timedelta(days=29))
+    return generate("ant", start=datetime.now(UTC) - timedelta(days=30), validity=timedelta(days=29))
 
 
 def test_an_expired_certificate_is_refused(caplog, monkeypatch):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sites import Federation, free_address, run, until_answered
 
-from topdp.agents.agreement.card_succession import Directory, named
-from topdp.agents.agreement.identity import make
+from topdp.agents.agreement.card_succession import CardDirectory, sign_successor
+from topdp.agents.agreement.identity import generate
 from topdp.agents.wire import relay_server as relays
 from topdp.agents.wire.byte_pipes import dialled, join
 from topdp.agents.wire.grpc_transport import GrpcTransport
@@ -137,14 +137,14 @@ def test_only_the_two_who_meet_at_a_relay_know_where_also_after_a_renewal():
     federation = firewalled()[0]
     one, other = federation.identities["ant"], federation.identities["bee"]
     manifest = federation.manifest
-    directory = Directory(manifest)
-    new = make("ant")
-    directory.take(named(1, one, new))
+    directory = CardDirectory(manifest)
+    new = generate("ant")
+    directory.accept(sign_successor(1, one, new))
     place = federation.transport("ant")._place("bee", "ant")
     renewed = GrpcTransport(new, manifest, directory=directory, listed=one)
     assert place == federation.transport("bee")._place("bee", "ant") == renewed._place("bee", "ant")
     known = [other.card.certificate.encode(), manifest.hash.encode(), b""]
-    known += [make("cat").shared_secret(each.card, "meeting place") for each in (one, other)]
+    known += [generate("cat").shared_secret(each.card, "meeting place") for each in (one, other)]
     assert place not in {meeting_place(secret, manifest.hash, "bee", "ant") for secret in known}
     assert place != federation.transport("ant")._place("ant", "bee")
 
@@ -439,13 +439,13 @@ run(body())
 @pytest.mark.skipif(os.geteuid() != 0, reason="networks of one's own need root")
 def test_two_sites_behind_routers_meet_at_a_relay(tmp_path):
     from topdp.agents.agreement import identity
-    from topdp.agents.agreement.manifest import Rules, create
+    from topdp.agents.agreement.manifest import Rules, new_manifest
     from topdp.runs.config import RunConfig
 
     name = f"t{os.getpid() % 10000}"
-    cards = [identity.init(tmp_path / who, who).card for who in ("ant", "bee")]
+    cards = [identity.create_identity(tmp_path / who, who).card for who in ("ant", "bee")]
     rules = Rules(relay="198.51.100.1:7500", idle_timeout=10.0)
-    create(cards, [("ant", "bee")], RunConfig(), rules).write(tmp_path / "manifest.toml")
+    new_manifest(cards, [("ant", "bee")], RunConfig(), rules).write(tmp_path / "manifest.toml")
     where, processes = Path(__file__).parents[1], []
 
     def start(network, *command):

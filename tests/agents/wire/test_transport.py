@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites import Echo, Federation, free_address, run, until_answered
 
-from topdp.agents.agreement.identity import make
+from topdp.agents.agreement.identity import generate
 from topdp.agents.wire import wire_pb2
 from topdp.agents.wire.chunks import PIECE, Incoming, pieces
 from topdp.agents.wire.grpc_transport import GrpcTransport
@@ -537,7 +537,7 @@ def test_insecure_links_are_for_loopback_only_and_say_so(caplog):
 def test_an_identity_that_the_manifest_does_not_list_is_refused():
     federation = Federation()
     with pytest.raises(TrustError, match="that the manifest lists for ant"):
-        GrpcTransport(make("ant"), federation.manifest)
+        GrpcTransport(generate("ant"), federation.manifest)
 
 
 def test_a_port_that_is_taken_is_named():

@@ -276,7 +276,7 @@ def test_a_draw_that_somebody_else_knows_hides_nobody_from_him(secrets, monkeypa
         found = adaptive(leaky, exposure(n, 1.0), 1, patient=patient).worst()
         np.testing.assert_allclose(found[:5], np.sqrt(total) / own[:5], rtol=NEAR)
     monkeypatch.setattr(shared_noise, "EFFORT", 1.0)
-    with pytest.raises(NotCovered, match=r"privacy\.patient=true"):
+    with pytest.raises(NotCovered, match=r"privacy\.allow_slow=true"):
         adaptive(leaky, exposure(n, 1.0), 1)
     # Also somebody's own draw that another knows.
     known_by = plan.known_by.copy()

@@ -166,7 +166,7 @@ OTHERS = [
     ["privacy.colluders=2"],
     ["topology.kind=complete"],
     ["seed=1", "topology.kind=random", "topology.connection=0.6"],
-    ["method.decay.factor=0.5", "method.decay.period=1", "method.name=top-dp"],
+    ["method.noise_schedule.factor=0.5", "method.noise_schedule.period=1", "method.name=top-dp"],
     ["data.batch={cycle=20}"],
     ["data.batch={poisson=20}"],
     ["privacy.epsilon=[1,2,1,1,1]"],

@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-ROUNDED_UP = 1 + 1e-9
+EPSILON_MARGIN = 1 + 1e-9
 
 
 @dataclass(frozen=True)
-class Setup:
+class RunSetup:
     """The same for every agent of a federation: what was agreed, and the plan that follows from it."""
 
     manifest: Manifest
     plan: Plan
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Setup:
+    def of(cls, manifest: Manifest) -> RunSetup:
         """From a manifest whose configuration is complete."""
         config, graph = manifest.config, manifest.topology
         expect_no_attack(config)
         expect_no_rounding(config)
-        counts = _counts(config)
+        counts = _record_counts(config)
         sigma = builders.sigma(config, graph.agents)
         if sigma is None or len(counts) != graph.agents:
             raise ConfigError(
@@ -57,7 +57,7 @@ class Setup:
     @property
     def counts(self) -> tuple[int, ...]:
         """The records of every agent."""
-        return _counts(self.manifest.config)
+        return _record_counts(self.manifest.config)
 
     @property
     def coalition(self) -> int:
@@ -125,22 +125,22 @@ def expect_small_delta(config: RunConfig, counts: tuple[int, ...]) -> None:
         )
 
 
-def _counts(config: RunConfig) -> tuple[int, ...]:
+def _record_counts(config: RunConfig) -> tuple[int, ...]:
     return tuple(int(size) for size in config.data.sizes or ())
 
 
-def completed(
+def complete_config(
     config: RunConfig,
     graph: Topology,
     counts: tuple[int, ...],
     progress: Progress | None = None,
-    goes_on: bool = False,
+    tolerates_silence: bool = False,
     departures: int = 0,
 ) -> tuple[RunConfig, Account]:
     """The configuration with noise, budgets and records of every agent written out, and what it costs.
 
-    `goes_on`: the rule is to go on without who is gone. Where draws are shared there is a little more noise
-    then, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
+    `tolerates_silence`: agents go on without a silent neighbour. Where draws are shared, a little more noise
+    is added, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
     `departures`: so many agents may drop out and the noise is still enough (`Rules.departures`).
     """
     builders.expect_named(config)
@@ -152,8 +152,8 @@ def completed(
     plan, account = plan_and_account(reserved, graph, counts, progress)
     guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, builders.analysis(config, counts)
     given, more = builders.sigma(config, graph.agents) is not None, 1.0
-    if goes_on and guarantee == "adaptive":
-        more = with_reserve(plan, analysis.exposure(), privacy.colluders, privacy.patient)
+    if tolerates_silence and guarantee == "adaptive":
+        more = with_reserve(plan, analysis.exposure(), privacy.colluders, privacy.allow_slow)
     if more > 1:
         # Noise that is given stays as it is: with the reserve it is worth what less noise is without.
         account = accounted(
@@ -168,7 +168,7 @@ def completed(
     if not given:
         epsilon = builders.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents).tolist()
     else:
-        epsilon = [max(float(e), 1e-12) * ROUNDED_UP for e in spent.epsilon]
+        epsilon = [max(float(e), 1e-12) * EPSILON_MARGIN for e in spent.epsilon]
     sigma = (plan.full_scale * (1.0 if given else more) / privacy.clip).tolist()
     tree = config.model_dump(exclude_none=True)
     tree["topology"]["agents"] = graph.agents

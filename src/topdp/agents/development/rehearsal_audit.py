@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from topdp.agents.agreement import manifest as manifests
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.audit.audit_run import Audit, Prepared, Question
 from topdp.audit.canaries import AuditError
 from topdp.audit.findings import Findings
@@ -23,7 +23,7 @@ MANIFEST = "manifest.toml"
 
 
 def plant(
-    setup: Setup,
+    setup: RunSetup,
     input_shape: tuple[int, ...],
     outputs: int,
     asked: Question,
@@ -38,7 +38,7 @@ def plant(
 
 def of_notes(folder: Path, asked: Question, watch: Watcher | None = None) -> Prepared:
     """An audit of what agents noted in a rehearsal."""
-    setup = Setup.of(manifests.read(folder / MANIFEST))
+    setup = RunSetup.of(manifests.read_manifest(folder / MANIFEST))
     planted = Planted.load(folder / CANARIES)
     if planted.plan != setup.plan.digest():
         raise AuditError(f"Expected canaries for the plan of {folder / MANIFEST}, got those of another.")
@@ -69,7 +69,7 @@ def of_notes(folder: Path, asked: Question, watch: Watcher | None = None) -> Pre
     return Prepared(setup.manifest.config, setup.plan.agents, carry_out)
 
 
-def _audit(setup: Setup, dimension: int, asked: Question, watch: Watcher | None) -> Audit:
+def _audit(setup: RunSetup, dimension: int, asked: Question, watch: Watcher | None) -> Audit:
     config = setup.manifest.config
     asked.expect_possible(setup.plan.agents)
     found = accounted(config, setup.plan, builders.analysis(config, setup.counts), None, accounting(watch))

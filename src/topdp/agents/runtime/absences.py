@@ -54,7 +54,7 @@ class Absences:
 
     def _give_up(self, peer: str, why: str) -> bool:
         """States that `peer` is silent, where the rule is to go on without it; whether it is."""
-        if not self.equipment.manifest.rules.goes_on or not self.sharing.gossip.begun:
+        if not self.equipment.manifest.rules.tolerates_silence or not self.sharing.gossip.begun:
             return False
         if self.departures.give_up(peer):
             self.peers.told.tell(peer, "given_up", f"{why}: no further row of it is taken")
@@ -76,7 +76,7 @@ class Absences:
         From the round after the last that somebody has of it, where the budget allows that; else from the
         next round on.
         """
-        gone, counts = self.departures.gone(), self.ledger.counted_out()
+        gone, counts = self.departures.gone(), self.ledger.departed_members()
         new = {name: one.seen + 1 for name, one in gone.items() if name not in counts}
         if not new and counts == self._counts:
             return self._meter

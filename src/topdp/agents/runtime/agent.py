@@ -15,19 +15,18 @@ from typing import Any
 
 from safetensors.torch import save
 
-from topdp.agents.agreement.card_succession import Directory
-from topdp.agents.agreement.ledger_mark import BooksMark
-from topdp.agents.agreement.row_signatures import Proofs
-from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.agreement.card_succession import CardDirectory
+from topdp.agents.agreement.rollback_mark import RollbackMark
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.inbox import Inbox
-from topdp.agents.ledger.ledger import Ledger, Partners
+from topdp.agents.ledger.ledger import Ledger, PartnerMode
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.ledger.row_witness import holds, newest_head
+from topdp.agents.ledger.row_witness import has_entry, newest_hash
+from topdp.agents.runtime import live_pairing_loop
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.agent_loop import Life
-from topdp.agents.runtime.agent_rows import shares_draws
 from topdp.agents.runtime.card_updates import Cards
 from topdp.agents.runtime.greeting import Terms
 from topdp.agents.runtime.hidden_row_limits import same_limits
@@ -41,7 +40,7 @@ from topdp.agents.wire.traffic_counter import Counted
 from topdp.agents.wire.transport import Transport, end_all
 from topdp.base.files import write_whole
 from topdp.errors import ExitCode, InputError
-from topdp.runs import builders
+from topdp.plan import Capability
 
 BOOKS = "books"  # the key of the books' own name
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
@@ -66,10 +65,9 @@ class Agent:
         equipment: Equipment,
         folder: Path,
         transport: Transport,
-        failpoints: Failpoints | None = None,
         live_pairing: bool = False,
         private: PrivateFiles | None = None,
-        directory: Directory | None = None,
+        directory: CardDirectory | None = None,
     ) -> None:
         """`live_pairing`: partners are found on the way, not taken from the plan; all agents or none.
 
@@ -77,20 +75,15 @@ class Agent:
         `directory`: the cards that the transport reads, where it reads any.
         """
         self.folder, self.name = folder, equipment.name
-        if live_pairing and shares_draws(equipment.part.plan):
+        if live_pairing and (reason := live_pairing_loop.supports(equipment.part.plan)):
             raise InputError(
-                "Expected a plan whose agents share no draws for live pairing, got one that does."
+                f"Expected a plan of method.mode = 'async' alone for live pairing, got {reason}: "
+                "partners' rows come one by one. Use train.optimiser = 'sgd' and robust.rule = 'mean'."
             )
         if live_pairing and equipment.meter.spending.batches.sampled:
             raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
-        if live_pairing and not builders.optimiser(equipment.manifest.config).plain:
-            raise InputError("Expected train.optimiser = 'sgd' alone for live pairing: it keeps no memories.")
-        if live_pairing and equipment.part.plan.robust is not None:
-            raise InputError(
-                "Expected robust.rule = 'mean' for live pairing: partners' rows come one by one."
-            )
         manifest = equipment.manifest
-        partners: Partners = "found" if live_pairing else "planned"
+        partners: PartnerMode = "found" if live_pairing else "planned"
         gauge = equipment.meter
         by_plan = (gauge.by_plan is not None or gauge.in_the_open) and not live_pairing
         guarantee = manifest.config.privacy.guarantee if by_plan else "worst-case"
@@ -100,15 +93,13 @@ class Agent:
             self.name,
             partners=partners,
             guarantee=guarantee,
-            whoever_is_missing=gauge.in_the_open,
+            holds_after_departures=gauge.in_the_open,
             reserve=equipment.setup.reserve if by_plan else 0,
         )
         try:
             # What a changed byte hides would be counted from, and bound by the next charge.
             verify(self.ledger)
-            self._put_together(
-                equipment, transport, failpoints or Failpoints(), live_pairing, private, directory
-            )
+            self._put_together(equipment, transport, live_pairing, private, directory)
         except BaseException:
             self.ledger.close()  # and its lock: who starts next in this process finds it free
             raise
@@ -117,17 +108,17 @@ class Agent:
         self,
         equipment: Equipment,
         transport: Transport,
-        failpoints: Failpoints,
         live_pairing: bool,
         private: PrivateFiles | None,
-        directory: Directory | None,
+        directory: CardDirectory | None,
     ) -> None:
         manifest, part = equipment.manifest, equipment.part
         self.sharing: Sharing | None = None
-        rehearses = equipment.gradients.rehearsal is not None
-        seeded, granted = equipment.draws.seeded, equipment.setup.budget(part.agent)
-        least = start_choices.settle(self.ledger, seeded, rehearses, equipment.asked, granted)
-        start_choices.note_delta(self.ledger, manifest.config.privacy.delta)
+        hooks, granted = equipment.hooks, equipment.setup.budget(part.agent)
+        least = start_choices.record_choices(
+            self.ledger, hooks.seeded, hooks.rehearsal, equipment.asked, granted
+        )
+        start_choices.record_delta(self.ledger, manifest.config.privacy.delta)
         if live_pairing:  # charges by worst case, and rounds are each agent's own count
             every = same_limits(part.plan, manifest.rules.largest_norm)
             equipment = replace(equipment, limits=every)
@@ -135,11 +126,11 @@ class Agent:
         folder_of_identity = private.folder if private else None
         self.cards = Cards(manifest, self.name, self.ledger, folder_of_identity, directory)
         if equipment.order is not None:
-            start_choices.expect_order(self.ledger, equipment.order)
-        if shares_draws(part.plan):
-            self.sharing = Sharing(equipment, self.ledger, private, failpoints)
+            start_choices.expect_record_order(self.ledger, equipment.order)
+        if Capability.SHARED_DRAWS in part.plan.needs:
+            self.sharing = Sharing(equipment, self.ledger, private)
             self.sharing.gossip.directory = self.cards.directory
-        self.mark = BooksMark(private.folder, manifest.hash) if private else None
+        self.mark = RollbackMark(private.folder, manifest.hash) if private else None
         doubtful = self._resumes()
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
@@ -151,12 +142,12 @@ class Agent:
             neighbours,
             Terms(manifest.hash, plan, digest_of(start.tobytes())),
             self.ledger,
-            Inbox(self.ledger, sent, gaps=manifest.rules.goes_on),
+            Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
             self.traffic,
             self._check,
-            failpoints,
+            hooks,
             Told(self.name),
-            Proofs(
+            RowSignatures(
                 self.name,
                 manifest,
                 private.identity if private else None,
@@ -168,9 +159,7 @@ class Agent:
             doubtful,
         )
         way = Meetings if live_pairing else Rounds
-        self.life: Life = way(
-            equipment, self.ledger, self.peers, failpoints, self._leave, self.sharing, self._note
-        )
+        self.life: Life = way(equipment, self.ledger, self.peers, self._leave, self.sharing, self._note)
 
     def _check(self, peer: str, round: int, body: bytes) -> None:
         """Refuses bytes that are no row of this federation, or longer than one of this round may be."""
@@ -188,14 +177,14 @@ class Agent:
             books.database.remember(BOOKS, secrets.token_hex(16))
         if self.mark is None:
             return books.round >= 0
-        others = self.mark.resume(books.meta[BOOKS], books.round, lambda head: holds(books, head))
+        others = self.mark.resume(books.meta[BOOKS], books.round, lambda head: has_entry(books, head))
         if books.round >= 0:
             self._note(books.round)  # who was killed between entry and mark has none of what leaves now
         return others or books.round >= 0
 
     def _note(self, round: int) -> None:
         if self.mark is not None:
-            self.mark.note(self.ledger.meta[BOOKS], round, newest_head(self.ledger))
+            self.mark.note(self.ledger.meta[BOOKS], round, newest_hash(self.ledger))
 
     def stop(self) -> None:
         """Asks the agent to end; what was done is on disk, and the same command continues."""
@@ -225,14 +214,10 @@ class Agent:
         finally:
             await end_all([life, asked], self.name)
 
-    def abandon(self) -> None:
-        """For tests: what is left of an agent that was killed."""
-        for task in list(self.peers.tasks):
-            task.cancel()
-        self.ledger.close()
-
     def _outcome(self, finished: bool) -> Outcome:
-        seeded, rehearsal = (start_choices.was(self.ledger, key) for key in start_choices.OPTIONS)
+        seeded, rehearsal = (
+            start_choices.ever_chosen(self.ledger, key) for key in start_choices.TEST_OPTIONS
+        )
         result = {
             "agent": self.name,
             "federation": self.equipment.manifest.hash,
@@ -244,8 +229,8 @@ class Agent:
             "budget": self.equipment.epsilon,
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,
-            "departures": self.ledger.departures(),
-            **({"gone": self.ledger.counted_out()} if self.sharing else {}),
+            "departures": self.ledger.covered_departures(),
+            **({"gone": self.ledger.departed_members()} if self.sharing else {}),
             "spent": self._spent(),
             "milliseconds_per_round": self.life.timing.per_round(),
             "processor_milliseconds_per_round": self.life.timing.processor_per_round(),
@@ -266,7 +251,7 @@ class Agent:
         adaptive = {"colluders": privacy.colluders} if books.charged_by == "adaptive" else {}
         return {
             "epsilon": books.spent,
-            "worst_case": books.last.worst_case if books.last else 0.0,
+            "worst_case": books.last_entry.worst_case if books.last_entry else 0.0,
             "delta": privacy.delta,
             "charged_by": books.charged_by,
             **adaptive,

@@ -25,9 +25,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost, Kind
+from topdp.agents.ledger.ledger_entries import EntryKind, ReleaseCost
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.budget_meter import allows
 from topdp.agents.runtime.peer_contacts import TICKS
@@ -53,7 +52,6 @@ class Life(ABC):
         equipment: Equipment,
         ledger: Ledger,
         peers: Peers,
-        failpoints: Failpoints,
         finished: Callable[[], None],
         sharing: Sharing | None = None,
         mark: Callable[[int], None] = lambda round: None,
@@ -66,7 +64,7 @@ class Life(ABC):
         self._asked_all = False  # waited once, for as long as the rule says, for what neighbours have seen
         self.drained = 0  # ticks since the last round
         self.sharing = sharing
-        self.equipment, self.ledger, self.peers, self.failpoints = equipment, ledger, peers, failpoints
+        self.equipment, self.ledger, self.peers, self.hooks = equipment, ledger, peers, equipment.hooks
         self.meter = equipment.meter
         self.finished = finished
         self.name = equipment.name
@@ -141,7 +139,7 @@ class Life(ABC):
             await ticks.wait(self.peers)
         return not self.stopping.is_set()
 
-    def _decide(self, round: int, information: float, planned: bool) -> tuple[Kind, Cost]:
+    def _decide(self, round: int, information: float, planned: bool) -> tuple[EntryKind, ReleaseCost]:
         """Whether the agent's data enter `round`, and what that costs.
 
         Decided by budget, plan and departures, never by the data: so that it tells nothing of them.
@@ -151,7 +149,7 @@ class Life(ABC):
             cost = meter.cost(round, self.history, total, information, planned)
             if allows(self.equipment.epsilon, total, cost):
                 return "release", cost
-            self.ledger.stop(round)
+            self.ledger.stop_data(round)
             logger.warning(
                 "%s: round %d would bring the spent epsilon to %.6g, the budget is %.6g: from here on its "
                 "rows carry noise and no data",
@@ -199,8 +197,8 @@ class Life(ABC):
     def _release(
         self,
         round: int,
-        kind: Kind,
-        cost: Cost,
+        kind: EntryKind,
+        cost: ReleaseCost,
         bodies: Mapping[str, bytes],
         rows: Mapping[int, Tensor],
         applied: Iterable[tuple[str, int]],
@@ -210,14 +208,14 @@ class Life(ABC):
         """Charge, bytes and state in one transaction; only then does anybody hear of it."""
         for peer in filter(self.ledger.finished, self.peers.neighbours):
             self.peers.contacts.needs_nothing_before(peer, round)
-        self.failpoints.reached("before_ledger")
+        self.hooks.reached("before_ledger")
         state = save({str(row): value.contiguous() for row, value in rows.items()})
         with self.timing.measure("ledger"):
-            self.ledger.before_commit = lambda: self.failpoints.reached("in_ledger")
+            self.ledger.before_commit = lambda: self.hooks.reached("in_ledger")
             self.ledger.release(round, cost, bodies, state, applied, pair, kind, notes)
         self.timing.rounds += 1
         self.doing = "waits"
-        self.failpoints.reached("after_ledger")
+        self.hooks.reached("after_ledger")
         self.mark(round)
         if self.sharing is not None:
             self.sharing.note(round)
@@ -252,7 +250,7 @@ class Life(ABC):
 
     def _received(self, peer: str, round: int) -> Tensor:
         """The row that `peer` sent in `round`."""
-        body = self.ledger.received(peer, round)
+        body = self.ledger.unapplied_body(peer, round)
         assert body is not None
         start = self.equipment.start
         dtype = str(start.dtype).removeprefix("torch.")

@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.release_tally import Tally
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
@@ -64,7 +64,9 @@ class Meter:
             return self.spending.worst_case(history[-1:])
         return self._epsilon(self._tally("worst", history).mu())
 
-    def cost(self, round: int, history: History, total: float, information: float, planned: bool) -> Cost:
+    def cost(
+        self, round: int, history: History, total: float, information: float, planned: bool
+    ) -> ReleaseCost:
         """What the release of `round` would cost an agent that has spent `total`.
 
         `history`: its releases so far. `planned` False: something has departed from the plan.
@@ -79,9 +81,9 @@ class Meter:
             after = self._learned(history, round)
         else:
             after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
-        return Cost(_charge(total, after), _finite(worst), _finite(information))
+        return ReleaseCost(_charge(total, after), _finite(worst), _finite(information))
 
-    def owed(self, history: History, total: float, planned: bool) -> Cost:
+    def owed(self, history: History, total: float, planned: bool) -> ReleaseCost:
         """What a round costs that the agent's data do not enter: nothing.
 
         Only once the plan is departed from, what was released before has cost what the worst case says; and
@@ -92,7 +94,7 @@ class Meter:
             charge = _charge(total, self._learned(history))
         else:
             charge = 0.0 if planned else _charge(total, worst)
-        return Cost(charge, _finite(worst), 0.0)
+        return ReleaseCost(charge, _finite(worst), 0.0)
 
     def without(self, gone: Mapping[int, int]) -> Meter:
         """The meter where agents count as colluders, each from its round on."""
@@ -129,7 +131,7 @@ class Meter:
         return GaussianLoss(mu).epsilon(self.spending.delta)
 
 
-def allows(epsilon: float, total: float, cost: Cost) -> bool:
+def allows(epsilon: float, total: float, cost: ReleaseCost) -> bool:
     """Whether an agent that has spent `total` may make the release: not when it would pass the budget."""
     return bool(total + cost.charge <= epsilon * (1 + SLACK))
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from topdp.agents.agreement.signed_statements import Statement
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_facts import WITHOUT
-from topdp.agents.runtime.agent_rows import Changed, Part
+from topdp.agents.ledger.ledger_facts import DEPARTED_SUBJECT_PREFIX
+from topdp.agents.runtime.agent_rows import Changed, PlanPart
 from topdp.agents.runtime.statement_gossip import Gossip
 from topdp.privacy.observers.survivors import TAKEN_BACK
 
@@ -45,11 +45,11 @@ class Gone:
 class Departures:
     """What one agent knows of those who are gone."""
 
-    def __init__(self, part: Part, gossip: Gossip, ledger: Ledger, takes_back: bool) -> None:
+    def __init__(self, part: PlanPart, gossip: Gossip, ledger: Ledger, takes_back: bool) -> None:
         self.part, self.gossip, self.ledger, self.takes_back = part, gossip, ledger, takes_back
         self.manifest = gossip.manifest
         self.name = gossip.identity.card.name
-        gossip.kinds |= {SILENT: self._check_silent, WITHOUT: self._check_without}
+        gossip.kinds |= {SILENT: self._check_silent, DEPARTED_SUBJECT_PREFIX: self._check_without}
 
     # Statements of this agent
 
@@ -57,7 +57,7 @@ class Departures:
         """`peer` is silent for good; whether that is new."""
         new = not self.given_up(peer)
         if new:
-            self.gossip.state(SILENT + peer, str(self.ledger.seen(peer)))
+            self.gossip.state(SILENT + peer, str(self.ledger.last_received(peer)))
         return new
 
     def given_up(self, peer: str) -> bool:
@@ -65,7 +65,7 @@ class Departures:
 
     def count_out(self, name: str, first: int) -> None:
         """The books of this agent cover that `name` colludes, in all rounds from `first` on."""
-        self.gossip.state(WITHOUT + name, str(first))
+        self.gossip.state(DEPARTED_SUBJECT_PREFIX + name, str(first))
 
     # What follows from those of all
 
@@ -91,7 +91,7 @@ class Departures:
     def covered_from(self, name: str) -> int | None:
         """The round from which all who are left count `name` as a colluder; None: not all have said so."""
         gone = self.gone()
-        stated = self.gossip.news.on(self.gossip.run, WITHOUT + name)
+        stated = self.gossip.news.on(self.gossip.run, DEPARTED_SUBJECT_PREFIX + name)
         left = [one for one in self.manifest.names if one not in gone]
         if name not in gone or any(one not in stated for one in left):
             return None
@@ -151,7 +151,7 @@ class Departures:
         self._check_round(statement, -1)
 
     def _check_without(self, statement: Statement) -> None:
-        subject = statement.about.removeprefix(WITHOUT)
+        subject = statement.about.removeprefix(DEPARTED_SUBJECT_PREFIX)
         if subject not in self.manifest.names or subject == statement.author:
             raise ValueError("expected a word on another agent")
         self._check_round(statement, 0)

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from topdp.agents.agreement.row_signatures import LONGEST as LONGEST_SIGNATURE
+from topdp.agents.agreement.row_signatures import MAX_SIGNATURE_BYTES
 
 LONGEST = 4096  # bytes
 MOST_STATEMENTS = 2**31
 WORD = re.compile(r"[ -~]{1,128}", re.ASCII)
 HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
-SIGNATURE = re.compile(rf"(?:[0-9a-f]{{2}}){{0,{LONGEST_SIGNATURE}}}", re.ASCII)
+SIGNATURE = re.compile(rf"(?:[0-9a-f]{{2}}){{0,{MAX_SIGNATURE_BYTES}}}", re.ASCII)
 
 
 class NotAGreeting(ValueError):  # noqa: N818 - what it was; never leaves `peers`

@@ -18,7 +18,7 @@ from typing import final
 
 import numpy as np
 
-from topdp.agents.agreement.hidden_rows import expect_steps_below_noise, largest_exact, least_deviation
+from topdp.agents.agreement.hidden_rows import expect_steps_below_noise, max_exact_norm, smallest_noise_std
 from topdp.agents.runtime.row_sums import ROUNDED
 from topdp.base.array_types import Bools, Floats
 from topdp.errors import InputError
@@ -99,11 +99,11 @@ def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: fl
 def expect_exact(plan: Plan, largest_norm: float) -> None:
     """Refuses rows that float64 could not carry as multiples of their steps, and steps like others' noise."""
     expect_steps_below_noise(plan)
-    most = largest_exact(plan)
+    most = max_exact_norm(plan)
     if not largest_norm <= most:
         raise InputError(
             f"rules.largest_norm: expected at most {most:.3g}, so that float64 holds rows of that length to "
-            f"2⁻²⁰ of their noise, of deviation {least_deviation(plan):.3g}, got {largest_norm:g}: "
+            f"2⁻²⁰ of their noise, of deviation {smallest_noise_std(plan):.3g}, got {largest_norm:g}: "
             "privacy.guarantee counts on rows that some do not see, and these must not be rounded. Make the "
             'manifest anew with `topdp federation create`, which takes that, or take "worst-case".'
         )

@@ -22,10 +22,9 @@ from typing import final
 
 from torch import Tensor
 
-from topdp.agents.development.failpoints import Failpoints
-from topdp.agents.ledger.ledger import ANYBODY, Ledger
+from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.ledger.pairing_records import Pair, Pairing
+from topdp.agents.ledger.pairing_records import PairingRecords, PairRecord
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.agent_loop import Life, Ticks
 from topdp.agents.runtime.handover import Handover
@@ -36,12 +35,20 @@ from topdp.agents.runtime.shared_draws import Sharing
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
-from topdp.protocols import TopAsynchronous
+from topdp.plan import Plan, unsupported
+from topdp.protocols import PlainAsynchronous, TopAsynchronous
 from topdp.protocols.protocol import reduced
 from topdp.runs import builders
 
 CHANCE: Callable[[], random.Random] = random.SystemRandom  # who asks whom first: no secret, but not seeded
 LISTENING = 0.3  # seconds at most that an agent waits to be asked; decides how many meet, nothing else
+
+
+def supports(plan: Plan) -> str | None:
+    """None, or what in `plan` agents cannot do that find their partners: only the paper's update rule."""
+    if plan.protocol not in (PlainAsynchronous.name, TopAsynchronous.name):
+        return f"protocol {plan.protocol}"
+    return unsupported(plan, ())
 
 
 @final
@@ -53,13 +60,12 @@ class Meetings(Life):
         equipment: Equipment,
         ledger: Ledger,
         peers: Peers,
-        failpoints: Failpoints,
         finished: Callable[[], None],
         sharing: Sharing | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
-        self.pairing = Pairing(ledger)
+        super().__init__(equipment, ledger, peers, finished, sharing, mark)
+        self.pairing = PairingRecords(ledger)
         config = equipment.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
         self.reuses = isinstance(builders.protocol(config), TopAsynchronous)
@@ -90,7 +96,7 @@ class Meetings(Life):
         await self._round(self.ledger.round + 1, self.pairing.ready())
         return True
 
-    async def _round(self, round: int, pair: Pair | None) -> None:
+    async def _round(self, round: int, pair: PairRecord | None) -> None:
         plan, me = self.equipment.part.plan, self.equipment.part.agent
         scale, rate = float(plan.scale[round]), float(plan.rate[round])
         std = float(self.deviation[me])
@@ -104,9 +110,11 @@ class Meetings(Life):
         self.pairing.forget_rows()
         applied = [(pair.partner, pair.partner_round or 0)] if pair else []
         body = row_payload.encode(row.numpy())
-        self._release(round, kind, cost, {ANYBODY: body}, {me: row}, applied, pair.id if pair else None)
+        self._release(round, kind, cost, {ANY_RECEIVER: body}, {me: row}, applied, pair.id if pair else None)
 
-    def _job(self, round: int, pair: Pair | None, std: float, rate: float | None) -> Callable[[], Tensor]:
+    def _job(
+        self, round: int, pair: PairRecord | None, std: float, rate: float | None
+    ) -> Callable[[], Tensor]:
         """What makes the row of `round`; does not touch the books. `rate` None: no data enter."""
         estimate = self.estimate()
         parts, before = [(0, 1.0)], {0: estimate}
@@ -172,18 +180,18 @@ class Meetings(Life):
         id, own = self.pairing.propose(), self.ledger.round
         try:
             reply = await self._request(peer, Message.of(MessageKind.PROPOSE, own, id.encode()))
-            self.failpoints.reached("after_propose")
+            self.hooks.reached("after_propose")
             if not reply.ok:
                 return
             row = self._handed_over(peer, reply.body)
             if row is None:
                 return
-            self.failpoints.reached("before_commit")
+            self.hooks.reached("before_commit")
             verdict = self.pairing.commit(id, peer, own, row.round, row.body, bytes.fromhex(row.signature))
             if verdict is ReplyCode.EQUIVOCATION:
                 self._two_stories(peer, row.round)
                 return
-            self.failpoints.reached("after_commit")
+            self.hooks.reached("after_commit")
             if verdict is ReplyCode.OK:
                 await self._settle()
         except Unreachable:
@@ -196,8 +204,8 @@ class Meetings(Life):
         try:
             row = Handover.unpack(packed, self.peers.last)
             self.peers.check(peer, row.round, row.body)
-            signed = (peer, ANYBODY, row.round, digest_of(row.body), bytes.fromhex(row.signature))
-            if not self.peers.proofs.holds(*signed):
+            signed = (peer, ANY_RECEIVER, row.round, digest_of(row.body), bytes.fromhex(row.signature))
+            if not self.peers.proofs.verify(*signed):
                 row = replace(row, signature="")
         except ValueError as error:
             self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
@@ -231,7 +239,7 @@ class Meetings(Life):
                     message = Message.of(MessageKind.COMMIT, pair.own_round, packed)
                     if (await self.peers.transport.request(partner, message)).ok:
                         self.pairing.told(pair.id)
-                        self.failpoints.reached("after_told")
+                        self.hooks.reached("after_told")
             for pair in self.pairing.prepared():
                 if pair.partner == partner:
                     message = Message.of(MessageKind.RESOLVE, 0, pair.id.encode())
@@ -258,7 +266,7 @@ class Meetings(Life):
     async def _propose(self, peer: str, message: Message) -> Reply:
         if not self.pairing.accept(message.body.decode("ascii", "replace")[:64], peer):
             return Reply(ReplyCode.BUSY)
-        self.failpoints.reached("after_prepare")
+        self.hooks.reached("after_prepare")
         return Reply(ReplyCode.OK, body=self._packed(self.ledger.round))
 
     async def _commit(self, peer: str, message: Message) -> Reply:
@@ -271,7 +279,7 @@ class Meetings(Life):
 
     def _packed(self, round: int, id: str = "") -> bytes:
         body = self.pairing.own_row(round)
-        signature = self.peers.proofs.sign(ANYBODY, round, digest_of(body))
+        signature = self.peers.proofs.sign(ANY_RECEIVER, round, digest_of(body))
         return Handover(round, id, body, signature.hex()).pack()
 
     def _take(self, peer: str, id: str | None, packed: bytes) -> ReplyCode:
@@ -309,4 +317,4 @@ class Meetings(Life):
         ]
 
     def _knows(self, peer: str) -> bool:
-        return self.ledger.told(peer) or self.peers.ends_with(peer)
+        return self.ledger.finish_known(peer) or self.peers.ends_with(peer)

@@ -13,9 +13,9 @@ import logging
 from collections import Counter
 from typing import final
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger_entries import digest_of
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.card_updates import Cards
 from topdp.agents.runtime.greeting import Greeting, NotAGreeting
 from topdp.agents.runtime.peer_contacts import MOST_GAPS, Contacts
@@ -36,13 +36,13 @@ class Sending:
         contacts: Contacts,
         inbox: Inbox,
         transport: Transport,
-        failpoints: Failpoints,
+        hooks: AgentHooks,
         last: int,
         cards: Cards | None,
     ) -> None:
         """`last`: the last round of the plan. `cards`: where agents may renew theirs."""
         self.contacts, self.inbox, self.transport = contacts, inbox, transport
-        self.failpoints, self.last, self.cards = failpoints, last, cards
+        self.hooks, self.last, self.cards = hooks, last, cards
         self.ledger, self.told, self.gossip = contacts.ledger, contacts.told, contacts.gossip
         self._gaps: Counter[str] = Counter()  # how often each lacked an earlier row, one time after another
         self.finishing = False  # all rounds are done: neighbours are told so
@@ -51,7 +51,7 @@ class Sending:
         """The rounds that `peer` has not acknowledged and may need."""
         if peer in self.contacts.refused_by or self.ledger.finished(peer):
             return []
-        waiting = self.ledger.waiting(peer)
+        waiting = self.ledger.unacknowledged(peer)
         # Who is so far behind was gone on without, and takes up the round where others are: these show it.
         return waiting[-2:] if self.inbox.gaps and len(waiting) > self.inbox.window else waiting
 
@@ -81,7 +81,7 @@ class Sending:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _greet(self, peer: str) -> bool:
-        known = self.ledger.seen(peer)
+        known = self.ledger.last_received(peer)
         body = self.contacts.greeting(peer).encode()
         reply = await self.transport.request(peer, Message.of(MessageKind.HELLO, 0, body))
         if reply.code is ReplyCode.OTHER_TERMS:
@@ -120,18 +120,18 @@ class Sending:
             round, body = waiting[0], self.ledger.body(peer, waiting[0])
             signature = self.contacts.proofs.sign(peer, round, digest_of(body))
             return Message.of(MessageKind.ROW, round, body, signature)
-        if self.finishing and not self.ledger.told(peer):
+        if self.finishing and not self.ledger.finish_known(peer):
             return Message.of(MessageKind.BYE, self.ledger.round)
         return None
 
     async def _deliver(self, peer: str, message: Message) -> bool:
-        self.failpoints.reached("before_send")
+        self.hooks.reached("before_send")
         reply = await self.transport.request(peer, message)
-        self.failpoints.reached("after_send")
+        self.hooks.reached("after_send")
         self.contacts.heard(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self._gaps.pop(peer, None)
-            for round in self.ledger.waiting(peer):
+            for round in self.ledger.unacknowledged(peer):
                 if round <= message.round:
                     self.ledger.acknowledge(peer, round)
         elif message.kind is MessageKind.CARD:
@@ -141,7 +141,7 @@ class Sending:
             assert self.gossip is not None
             self.gossip.acknowledged(peer, message.round)
         elif reply.ok:
-            self.ledger.note_told(peer)
+            self.ledger.note_finish_known(peer)
         elif reply.code is ReplyCode.GONE:
             self.contacts.ask(peer)  # what it answers then may hold its last words
         elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MOST_GAPS:

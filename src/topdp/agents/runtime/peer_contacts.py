@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from time import time
 from typing import Any, final
 
-from topdp.agents.agreement.row_signatures import Proofs
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.greeting import Greeting, Terms
 from topdp.agents.runtime.peer_judgement import Beliefs
@@ -39,7 +39,7 @@ class Contacts:
         terms: Terms,
         ledger: Ledger,
         told: Told,
-        proofs: Proofs,
+        proofs: RowSignatures,
         gossip: Gossip | None,
         doubtful: bool,
     ) -> None:
@@ -102,7 +102,7 @@ class Contacts:
             return
         if judgement.code is not None and self.ledger.quarantined(peer) is None:
             self.distrust(peer, judgement.code, judgement.words)
-        for round in self.ledger.waiting(peer):
+        for round in self.ledger.unacknowledged(peer):
             if round <= greeting.seen:
                 self.ledger.acknowledge(peer, round)
         self._send_again(peer, greeting)
@@ -122,7 +122,7 @@ class Contacts:
             self.gossip.learn(peer, greeting.statements)
         round, times = self._again.get(peer, (-1, 0))
         times = times if round == self.ledger.round else 0
-        times += self.ledger.send_again(peer, greeting.seen, MOST_AGAIN - times)
+        times += self.ledger.requeue(peer, greeting.seen, MOST_AGAIN - times)
         self._again[peer] = (self.ledger.round, times)
         if times >= MOST_AGAIN:
             self.told.tell(peer, "again", "asks again and again for rows that it has acknowledged")
@@ -130,7 +130,7 @@ class Contacts:
 
     def needs_nothing_before(self, peer: str, round: int) -> None:
         """Rows of earlier rounds are not kept for `peer`; the newest are, as if it had acknowledged them."""
-        for earlier in self.ledger.waiting(peer):
+        for earlier in self.ledger.unacknowledged(peer):
             if earlier < round:
                 self.ledger.acknowledge(peer, earlier)
 
@@ -204,7 +204,7 @@ class Contacts:
         """`peer` takes nothing more of this agent; nothing of it is waited for: nobody can stop another."""
         self.refused_by.add(peer)
         if what:
-            self.ledger.depart(f"round {self.ledger.round}: {peer} refused {what}", peer)
+            self.ledger.note_departure(f"round {self.ledger.round}: {peer} refused {what}", peer)
         self.changed.set()
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

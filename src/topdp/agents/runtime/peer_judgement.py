@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from topdp.agents.agreement.row_signatures import Proofs
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.ledger import row_witness
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.greeting import Greeting, Terms
@@ -44,7 +44,7 @@ class Beliefs:
         self,
         neighbours: list[str],
         ledger: Ledger,
-        proofs: Proofs,
+        proofs: RowSignatures,
         given_up: Callable[[str], bool],
         doubtful: bool,
     ) -> None:
@@ -67,9 +67,9 @@ class Beliefs:
 
     def round_of(self, peer: str) -> int:
         """The highest round of which `peer` has shown a row, ever."""
-        return max(self.shown[peer], self.ledger.seen(peer))
+        return max(self.shown[peer], self.ledger.last_received(peer))
 
-    def leaves_out(self, peer: str, round: int) -> bool:
+    def skips_rounds(self, peer: str, round: int) -> bool:
         """Whether `peer` says that `round` is over for it and that it made no row for this agent in it.
 
         It is believed: of its own rows only, and who lies could as well keep them back.
@@ -78,11 +78,11 @@ class Beliefs:
         return last < round <= done
 
     def greeting(self, peer: str, terms: Terms, run: str, statements: int) -> Greeting:
-        seen = row_witness.newest_from(self.ledger, peer)
-        sent = row_witness.newest_for(self.ledger, row_witness.receiver_of(self.ledger, peer))
+        seen = row_witness.newest_received(self.ledger, peer)
+        sent = row_witness.newest_sent(self.ledger, row_witness.receiver_of(self.ledger, peer))
         return Greeting(
             terms,
-            self.ledger.charged,
+            self.ledger.last_sent_round,
             seen.round,
             self.ledger.round,
             run,
@@ -99,15 +99,15 @@ class Beliefs:
         mine = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
         if greeting.seen >= 0 and mine != greeting.seen_digest:
             signature = bytes.fromhex(greeting.seen_signature)
-            if self.proofs.is_mine(receiver, greeting.seen, greeting.seen_digest, signature):
+            if self.proofs.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
                 return Judgement(fault=self._old_copy(peer, greeting.seen))
             words = f"claims a row of round {greeting.seen} that this agent did not make, and cannot show it"
             return Judgement(code=ReplyCode.NOT_A_GREETING, words=words)
-        theirs = self.ledger.digest_seen(peer, greeting.sent)
+        theirs = self.ledger.digest_received(peer, greeting.sent)
         if theirs is not None and theirs != greeting.sent_digest:
             words = f"rolled back: sent round {greeting.sent} before, and now has another row for it"
             return Judgement(code=ReplyCode.ROLLED_BACK, words=words)
-        seen = self.ledger.seen(peer) if known is None else known
+        seen = self.ledger.last_received(peer) if known is None else known
         if greeting.charged < seen:
             words = f"rolled back: sent round {seen} before, and now knows of {greeting.charged} only"
             return Judgement(code=ReplyCode.ROLLED_BACK, words=words, is_old=known is None)

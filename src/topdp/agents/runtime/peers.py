@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, final
 
-from topdp.agents.agreement.row_signatures import Proofs
-from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.card_updates import Cards
 from topdp.agents.runtime.greeting import Greeting, Terms
 from topdp.agents.runtime.outbox_sender import Sending
@@ -38,9 +38,9 @@ class Peers:
         inbox: Inbox,
         transport: Transport,
         check: Check,
-        failpoints: Failpoints,
+        hooks: AgentHooks,
         told: Told,
-        proofs: Proofs,
+        proofs: RowSignatures,
         last: int,
         gossip: Gossip | None = None,
         cards: Cards | None = None,
@@ -54,8 +54,8 @@ class Peers:
         self.transport, self.told, self.proofs = transport, told, proofs
         self.terms, self.check, self.last = terms, check, last
         self.contacts = contacts = Contacts(neighbours, terms, ledger, told, proofs, gossip, doubtful)
-        self.answering = Answering(name, contacts, inbox, check, failpoints, last, cards)
-        self.sending = Sending(contacts, inbox, transport, failpoints, last, cards)
+        self.answering = Answering(name, contacts, inbox, check, hooks, last, cards)
+        self.sending = Sending(contacts, inbox, transport, hooks, last, cards)
         self.beliefs, self.changed, self.silent = contacts.beliefs, contacts.changed, contacts.silent
         self.heard_at, self.differing = contacts.heard_at, contacts.differing
         self.refused_by, self.left_by, self.tasks = contacts.refused_by, contacts.left_by, contacts.tasks

@@ -20,13 +20,12 @@ from typing import final
 
 from torch import Tensor
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.absences import Absences
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.agent_loop import Life, Ticks, logger
-from topdp.agents.runtime.agent_rows import AS_PLANNED, drawn, kept, make
+from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
 from topdp.agents.runtime.peer_contacts import TICKS
 from topdp.agents.runtime.peers import Peers
 from topdp.agents.runtime.row_monitor import Watch
@@ -44,12 +43,11 @@ class Rounds(Life):
         equipment: Equipment,
         ledger: Ledger,
         peers: Peers,
-        failpoints: Failpoints,
         finished: Callable[[], None],
         sharing: Sharing | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
+        super().__init__(equipment, ledger, peers, finished, sharing, mark)
         self.watch = Watch(peers.told, equipment.manifest.rules.largest_drift)
         self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
 
@@ -59,7 +57,9 @@ class Rounds(Life):
     async def _next_round(self) -> bool:
         if self.sharing is not None and not await self._agreed(self.sharing):
             return False
-        if self.sharing is None and not await self._heard_all(not self.equipment.manifest.rules.goes_on):
+        if self.sharing is None and not await self._heard_all(
+            not self.equipment.manifest.rules.tolerates_silence
+        ):
             return False
         with self.timing.measure("network"):
             gathered = await self._gather(self.ledger.round)
@@ -80,7 +80,7 @@ class Rounds(Life):
             self._depart(round, peer)
         information = float(self.meter.planned[round])
         kind, cost = self._decide(round, information, planned=self.ledger.departed is None)
-        self.failpoints.reached("before_compute")
+        self.hooks.reached("before_compute")
         part, own, draws = self.equipment.part, self._own(), self.equipment.draws
         gradients = self.equipment.gradients if kind == "release" else None
         changed, notes = self.sharing.departures.changes(round) if self.sharing else (AS_PLANNED, {})
@@ -89,8 +89,7 @@ class Rounds(Life):
         rows = {
             row: value if memories[row] else self._bounded(round, row, value) for row, value in rows.items()
         }
-        if (rehearsal := self.equipment.gradients.rehearsal) is not None:
-            rehearsal.keep(round, rows, received, drawn(part, round, draws, own[part.agent]))
+        self.hooks.rows_made(round, rows, received, draws)
         names = self.equipment.manifest.names
         bodies = {names[to]: row_payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
         applied = [(sender, round - 1) for sender in senders]
@@ -103,7 +102,7 @@ class Rounds(Life):
         rows = {peer: received[row] for peer, row in row_of.items()}
         for peer in self.watch.far(round - 1, self.estimate(), rows):
             del received[row_of[peer]]
-            self.ledger.depart(f"round {round}: the row of {peer} was too far away", peer)
+            self.ledger.note_departure(f"round {round}: the row of {peer} was too far away", peer)
 
     # Shared draws
 
@@ -172,7 +171,9 @@ class Rounds(Life):
                 return None
             missing = [peer for peer in expected if self._is_missing(peer, round)]
             waiting = [
-                peer for peer in expected if peer not in missing and self.ledger.received(peer, round) is None
+                peer
+                for peer in expected
+                if peer not in missing and self.ledger.unapplied_body(peer, round) is None
             ]
             self.waits.now(waiting)
             if not waiting:
@@ -192,25 +193,25 @@ class Rounds(Life):
         return self.absences is not None and self.absences.lost(peer)
 
     def _is_missing(self, peer: str, round: int) -> bool:
-        if self.ledger.received(peer, round) is not None:
+        if self.ledger.unapplied_body(peer, round) is not None:
             return False
         if self.absences is not None:
             return self.absences.lost(peer)
         if self.peers.ends_with(peer):
             return True
-        if not self.equipment.manifest.rules.goes_on:
+        if not self.equipment.manifest.rules.tolerates_silence:
             return False
         # It came too late, or is left out: rows come in order, and a later one was shown; or it says so.
         beliefs = self.peers.beliefs
-        passed = self.ledger.seen(peer) >= round or beliefs.shown[peer] > round
-        passed = passed or beliefs.leaves_out(peer, round)
+        passed = self.ledger.last_received(peer) >= round or beliefs.shown[peer] > round
+        passed = passed or beliefs.skips_rounds(peer, round)
         return passed or (self.peers.silent[peer] >= TICKS and min(self.peers.silent.values()) < TICKS)
 
     def _depart(self, round: int, peer: str) -> None:
         self.peers.told.tell(
             peer, "missing", f"no row for round {round}: this agent's own estimate stands in for it"
         )
-        self.ledger.depart(f"round {round}: nothing from {peer}", peer)
+        self.ledger.note_departure(f"round {round}: nothing from {peer}", peer)
 
     def _catch_up(self) -> bool:
         """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too.
@@ -224,7 +225,7 @@ class Rounds(Life):
             if self.ledger.quarantined(peer) is None and self.peers.silent[peer] < TICKS
         ]
         state = self.ledger.state()
-        if not self.equipment.manifest.rules.goes_on or not heard or state is None:
+        if not self.equipment.manifest.rules.tolerates_silence or not heard or state is None:
             return False
         target = min(self.peers.beliefs.round_of(peer) for peer in heard)
         if target <= self.ledger.round + 2:
@@ -237,9 +238,9 @@ class Rounds(Life):
             extra={"agent": self.name, "event": "rejoin", "round": target},
         )
         worst = self.equipment.meter.worst_case(self.history)
-        self.ledger.release(target, Cost(0.0, worst, 0.0), {}, state[1], kind="skip")
+        self.ledger.release(target, ReleaseCost(0.0, worst, 0.0), {}, state[1], kind="skip")
         self.mark(target)
-        self.ledger.depart(f"round {target}: rejoined")
+        self.ledger.note_departure(f"round {target}: rejoined")
         return True
 
     # The end
@@ -257,9 +258,9 @@ class Rounds(Life):
     def _stays_for(self, peer: str) -> bool:
         if self.peers.ends_with(peer):
             return False
-        knows, finished = self.ledger.told(peer), self.ledger.finished(peer)
+        knows, finished = self.ledger.finish_known(peer), self.ledger.finished(peer)
         if knows and finished:
             return False
-        goes_on = self.equipment.manifest.rules.goes_on or peer in leaving(self.ledger)
+        tolerates_silence = self.equipment.manifest.rules.tolerates_silence or peer in leaving(self.ledger)
         # Who neither knows nor has finished may come back and need what only this agent has.
-        return self.peers.silent[peer] < TICKS or not (knows or finished or goes_on)
+        return self.peers.silent[peer] < TICKS or not (knows or finished or tolerates_silence)

@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.run_secret import RunSecret
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.statement_store import News
+from topdp.agents.ledger.statement_store import StatementStore
 from topdp.agents.runtime.agent_context import Equipment
 from topdp.agents.runtime.departures import Departures
 from topdp.agents.runtime.pair_keys import AGREED, RUN_KEY, RunKey, agree
@@ -43,16 +42,14 @@ class PrivateFiles:
 class Sharing:
     """The run of one agent, as far as it shares draws."""
 
-    def __init__(
-        self, equipment: Equipment, ledger: Ledger, private: PrivateFiles | None, failpoints: Failpoints
-    ) -> None:
+    def __init__(self, equipment: Equipment, ledger: Ledger, private: PrivateFiles | None) -> None:
         if private is None:
             raise InputError(
                 "Expected the identity of an agent that shares draws: it signs a key for the run."
             )
-        self.equipment, self.ledger, self.failpoints = equipment, ledger, failpoints
+        self.equipment, self.ledger, self.hooks = equipment, ledger, equipment.hooks
         manifest, self.plan = equipment.manifest, equipment.part.plan.digest()
-        self.gossip = Gossip(manifest, private.identity, self.plan, News(ledger))
+        self.gossip = Gossip(manifest, private.identity, self.plan, StatementStore(ledger))
         self.secret = RunSecret(private.folder, manifest.hash)
         exposure = equipment.meter.spending.analysis.exposure()
         self.departures = Departures(equipment.part, self.gossip, ledger, takes_back(exposure))
@@ -62,7 +59,7 @@ class Sharing:
         stated = self.gossip.news.text(equipment.name, "", RUN_KEY)
         if stated is None:
             public = self.secret.begin()
-            failpoints.reached("after_key")
+            self.hooks.reached("after_key")
             self.gossip.state(RUN_KEY, RunKey.fresh(self.plan, public).text())
             self._private = self.secret.resume(public, ledger.round)
         elif not all_done(ledger, equipment.part.plan):
@@ -101,7 +98,7 @@ class Sharing:
         """The row of `round` is on the books and may leave from now on."""
         if self.equipment.part.shared(round):
             self.secret.note(round)
-            self.failpoints.reached("after_mark")
+            self.hooks.reached("after_mark")
 
     def left_behind(self) -> TrustError:
         """The others have gone on without this agent: the run is over for it, for good."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from topdp.agents.agreement.card_succession import Directory
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.identity_card import Card, check_address, is_loopback
 from topdp.agents.agreement.manifest import Manifest
@@ -56,7 +56,7 @@ class GrpcTransport(Transport):
         chance: random.Random | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Clock = time.monotonic,
-        directory: Directory | None = None,
+        directory: CardDirectory | None = None,
         listed: Identity | None = None,
     ) -> None:
         """`directory`: cards that agents have had since the manifest was made; read at every handshake.
@@ -65,7 +65,7 @@ class GrpcTransport(Transport):
         """
         settle_grpc()
         self.name = identity.card.name
-        self.directory = directory or Directory(manifest)
+        self.directory = directory or CardDirectory(manifest)
         if identity.card.fingerprint not in [card.fingerprint for card in self.directory.cards(self.name)]:
             raise TrustError(
                 f"Expected the certificate that the manifest lists for {self.name}, got "
@@ -201,7 +201,7 @@ class GrpcTransport(Transport):
             if self._front is not None:
                 self._front.knows(context.peer(), name)
             if seen is not None:
-                self.directory.show(shown)
+                self.directory.mark_shown(shown)
             ended = await self._serve(self._peers[name], stream)
         except LinkEnded as refused:
             ended = refused
@@ -267,7 +267,7 @@ class GrpcTransport(Transport):
                 raise LinkEnded("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
             backoff.reset()
             peer.dialled = 0
-            self.directory.show(card)
+            self.directory.mark_shown(card)
             raise await self._serve(peer, stream)
         finally:
             call.cancel()

@@ -195,7 +195,8 @@ def _coalitions(plan: Plan, public: Public, colluders: int, patient: bool) -> li
     if possible > COALITIONS and not patient:
         raise NotCovered(
             f"{colluders} of {n} agents can collude in {possible} ways, which are not all looked at unasked. "
-            "Take fewer colluders, guarantee='worst-case', which covers any number, or privacy.patient=true."
+            "Take fewer colluders, guarantee='worst-case', which covers any number, or "
+            "privacy.allow_slow=true."
         )
     return list(itertools.combinations(range(n), colluders))
 
@@ -269,7 +270,7 @@ def _by_coalitions(plan: Plan, exposure: Exposure, colluders: int, patient: bool
     units = _bounded(plan, found, colluders)
     note = (
         f"The {math.comb(plan.agents, colluders)} coalitions of {colluders} agents are bounded at once, by "
-        "how well secrets are connected; privacy.patient=true looks at each, and asks for less noise."
+        "how well secrets are connected; privacy.allow_slow=true looks at each, and asks for less noise."
     )
     return replace(_composed(plan, exposure, found, [()], units), note=note)
 
@@ -284,7 +285,7 @@ def _bounded(plan: Plan, found: Releases, colluders: int) -> Floats:
         raise NotCovered(
             f"{colluders} of {plan.agents} agents can collude in {math.comb(plan.agents, colluders)} ways, "
             "which are not all looked at unasked, and the secrets are connected too weakly for a bound. Take "
-            'a larger secrets_degree, secrets = "all", fewer colluders, or privacy.patient=true.'
+            'a larger secrets_degree, secrets = "all", fewer colluders, or privacy.allow_slow=true.'
         )
     return units
 

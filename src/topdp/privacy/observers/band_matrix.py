@@ -74,8 +74,8 @@ def bands(
             if widest is not None and high - low - gone > widest:
                 raise NotCovered(
                     f"The view needs more than {widest} rounds until a change has nothing left to tell: "
-                    "information travels slowly here. Set privacy.patient=true to have it anyway, take fewer "
-                    "rounds, or choose guarantee='worst-case'."
+                    "information travels slowly here. Set privacy.allow_slow=true to have it anyway, take "
+                    "fewer rounds, or choose guarantee='worst-case'."
                 )
             rest[:, low : low + gone] = charge
             low, high = low + gone, min(R, r + CHUNK)

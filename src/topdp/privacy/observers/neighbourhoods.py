@@ -180,7 +180,7 @@ def affordable(ways: Ways, colluders: int = 1, patient: bool = False) -> int:
             return room
     raise NotCovered(
         f"The adaptive answer of {ways.plan.releases} releases among {n} agents takes about {work / 60:.0f} "
-        "minutes on one core, even as a bound by the nearest rows alone. Set privacy.patient=true to have "
+        "minutes on one core, even as a bound by the nearest rows alone. Set privacy.allow_slow=true to have "
         "it anyway, take fewer colluders or rounds, or choose guarantee='worst-case'."
     )
 
@@ -309,7 +309,7 @@ def _view(around: Surroundings, exposure: Exposure, colluders: int, found: list[
     reach = sorted({state.largest()[0] for state in found})
     note = (
         f"at most: bounded by what is within {_from_to(reach)} links of each agent, all rows beyond counted "
-        "as seen; privacy.patient=true looks farther, and asks for less noise."
+        "as seen; privacy.allow_slow=true looks farther, and asks for less noise."
     )
     return View(observers, np.where(asked, 0.0, np.nan), upper, asked, amplified(exposure, per_release), note)
 

@@ -72,7 +72,7 @@ class Sight:
 
 def expect_sums(plan: Plan) -> None:
     """Refuses rows that are no sums of rows, gradients and noise: nothing is known of hidden ones then."""
-    if plan.adjusts is not None:
+    if plan.adaptive is not None:
         raise NotCovered(
             "Adam is not linear: what hidden rows tell after it is not known. Use guarantee='adaptive' or "
             "'worst-case', in which every row counts as seen, or another optimiser."

@@ -56,7 +56,7 @@ class Ways:
             used = plan.source[r][(plan.source[r] >= 0) & (plan.weight[r] != 0)]
             if not plan.exists[r - 1, used].all():
                 raise UnsuitedError("A row is made of one that is not there.")
-        if plan.adjusts is not None or plan.robust is not None or plan.rounded is not None or plan.pruned:
+        if plan.adaptive is not None or plan.robust is not None or plan.rounded is not None or plan.pruned:
             raise UnsuitedError("Rows are no sums of rows.")
 
     @cached_property

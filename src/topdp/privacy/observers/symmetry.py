@@ -45,7 +45,7 @@ def alike(plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]) -> di
     """
     if plan.rows != plan.agents or len(coalitions) < 2:
         return {}
-    if plan.robust is not None or plan.adjusts is not None or plan.rounded is not None:
+    if plan.robust is not None or plan.adaptive is not None or plan.rounded is not None:
         return {}
     generators = [one for one in _candidates(plan) if _kept(plan, exposure, one)]
     if not generators:

@@ -65,6 +65,6 @@ def expect_bearable(
         what = "view" if public is Public.NOTHING else "adaptive answer"
         raise NotCovered(
             f"The {what} of {plan.releases} releases among {plan.agents} agents takes about "
-            f"{work / A_MINUTE:.0f} minutes on one core. Set privacy.patient=true to have it anyway, take at "
-            f"most about {fits - 1} rounds, or choose guarantee='worst-case'."
+            f"{work / A_MINUTE:.0f} minutes on one core. Set privacy.allow_slow=true to have it anyway, take "
+            f"at most about {fits - 1} rounds, or choose guarantee='worst-case'."
         )

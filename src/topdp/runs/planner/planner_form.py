@@ -57,8 +57,8 @@ FIELDS = (
     Field("method.name", "Method", choices=_choices(MethodConfig, "name")),
     Field("method.mode", "Agents act", choices=("sync", "async"), only=("method.name", _WEIGHTED)),
     Field("method.alpha", "α, weight of one's own row", "0 to 1", only=("method.name", _WEIGHTED)),
-    Field("method.decay.factor", "c, noise falls by", "0 to 1", only=("method.name", ("top-dp",))),
-    Field("method.decay.period", "every so many rounds", only=("method.name", ("top-dp",))),
+    Field("method.noise_schedule.factor", "c, noise falls by", "0 to 1", only=("method.name", ("top-dp",))),
+    Field("method.noise_schedule.period", "every so many rounds", only=("method.name", ("top-dp",))),
     Field(
         "topology.kind", "Graph", choices=tuple(k for k in _choices(TopologyConfig, "kind") if k != "file")
     ),

@@ -98,7 +98,9 @@ def stages(
     look = observed if memory is None else memory.look(write)
     guarantee = config.privacy.guarantee.replace("-", "_")
     shape = write(np.ones(question.graph.agents))
-    waits = {name: seconds(name, shape, config.privacy.colluders, config.privacy.patient) for name in IN_TURN}
+    waits = {
+        name: seconds(name, shape, config.privacy.colluders, config.privacy.allow_slow) for name in IN_TURN
+    }
     known: dict[str, Any] = {
         **_setting(question, shape),
         **_nothing_yet(),
@@ -125,7 +127,7 @@ def stages(
         }
         if not later:
             return
-        found = also_answered(found, later[0], plan, None, config.privacy.patient, progress, look)
+        found = also_answered(found, later[0], plan, None, config.privacy.allow_slow, progress, look)
         left = [name for name in left if name != later[0]]
 
 
@@ -216,7 +218,7 @@ def _enough(question: Question, look: Look | None = None) -> list[float] | None:
             guarantee,
             epsilon,
             privacy.delta,
-            patient=privacy.patient,
+            patient=privacy.allow_slow,
             colluders=privacy.colluders,
             look=asked,
         )

@@ -113,7 +113,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
     epsilon = None if mu is None else privacy_costs.link_epsilons(mu, own, account.delta)
     if mu is None and plan.agents > 1:
         notes.append(_no_links(answer, plan.agents))
-    spent, missing = privacy_costs.spent_along(plan, account, answer, config.rounds, patience)
+    spent, missing = privacy_costs.spent_along(plan, account, answer, patience)
     return {
         "name": _name(path),
         "method": config.method.name,

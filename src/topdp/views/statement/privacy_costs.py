@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Floats
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan
 from topdp.privacy.account import FALSE_ALARMS, GUARANTEES, Account
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.refusals import PrivacyError
@@ -91,7 +91,7 @@ def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
 
 
 def spent_along(
-    plan: Plan, account: Account, answer: str, rounds: int, patience: float = PATIENCE
+    plan: Plan, account: Account, answer: str, patience: float = PATIENCE
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """ε of the agent that loses most, if its data enter no round after the one named; and what is missing.
 
@@ -110,7 +110,7 @@ def spent_along(
     except PrivacyError as error:
         return None, [f"What was used along the rounds is not shown: {error}"]
     curves: dict[str, list[float]] = {}
-    each, left = divmod(plan.releases, rounds + 1)
+    each, left = plan.releases_per_round, plan.releases % (plan.rounds + 1)
     places = _places(spent, plan.releases)
     shown = places if left else sorted({place // each for place in places})
     after = places if left else [(round + 1) * each - 1 for round in shown]  # the last release of a round
@@ -150,7 +150,7 @@ def _seconds(spent: Spending, guarantee: str) -> float:
         return math.inf  # a loss distribution for each of 48 places
     if guarantee in ("claimed", "worst-case"):
         return 0.5
-    open_rows = plan.rows == plan.agents or plan.robust is not None or plan.rounded is not None
+    open_rows = plan.rows == plan.agents or {Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS} & plan.needs
     if guarantee == "adaptive" and open_rows:
         return 0.5 * max(1, math.comb(plan.agents, min(spent.colluders, plan.agents)) / 1e5)
     public = Public.ESTIMATES if guarantee == "adaptive" else Public.NOTHING
