@@ -140,33 +140,42 @@ def audit(
     with signs_of_life(err, "audit") as signs, going_on(BEGINS_ANEW):
         signs.stage("loading torch")
         from topdp import audit as audits
-        from topdp.audit.audit_folder import expect_room, keep, room_for
-        from topdp.audit.rehearsal_record import recorded_in
+        from topdp.audit.audit_folder import expect_new_folder, new_audit_folder, write_audit
+        from topdp.audit.rehearsal_record import rehearsal_folder
         from topdp.runs.pictures.learning_curves import heading
         from topdp.views.terminal import tables
 
         if folder is not None:
-            expect_room(folder)  # before the account, which may take minutes
-        asked = audits.Question(owner, observer, sees, canaries, confidence, delta, seed)
-        notes = recorded_in(run) if run is not None else None
-        if recorded and notes is None:
+            expect_new_folder(folder)  # before the account, which may take minutes
+        request = audits.AuditRequest(
+            owner=owner,
+            observer=observer,
+            sees=sees,
+            canaries=canaries,
+            confidence=confidence,
+            delta=delta,
+            seed=seed,
+        )
+        recordings = rehearsal_folder(run) if run is not None else None
+        if recorded and recordings is None:
             raise audits.AuditError(
                 "--recorded: expected the folder of agents that rehearsed with canaries, got "
                 f"{target or 'none'}, which has no canaries.npz. Make one with "
                 "`topdp federation demo --rehearse`, or leave --recorded away."
             )
-        if notes is not None:
-            from topdp.agents.development.rehearsal_audit import of_notes
+        if recordings is not None:
+            from topdp.agents.development.rehearsal_audit import of_recordings
 
-            made = of_notes(notes, asked, signs.watch)
+            prepared = of_recordings(recordings, request, signs.watch)
         elif wanted is None:
             assert run is not None
-            made = audits.of_run(run, asked, device, signs.watch, signs.fetching)
+            prepared = audits.of_run(run, request, device, signs.watch, signs.fetching)
         else:
-            made = audits.of_config(wanted, asked, device, signs.watch, signs.fetching)
-        place = folder or new_place("audits", made.config)
-        with room_for(place):
-            details = keep(made.carry_out(signs.watch), place, heading([made.config], made.agents))
+            prepared = audits.of_config(wanted, request, device, signs.watch, signs.fetching)
+        place = folder or new_place("audits", prepared.config)
+        with new_audit_folder(place):
+            title = heading([prepared.config], prepared.agents)
+            details = write_audit(prepared.execute(signs.watch), place, title)
     if as_json:
         print_json(details)
     else:
