@@ -213,7 +213,7 @@ def test_what_is_said_of_our_classes_is_in_them(page):
 
 
 def test_names_that_are_not_there_would_be_found():
-    assert "releases" in members()["Plan"] and "rounds" not in members()["Plan"]
+    assert "releases" in members()["Plan"] and "epochs" not in members()["Plan"]
     assert "alpha" in members()["TopSynchronous"]  # from above
     assert not any(file.endswith("/gaussian_mechanism.py") for file in files())
 

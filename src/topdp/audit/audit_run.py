@@ -26,7 +26,7 @@ from topdp.audit.canary_run import execute
 from topdp.audit.canary_scores import CanaryScores, ObservedRound, information
 from topdp.audit.findings import Findings, KindFindings
 from topdp.base.array_types import Bools, Floats
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.account import Account
 from topdp.privacy.account import account as compute_account
@@ -34,13 +34,11 @@ from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_delta
 from topdp.privacy.observers.observer_answers import ASKED
-from topdp.privacy.observers.view import Progress as Accounting
 from topdp.runs import builders
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import PrivacyConfig, RunConfig
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.runs.run_folder import GIVEN, RunFolder
-from topdp.runs.training_loop import Watcher, accounting
 from topdp.simulator.simulated_noise import Draws
 
 
@@ -94,7 +92,7 @@ class Audit:
         privacy: PrivacyConfig,
         dimension: int,
         request: AuditRequest,
-        watch: Watcher | None = None,
+        progress: Progress = silent,
     ) -> Audit:
         """Prepare the audit of a plan, or raise AuditError. `dimension`: parameters of the model."""
         request.expect_possible(plan.agents)
@@ -104,13 +102,11 @@ class Audit:
                 "train.rows=model."
             )
         if request.delta is not None and request.delta != account.delta:
-            account = _account_at(request.delta, plan, account, privacy.allow_slow, accounting(watch))
+            account = _account_at(request.delta, plan, account, privacy.allow_slow, progress)
         owner = _owner(request.owner, account, privacy.guarantee)
         exposure = account.analysis.exposure()
         sees = request.sees or BY_GUARANTEE[privacy.guarantee]
-        observer = observer_named(
-            request.observer, sees, owner, plan, account, privacy.allow_slow, accounting(watch)
-        )
+        observer = observer_named(request.observer, sees, owner, plan, account, privacy.allow_slow, progress)
         period = min(exposure.batches[owner].period, plan.releases)
         pushes = signs(observer.aim(owner, period), period)
         worth = information(observer, owner, float(exposure.sensitivity[owner]), pushes)
@@ -158,13 +154,13 @@ class Audit:
         return replace(self, signs=signs, worth=information(self.observer, self.owner, sensitivity, signs))
 
     def run(
-        self, parts: Assembly, seed: int, noise: Draws | None = None, watch: Watcher | None = None
+        self, parts: Assembly, seed: int, noise: Draws | None = None, progress: Progress = silent
     ) -> Findings:
         """Run with canaries. `noise` replaces the seed's, to audit another generator."""
         canaries = self.plant(seed, order=seed)
         rounds = execute(parts, self.observer.plan, canaries, self.signs, seed, noise)
         start = parts.start[canaries.coordinates].double().cpu().numpy()
-        return self.judge(canaries, start, rounds, seed, watch)
+        return self.judge(canaries, start, rounds, seed, progress)
 
     def judge(
         self,
@@ -172,7 +168,7 @@ class Audit:
         start: Floats,
         rounds: Iterable[ObservedRound],
         seed: int,
-        watch: Watcher | None = None,
+        progress: Progress = silent,
     ) -> Findings:
         """Compute the findings from the rounds of a run. `start`: the start at the canaries' coordinates."""
         accumulator = CanaryScores(
@@ -185,8 +181,7 @@ class Audit:
         )
         for done, observed in enumerate(rounds):
             accumulator.add(observed)
-            if watch is not None:
-                watch("training", done, self.observer.plan.releases - 1, None)
+            progress("training", done, self.observer.plan.releases - 1, unit="round")
         scores, batches = accumulator.result(), self.exposure.batches[self.owner]
         expected = np.sqrt(self.worth)[canaries.column] * (batches.rate if batches.sampled else 1.0)
         kinds = {}
@@ -228,29 +223,27 @@ class PreparedAudit:
 
     config: RunConfig
     agents: int
-    execute: Callable[[Watcher | None], Findings]
+    execute: Callable[[Progress], Findings]
 
 
 def of_config(
     config: RunConfig,
     request: AuditRequest,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> PreparedAudit:
     """Prepare the audit of the plan that a configuration gives."""
     request.expect_possible(builders.graph(config).agents)
     parts = Assembly.of(config, choose_device(device), progress)
-    plan, account = plan_and_account(config, parts.graph, parts.shards.counts, accounting(watch))
-    return _prepared(parts, plan, account, request, watch)
+    plan, account = plan_and_account(config, parts.graph, parts.shards.counts, progress)
+    return _prepared(parts, plan, account, request, progress)
 
 
 def of_run(
     path: Path,
     request: AuditRequest,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> PreparedAudit:
     """Prepare the audit of the plan in a run folder."""
     folder = RunFolder.open(path)
@@ -264,19 +257,19 @@ def of_run(
     parts = Assembly.of(config, choose_device(device), progress)
     counts = parts.shards.counts
     expect_plan_of(config, parts.graph, counts, plan, path)
-    return _prepared(parts, plan, expect_account_of(config, counts, folder), request, watch)
+    return _prepared(parts, plan, expect_account_of(config, counts, folder), request, progress)
 
 
 def _prepared(
-    parts: Assembly, plan: Plan, account: Account, request: AuditRequest, watch: Watcher | None
+    parts: Assembly, plan: Plan, account: Account, request: AuditRequest, progress: Progress
 ) -> PreparedAudit:
-    audit = Audit.of(plan, account, parts.config.privacy, parts.flat.dimension, request, watch)
-    return PreparedAudit(parts.config, plan.agents, lambda shown: audit.run(parts, request.seed, watch=shown))
+    audit = Audit.of(plan, account, parts.config.privacy, parts.flat.dimension, request, progress)
+    return PreparedAudit(
+        parts.config, plan.agents, lambda shown: audit.run(parts, request.seed, progress=shown)
+    )
 
 
-def _account_at(
-    delta: float, plan: Plan, account: Account, allow_slow: bool, progress: Accounting | None
-) -> Account:
+def _account_at(delta: float, plan: Plan, account: Account, allow_slow: bool, progress: Progress) -> Account:
     """Compute the same answers at another δ."""
     return compute_account(
         plan,

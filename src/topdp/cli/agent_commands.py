@@ -116,9 +116,9 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
     json_log, as_json = arguments.pop("json_log"), arguments.pop("as_json")
     need_parts()
     _expect_terms(arguments["manifest"], arguments["identity"])
-    with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
-        if signs is not None:
-            signs.stage("loading torch")
+    with nullcontext() if json_log else signs_of_life(err, "agent") as progress:
+        if progress is not None:
+            progress("loading torch")
         from topdp.agents.node import agent_log, agent_process, shutdown
 
     log_filter = agent_log.log_to_stderr(json_log)

@@ -45,8 +45,8 @@ def bench(
     """
     if not minutes >= 0:
         raise InputError(f"--minutes: expected a number of at least 0, got {minutes}.")
-    with signs_of_life(err, "bench") as signs:
-        signs.stage("loading torch")
+    with signs_of_life(err, "bench") as progress:
+        progress("loading torch")
         import torch
 
         from topdp.experiments.bench import bench_job, bench_report, contestants, floors, turn_timing
@@ -55,7 +55,7 @@ def bench(
 
         torch.set_num_threads(threads)
         if growth:
-            points, left_out = measure_growth(minutes, signs.say)
+            points, left_out = measure_growth(minutes, progress)
             results = bench_report.growth_json(points, left_out)
             results["picture"] = str(picture) if points else None
             if points:
@@ -68,15 +68,13 @@ def bench(
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", module="opacus")
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
-                signs.stage("comparing one round without noise")
+                progress("comparing one round without noise")
                 difference = contestants.largest_difference(job, data, installed)
-                signs.stage(f"timing {', '.join(installed)}")
+                progress(f"timing {', '.join(installed)}")
                 rounds = {name: make(job, data, job.noise_multiplier) for name, make in installed.items()}
-                times = turn_timing.take_turns(
-                    rounds, turns, lambda done, total: signs.stage(f"turn {done} of {total}")
-                )
+                times = turn_timing.take_turns(rounds, turns, progress)
             del rounds
-            signs.stage("timing parts and floors")
+            progress("timing parts and floors")
             parts, rates, whole = floors.measure_parts(job, data, turns)
             results = bench_report.bench_json(job, times, parts, rates, whole, difference)
             if len(installed) <= len(names):

@@ -24,10 +24,10 @@ def data_fetch(
     as_json: Json = False,
 ) -> None:
     """Puts a data set into the cache, verified against its checksums."""
-    with signs_of_life(err, "data") as signs:
+    with signs_of_life(err, "data") as progress:
         from topdp.data import fetch
 
-        found = fetch(name, data_dir=data_dir, progress=signs.fetching)
+        found = fetch(name, data_dir=data_dir, progress=progress)
     if as_json:
         print_json({"name": name, "path": str(found.path), "source": found.source})
     else:

@@ -64,8 +64,8 @@ def amend(
     need_parts()
     if place.exists():
         raise ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
-    with signs_of_life(err, "federation") as signs:
-        signs.stage("calibrating")
+    with signs_of_life(err, "federation") as progress:
+        progress("calibrating")
         from topdp.agents.agreement import federation_manifest
         from topdp.agents.agreement import manifest as manifests
         from topdp.agents.agreement.amendments import amendment_of

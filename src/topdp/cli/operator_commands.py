@@ -141,8 +141,8 @@ def export_model(
     """The agent's model after its last release, also while it runs. Reads no data and no manifest."""
     from topdp.views.terminal.progress_display import signs_of_life
 
-    with signs_of_life(err, "export") as signs:
-        signs.stage("loading torch")
+    with signs_of_life(err, "export") as progress:
+        progress("loading torch")
         from topdp.agents.node.agent_model_file import export_model
 
         round = export_model(state, file, format)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data import npz_files
 from topdp.data.catalogue import CATALOGUE, Entry
 from topdp.data.fetch import cache_file, fetch, from_folder, known
@@ -94,7 +94,7 @@ def load(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     schema: Schema | None = None,
     test: str | os.PathLike[str] | None = None,
 ) -> Dataset:
@@ -131,8 +131,6 @@ def load(
     stored = from_folder(entry, data_dir)
     if stored is None:
         stored = fetch(name, data_dir=data_dir, download=download, progress=progress).arrays
-        if progress is not None:
-            progress("")
     return Dataset(
         name=name,
         train_inputs=stored["train_inputs"],

@@ -89,7 +89,7 @@ class _Bar:
 
     def update(self, count: int) -> None:
         self.done += count
-        self.progress(self.message, self.done, self.total or None)
+        self.progress(self.message, self.done, self.total or None, unit="byte")
 
     def reset(self) -> None:
         self.done = 0
@@ -173,7 +173,8 @@ def _run(command: list[str], label: str, folder: Path, needed: int, progress: Pr
     with started as process:
         try:
             while True:
-                progress(message, sum(path.stat().st_size for path in folder.iterdir() if path.is_file()))
+                size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+                progress(message, size, unit="byte")
                 try:
                     output, _ = process.communicate(timeout=0.2)
                     break

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from topdp.base.array_types import Ints
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data.datasets import Dataset
 from topdp.data.features.feature_cache import Piece, Source, all_of, is_kept, pieces
 from topdp.data.features.feature_maps import FeatureMap
@@ -32,7 +32,7 @@ def of_dataset(
     features: FeatureMap,
     held_out: Ints | None = None,
     device: Device = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Shards:
     """As `Shards.from_dataset`, with features for inputs; kept for the whole data set, whoever holds what."""
     whole = _source(dataset, dataset.train_inputs, "train")
@@ -67,7 +67,7 @@ def of_dataset(
 
 
 def of_shards(
-    shards: Shards, features: FeatureMap, device: Device = "cpu", progress: Progress | None = None
+    shards: Shards, features: FeatureMap, device: Device = "cpu", progress: Progress = silent
 ) -> Shards:
     """The same agents with the features of their records, each agent's kept by itself."""
     n, longest = shards.inputs.shape[:2]
@@ -88,7 +88,7 @@ def of_shards(
 
 
 def of_records(
-    records: Tensor, features: FeatureMap | None, name: str, progress: Progress | None = None
+    records: Tensor, features: FeatureMap | None, name: str, progress: Progress = silent
 ) -> Tensor:
     """[records, ...]: what a model sees of one agent's records; kept for the next time."""
     return records if features is None else all_of(features, _as_they_are(records, name), progress=progress)

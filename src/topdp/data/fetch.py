@@ -59,7 +59,7 @@ def fetch(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Fetched:
     """The verified arrays of the data set `name`, which the cache holds afterwards.
 
@@ -73,7 +73,6 @@ def fetch(
     topdp.errors.DataError: ...
     """
     entry = known(name)
-    report = progress or silent
     tried: list[str] = []
     path = cache_file(name)
 
@@ -83,7 +82,7 @@ def fetch(
             _store(entry, arrays, path)
         return Fetched(arrays, "the folder you named", path)
 
-    report(f"reading {path.name} from the cache")
+    progress(f"reading {path.name} from the cache")
     arrays = _from_cache(entry, path, tried)
     if arrays is not None:
         return Fetched(arrays, "the cache", path)
@@ -109,8 +108,8 @@ def fetch(
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as work:
                 try:
-                    source.take(Path(work), report)
-                    report(f"decoding and verifying {name}")
+                    source.take(Path(work), progress)
+                    progress(f"decoding and verifying {name}")
                     arrays = _read(entry, Path(work))
                     if arrays is None:
                         raise DataError("it brought none of the expected files")

@@ -21,6 +21,7 @@ from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
 from topdp.experiments.lenses import Scale
 from topdp.runs import builders
 from topdp.runs.config import RunConfig
+from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.coinciding_lines import coinciding, named
 
@@ -79,7 +80,7 @@ class FrontierRow(NamedTuple):
     ) -> FrontierRow:
         """Build a row from the accuracies of all seeds and the configuration of one of them."""
         method, power = config.method, builders.noise_kind(config) == "power"
-        gossips = method.name in ("muffliato", "correlated") and method.gossip != "auto"
+        gossips = METHODS[method.name].gossips and method.gossip != "auto"
         rate = config.train.learning_rate
         assert isinstance(rate, float)  # in the frontier all agents share one step size
         return cls(
@@ -108,14 +109,14 @@ class FrontierRow(NamedTuple):
     def name(self) -> str:
         """The method in words, with the coalition size where ε depends on it."""
         title = METHOD_TITLES.get(self.method, self.method)
-        if self.method != "correlated":
+        if not METHODS[self.method].shares_noise:
             return title
         return f"{title}, {self.colluders} collude{'s' if self.colluders == 1 else ''}"
 
     def setting(self) -> str:
         """Return the setting in a few words."""
         parts = [f"{self.rounds} rounds", f"λ {self.learning_rate:g}", f"clip {self.clip:g}"]
-        parts += [f"α {self.alpha:g}", self.mode] if self.method in ("plain", "top") else []
+        parts += [f"α {self.alpha:g}", self.mode] if "async" in METHODS[self.method].modes else []
         parts += [f"exponent {self.exponent:g}"] if self.exponent else []
         parts += [f"gossip {self.gossip}"] if self.gossip else []
         return ", ".join(parts)

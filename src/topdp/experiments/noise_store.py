@@ -32,8 +32,6 @@ from topdp.runs.config import RunConfig, parse
 from topdp.runs.planning import plan_writer
 
 UNIT_RECORDS = 100
-BROADCAST_METHODS = ("dsgd", "muffliato", "correlated", "central")
-"""Methods whose rows are all public. The losses of their rounds add up, whatever happens in between."""
 
 MIN_PARALLEL_ACCOUNT_WORK = 2e4  # in units of `_work`; below it, starting processes costs more than it saves
 
@@ -119,8 +117,9 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
         )
     tree = config.model_dump(exclude_none=True)
     kind = builders.noise_kind(config)
-    if config.method.name in BROADCAST_METHODS:
-        keys = ("secrets_degree", "pair_noise") if config.method.name == "correlated" else ()
+    method = builders.method(config)
+    if "async" not in method.modes:  # all rows are public, and all noise is in the gradient releases
+        keys = [key for key in method.tuned if key != "gossip"]
         if kind == "steps" or any(tree["method"][key] == "auto" for key in keys):
             raise InputError(
                 f"Expected numbers for {', '.join(keys)} and no step decay, got {config.method!r}."
@@ -148,7 +147,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
 
 def _work(unit: RunConfig) -> float:
     """Estimate the work of an account: rounds times agents, far less where every row is public."""
-    hidden = builders.method(unit).name in ("top", "top-dp") and unit.method.mode == "sync"
+    hidden = builders.method(unit).reuses_noise and unit.method.mode == "sync"
     return unit.rounds * unit.topology.agents / (1 if hidden else 50)
 
 

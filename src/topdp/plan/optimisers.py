@@ -24,7 +24,8 @@ from topdp.plan.adaptive_steps import AdamSettings
 from topdp.plan.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
 
-KINDS = ("sgd", "momentum", "nesterov", "adam")
+ADAPTIVE_KINDS = ("adam",)
+KINDS = ("sgd", "momentum", "nesterov", *ADAPTIVE_KINDS)
 NONE: Ints = np.empty(0, np.int64)
 
 
@@ -59,14 +60,19 @@ class Optimiser:
                 raise InputError(f"Expected a finite {name} {least}, got {value}.")
 
     @property
+    def adaptive(self) -> bool:
+        """Whether a non-linear step ends each round, in a release of its own."""
+        return self.kind in ADAPTIVE_KINDS
+
+    @property
     def plain(self) -> bool:
         """Whether plans stay as protocols write them."""
-        moves = self.kind == "adam" or (self.kind != "sgd" and self.momentum > 0)
-        return not (moves or self.weight_decay or self.average)
+        moves = self.kind != "sgd" and self.momentum > 0
+        return not (self.adaptive or moves or self.weight_decay or self.average)
 
     def inner(self, schedule: Schedule) -> Schedule:
-        """The steps of the plan beneath: Adam's rows carry whole gradients, and its own step comes after."""
-        if self.kind != "adam":
+        """The schedule of the inner plan: before an adaptive step rows carry whole gradients."""
+        if not self.adaptive:
             return schedule
         return Schedule(np.ones(schedule.releases), schedule.noise / schedule.rate)
 
@@ -94,7 +100,7 @@ def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
             f"Expected weight_decay times the step size below 1, got {optimiser.weight_decay:g} and steps up "
             f"to {largest:g}: parameters would change their sign. Use a smaller one."
         )
-    if optimiser.kind == "adam":
+    if optimiser.adaptive:
         plan = _with_adam(plan, optimiser, rate)
     else:
         plan = _with_momentum(plan, optimiser)

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Floats
+from topdp.base.progress import Progress
 from topdp.plan import Plan
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss
 from topdp.privacy.basics.refusals import NotCovered, expect_delta
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.observer_answers import ASKED, Look, expect_answers, observed
-from topdp.privacy.observers.view import Progress, View
+from topdp.privacy.observers.view import View
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.claims import Analysis
 

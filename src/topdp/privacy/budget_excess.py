@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Floats
+from topdp.base.progress import Progress
 from topdp.plan import PerRound, Plan
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.gaussian import mu_of
@@ -20,7 +21,7 @@ from topdp.privacy.basics.privacy_loss import Loss, SampledLoss, Smaller
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.noise_search import Excess
 from topdp.privacy.observers.observer_answers import Look, observed
-from topdp.privacy.observers.view import Progress, View
+from topdp.privacy.observers.view import View
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.calibration import least_noise
 
@@ -136,7 +137,14 @@ class Accounts:
         return np.array([loss.mu for loss in losses]) / self.target
 
     def _noted(self) -> Progress | None:
-        return self._progress and partial(self._progress, note=self._note)
+        progress, note = self._progress, self._note
+        if progress is None or not note:
+            return progress
+
+        def report(stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
+            progress(f"{stage}: {note}", done, total, **details)
+
+        return report
 
 
 def _beginning(plan: Plan, releases: int) -> Plan:

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from topdp.base.array_types import Floats
+from topdp.base.progress import Progress
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.account import GUARANTEES
 from topdp.privacy.basics.refusals import (
@@ -26,7 +27,7 @@ from topdp.privacy.basics.refusals import (
 from topdp.privacy.budget_excess import Accounts, Writer
 from topdp.privacy.noise_search import Balance, balance
 from topdp.privacy.observers.observer_answers import Look, observed
-from topdp.privacy.observers.view import Progress, View
+from topdp.privacy.observers.view import View
 from topdp.privacy.published.calibration import Calibration, least_noise
 from topdp.privacy.published.calibrations import CALIBRATIONS
 from topdp.privacy.published.claims import Analysis, noise_multipliers

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from topdp.runs.callbacks import StopEarly
     from topdp.runs.result import Result
-    from topdp.runs.run import train
+    from topdp.runs.user_training import train
 
 __all__ = ["Result", "StopEarly", "train"]
 
 _LAZY = {
     "Result": "topdp.runs.result",
     "StopEarly": "topdp.runs.callbacks",
-    "train": "topdp.runs.run",
+    "train": "topdp.runs.user_training",
 }
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data import Shards, batch_selection
 from topdp.data.featured_shards import of_shards
 from topdp.data.features.user_features import OwnFeatures
@@ -65,7 +65,7 @@ class Assembly:
         cls,
         config: RunConfig,
         device: torch.device | str = "cpu",
-        progress: Progress | None = None,
+        progress: Progress = silent,
         shards: Shards | None = None,
         everyone: Everyone | None = None,
         graph: Topology | None = None,

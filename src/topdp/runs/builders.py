@@ -18,6 +18,7 @@ import numpy as np
 
 from topdp import topology
 from topdp.base.array_types import Floats, Ints
+from topdp.base.progress import Progress, silent
 from topdp.errors import InputError, TopdpError
 from topdp.plan import Optimiser, Robust, schedules
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from topdp.base.progress import Progress
     from topdp.data import Dataset, Shards
     from topdp.data.features.feature_maps import FeatureMap
     from topdp.data.readers.table_schema import Schema
@@ -105,11 +105,7 @@ def _listed_rates(rates: list[float], rounds: int, warmup: int) -> Floats:
 def optimiser(config: RunConfig) -> Optimiser:
     """What agents make of the rows that they released."""
     train = config.train
-    if train.optimiser == "adam" and config.method.noise_on == "estimate":
-        raise ConfigError(
-            'train.optimiser: "adam" needs method.noise_on = "gradient", whose scale it undoes.'
-        )
-    return Optimiser(
+    optimiser = Optimiser(
         train.optimiser,
         train.momentum,
         train.second_moment,
@@ -117,6 +113,11 @@ def optimiser(config: RunConfig) -> Optimiser:
         train.weight_decay,
         train.average,
     )
+    if optimiser.adaptive and config.method.noise_on == "estimate":
+        raise ConfigError(
+            f'train.optimiser: "{train.optimiser}" needs method.noise_on = "gradient", whose scale it undoes.'
+        )
+    return optimiser
 
 
 def robust(config: RunConfig) -> Robust | None:
@@ -138,7 +139,7 @@ def rounded(config: RunConfig) -> str | None:
     for key, there, why in (
         ("robust.rule", config.robust.rule != "mean", "robust rules mix rows as they are"),
         ("attack.name", config.attack.name != "none", "attacks change rows as they are"),
-        ("train.optimiser", train.optimiser == "adam", "Adam's averages change by less than it holds"),
+        ("train.optimiser", optimiser(config).adaptive, "its averages change by less than it holds"),
         ("train.average", train.average > 0, "averages of estimates change by less than it holds"),
     ):
         if there:
@@ -279,7 +280,7 @@ def features(config: RunConfig) -> FeatureMap | None:
 def shards(
     config: RunConfig,
     agents: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     device: torch.device | str = "cpu",
     only: Sequence[int] | None = None,
 ) -> Shards:
@@ -300,7 +301,7 @@ def shards(
     return featured_shards.of_dataset(dataset, parts, named, held_out, device, progress)
 
 
-def _dataset(config: RunConfig, progress: Progress | None = None) -> Dataset:
+def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
     from topdp import data
 
     if config.data.partition == "sizes" and config.data.sizes is None:

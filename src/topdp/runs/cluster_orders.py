@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from topdp.base.progress import silent
 from topdp.data import Shards
 from topdp.errors import Interrupted, TopdpError, enough_memory
 from topdp.learning.gradients import DivergedError
@@ -132,7 +133,7 @@ def carry_out(order: Order, records: Sequence[Mapping[str, Any]]) -> list[Finish
     dealer = Dealer(device, dealt=dealt, graphs=order.graphs)
     if len(order.configs) > 1:
         try:
-            return together(order.configs, dealer, None)
+            return together(order.configs, dealer, silent)
         except DivergedError:
             pass  # one of them: alone it says so
     return [alone(config, dealer) for config in order.configs]

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from topdp.base.files import DAMAGE
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan, optimised
 from topdp.privacy.account import FALSE_ALARMS, Account, account
 from topdp.privacy.budget_excess import Writer
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
 from topdp.privacy.observers.observer_answers import Look, expect_answers, observed
-from topdp.privacy.observers.view import Progress, View
+from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.runs import builders
 from topdp.runs.config import RunConfig
@@ -33,7 +34,7 @@ def plan_and_account(
     config: RunConfig,
     graph: Topology,
     counts: tuple[int, ...],
-    progress: Progress | None = None,
+    progress: Progress = silent,
     look: Look = observed,
 ) -> tuple[Plan, Account]:
     """The plan, calibrated unless σ is given, and its answers; agent i holds counts[i] records.
@@ -71,7 +72,7 @@ def accounted(
     plan: Plan,
     analysis: Analysis,
     known: View | None,
-    progress: Progress | None,
+    progress: Progress,
     look: Look = observed,
 ) -> Account:
     """The answers that the configuration asks for; `known`: that of its guarantee, where there is one."""
@@ -188,7 +189,7 @@ def graph_of_run(config: RunConfig, path: Path) -> Topology:
 
 
 def account_of_run(
-    path: Path, answers: Collection[str] = (), progress: Progress | None = None
+    path: Path, answers: Collection[str] = (), progress: Progress = silent
 ) -> tuple[RunConfig, Plan, Account]:
     """The account of the plan that a run executed, taken afresh from its plan.npz; also of other answers."""
     folder = RunFolder.open(path)
@@ -215,7 +216,7 @@ def _records(folder: RunFolder) -> tuple[int, ...]:
 
 
 def coalition_account(
-    plan: Plan, found: Account, size: int, seed: int, progress: Progress | None = None
+    plan: Plan, found: Account, size: int, seed: int, progress: Progress = silent
 ) -> Coalitions | None:
     """What coalitions of `size` agents see; None for single agents, which the account has already."""
     if size == 1:

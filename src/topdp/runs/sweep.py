@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import torch
 
 from topdp.base import toml_text
 from topdp.base.files import exclusive_lock, new_folder, write_whole
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, titled
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.path_check import drops
@@ -41,15 +40,12 @@ from topdp.runs.run_stacks import LIMITS, Dealer, stackable
 from topdp.runs.stacked import together
 from topdp.runs.sweep_grid import Axis, Point, points
 from topdp.runs.sweep_summary import Spread
-from topdp.runs.training_loop import InterruptedRun, Watcher
+from topdp.runs.training_loop import InterruptedRun
 
 FORMAT = 1
 SMALL = 4e6
 """Bytes of records and estimates below which one run does not fill a processor, and several go together: of
 larger ones a stack was no faster, and has no checkpoints. GPUs take any."""
-
-Watching = Callable[[str], AbstractContextManager[Watcher]]
-"""Shows, under a title, how far the work is."""
 
 
 @dataclass(frozen=True)
@@ -98,23 +94,21 @@ def run_all(
     points: Sequence[Point],
     place: Path,
     device: str,
-    watching: Watching,
-    progress: Progress | None,
+    progress: Progress,
     how_to_continue: str,
     cluster: Cluster | None = None,
 ) -> None:
     """Whatever of the points has no result in `place` yet, here or by the machines of a cluster."""
     new_folder(place)
     with exclusive_lock(place):
-        _run_missing(points, place, device, watching, progress, how_to_continue, cluster)
+        _run_missing(points, place, device, progress, how_to_continue, cluster)
 
 
 def _run_missing(
     points: Sequence[Point],
     place: Path,
     device: str,
-    watching: Watching,
-    progress: Progress | None,
+    progress: Progress,
     how_to_continue: str,
     cluster: Cluster | None,
 ) -> None:
@@ -131,14 +125,12 @@ def _run_missing(
     done, total = len(points) - len(missing), len(points)
     try:
         if cluster is not None:
-            with watching("sweep") as watch:
-                dispatched(stacks, cluster, dealer, place, watch, done, total)
+            dispatched(stacks, cluster, dealer, place, progress, done, total)
             return
         for stack in [*([point] for point in begun), *stacks]:
             numbers = f"{done + 1}" if len(stack) == 1 else f"{done + 1} to {done + len(stack)}"
             title = f"run{'s' * (len(stack) > 1)} {numbers} of {total}"
-            with watching(title) as watch:
-                _run_stack(stack, place, dealer, device, watch, progress)
+            _run_stack(stack, place, dealer, device, titled(progress, title))
             done += len(stack)
     except (Interrupted, KeyboardInterrupt):
         raise InterruptedRun(place, how_to_continue) from None
@@ -236,12 +228,11 @@ def _run_stack(
     place: Path,
     dealer: Dealer,
     device: str,
-    watch: Watcher,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     if len(stack) > 1:
         try:
-            made = together([point.config for point in stack], dealer, watch)
+            made = together([point.config for point in stack], dealer, progress)
         except DivergedError:
             pass  # one of them: alone it says so in its own folder
         else:
@@ -250,6 +241,6 @@ def _run_stack(
             return
     for point in stack:
         try:
-            run_or_continue(point.config, place / point.folder, device, watch, progress)
+            run_or_continue(point.config, place / point.folder, device, progress)
         except DivergedError:
             continue

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def row(made, value=1.0):
-    return row_payload.encode(torch.full_like(made.equipment(0).start, value).numpy())
+    return row_payload.encode(torch.full_like(made.context(0).start, value).numpy())
 
 
 def message(round, body, kind=MessageKind.ROW):
@@ -246,7 +246,7 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
     made = federation(
         tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=8
     )
-    views = made.equipment(0).meter.by_plan
+    views = made.context(0).meter.by_plan
 
     async def scene():
         agent, task = await alone(made, 0, Wire(), epsilon=own)

@@ -128,7 +128,7 @@ def test_canaries_of_another_plan_are_refused(tmp_path):
     second = federation(tmp_path / "two", agents=4, rounds=4)
     planted = plant(first.setup, (1, 4, 4), 3, AuditRequest())
     with pytest.raises(AuditError, match="of another plan"):
-        second.equipment(0, rehearsal=Rehearse(planted, tmp_path))
+        second.context(0, rehearsal=Rehearse(planted, tmp_path))
 
 
 def test_without_a_rehearsal_nothing_is_noted(tmp_path):

@@ -66,7 +66,7 @@ def test_more_than_the_manifest_grants_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"expected at most 9, the budget that the manifest grants .* got 99"
     ):
-        made.equipment(0, epsilon=99.0)
+        made.context(0, epsilon=99.0)
 
 
 @pytest.mark.parametrize("key", start_choices.TEST_OPTIONS)

@@ -304,8 +304,8 @@ def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
                 agent.peers.transport.request, agent.peers.transport.reaches = answered, lambda peer: True
                 await agent.peers.sending._greet("cleo")
                 agent.peers.differing.clear()
-                if live_pairing and not agent.life.pairing.busy:
-                    await agent.life._ask()
+                if live_pairing and not agent.loop.pairing.busy:
+                    await agent.loop._ask()
                 assert agent.peers.fault is None
         finally:
             agent.ledger.close()

@@ -49,9 +49,9 @@ def expected(of):
 def test_computed_once_and_read_from_then_on(own_cache):
     features, records = Doubled(), source()
     said = []
-    first = all_of(features, records, progress=lambda *args: said.append(args))
+    first = all_of(features, records, progress=lambda *args, **details: said.append(args))
     assert torch.equal(first, expected(records)) and features.seen == 25
-    assert [line[1:] for line in said] == [(0, 300), (120, 300), (240, 300), ()]
+    assert [line[1:] for line in said] == [(0, 300), (120, 300), (240, 300)]
     assert torch.equal(all_of(features, source()), first) and features.seen == 25
     (file,) = files(own_cache)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600

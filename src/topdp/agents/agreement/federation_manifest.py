@@ -61,7 +61,7 @@ def build_manifest(
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     said = list(account.warnings)
     guarantee = config.privacy.guarantee
-    shared = guarantee == "adaptive" and config.method.name == "correlated"
+    shared = guarantee == "adaptive" and builders.method(config).shares_noise
     if rules.tolerates_silence and shared:
         said.append(
             "Where agents share noise, one that is silent for the idle timeout is given up for good: let it "
@@ -99,7 +99,7 @@ def build_manifest(
 
 def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
     """Whether charges count on noise of others, so that a reserve for departures is worth something."""
-    adaptive = config.privacy.guarantee == "adaptive" and config.method.name != "correlated"
+    adaptive = config.privacy.guarantee == "adaptive" and not builders.method(config).shares_noise
     return adaptive and not rules.tolerates_silence
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topdp.agents.agreement.manifest import Manifest
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.privacy.observers.adaptive import in_the_open
 from topdp.privacy.observers.survivors import with_reserve
-from topdp.privacy.observers.view import Progress
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig, parse
 from topdp.runs.planning import accounted, plan_and_account, plan_writer
@@ -90,7 +90,7 @@ def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
     Unchanged where noise is shared: who is gone counts from the round on in which it goes.
     """
     most = min(config.privacy.colluders + more, agents - 1)
-    counts = config.privacy.guarantee == "adaptive" and config.method.name != "correlated"
+    counts = config.privacy.guarantee == "adaptive" and not builders.method(config).shares_noise
     if not counts or most <= config.privacy.colluders:
         return config
     privacy = config.privacy.model_copy(update={"colluders": most})
@@ -133,7 +133,7 @@ def complete_config(
     config: RunConfig,
     graph: Topology,
     counts: tuple[int, ...],
-    progress: Progress | None = None,
+    progress: Progress = silent,
     tolerates_silence: bool = False,
     departures: int = 0,
 ) -> tuple[RunConfig, Account]:

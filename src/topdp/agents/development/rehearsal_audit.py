@@ -21,10 +21,10 @@ from topdp.audit.rehearsal_record import (
     RehearsalCanaries,
     recorded_rounds,
 )
+from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
 from topdp.runs import builders
 from topdp.runs.planning import accounted
-from topdp.runs.training_loop import Watcher, accounting
 
 MANIFEST = "manifest.toml"
 
@@ -34,16 +34,16 @@ def plant(
     input_shape: tuple[int, ...],
     outputs: int,
     request: AuditRequest,
-    watch: Watcher | None = None,
+    progress: Progress = silent,
 ) -> RehearsalCanaries:
     """Return canaries for the agents of a manifest."""
     dimension = FlatModel(setup.model(input_shape, outputs)).dimension
-    audit = _audit(setup, dimension, request, watch)
+    audit = _audit(setup, dimension, request, progress)
     canaries = audit.plant(request.seed, order=setup.manifest.config.seed)
     return RehearsalCanaries(canaries, audit.signs, setup.plan.digest(), request.seed)
 
 
-def of_recordings(folder: Path, request: AuditRequest, watch: Watcher | None = None) -> PreparedAudit:
+def of_recordings(folder: Path, request: AuditRequest, progress: Progress = silent) -> PreparedAudit:
     """Prepare an audit of what agents recorded in a rehearsal."""
     setup = RunSetup.of(manifests.read_manifest(folder / MANIFEST))
     planted = RehearsalCanaries.load(folder / CANARIES_FILE)
@@ -60,17 +60,17 @@ def of_recordings(folder: Path, request: AuditRequest, watch: Watcher | None = N
         raise AuditError(f"Expected the recordings of every agent, got none in {missing[0]}.")
     request = replace(request, owner=planted.canaries.owner, canaries=len(planted.canaries), seed=0)
     dimension = int(planted.canaries.coordinates.max()) + 1
-    audit = _audit(setup, max(dimension, len(planted.canaries)), request, watch).with_signs(planted.signs)
+    audit = _audit(setup, max(dimension, len(planted.canaries)), request, progress).with_signs(planted.signs)
 
-    def execute(shown: Watcher | None) -> Findings:
+    def execute(shown: Progress) -> Findings:
         rounds = recorded_rounds(recordings, audit.observer, planted.canaries)
         return audit.judge(planted.canaries, recordings[0].start, rounds, planted.seed, shown)
 
     return PreparedAudit(setup.manifest.config, setup.plan.agents, execute)
 
 
-def _audit(setup: RunSetup, dimension: int, request: AuditRequest, watch: Watcher | None) -> Audit:
+def _audit(setup: RunSetup, dimension: int, request: AuditRequest, progress: Progress) -> Audit:
     config = setup.manifest.config
     request.expect_possible(setup.plan.agents)
-    found = accounted(config, setup.plan, builders.analysis(config, setup.counts), None, accounting(watch))
-    return Audit.of(setup.plan, found, config.privacy, dimension, request, watch)
+    found = accounted(config, setup.plan, builders.analysis(config, setup.counts), None, progress)
+    return Audit.of(setup.plan, found, config.privacy, dimension, request, progress)

@@ -16,7 +16,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.agent_context import Equipment
+from topdp.agents.runtime.agent_context import AgentContext
 from topdp.base.files import DAMAGE, write_whole
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
@@ -27,10 +27,10 @@ from topdp.runs.model_export import InputKind, format_of, write
 MODEL_FACTS_FILE = "model.json"
 
 
-def write_model_facts(folder: Path, equipment: Equipment, classes: int | None) -> None:
+def write_model_facts(folder: Path, context: AgentContext, classes: int | None) -> None:
     """Writes down what model the rows on the books are of; public, as the manifest is."""
-    config, part = equipment.manifest.config, equipment.part
-    inputs, targets = equipment.gradients.inputs, equipment.gradients.targets
+    config, part = context.manifest.config, context.part
+    inputs, targets = context.gradients.inputs, context.gradients.targets
     kind = InputKind.of(inputs[None])
     facts = {
         "config": config.model_dump(mode="json", exclude_none=True),

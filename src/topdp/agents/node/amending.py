@@ -28,7 +28,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.row_witness import has_entry
 from topdp.agents.runtime.agent import BOOKS
-from topdp.agents.runtime.budget_meter import meter
+from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.run_end import last_round
 from topdp.errors import BudgetError, InputError, TrustError
 from topdp.privacy.account import Account
@@ -91,7 +91,7 @@ def spent_by(setup: RunSetup, round: int) -> dict[str, float]:
     analysis = builders.analysis(setup.manifest.config, setup.counts)
     waits = not setup.manifest.rules.tolerates_silence
     for agent, name in enumerate(setup.manifest.names):
-        gauge = meter(
+        gauge = build_meter(
             setup.plan,
             analysis,
             agent,

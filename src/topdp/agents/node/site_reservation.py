@@ -40,7 +40,7 @@ class SiteReservation:
     def __init__(
         self, book: SiteBudget, agent: Agent, records: tuple[AnyArray, AnyArray], source: str
     ) -> None:
-        ledger, manifest = agent.ledger, agent.equipment.manifest
+        ledger, manifest = agent.ledger, agent.context.manifest
         privacy = manifest.config.privacy
         hidden = not any(start_choices.ever_chosen(ledger, key) for key in start_choices.TEST_OPTIONS)
         spent = math.inf if ledger.spent is None or not hidden else ledger.spent
@@ -52,7 +52,7 @@ class SiteReservation:
             guarantee=ledger.charged_by,
             adjacency=privacy.adjacency,
             delta=float(privacy.delta),
-            epsilon=max(agent.equipment.epsilon, spent),
+            epsilon=max(agent.context.epsilon, spent),
             spent=spent,
         )
         data = fingerprint_records(book.key, np.asarray(records[0]), np.asarray(records[1]), source)
@@ -69,7 +69,7 @@ class SiteReservation:
     def end(self) -> None:
         """Gives back what was not spent, where no further release can be made."""
         ledger = self.agent.ledger
-        if self.agent.life.all_done:
+        if self.agent.loop.all_done:
             spent = math.inf if ledger.spent is None or not self._hidden else ledger.spent
             self.book.conclude(self.books, spent, _charge_count(ledger))
         self.book.close()

@@ -40,7 +40,7 @@ MANY = 10_000  # terms of a record where they cannot be counted
 
 
 @final
-class Exact:
+class ExactGradients:
     """The sum of an agent's clipped gradients, in float64."""
 
     def __init__(self, flat: FlatModel, clip: float, loss: str | Loss, clipping: str, record: Tensor) -> None:

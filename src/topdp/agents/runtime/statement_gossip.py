@@ -35,7 +35,7 @@ Check = Callable[[Statement], None]
 """Raises ValueError when a text is not what statements of its kind say."""
 
 
-class Gossip:
+class StatementGossip:
     """What all agents have stated, and what each neighbour has of it."""
 
     def __init__(self, manifest: Manifest, identity: Identity, plan: str, news: StatementStore) -> None:

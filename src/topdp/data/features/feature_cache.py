@@ -61,14 +61,14 @@ def pieces(
     features: FeatureMap,
     source: Source,
     device: torch.device | str = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     keep: bool = True,
 ) -> Iterator[Piece]:
     """The features of all records, chunk by chunk in their order.
 
     Where the cache turns out to be damaged on the way, all come again from the first on.
     """
-    report, where = progress or silent, torch.device(device)
+    where = torch.device(device)
     shape = (len(source), *features.shape(source.example))
     path = _place(features, source, where) if keep else None
     if path is not None and path.exists():
@@ -77,7 +77,7 @@ def pieces(
             return
         with suppress(OSError):
             path.unlink()
-    computed = _computed(features, source, where, shape, report)
+    computed = _computed(features, source, where, shape, progress)
     done = 0
     for first, piece in computed if path is None else _written(path, shape, computed):
         yield first, piece
@@ -86,7 +86,7 @@ def pieces(
 
 
 def all_of(
-    features: FeatureMap, source: Source, device: torch.device | str = "cpu", progress: Progress | None = None
+    features: FeatureMap, source: Source, device: torch.device | str = "cpu", progress: Progress = silent
 ) -> Tensor:
     """[records, *features] in one tensor."""
     found = torch.empty(len(source), *features.shape(source.example))
@@ -117,12 +117,12 @@ def _place(features: FeatureMap, source: Source, device: torch.device) -> Path |
 
 
 def _computed(
-    features: FeatureMap, source: Source, device: torch.device, shape: tuple[int, ...], report: Progress
+    features: FeatureMap, source: Source, device: torch.device, shape: tuple[int, ...], progress: Progress
 ) -> Iterator[Piece]:
     total, each = 4 * math.prod(shape), 4 * math.prod(shape[1:])
     message = f"computing features of {source.name}"
     for first in range(0, shape[0], CHUNK):
-        report(message, first * each, total)
+        progress(message, first * each, total, unit="byte")
         records = torch.from_numpy(source.scale(source.records[first : first + CHUNK]))
         found = features(records.to(device)).cpu()
         if not torch.isfinite(found.sum()):
@@ -133,7 +133,6 @@ def _computed(
                     f"{int((~fine).sum())} records, the first at index {first + int((~fine).nonzero()[0])}."
                 )
         yield first, found
-    report("")
 
 
 def _digest(content: memoryview) -> bytes:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.base.progress import Progress, silent
 from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_engine, bench_plan
 from topdp.experiments.bench.turn_timing import Turns, take_turns
 from topdp.simulator import normal_draws
@@ -67,7 +68,9 @@ def traffic(job: BenchJob) -> tuple[int, int]:
     return gradients, mixing
 
 
-def measure_parts(job: BenchJob, data: BenchData, turns: int) -> tuple[list[RoundPart], Rates, float]:
+def measure_parts(
+    job: BenchJob, data: BenchData, turns: int, progress: Progress = silent
+) -> tuple[list[RoundPart], Rates, float]:
     """Return the parts of a round, the rates behind their floors, and the seconds of a whole round."""
     engine = bench_engine(job, data, job.noise_multiplier)
     state = engine.resume(0, data.rows.clone())
@@ -95,6 +98,7 @@ def measure_parts(job: BenchJob, data: BenchData, turns: int) -> tuple[list[Roun
             **_floor_tasks(),
         },
         turns,
+        progress,
     )
     rates = _rates(times)
     gradient_bytes, mixing_bytes = traffic(job)

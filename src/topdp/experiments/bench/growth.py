@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
+from topdp.base.progress import Progress, silent
 from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_engine
 from topdp.experiments.bench.turn_timing import clock
 
@@ -62,7 +63,7 @@ def series(largest: float = 1.0) -> dict[str, list[tuple[int, BenchJob]]]:
 
 
 def measure_growth(
-    minutes: float, say: Callable[[str], None] | None = None, largest: float = 1.0
+    minutes: float, progress: Progress = silent, largest: float = 1.0
 ) -> tuple[list[GrowthPoint], list[str]]:
     """Return the points of all series, and the jobs left out for lack of time."""
     _measure("warm-up", 2, replace(SMALL_JOB, agents=2))  # loads and compiles what all jobs use
@@ -71,8 +72,7 @@ def measure_growth(
         if perf_counter() - started > 60 * minutes:
             left_out.append(f"{value:,} {name}")
             continue
-        if say is not None:
-            say(f"{value:,} {name}")
+        progress(f"{value:,} {name}")
         points.append(_measure(name, value, job))
     return points, left_out
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from topdp.base.array_types import Floats
+from topdp.base.progress import Progress, silent
 
 TURN_SECONDS = 0.05
 """The least duration of a turn."""
@@ -53,14 +54,9 @@ def clock() -> tuple[Callable[[], float], str]:
 
 
 def take_turns(
-    contestants: Mapping[str, Callable[[], object]],
-    turns: int,
-    on_turn: Callable[[int, int], None] | None = None,
+    contestants: Mapping[str, Callable[[], object]], turns: int, progress: Progress = silent
 ) -> Turns:
-    """Return the mean seconds of each contestant in each turn, after one turn of warm-up.
-
-    `on_turn` is called with the number of turns done and the total.
-    """
+    """Return the mean seconds of each contestant in each turn, after one turn of warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     now, _ = clock()
     for turn in range(turns + 1):
@@ -71,6 +67,5 @@ def take_turns(
                 runs += 1
             if turn:
                 seconds[name].append((now() - started) / runs)
-        if on_turn is not None:
-            on_turn(turn, turns)
+        progress("timing", turn, turns, unit="turn")
     return Turns({name: np.array(values) for name, values in seconds.items()})

@@ -32,6 +32,7 @@ from dataclasses import replace
 import numpy as np
 
 from topdp.base.array_types import Bools, Floats
+from topdp.base.progress import Progress
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError
@@ -47,7 +48,7 @@ from topdp.privacy.observers.shared_noise import (
     looked_at,
     releases,
 )
-from topdp.privacy.observers.view import Bound, Progress, View, amplified, leading_view, view
+from topdp.privacy.observers.view import Bound, View, amplified, leading_view, view
 from topdp.privacy.observers.view_effort import LIMIT, WIDEST, expect_bearable, look_work
 from topdp.privacy.observers.worst_case import all_draws_count, every_round, information
 
@@ -68,7 +69,7 @@ def adaptive(
 ) -> View:
     """The loss of each owner to every coalition of so many agents who can read all estimates.
 
-    0 colluders: somebody who reads estimates alone. `progress(done, total)` is called after each coalition.
+    0 colluders: somebody who reads estimates alone. `progress` is called after each coalition.
     `patient`: also where that takes very long. `bound`: as in `view`.
 
     >>> from topdp.privacy import exposure
@@ -257,7 +258,7 @@ def _seen_by(
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
         if progress is not None:
-            progress(o + 1, len(coalitions))
+            progress("accounting", o + 1, len(coalitions), unit="observer")
     return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, per_release))
 
 

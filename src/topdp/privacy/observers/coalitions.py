@@ -16,11 +16,12 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 from topdp.base.number_checks import expect_count
+from topdp.base.progress import Progress
 from topdp.plan import Plan
 from topdp.plan.random_streams import stream
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.observers.view import Progress, View, expect_viewable, view
+from topdp.privacy.observers.view import View, expect_viewable, view
 
 
 @dataclass(frozen=True, eq=False)

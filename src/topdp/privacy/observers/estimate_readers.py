@@ -16,13 +16,14 @@ from functools import partial
 import numpy as np
 
 from topdp.base.array_types import Ints
+from topdp.base.progress import Progress
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.band_matrix import REST
 from topdp.privacy.observers.parallel_map import at_once
 from topdp.privacy.observers.reader_layout import Question, Ways, lay_out
 from topdp.privacy.observers.reader_tracking import Told, tracked
-from topdp.privacy.observers.view import Bound, Progress, View, amplified
+from topdp.privacy.observers.view import Bound, View, amplified
 from topdp.privacy.observers.worst_case import every_round, information
 
 Pair = tuple[int, int]  # owner, position of the observer
@@ -110,7 +111,7 @@ class _Look:
                         self.most[i, o] = high
                 done += 1
                 if progress is not None:
-                    progress(-(-done // halves), total)
+                    progress("accounting", -(-done // halves), total, unit="observer")
 
     def closer(self, progress: Progress | None) -> None:
         """The pairs that may be an owner's largest, to the end, until all those are tight."""
@@ -127,9 +128,10 @@ class _Look:
                     self.tight[i, o] = True
             left //= 2
             if progress is not None:
-                progress(max(-(-observers // 2), observers - max(1, left)), observers)
+                done = max(-(-observers // 2), observers - max(1, left))
+                progress("accounting", done, observers, unit="observer")
         if progress is not None:
-            progress(observers, observers)
+            progress("accounting", observers, observers, unit="observer")
 
     def _wanted(self) -> list[Pair]:
         """The two largest pairs of every owner, where the largest is not tight."""

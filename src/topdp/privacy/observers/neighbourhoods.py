@@ -25,6 +25,7 @@ import numpy as np
 from scipy import sparse
 
 from topdp.base.array_types import Ints
+from topdp.base.progress import Progress
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
@@ -32,7 +33,7 @@ from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.parallel_map import at_once
 from topdp.privacy.observers.reader_layout import Question, UnsuitedError, Ways, lay_out
 from topdp.privacy.observers.reader_tracking import tracked
-from topdp.privacy.observers.view import Progress, View, amplified
+from topdp.privacy.observers.view import View, amplified
 from topdp.privacy.observers.worst_case import every_round, information
 
 Trace = tuple[int, ...]
@@ -226,7 +227,7 @@ class _Search:
                     state.found[reach, trace] = value
                 done += 1
                 if progress is not None:
-                    progress(done, total)
+                    progress("accounting", done, total, unit="observer")
             pending = [(state, nodes) for state in states if (nodes := self._grown(state))]
         return states
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from topdp.base.progress import Progress
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 from topdp.privacy.observers.adaptive import adaptive, outsider
-from topdp.privacy.observers.view import Bound, Progress, View, expect_viewable, view
+from topdp.privacy.observers.view import Bound, View, expect_viewable, view
 from topdp.privacy.observers.view_effort import WIDEST, expect_bearable
 
 ASKED = ("view", "adaptive", "outsider")

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from topdp.base.array_types import Bools, Floats, Ints
+from topdp.base.progress import Progress
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -47,12 +48,6 @@ from topdp.privacy.observers.worst_case import composed, every_round, informatio
 Observer = int | Sequence[int]
 Bound = Literal["upper", "aligned", "quick"]
 """How closely it is looked: `quick` is an upper bound, too, where one is known that takes half the time."""
-
-
-class Progress(Protocol):
-    """Told how far an account is, and, where it is one of several, by `note` what for."""
-
-    def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
 GRAM_BYTES = 1 << 29
@@ -153,7 +148,7 @@ def view(
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
     are those some row of which the observer sees, `all` everybody else. `bound="aligned"` leaves the upper
     bound out: a lower value for all owners at once, many times faster; `quick` is `upper` here.
-    `progress(done, total)` is called after each observer. `widest`: a plan of more than LONG releases is
+    `progress` is called after each observer. `widest`: a plan of more than LONG releases is
     refused if changes have to be followed for more rounds than this. `public`: what everybody can read.
 
     >>> from topdp.privacy import exposure
@@ -198,7 +193,7 @@ def view(
     for done, (o, squares) in enumerate(zip(first, at_once(sums, first), strict=True), 1):
         reached[wanted[o], o] = [classes.max() for classes in squares]
         if progress is not None and bound == "aligned":
-            progress(done, len(first))
+            progress("accounting", done, len(first), unit="observer")
     _relabelled(same, reached)
     lower = np.where(asked, np.minimum(sensitivity[:, None] * np.sqrt(reached), ceiling[:, None]), np.nan)
     most = reached.max(axis=1)
@@ -210,7 +205,7 @@ def view(
         lower[wanted[o], o] = np.minimum(low, ceiling[wanted[o]])
         upper[wanted[o], o] = np.minimum(np.maximum(high, low), ceiling[wanted[o]])
         if progress is not None:
-            progress(done, len(first))
+            progress("accounting", done, len(first), unit="observer")
     _relabelled(same, lower, upper)
     return View(members, lower, upper if bound == "upper" else None, asked, amplified(exposure, per_release))
 

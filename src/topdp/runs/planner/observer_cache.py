@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.budget_excess import Writer
 from topdp.privacy.observers.observer_answers import Look, observed
-from topdp.privacy.observers.view import Bound, Progress, View
+from topdp.privacy.observers.view import Bound, View
 
 Found = TypeVar("Found")
 
@@ -49,7 +50,7 @@ class Memory:
             exposure: Exposure,
             colluders: int = 1,
             patient: bool = False,
-            progress: Progress | None = None,
+            progress: Progress = silent,
             bound: Bound = "upper",
         ) -> View:
             unit = _unit(write, plan)
