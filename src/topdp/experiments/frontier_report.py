@@ -116,7 +116,8 @@ class FrontierRow(NamedTuple):
     def setting(self) -> str:
         """Return the setting in a few words."""
         parts = [f"{self.rounds} rounds", f"λ {self.learning_rate:g}", f"clip {self.clip:g}"]
-        parts += [f"α {self.alpha:g}", self.mode] if "async" in METHODS[self.method].modes else []
+        method = METHODS[self.method]
+        parts += [f"α {self.alpha:g}", self.mode] if method.noisy and "async" in method.modes else []
         parts += [f"exponent {self.exponent:g}"] if self.exponent else []
         parts += [f"gossip {self.gossip}"] if self.gossip else []
         return ", ".join(parts)

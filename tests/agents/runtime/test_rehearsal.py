@@ -13,6 +13,7 @@ from topdp.agents.development.development_hooks import Rehearse
 from topdp.agents.development.rehearsal_audit import MANIFEST, of_recordings, plant
 from topdp.audit import Audit, AuditError, AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE, RECORDING_FOLDER, AgentRecording, RehearsalCanaries
+from topdp.base.progress import silent
 from topdp.runs import builders
 from topdp.runs.assembly import Assembly
 from topdp.runs.planning import accounted
@@ -54,20 +55,20 @@ def simulated(made, asked):
 @pytest.mark.parametrize("protocol", SETTINGS)
 def test_what_agents_noted_scores_as_in_the_simulator(tmp_path, protocol):
     made = rehearsed(tmp_path, *SETTINGS[protocol])
-    noted, expected = of_recordings(tmp_path, AuditRequest()).execute(None), simulated(made, AuditRequest())
+    noted, expected = of_recordings(tmp_path, AuditRequest()).execute(silent), simulated(made, AuditRequest())
     for kind in expected.kinds:
         np.testing.assert_array_equal(noted.kinds[kind].present, expected.kinds[kind].present)
         np.testing.assert_allclose(noted.kinds[kind].scores, expected.kinds[kind].scores, atol=2e-3)
     assert noted.proved == pytest.approx(expected.proved)
     for asked in (AuditRequest(), AuditRequest(sees="received"), AuditRequest(observer="all", sees="all")):
-        noted = of_recordings(tmp_path, asked).execute(None)
+        noted = of_recordings(tmp_path, asked).execute(silent)
         assert all(np.isfinite(kind.scores).all() for kind in noted.kinds.values())
 
 
 @pytest.mark.parametrize("batch", ["{cycle=10}", "{poisson=15}"])
 def test_canaries_stand_in_batches_as_in_the_simulator(tmp_path, batch):
     made = rehearsed(tmp_path, "method.name=plain", f"data.batch={batch}")
-    noted, expected = of_recordings(tmp_path, AuditRequest()).execute(None), simulated(made, AuditRequest())
+    noted, expected = of_recordings(tmp_path, AuditRequest()).execute(silent), simulated(made, AuditRequest())
     for kind in expected.kinds:
         np.testing.assert_allclose(noted.kinds[kind].scores, expected.kinds[kind].scores, atol=2e-3)
 
@@ -82,7 +83,7 @@ def test_notes_are_of_what_was_sent_though_agents_crash(tmp_path):
             for row, values in one.received(round).items():
                 sender = notes[made.setup.plan.owner[row]]
                 np.testing.assert_array_equal(values, sender.made(round)[row])
-    of_recordings(tmp_path, AuditRequest()).execute(None)
+    of_recordings(tmp_path, AuditRequest()).execute(silent)
 
 
 def test_what_the_observer_received_is_what_counts(tmp_path):
@@ -90,11 +91,11 @@ def test_what_the_observer_received_is_what_counts(tmp_path):
     federated = rehearsed(tmp_path)
     owner = int(RehearsalCanaries.load(tmp_path / CANARIES_FILE).canaries.owner)
     asked = AuditRequest(observer=str((owner + 1) % 4), sees="received")
-    before = of_recordings(tmp_path, asked).execute(None)
+    before = of_recordings(tmp_path, asked).execute(silent)
     notes = AgentRecording(tmp_path / federated.names[owner] / "state" / RECORDING_FOLDER)
     made = notes.made(2)
     notes.keep(2, {row: values + 1e3 for row, values in made.items()}, notes.received(1), notes.gradient(2))
-    after = of_recordings(tmp_path, asked).execute(None)
+    after = of_recordings(tmp_path, asked).execute(silent)
     np.testing.assert_array_equal(before.kinds["aimed"].scores, after.kinds["aimed"].scores)
 
 
@@ -107,7 +108,7 @@ def test_what_cannot_be_judged_is_said(tmp_path):
     state = tmp_path / made.names[1] / "state" / RECORDING_FOLDER
     (state / "round-000003.npz").unlink()
     with pytest.raises(AuditError, match="could not read"):
-        of_recordings(tmp_path, AuditRequest()).execute(None)
+        of_recordings(tmp_path, AuditRequest()).execute(silent)
     shutil.rmtree(state)
     with pytest.raises(AuditError, match="recordings of every agent"):
         of_recordings(tmp_path, AuditRequest())
@@ -120,7 +121,7 @@ def test_an_agent_whose_budget_ends_is_no_rehearsal(tmp_path):
     made = rehearsed(tmp_path, options={2: {"epsilon": 1.0}})
     assert made.results()[2]["stopped_at"] is not None
     with pytest.raises(AuditError, match="agent 2's data did not enter"):
-        of_recordings(tmp_path, AuditRequest()).execute(None)
+        of_recordings(tmp_path, AuditRequest()).execute(silent)
 
 
 def test_canaries_of_another_plan_are_refused(tmp_path):
