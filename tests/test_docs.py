@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from topdp.cli.app import app
-from topdp.data.catalogue import CATALOGUE, Entry
+from topdp.data.catalogue import CATALOGUE, CatalogueEntry
 from topdp.errors import DataError
 from topdp.runs import config
 from topdp.runs.methods import METHODS
@@ -105,7 +105,7 @@ def test_every_data_set_is_documented():
     }  # fmt: skip
 
 
-def prepared(entry: Entry) -> str:
+def prepared(entry: CatalogueEntry) -> str:
     if entry.tokens:
         return f"token ids out of {entry.tokens:,}"
     if entry.types["train_inputs"] == "float32":

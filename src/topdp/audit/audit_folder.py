@@ -16,7 +16,7 @@ from typing import Any
 from topdp.audit.canaries import AuditError
 from topdp.audit.findings import Findings
 from topdp.audit.roc_picture import draw_roc
-from topdp.base.files import gone_if_it_fails, new_folder, write_whole
+from topdp.base.files import make_folder, remove_new_folders_on_error, write_atomically
 
 
 def expect_new_folder(out: Path) -> None:
@@ -28,15 +28,15 @@ def expect_new_folder(out: Path) -> None:
 def new_audit_folder(out: Path) -> Iterator[None]:
     """Create the folder before the work, so that failures show early. Remove it if the work fails."""
     expect_new_folder(out)
-    with gone_if_it_fails(out):
-        new_folder(out)
+    with remove_new_folders_on_error(out):
+        make_folder(out)
         yield
 
 
 def write_audit(findings: Findings, out: Path, title: str) -> dict[str, Any]:
     """Write all files; return the content of audit.json."""
     draw_roc(findings, out / "roc.png", title)
-    write_whole(out / "scores.csv", "\n".join(findings.csv_lines()) + "\n")
+    write_atomically(out / "scores.csv", "\n".join(findings.csv_lines()) + "\n")
     details = {**findings.to_json(), "out": str(out)}
-    write_whole(out / "audit.json", json.dumps(details, indent=2) + "\n")
+    write_atomically(out / "audit.json", json.dumps(details, indent=2) + "\n")
     return details

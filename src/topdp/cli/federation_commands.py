@@ -106,7 +106,7 @@ def canaries(
         from topdp.agents.agreement.run_setup import RunSetup
         from topdp.agents.development import rehearsal_audit
         from topdp.audit import AuditRequest
-        from topdp.data.featured_shards import shape_seen
+        from topdp.data.featured_shards import input_shape
         from topdp.runs import builders
 
         asked = AuditRequest(owner=owner, observer=observer, canaries=count, seed=seed)
@@ -115,7 +115,7 @@ def canaries(
         progress("planning")
         setup = RunSetup.of(agreed)
         dataset = datasets.load(data, progress=progress, schema=builders.schema(agreed.config))
-        shape = shape_seen(dataset, builders.features(agreed.config))
+        shape = input_shape(dataset, builders.features(agreed.config))
         task = builders.task(agreed.config)
         targets = task.targets(torch.from_numpy(dataset.train_targets), data)
         outputs = task.outputs(targets, dataset.classes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, going_on
+from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, continue_with
 from topdp.runs import config
 from topdp.runs.config import ConfigError
 from topdp.views.terminal.console import Json, err, print_json, show
@@ -80,7 +80,7 @@ def reproduce(
         raise ConfigError(f"--minutes: expected a number from 0 on, got {minutes}.")
     place = folder or Path("reproduction-quick" if quick else "reproduction")
     how = f"the same command: what is done is kept in {place}."
-    with signs_of_life(err, "reproduce") as progress, going_on(how):
+    with signs_of_life(err, "reproduce") as progress, continue_with(how):
         progress("loading torch")
         from topdp.experiments import reproduce
         from topdp.experiments.lenses import FULL_SCALE, QUICK_SCALE

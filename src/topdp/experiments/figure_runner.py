@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from topdp import __version__
-from topdp.base.files import new_folder, write_whole
+from topdp.base.files import make_folder, write_atomically
 from topdp.errors import Interrupted
 from topdp.experiments.noise_store import NoiseStore
 from topdp.experiments.run_store import Curve, Say, run_name
@@ -53,7 +53,7 @@ class FigureRuns:
         self.device = torch.device(device)
         self.test_records = test_records
         self.say = say
-        new_folder(folder)
+        make_folder(folder)
         self.noise = NoiseStore(folder / "sigma.json", say)
         self._dealer = Dealer(self.device)
 
@@ -90,7 +90,9 @@ class FigureRuns:
             share = round((time.perf_counter() - started) / len(stack), 4)
             note = {"seconds": share, **_environment(self.device)}
             for config, sigma, curve in zip(stack, sigmas, curves, strict=True):
-                write_whole(self._file(config), json.dumps({"made": note, "sigma": sigma, "curve": curve}))
+                write_atomically(
+                    self._file(config), json.dumps({"made": note, "sigma": sigma, "curve": curve})
+                )
 
     def _read(self, config: RunConfig) -> dict[str, Any]:
         """Return the stored result; empty if there is none with today's format and noise."""

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.experiments.figures.figure_numbers import REDRAW_REMEDY
 from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
@@ -142,7 +142,7 @@ def write_rows(rows: list[FrontierRow], path: Path) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(FrontierRow._fields)
     table.writerows(rows)
-    write_whole(path, text.getvalue())
+    write_atomically(path, text.getvalue())
 
 
 def read_rows(path: Path) -> list[FrontierRow]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.experiments.lenses import LENS_GUARANTEES
 from topdp.experiments.process_map import map_in_processes
@@ -54,7 +54,7 @@ class NoiseStore:
         for done, (unit, sigma) in enumerate(map_in_processes(_sigma_of, missing, parallel), 1):
             self.unit_sigmas[run_name(unit)] = sigma
             if parallel or done == len(missing):
-                write_whole(self.file, json.dumps(self.unit_sigmas, indent=1, sort_keys=True) + "\n")
+                write_atomically(self.file, json.dumps(self.unit_sigmas, indent=1, sort_keys=True) + "\n")
             if parallel:
                 self.say(f"calibrated {done} of {len(missing)} plans")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.experiments import frontier
 from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.figures import FIGURES
@@ -160,7 +160,7 @@ def _redraw(figure: PaperFigure, lens: str, scale: Scale, out: Path) -> list[Cla
         for claim in figure.claims
         if lens in claim.lenses
     ]
-    write_whole(stem.with_suffix(".md"), _table(figure, lens, verdicts, scale))
+    write_atomically(stem.with_suffix(".md"), _table(figure, lens, verdicts, scale))
     return verdicts
 
 
@@ -197,7 +197,7 @@ def _write_provenance(
         "seeds": list(scale.seeds),
         **runs.provenance(configs),
     }
-    write_whole(file, json.dumps(notes, indent=1, sort_keys=True) + "\n")
+    write_atomically(file, json.dumps(notes, indent=1, sort_keys=True) + "\n")
     return float(notes[stem]["seconds"])
 
 

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from topdp import __version__
-from topdp.base.files import gone_if_it_fails
+from topdp.base.files import remove_new_folders_on_error
 from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import Account
@@ -275,7 +275,7 @@ def room_for(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
-    with gone_if_it_fails(out):
+    with remove_new_folders_on_error(out):
         RunFolder.make_room(out)
         yield
 

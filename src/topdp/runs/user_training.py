@@ -15,10 +15,10 @@ from torch.utils.data import Dataset as TorchDataset
 
 from topdp.base.progress import Progress, silent
 from topdp.data import Shards, featured_shards
-from topdp.data.features.user_features import OwnFeatures
-from topdp.learning.losses import OWN, Loss
+from topdp.data.features.user_features import UserFeatures
+from topdp.learning.losses import CUSTOM_LOSS, Loss
 from topdp.learning.metrics import METRICS
-from topdp.learning.tasks import Metrics, Task
+from topdp.learning.tasks import MetricChoice, Task
 from topdp.runs import builders, metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.callbacks import Callbacks, expect_list
@@ -51,7 +51,7 @@ def train(
     topology: Topology | nx.Graph | str | Path,
     *,
     loss: str | Loss = "cross-entropy",
-    metrics: Metrics = None,
+    metrics: MetricChoice = None,
     features: str | Callable[[torch.Tensor], Any] | None = None,
     rounds: int = 150,
     seed: int = 0,
@@ -153,10 +153,10 @@ def train(
     expect_shards(shards)
     expect_path_and_progress(out, progress)
     topology = as_topology(topology)
-    own = None if features is None or isinstance(features, str) else OwnFeatures(features)
+    own = None if features is None or isinstance(features, str) else UserFeatures(features)
     named = "none" if features is None else features if own is None else "given"
     task = Task.of(loss, metrics)
-    given |= {"features": named, "loss": task.loss.name if task.loss.name != OWN else GIVEN}
+    given |= {"features": named, "loss": task.loss.name if task.loss.name != CUSTOM_LOSS else GIVEN}
     if metrics is not None:
         known = [METRICS.get(metric.name) is metric for metric in task.metrics]
         names = [metric.name for metric in task.metrics]

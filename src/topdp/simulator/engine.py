@@ -23,8 +23,8 @@ from topdp.data import batch_selection
 from topdp.data.shards import Shards
 from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.learning.gradients.gradient_inputs import diverged
-from topdp.learning.gradients.path_check import drops
+from topdp.learning.gradients.gradient_inputs import divergence_error
+from topdp.learning.gradients.path_check import draws_dropout
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
 from topdp.plan import Plan, ReleaseKind, prune
@@ -150,7 +150,7 @@ class Engine:
         self._copies = copies
         self._select = select or partial(batch_selection.select, tuple(batches), seed)
         self._plant, self._tamper, self._hostile = plant, tamper, list(hostile)
-        self._random_layers = any(map(drops, gradients.flat.module.modules()))
+        self._random_layers = any(map(draws_dropout, gradients.flat.module.modules()))
         self._fetch = fetch
         self._held = held
         self._capacity = self.layout.capacity
@@ -347,7 +347,7 @@ class Engine:
         """The same, with the numbers that agents have in the plan."""
         norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
         bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
-        return diverged(self.layout.agents[bad].tolist()) if self._copies == 1 else error
+        return divergence_error(self.layout.agents[bad].tolist()) if self._copies == 1 else error
 
     def _dropout_of(self, round: int) -> AbstractContextManager[None]:
         """Random layers draw from torch's global generators: named by the round too, and given back."""

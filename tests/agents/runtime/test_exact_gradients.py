@@ -15,7 +15,7 @@ from topdp.agents.runtime.exact_gradients import ExactGradients, terms
 from topdp.agents.runtime.row_sums import LARGEST_SHARE, rounded_share
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.per_example_path import PlainGradients
+from topdp.learning.gradients.per_example_path import PerExamplePath
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Full
 
@@ -74,7 +74,7 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
         classes = classes.index_fill(0, torch.tensor([17]), 0 if how == "another class" else 3)
     else:
         inputs[17] = {"no finite gradient": torch.tensor([17, torch.inf]), "the model raises": 999}[how]
-    with mock.patch.object(PlainGradients, "one_by_one", side_effect=AssertionError("by another path")):
+    with mock.patch.object(PerExamplePath, "one_by_one", side_effect=AssertionError("by another path")):
         after = found()
     others = torch.arange(records) != 17
     assert after[others].equal(before[others]) and not after[17].equal(before[17])
