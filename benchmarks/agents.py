@@ -23,16 +23,16 @@ from pathlib import Path
 import numpy as np
 
 from topdp.agents.agreement import identity, manifest
-from topdp.agents.agreement.row_signatures import RowSignatures
+from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.agent_hooks import AgentHooks
-from topdp.agents.runtime.greeting import Terms
+from topdp.agents.runtime.greeting import LinkTerms
 from topdp.agents.runtime.peers import Peers
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.link_refusals import Told
+from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.runs.config import RunConfig
 
 NAMES = ("ada", "bob")
@@ -48,13 +48,13 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
     peers = Peers(
         name,
         [other],
-        Terms(terms.hash, "benchmark", "benchmark"),
+        LinkTerms(terms.hash, "benchmark", "benchmark"),
         ledger,
         Inbox(ledger, {other: range(rows)}),
         transport,
         lambda peer, round, body: row_payload.decode(body, numbers),
         AgentHooks(),
-        Told(name),
+        RefusalLog(name),
         RowSignatures(name, terms, me),
         rows - 1,
     )

@@ -17,18 +17,19 @@ import torch
 from builders import blobs, linear_model
 from topdp import topology
 from topdp.agents.agreement import run_setup as setups
+from topdp.agents.agreement.federation_manifest import complete_config
 from topdp.agents.agreement.identity import generate
 from topdp.agents.agreement.manifest import Rules, new_manifest
 from topdp.agents.development.development_hooks import DevelopmentHooks
 from topdp.agents.development.failpoints import Failpoints
-from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
+from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import TamperedError
-from topdp.agents.ledger.ledger_entries import digest_of
+from topdp.agents.ledger.ledger_entries import TamperedError, digest_of
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime import agent_context
 from topdp.agents.runtime.agent import Agent
-from topdp.agents.runtime.agent_context import equip
-from topdp.agents.runtime.budget_meter import meter
+from topdp.agents.runtime.agent_context import build_context
+from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.handover import Handover
 from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.wire.transport import Handler, Transport, Unreachable
@@ -186,7 +187,7 @@ class Federation:
     def names(self):
         return self.setup.manifest.names
 
-    def equipment(self, agent, **options):
+    def context(self, agent, **options):
         records = (
             self.shards.inputs[agent, : self.shards.counts[agent]],
             self.shards.targets[agent, : self.shards.counts[agent]],
@@ -196,14 +197,14 @@ class Federation:
             rehearse=options.pop("rehearsal", None),
             failpoints=options.pop("failpoints", None),
         )
-        with mock.patch.object(agent_context, "meter", self._meter):
-            return equip(self.setup, agent, records, self.shards.classes, hooks=hooks, **options)
+        with mock.patch.object(agent_context, "build_meter", self._meter):
+            return build_context(self.setup, agent, records, self.shards.classes, hooks=hooks, **options)
 
     def _meter(self, plan, analysis, agent, *asked, **how):
         """A federation's meters are made once, however often its agents are started."""
         key = id(plan), agent, asked, tuple(sorted(how.items()))
         if key not in self._meters:
-            self._meters[key] = meter(plan, analysis, agent, *asked, **how)
+            self._meters[key] = build_meter(plan, analysis, agent, *asked, **how)
         return self._meters[key]
 
     def state(self, agent):
@@ -211,7 +212,7 @@ class Federation:
 
     def agent(self, number, transport, failpoints=None, **options):
         pairing = options.pop("live_pairing", False)
-        mine = self.equipment(number, failpoints=failpoints, **options)
+        mine = self.context(number, failpoints=failpoints, **options)
         return Agent(mine, self.state(number), transport, pairing, self.private(number))
 
     def private(self, agent):
@@ -277,7 +278,7 @@ def federation(
         "method.offline=0.2",
     ]
     config = configurations.read(changes=[*basis, *changes])
-    complete, _ = setups.complete_config(
+    complete, _ = complete_config(
         config, graph, shards.counts, tolerates_silence=tolerates_silence, departures=departures
     )
     rule = "go-on" if tolerates_silence else "wait"

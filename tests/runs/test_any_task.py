@@ -189,7 +189,7 @@ def test_run_and_compare_without_test_records_say_so(regression, topdp):
     [
         ("train.loss=msee", "train.loss: got 'msee'. Did you mean 'mse'"),
         ('train.metrics=["r22"]', "train.metrics: got 'r22'. Did you mean 'r2'"),
-        ('train.metrics=["accuracy"]', "out of mae, mse, r2 under the loss mse"),
+        ('train.metrics=["accuracy"]', "one of mae, mse, r2 for the loss mse"),
         ('train.loss="given in Python"', 'train.loss: "given in Python" stands for a function'),
         ('train.metrics=["given in Python: bias"]', 'train.metrics: "given in Python: bias" stands for'),
         ("data.partition=label", "one whole-number label for each record"),

@@ -237,7 +237,7 @@ def test_a_run_is_not_continued_with_records_in_another_order(tmp_path):
     def train(roll, **options):
         pairs = zip(inputs, labels, strict=True)
         shards = topdp.Shards.from_arrays([(x.roll(roll, 0), y.roll(roll, 0)) for x, y in pairs])
-        return run.train(
+        return topdp.train(
             model, shards, topology.ring(3), rounds=9, batch={"cycle": 3}, out=tmp_path / "run", **options
         )
 
@@ -462,7 +462,7 @@ def test_a_full_folder_is_not_written_over(small, tmp_path):
 def test_a_folder_that_cannot_be_made_is_said_before_the_account(small, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "plan_and_account", lambda *_: pytest.fail("the account was made first"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="Could not make the folder"):
+    with pytest.raises(FileError, match="Could not create the folder"):
         run.run(small(), tmp_path / "file" / "run")
 
 

@@ -105,17 +105,17 @@ def canaries(
         from topdp.agents.agreement import manifest as manifests
         from topdp.agents.agreement.run_setup import RunSetup
         from topdp.agents.development import rehearsal_audit
-        from topdp.audit import Question
-        from topdp.data.featured_shards import shape_seen
+        from topdp.audit import AuditRequest
+        from topdp.data.featured_shards import input_shape
         from topdp.runs import builders
 
-        asked = Question(owner, observer, canaries=count, seed=seed)
+        asked = AuditRequest(owner=owner, observer=observer, canaries=count, seed=seed)
         agreed = manifests.read_manifest(manifest)
         asked.expect_possible(len(agreed.names))
         progress("planning")
         setup = RunSetup.of(agreed)
         dataset = datasets.load(data, progress=progress, schema=builders.schema(agreed.config))
-        shape = shape_seen(dataset, builders.features(agreed.config))
+        shape = input_shape(dataset, builders.features(agreed.config))
         task = builders.task(agreed.config)
         targets = task.targets(torch.from_numpy(dataset.train_targets), data)
         outputs = task.outputs(targets, dataset.classes)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.base.files import DAMAGE
+from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.errors import InputError
 from topdp.plan.adaptive_steps import ADAPTIVE
 from topdp.plan.plan import ADAPTIVE_RATE, PerRound, Plan, PlanError, arrays_of
@@ -68,7 +68,7 @@ def load(path: Path) -> Plan:
             "protocol": str(meta["protocol"]),
             "pruned": bool(meta["pruned"]),
         }
-    except DAMAGE as error:
+    except UNREADABLE_FILE_ERRORS as error:
         raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
     expected = ROBUST_FORMAT if "robust" in meta else ROUNDED_FORMAT if "rounded" in meta else FORMAT
     if version != expected:
@@ -96,5 +96,5 @@ def load(path: Path) -> Plan:
         return Plan(**values)
     except InputError:
         raise
-    except DAMAGE as error:
+    except UNREADABLE_FILE_ERRORS as error:
         raise PlanError(f"Expected a complete plan in {path}: {error}") from error

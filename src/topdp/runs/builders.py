@@ -268,13 +268,15 @@ def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
 
 def features(config: RunConfig) -> FeatureMap | None:
     """What a record becomes before the model sees it; None: it stays as it is."""
-    from topdp.data.features.feature_maps import MAPS
+    if config.data.features == "none":
+        return None
+    from topdp.data.features.feature_maps import FEATURE_MAPS
 
     if config.data.features == "given":
         raise ConfigError(
             'data.features: "given" stands for a function: use topdp.train(..., features=function).'
         )
-    return MAPS[config.data.features](config.data.feature_groups)
+    return FEATURE_MAPS[config.data.features](config.data.feature_groups)
 
 
 def shards(
@@ -328,7 +330,7 @@ def _sites(config: RunConfig) -> list[str] | None:
 
 def _shards_of_sites(config: RunConfig, agents: int, only: Sequence[int] | None = None) -> Shards:
     from topdp.data import Shards
-    from topdp.data.readers.record_paths import sites
+    from topdp.data.readers.record_paths import expand_paths
 
     c, files = config.data, _sites(config)
     assert files is not None
@@ -337,7 +339,7 @@ def _shards_of_sites(config: RunConfig, agents: int, only: Sequence[int] | None 
             "data: expected no partition, validation or records where each agent has a file of its own: the "
             "files say who holds what, and data.test what is tested on."
         )
-    paths = sites(files)
+    paths = expand_paths(files)
     pools = method(config).pools
     parties = _links(config).agents if pools else agents
     if len(paths) != parties:

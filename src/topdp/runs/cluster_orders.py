@@ -21,7 +21,7 @@ import torch
 
 from topdp.base.progress import silent
 from topdp.data import Shards
-from topdp.errors import Interrupted, TopdpError, enough_memory
+from topdp.errors import Interrupted, TopdpError, translate_memory_errors
 from topdp.learning.gradients import DivergedError
 from topdp.learning.models import MODELS
 from topdp.runs.assembly import choose_device
@@ -114,7 +114,7 @@ def unpacked(sent: Mapping[str, Any]) -> Shards:
 def answer(sent: bytes, records: Sequence[Mapping[str, Any]], where: str = "") -> Answer:
     """What comes of an order, whatever happens: nothing is raised."""
     try:
-        with enough_memory():
+        with translate_memory_errors():
             return Made(carry_out(pickle.loads(sent), records), where)
     except Interrupted:
         return Lost(f"the process on {where} was told to stop")

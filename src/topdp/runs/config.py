@@ -279,7 +279,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         text = (_preset_folder() / f"{name}.toml").read_text(encoding="utf-8")
         origin = f"preset {name}"
     try:
-        tree = toml_text.parsed(text)
+        tree = toml_text.parse_toml(text)
     except ValueError as error:  # also a number of thousands of digits
         raise ConfigError(f"Expected TOML in {origin}: {error}.") from error
     for change in changes or []:
@@ -290,7 +290,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
 
 def changed(text: str, changes: list[str]) -> RunConfig:
     """A configuration that is TOML already, with `key=value` changes."""
-    tree = toml_text.parsed(text)
+    tree = toml_text.parse_toml(text)
     for change in changes:
         _apply(tree, change)
     return parse(tree, ", ".join(changes))
@@ -361,9 +361,9 @@ def _take_in_schema(tree: dict[str, Any]) -> None:
     """The path of a schema becomes what it says: run folders and manifests state it whole."""
     data = tree.get("data")
     if isinstance(data, dict) and isinstance(data.get("schema"), str):
-        from topdp.data.readers.table_schema import read_tree
+        from topdp.data.readers.table_schema import read_schema_keys
 
-        data["schema"] = read_tree(data["schema"])
+        data["schema"] = read_schema_keys(data["schema"])
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
@@ -381,7 +381,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"Expected --set key=value, for example privacy.epsilon=2, got {change!r}.")
     try:
-        value = toml_text.parsed(f"value = {text}")["value"]
+        value = toml_text.parse_toml(f"value = {text}")["value"]
     except ValueError:  # no TOML, a number of thousands of digits, or of brackets
         value = text.strip()  # a bare word is a string: --set method.name=plain
     *sections, last = key.strip().split(".")

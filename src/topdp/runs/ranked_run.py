@@ -25,8 +25,8 @@ from topdp import __version__
 from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
 from topdp.data import Shards
-from topdp.learning.backbone import split
-from topdp.learning.gradients.path_check import drops
+from topdp.learning.backbone import split_backbone
+from topdp.learning.gradients.path_check import draws_dropout
 from topdp.plan import prune
 from topdp.privacy.account import Account
 from topdp.runs import builders, metric_sinks
@@ -195,12 +195,12 @@ def _assembled(
 
 
 def _expect_supported_model(parts: Assembly) -> None:
-    if any(map(drops, parts.flat.module.modules())):
+    if any(map(draws_dropout, parts.flat.module.modules())):
         raise ConfigError(
             f"model.name: {parts.config.model.name!r} has layers that drop at random, in an order that goes "
             "over all agents: start one process, without torchrun."
         )
-    if split(parts.flat.module) is not None:
+    if split_backbone(parts.flat.module) is not None:
         raise ConfigError(
             f"model.name: {parts.config.model.name!r} begins with frozen layers, which are applied to all "
             "records at once: start one process, without torchrun."

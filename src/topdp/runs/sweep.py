@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from topdp.base import toml_text
-from topdp.base.files import exclusive_lock, new_folder, write_whole
+from topdp.base.files import exclusive_lock, make_folder, write_atomically
 from topdp.base.progress import Progress, titled
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
-from topdp.learning.gradients.path_check import drops
+from topdp.learning.gradients.path_check import draws_dropout
 from topdp.runs import builders
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.cluster_sweep import Cluster, dispatched
@@ -68,10 +68,10 @@ class Request:
             return
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise RunFolderError(f"Expected a new or empty folder, {place} exists: name another --out.")
-        new_folder(place)
+        make_folder(place)
         over = {axis.key: list(axis.values) for axis in self.axes}
         told = {"format": FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
-        write_whole(file, json.dumps(told, indent=2) + "\n")
+        write_atomically(file, json.dumps(told, indent=2) + "\n")
 
     @classmethod
     def read(cls, place: Path) -> Request:
@@ -80,7 +80,7 @@ class Request:
             if told["format"] != FORMAT:
                 raise ValueError(f"format {told['format']}, of another version of topdp")
             axes = tuple(Axis(str(key), tuple(map(str, values))) for key, values in told["over"].items())
-            base = parse_stored(toml_text.parsed(told["base"]), "sweep.json").to_toml()
+            base = parse_stored(toml_text.parse_toml(told["base"]), "sweep.json").to_toml()
             return cls(base, axes, int(told["seeds"]))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise RunFolderError(f"Expected a sweep of topdp in {place}: {error}") from error
@@ -99,7 +99,7 @@ def run_all(
     cluster: Cluster | None = None,
 ) -> None:
     """Whatever of the points has no result in `place` yet, here or by the machines of a cluster."""
-    new_folder(place)
+    make_folder(place)
     with exclusive_lock(place):
         _run_missing(points, place, device, progress, how_to_continue, cluster)
 
@@ -220,7 +220,7 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
 
 def _random(parts: Assembly) -> bool:
     """Layers that draw do so for the whole stack: a run would not draw what it draws alone."""
-    return any(map(drops, parts.flat.module.modules()))
+    return any(map(draws_dropout, parts.flat.module.modules()))
 
 
 def _run_stack(

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from topdp.learning.gradients.failure_flags import Watch
+from topdp.learning.gradients.failure_flags import FailureFlags
 from topdp.simulator.engine import Engine
 from topdp.simulator.round_tables import RoundChunk, RoundTables
 from topdp.simulator.row_mixing_cuda import CudaMixer, PackedRows
@@ -27,7 +27,7 @@ class RoundProgram:
     not finite are left out, or `watch` reports that there were some, and no row made since may be used.
     """
 
-    def __init__(self, engine: Engine, tables: RoundTables, watch: Watch) -> None:
+    def __init__(self, engine: Engine, tables: RoundTables, watch: FailureFlags) -> None:
         self.watch = watch
         assert isinstance(engine.mixer, CudaMixer)
         self._engine, self._mixer, self._tables = engine, engine.mixer, tables
@@ -111,7 +111,7 @@ class RoundProgram:
         """As `Engine.mean_gradients`, with divisors as weights of records."""
         engine = self._engine
         inputs, targets, weights = self._batch()
-        with engine.gradients.noted_by(self.watch):
+        with engine.gradients.noting_failures(self.watch):
             engine.gradients.clipped_sum(
                 before[: engine.held], inputs, targets, weights, out=self.sums, copies=engine.copies,
                 fresh=True,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from topdp.learning.gradients import DivergedError
-from topdp.learning.gradients.failure_flags import Watch
+from topdp.learning.gradients.failure_flags import FailureFlags
 from topdp.plan import Capability, Plan, unsupported
 from topdp.simulator.cuda_graphs import CudaGraphs
 from topdp.simulator.cuda_program import RoundProgram
@@ -117,7 +117,7 @@ class CudaReplay(SimulationWrapper):
         except BaseException:
             program.put_back(state)
             raise
-        if flags.well:
+        if flags.ok:
             return program.end(state, count)
         program.put_back(state)
         self._replay_from = r + count
@@ -147,7 +147,7 @@ class CudaReplay(SimulationWrapper):
         try:
             self._compare(program, kind[1], State(round, before))
         except _MismatchError as error:
-            if not program.watch.read().well:  # then all rounds since `begin` are made again
+            if not program.watch.read().ok:  # then all rounds since `begin` are made again
                 return True
             if number > 2:
                 raise WrongReplayError(
@@ -205,7 +205,7 @@ class CudaReplay(SimulationWrapper):
             carries = engine.plan.carries
             self._carries: list[bool] = np.asarray(carries.values.any(axis=1))[carries.which].tolist()
             self._tables = RoundTables(engine, engine.mixer, ahead=on_device)
-            self._program = RoundProgram(engine, self._tables, Watch(engine.device, self._blanks))
+            self._program = RoundProgram(engine, self._tables, FailureFlags(engine.device, self._blanks))
             self._recorder: Record = self._record or CudaGraphs(engine.device)
         return self._program, self._tables
 

@@ -21,8 +21,8 @@ from topdp.data import batch_selection
 from topdp.data.shards import Shards
 from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.learning.gradients.gradient_inputs import diverged
-from topdp.learning.gradients.path_check import drops
+from topdp.learning.gradients.gradient_inputs import divergence_error
+from topdp.learning.gradients.path_check import draws_dropout
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
 from topdp.plan import Plan, ReleaseKind, prune
@@ -151,7 +151,7 @@ class Engine(Simulation):
         self.metrics = Task.of(gradients.loss).metrics if metrics is None else tuple(metrics)
         self.copies = copies
         self.select = select or partial(batch_selection.select, tuple(batches), seed)
-        self.random_layers = any(map(drops, gradients.flat.module.modules()))
+        self.random_layers = any(map(draws_dropout, gradients.flat.module.modules()))
         self.fetch = fetch
         flat = gradients.flat
         self.buffers = RowBuffers(
@@ -352,7 +352,7 @@ class Engine(Simulation):
         """The same error with the numbers that agents have in the plan."""
         norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
         bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
-        return diverged(self.layout.agents[bad].tolist()) if self.copies == 1 else error
+        return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
 
     def _layer_randomness(self, round: int) -> AbstractContextManager[None]:
         """Random layers draw from torch's global generators: seed those by the round, and restore them."""

@@ -147,10 +147,10 @@ class Injector:
         agent, ended = self.running.get(name, (None, None))[1], {*self.outcomes, *self.gone}
         if agent is None:
             return False
-        if agent.sharing is not None and not agent.sharing.gossip.begun:
-            return bool(ended.intersection(agent.sharing.missing()))
+        if agent.shared_draws is not None and not agent.shared_draws.gossip.begun:
+            return bool(ended.intersection(agent.shared_draws.missing()))
         ended |= {*agent.peers.left_by, *filter(agent.peers.contacts.given_up, agent.peers.neighbours)}
-        may = self.job.job.tolerates_silence or agent.life.all_done
+        may = self.job.job.tolerates_silence or agent.loop.all_done
         return may and ended.issuperset(agent.peers.neighbours)
 
     def _stands(self, name):

@@ -95,7 +95,7 @@ class Prepared:
         self.names = self.made.names
         self.idle_timeout = self.made.setup.manifest.rules.idle_timeout
         self._equipment = {
-            i: self.made.equipment(i, epsilon=job.budgets.get(i)) for i in range(len(self.names))
+            i: self.made.context(i, epsilon=job.budgets.get(i)) for i in range(len(self.names))
         }
 
     def in_folder(self, folder):

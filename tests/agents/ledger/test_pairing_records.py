@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from topdp import topology
 from topdp.agents.development import failpoints
-from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
-from topdp.agents.ledger.ledger_database import LedgerError
-from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost
 from topdp.agents.ledger.pairing_records import PairingRecords
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime.handover import Handover
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply
@@ -161,7 +161,7 @@ def test_a_proposal_that_is_never_committed_keeps_nobody_from_meeting_others_nor
             for n, name in ((0, "ada"), (2, "cleo"))
         }
         tasks = [asyncio.create_task(agent.run()) for agent in agents.values()]
-        while agents["ada"].ledger.round < 0 or agents["ada"].life.pairing.busy:
+        while agents["ada"].ledger.round < 0 or agents["ada"].loop.pairing.busy:
             await asyncio.sleep(0.001)
         reply = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"never"))
         again = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"another"))
@@ -178,7 +178,7 @@ def test_finding_open_meetings_scans_no_table(tmp_path):
     ledger = Ledger(tmp_path, "f", "ada")
     pairing, queries = PairingRecords(ledger), []
     ledger.database.connection.set_trace_callback(queries.append)
-    pairing.ready(), pairing.prepared(), pairing.untold(), pairing.find("x"), pairing.last_partner()
+    pairing.ready(), pairing.prepared(), pairing.unconfirmed(), pairing.find("x"), pairing.last_partner()
     ledger.database.connection.set_trace_callback(None)
     plans = [ledger.database.rows(f"EXPLAIN QUERY PLAN {query}") for query in queries]
     assert len(plans) == 5 and not any("SCAN" in str(step) for plan in plans for step in plan)
@@ -213,7 +213,7 @@ def test_only_the_partner_hears_how_a_meeting_ended_and_only_until_it_knows(tmp_
     assert ada.outcome(id, "bob") == (ReplyCode.COMMITTED, ada.find(id))
     assert ada.outcome(id, "eve") == (ReplyCode.NO_MEETING, None)
     assert ada.outcome("another", "bob") == pairing["bob"].outcome(id, "ada") == (ReplyCode.ABORTED, None)
-    ada.told(id)
+    ada.confirm(id)
     assert ada.outcome(id, "bob") == (ReplyCode.NO_MEETING, None)
     for ledger in books.values():
         ledger.close()
@@ -250,11 +250,11 @@ def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplo
         agent = made.agent(0, Liar().transport("ada"), live_pairing=True)
         agent.ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: b"row"}, b"state")
         if who == "acceptor":
-            await agent.life._ask()
+            await agent.loop._ask()
         else:
             reply = await agent.peers.handle("bob", Message.of(MessageKind.COMMIT, 0, GARBAGE[case]))
             assert reply.code is ReplyCode.NOT_A_ROW
-        found = agent.ledger.quarantined("bob"), agent.life.pairing.pairs(), agent.peers.fault
+        found = agent.ledger.quarantined("bob"), agent.loop.pairing.pairs(), agent.peers.fault
         agent.ledger.close()
         return found
 
@@ -286,17 +286,17 @@ def test_books_that_cannot_be_written_are_not_held_against_the_partner(tmp_path)
     async def scene():
         agent = made.agent(0, Wire().transport("ada"), live_pairing=True)
         agent.ledger.database.connection.execute("PRAGMA query_only = 1")
-        row = row_payload.encode(made.equipment(0).start.numpy())
-        id = agent.life.pairing.propose()
+        row = row_payload.encode(made.context(0).start.numpy())
+        id = agent.loop.pairing.propose()
         with pytest.raises(LedgerError, match="Make the folder writable"):
-            agent.life.pairing.commit(id, "bob", 0, 0, row)
-        agent.life.pairing.give_up()
+            agent.loop.pairing.commit(id, "bob", 0, 0, row)
+        agent.loop.pairing.give_up()
         agent.peers.transport.reaches = lambda peer: True
         agent.peers.transport.request = lambda *_: answered(
             Reply(ReplyCode.OK, body=Handover(0, "", row).pack())
         )
         with pytest.raises(LedgerError, match="Make the folder writable"):
-            await agent.life._ask()
+            await agent.loop._ask()
         agent.ledger.database.connection.execute("PRAGMA query_only = 0")
         found = agent.ledger.quarantined("bob")
         agent.ledger.close()
@@ -353,11 +353,11 @@ class Three(RuleBasedStateMachine):
 
     @rule(one=st.sampled_from(names), acknowledged=st.booleans())
     def tell(self, one, acknowledged):
-        for pair in self.pairing[one].untold():
+        for pair in self.pairing[one].unconfirmed():
             body = self.pairing[one].own_row(pair.own_round)
             assert self.pairing[pair.partner].committed(pair.id, one, pair.own_round, body).accepted
             if acknowledged:
-                self.pairing[one].told(pair.id)
+                self.pairing[one].confirm(pair.id)
 
     @rule(one=st.sampled_from(names))
     def resolve(self, one):

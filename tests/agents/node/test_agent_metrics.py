@@ -38,7 +38,7 @@ def test_every_number_has_its_name_and_labels(tmp_path):
     async def scene(agent):
         agent.ledger.quarantine("bob", ReplyCode.NOT_A_ROW, "garbage")
         async with prometheus_metrics.serve_metrics(agent, 0) as port:
-            return await asyncio.to_thread(read, port), agent.equipment.epsilon
+            return await asyncio.to_thread(read, port), agent.context.epsilon
 
     text, epsilon = served(tmp_path, scene)
     found = {
@@ -94,10 +94,10 @@ def test_books_that_are_closed_have_no_numbers(tmp_path):
 
 def test_what_was_refused_paused_and_waited_for_is_counted(tmp_path):
     async def scene(agent):
-        agent.life.paused = lambda: True
-        agent.life.waits.now(["bob"])
+        agent.loop.paused = lambda: True
+        agent.loop.waits.now(["bob"])
         for kind in ("stranger", "stranger", "linked"):
-            agent.peers.told.tell("bob", kind, "words")
+            agent.peers.refusals.report("bob", kind, "words")
         async with prometheus_metrics.serve_metrics(agent, 0) as port:
             return await asyncio.to_thread(read, port)
 

@@ -136,7 +136,7 @@ def served(tmp_path_factory):
 
     async def scene():
         agent = made.agent(0, Wire().transport("ada"))
-        agent.peers.told.tell("bob", "stranger", "words")
+        agent.peers.refusals.report("bob", "stranger", "words")
         try:
             async with prometheus_metrics.serve_metrics(agent, 0) as port:
                 place = f"http://127.0.0.1:{port}/metrics"

@@ -23,7 +23,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.wire.transport import Reply
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.runs import config
 
 
@@ -221,8 +221,8 @@ def another_identity(site):
 def expired(site):
     old = identity.generate("ada", start=datetime.now(UTC) - timedelta(days=30), validity=timedelta(days=29))
     (site.folder / "ada" / "key.pem").write_bytes(old.key_pem())
-    write_whole(site.folder / "ada" / "certificate.pem", old.card.certificate)
-    write_whole(site.folder / "ada" / "card.toml", old.card.to_toml())
+    write_atomically(site.folder / "ada" / "certificate.pem", old.card.certificate)
+    write_atomically(site.folder / "ada" / "card.toml", old.card.to_toml())
 
 
 DISTRUST = {

@@ -22,7 +22,7 @@ from topdp.agents.node.operator_orders import PAUSE_FILE, STOP_FILE, OperatorOrd
 from topdp.agents.node.owner_evaluation import OwnerEvaluation
 from topdp.agents.node.status_file import ProcessStatus, process_birth
 from topdp.agents.runtime.run_end import end_with
-from topdp.agents.wire.link_refusals import QUIET, Told
+from topdp.agents.wire.link_refusals import QUIET, RefusalLog
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.cli import operator_commands
 from topdp.data import Dataset
@@ -322,11 +322,11 @@ async def until(so, limit=2000):
 def test_who_is_paused_releases_nothing_and_goes_on_answering(tmp_path, tolerates_silence):
     async def scene(lives, tasks):
         held = [1]
-        lives[0].life.paused = lambda: bool(held) and lives[0].ledger.round >= 1
+        lives[0].loop.paused = lambda: bool(held) and lives[0].ledger.round >= 1
         await asyncio.sleep(1)
         before = lives[0].ledger.round
         await asyncio.sleep(40)  # ten idle timeouts
-        stood = lives[0].ledger.round, [list(agent.life.waits.since) for agent in lives[1:]]
+        stood = lives[0].ledger.round, [list(agent.loop.waits.since) for agent in lives[1:]]
         waited, departed = lives[1].ledger.round, [agent.ledger.departed for agent in lives]
         held.clear()
         lives[0].peers.changed.set()
@@ -374,10 +374,10 @@ def test_a_pause_outlives_a_restart_and_a_stop_works_in_it(tmp_path, caplog):
 
 def test_a_pause_while_the_end_is_near_changes_nothing(tmp_path):
     async def scene(lives, tasks):
-        await until(lambda: lives[0].life.doing == "ends")
-        lives[0].life.paused = lambda: True
+        await until(lambda: lives[0].loop.activity == "ends")
+        lives[0].loop.paused = lambda: True
         monitor = NodeMonitor(lives[0], OperatorOrders(lives[0].folder), lives[0].stop)
-        lives[0].life.paused = lambda: True
+        lives[0].loop.paused = lambda: True
         found = monitor.standing()
         return found, await asyncio.gather(*tasks)
 
@@ -450,7 +450,7 @@ def test_evaluating_changes_nothing_that_is_sent(tmp_path):
 @pytest.mark.parametrize("ending", [".pt", ".safetensors"])
 def test_the_model_of_the_books_is_the_one_that_the_agent_reports(topdp, tmp_path, ending):
     async def scene(lives, tasks):
-        agent_model_file.write_model_facts(lives[0].folder, lives[0].equipment, 3)
+        agent_model_file.write_model_facts(lives[0].folder, lives[0].context, 3)
         await until(lambda: lives[0].ledger.round >= 1)
         return lives[0].folder, agent_model_file.export_model(lives[0].folder, tmp_path / f"early{ending}")
 
@@ -525,15 +525,15 @@ def test_lifting_waits_until_the_agent_is_stopped(topdp, state):
 
 def test_what_goes_on_for_hours_is_told_once_an_hour_with_its_count(caplog):
     clock = [0.0]
-    told = Told("ada", clock=lambda: clock[0])
+    refusals = RefusalLog("ada", clock=lambda: clock[0])
     with caplog.at_level("INFO", logger="topdp.agents"):
         for _ in range(5 * 3600):
-            told.tell("bob", "stranger", "it showed another certificate")
+            refusals.report("bob", "stranger", "it showed another certificate")
             clock[0] += 1.0
     lines = caplog.messages
     assert len(lines) == 5 and "times" not in lines[0] and QUIET == 3600
     assert lines[1].endswith("(3600 times since this was last said)")
-    assert told.counts["bob", "stranger"] == 5 * 3600
+    assert refusals.counts["bob", "stranger"] == 5 * 3600
 
 
 def test_json_lines_have_agent_event_and_round_everywhere(capsys):
@@ -548,7 +548,7 @@ def test_json_lines_have_agent_event_and_round_everywhere(capsys):
         logger.info("first")
         speaker.agent, speaker.round = "ada", lambda: 7
         logger.info("second")
-        Told("ada").tell("bob", "linked", "words")
+        RefusalLog("ada").tell("bob", "linked", "words")
         logger.info("third", extra={"event": "progress", "round": 9, "facts": {"rounds": 20}})
     finally:
         logger.handlers, logger.propagate = before[0], before[1]

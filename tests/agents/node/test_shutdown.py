@@ -87,7 +87,7 @@ def test_a_life_in_the_middle_of_something_long_is_left_off(tmp_path, quick):
         async def long():
             await asyncio.sleep(1000)
 
-        agent.life._next_round = long
+        agent.loop._next_round = long
         running = asyncio.create_task(agent.run())
         await asyncio.sleep(1)
         agent.stop()

@@ -9,9 +9,9 @@ from history import Wire, federation, live, on_virtual_time, sharing
 from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
-from topdp.agents.agreement.signed_statements import Statement, encode_statements
-from topdp.agents.ledger.compaction import MAX_RESENT_ROWS
+from topdp.agents.agreement.signatures import Statement, encode_statements
 from topdp.agents.ledger.pairing_records import PairingRecords
+from topdp.agents.ledger.stored_rows import MAX_RESENT_ROWS
 from topdp.agents.runtime import planned_loop
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message
@@ -25,16 +25,16 @@ def test_a_row_that_is_left_out_for_its_distance_is_covered_by_the_reserve(tmp_p
     graph = topology.complete(5)
     how = {"guarantee": "adaptive", "departures": 1, "largest_drift": 6.0}
     made = federation(tmp_path, "method.name=top", "method.offline=0.0", graph=graph, rounds=6, **how)
-    assert not made.equipment(0).meter.in_the_open and made.setup.reserve
-    release = planned_loop.Rounds._release
+    assert not made.context(0).meter.in_the_open and made.setup.reserve
+    release = planned_loop.PlannedLoop._release
 
     def far(self, round, kind, cost, bodies, *others, **more):
         if self.name == "bob" and round == 3:
-            large = np.full(len(self.equipment.start), 1e3, np.float32)
+            large = np.full(len(self.context.start), 1e3, np.float32)
             bodies = dict.fromkeys(bodies, row_payload.encode(large))
         release(self, round, kind, cost, bodies, *others, **more)
 
-    monkeypatch.setattr(planned_loop.Rounds, "_release", far)
+    monkeypatch.setattr(planned_loop.PlannedLoop, "_release", far)
     on_virtual_time(live(made))
     left = [result for result in made.results() if result["departures"]]
     assert left and all(list(result["departures"]) == ["bob"] for result in left)

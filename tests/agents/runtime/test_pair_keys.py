@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from history import IDENTITIES, Wire, abandon, faults, live, on_virtual_time, sharing
 
 from topdp import topology
-from topdp.agents.agreement.run_secret import RunSecret
-from topdp.agents.agreement.signed_statements import Statement, encode_statements
+from topdp.agents.agreement.run_marks import RunSecret
+from topdp.agents.agreement.signatures import Statement, encode_statements
 from topdp.agents.development import failpoints
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
@@ -68,13 +68,13 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
     """On a ring, where most partners are not linked."""
     made = sharing(tmp_path, rounds=3, gossip=1)
     known = {}
-    original = made.equipment
+    original = made.context
 
-    def equipment(agent, **options):
+    def context(agent, **options):
         mine = original(agent, **options)
         return replace(mine, draws=OwnSeeded(mine.draws, frozenset(mine.part.partner), known))
 
-    made.equipment = equipment
+    made.context = context
     run = on_virtual_time(live(made))
     assert faults(run) == [] and set(known) == set(range(6, 21)) and len(set(known.values())) == 15
     seeds, make, noise = SimulatedDraws.seeds, fused_rows.make, []
@@ -465,15 +465,15 @@ def test_an_old_copy_makes_no_second_row_under_shared_draws(tmp_path, what):
 
 
 def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
-    from topdp.agents.agreement.rollback_mark import RollbackMark
-    from topdp.agents.runtime.peer_judgement import Beliefs, Judgement
-    from topdp.agents.runtime.planned_loop import Rounds
+    from topdp.agents.agreement.run_marks import RollbackMark
+    from topdp.agents.runtime.peer_judgement import GreetingVerdict, PeerBeliefs
+    from topdp.agents.runtime.planned_loop import PlannedLoop
 
     resume = RunSecret.resume
     monkeypatch.setattr(RunSecret, "resume", lambda self, public, booked: resume(self, public, 10**6))
     monkeypatch.setattr(RollbackMark, "_read", lambda self: self._last)
-    monkeypatch.setattr(Beliefs, "judge", lambda *_: Judgement())
-    monkeypatch.setattr(Rounds, "_lost", lambda self, peer: True)
+    monkeypatch.setattr(PeerBeliefs, "judge", lambda *_: GreetingVerdict())
+    monkeypatch.setattr(PlannedLoop, "_lost", lambda self, peer: True)
     made = sharing(tmp_path / "run", rounds=40)
     wire, _ = on_virtual_time(rolled_back(made, tmp_path, [made.state(0)]))
     assert max(rows_of_ada(wire).values()) == 2

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
-from topdp.agents.agreement.row_signatures import RowSignatures
-from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
+from topdp.agents.agreement.signatures import RowSignatures
+from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.wire.transport import Message, Reply
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
@@ -304,8 +305,8 @@ def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
                 agent.peers.transport.request, agent.peers.transport.reaches = answered, lambda peer: True
                 await agent.peers.sending._greet("cleo")
                 agent.peers.differing.clear()
-                if live_pairing and not agent.life.pairing.busy:
-                    await agent.life._ask()
+                if live_pairing and not agent.loop.pairing.busy:
+                    await agent.loop._ask()
                 assert agent.peers.fault is None
         finally:
             agent.ledger.close()

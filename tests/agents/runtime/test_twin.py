@@ -135,9 +135,9 @@ def test_six_agents_that_share_draws_end_over_grpc_with_the_simulators_estimates
 
 
 def test_who_takes_up_a_run_where_adam_steps_goes_on_from_its_estimate(tmp_path):
-    """After a leap over rounds (`Rounds._catch_up`) the books hold what the round after them would need."""
+    """After a leap over rounds (`_catch_up`) the ledger holds what the round after them would need."""
     changes = *MEMORIES["adam"], "train.optimiser=adam"
-    part = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6).equipment(0).part
+    part = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6).context(0).part
     before, after = np.flatnonzero(part.plan.adaptive.rate)[:2].tolist()
     own = {row: torch.full((3,), 0.5) for row in part.made(before)}
     left = kept(part, before, own)

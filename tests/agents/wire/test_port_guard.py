@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from sites import Federation, run, until_answered
 from test_malicious import ant_in, ended, told
 
-from topdp.agents.wire import grpc_settings
+from topdp.agents.wire import byte_pipes
 from topdp.agents.wire import port_guard as fronts
 from topdp.agents.wire import wire_pb2 as wire
-from topdp.agents.wire.byte_pipes import End
-from topdp.agents.wire.link_refusals import LinkEnded, Told
+from topdp.agents.wire.byte_pipes import Connection
+from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.links import MOST_PINGS
-from topdp.agents.wire.port_guard import Front, client_hello
+from topdp.agents.wire.port_guard import PortGuard, client_hello
 from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind
 
@@ -190,7 +190,7 @@ run(body())
 
 
 def test_a_neighbour_has_two_connections_at_most(tmp_path):
-    class Writer:
+    class LinkWriter:
         transport = None
 
         def __init__(self):
@@ -199,15 +199,15 @@ def test_a_neighbour_has_two_connections_at_most(tmp_path):
         def abort(self):
             self.aborted = True
 
-    front = Front(tmp_path, 1.0, 1, Told("bee"))
-    writers = [Writer() for _ in range(4)]
+    front = PortGuard(tmp_path, 1.0, 1, RefusalLog("bee"))
+    writers = [LinkWriter() for _ in range(4)]
     run(_visit(front, writers))
     assert [writer.aborted for writer in writers] == [True, True, False, False]
 
 
 async def _visit(front, writers):
     for k, writer in enumerate(writers):
-        visitor = fronts.Visitor("127.0.0.1", End(None, writer))
+        visitor = fronts.Visitor("127.0.0.1", Connection(None, writer))
         front.visitors.append(visitor)
         front._coming[f"unix:{k}"] = visitor
         front.knows(f"unix:{k}", "ant")
@@ -245,10 +245,10 @@ def test_whatever_comes_is_refused_in_words_or_passed_on_as_it_came(data, framed
 
 def test_what_a_killed_agent_left_behind_is_removed_and_a_living_ones_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(grpc_settings, "FRESH", -1.0)
-    killed, living = grpc_settings.SocketFolder(), grpc_settings.SocketFolder()
+    monkeypatch.setattr(byte_pipes, "NEW_FOLDER_SECONDS", -1.0)
+    killed, living = byte_pipes.SocketFolder(), byte_pipes.SocketFolder()
     killed._lock.close()  # as the system does when a process dies
-    another = grpc_settings.SocketFolder()
+    another = byte_pipes.SocketFolder()
     assert not killed.path.exists() and living.path.exists() and another.path.stat().st_mode & 0o777 == 0o700
     living.remove()
     another.remove()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from builders import in_turn
+from builders import cyclic_pairs
 from gradient_models import CLASSES, MODELS, problem, slow_model
 from topdp.learning.gradients import ClippedGradients, DivergedError, ghost_norms
 from topdp.learning.models import FlatModel, mlp
@@ -41,7 +41,7 @@ def sums(gradients: ClippedGradients, rows: Tensor, x: Tensor, y: Tensor, weight
 
 
 @devices
-@pytest.mark.parametrize(("name", "value"), in_turn(WITH_REAL_INPUTS, HUGE, times=2))
+@pytest.mark.parametrize(("name", "value"), cyclic_pairs(WITH_REAL_INPUTS, HUGE, times=2))
 def test_a_record_whose_gradient_is_not_finite_counts_as_zero(name, value, device):
     flat, *rest = problem(name, torch.float32)
     rows, x, y, weights = (tensor.to(device) for tensor in rest)
@@ -178,7 +178,9 @@ def test_no_more_than_the_clip_where_the_uses_of_a_tied_table_cancel(width, loud
     a = torch.cat([same - delta + rest * torch.randn_like(delta), same], 2)
     above = torch.cat([once, -once], 2)
     lookup = ghost_norms.Lookup(tokens.to(device), delta.to(device))
-    _at_most_one(ghost_norms.Tied(lookup, ghost_norms.Outer(a.to(device), above.to(device))), 5 * width)
+    _at_most_one(
+        ghost_norms.TiedEmbedding(lookup, ghost_norms.Outer(a.to(device), above.to(device))), 5 * width
+    )
 
 
 @devices
@@ -190,7 +192,7 @@ def test_no_more_than_the_clip_where_a_convolution_cancels(channels, rest, devic
     delta = torch.randn(1, 20, 3 * channels, 2, 2)
     delta = delta - delta.mean((3, 4), keepdim=True)
     uses = [(x.to(device), delta.to(device))]
-    slot = ghost_norms.Convolution(uses, ghost_norms.Geometry((1, 1), (1, 1), (1, 1), 1))
+    slot = ghost_norms.Convolution(uses, ghost_norms.ConvolutionGeometry((1, 1), (1, 1), (1, 1), 1))
     _at_most_one(slot, 3 * channels * channels)
 
 

@@ -392,7 +392,7 @@ def test_somebody_who_releases_nothing_loses_nothing():
 def test_a_random_graph_of_secrets_is_nearly_as_good_as_a_trusted_party(degree, colluders, over_central):
     """30 agents, τ² = 10. Own variance a² hides everybody if n·a² is 3% above what is said, and not 3% below.
 
-    Of 4 colluders all 27,405 coalitions are looked at. `benchmarks/shared_noise.py` has more graphs.
+    Of 4 colluders all 27,405 coalitions are looked at.
     """
     n = 30
 

@@ -27,7 +27,7 @@ from topdp.agents.agreement.identity_card import (
     read_card,
     read_text_file,
 )
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import TrustError
 
 TLS_HOST_NAME = "agent.topdp"
@@ -131,8 +131,8 @@ def save(folder: Path, identity: Identity) -> Identity:
         ) from None
     except OSError as error:
         raise IdentityError(f"Could not write an identity to {folder}: {error.strerror}.") from error
-    write_whole(folder / CERTIFICATE_FILE, identity.card.certificate)
-    write_whole(folder / CARD_FILE, identity.card.to_toml())
+    write_atomically(folder / CERTIFICATE_FILE, identity.card.certificate)
+    write_atomically(folder / CARD_FILE, identity.card.to_toml())
     return identity
 
 
@@ -173,5 +173,5 @@ def load_identity(folder: Path, now: datetime | None = None, expired: bool = Fal
 
 
 def expect_valid(identity: Identity, origin: str, now: datetime | None = None) -> None:
-    if reason := identity.card.expired(now):
+    if reason := identity.card.validity_problem(now):
         raise TrustError(f"Expected a valid certificate in {origin}: {reason}; make a new identity.")

@@ -70,7 +70,7 @@ class Card:
         assert isinstance(key, ec.EllipticCurvePublicKey)
         return key
 
-    def signed(self, signature: bytes, data: bytes) -> bool:
+    def verifies(self, signature: bytes, data: bytes) -> bool:
         """Whether the holder of this card's key signed `data`."""
         try:
             self._public.verify(signature, data, ec.ECDSA(hashes.SHA256()))
@@ -78,7 +78,7 @@ class Card:
             return False
         return True
 
-    def expired(self, now: datetime | None = None) -> str:
+    def validity_problem(self, now: datetime | None = None) -> str:
         """Why the certificate is not valid at `now`, or nothing."""
         now = now or datetime.now(UTC)
         first, last = self.x509.not_valid_before_utc, self.x509.not_valid_after_utc
@@ -109,7 +109,7 @@ def read_card(path: Path) -> Card:
 
 def parse_card(text: str, origin: str = "card") -> Card:
     try:
-        tree = toml_text.parsed(text)
+        tree = toml_text.parse_toml(text)
     except ValueError as error:
         raise IdentityError(f"Expected a card (TOML) in {origin}: {error}") from None
     return card_from_tree(tree, origin)

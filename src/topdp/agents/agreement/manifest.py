@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from topdp.agents.agreement.identity_card import Card, card_from_tree, check_address
 from topdp.base import toml_text
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 from topdp.runs import config as configurations
 from topdp.runs.config import RunConfig, Section, did_you_mean
@@ -162,7 +162,7 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Whole or not at all; an existing file is replaced."""
-        write_whole(path, self.to_toml())
+        write_atomically(path, self.to_toml())
 
     def _words(self, link: tuple[int, int]) -> str:
         return " - ".join(self.names[end] for end in link)
@@ -198,7 +198,7 @@ def read_manifest(path: Path) -> Manifest:
 def parse_manifest(text: str, origin: str = "manifest") -> Manifest:
     """The manifest in a text whose hash is the one it states."""
     try:
-        tree = toml_text.parsed(text)
+        tree = toml_text.parse_toml(text)
     except ValueError as error:
         raise ManifestError(f"Expected a manifest (TOML) in {origin}: {error}") from None
     stated, signatures = tree.pop("hash", None), tree.pop(SIGNATURES_KEY, {})

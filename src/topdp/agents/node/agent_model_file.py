@@ -16,34 +16,34 @@ from safetensors.torch import load
 from torch import Tensor
 
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.agent_context import Equipment
-from topdp.base.files import DAMAGE, write_whole
+from topdp.agents.runtime.agent_context import AgentContext
+from topdp.base.files import UNREADABLE_FILE_ERRORS, write_atomically
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.runs import builders
 from topdp.runs.config import parse_stored
-from topdp.runs.model_export import InputKind, format_of, write
 
 MODEL_FACTS_FILE = "model.json"
 
 
-def write_model_facts(folder: Path, equipment: Equipment, classes: int | None) -> None:
+def write_model_facts(folder: Path, context: AgentContext, classes: int | None) -> None:
     """Writes down what model the rows on the books are of; public, as the manifest is."""
-    config, part = equipment.manifest.config, equipment.part
-    inputs, targets = equipment.gradients.inputs, equipment.gradients.targets
-    kind = InputKind.of(inputs[None])
+    config, part = context.manifest.config, context.part
+    inputs, targets = context.gradients.inputs, context.gradients.targets
     facts = {
         "config": config.model_dump(mode="json", exclude_none=True),
-        "inputs": list(kind.shape),
-        "input_type": kind.dtype,
+        "inputs": list(inputs.shape[1:]),
+        "input_type": str(inputs.dtype).removeprefix("torch."),
         "outputs": builders.task(config).outputs(targets, classes),
         "rows": [part.reported, part.agent],
     }
-    write_whole(folder / MODEL_FACTS_FILE, json.dumps(facts) + "\n", mode=0o600)
+    write_atomically(folder / MODEL_FACTS_FILE, json.dumps(facts) + "\n", mode=0o600)
 
 
 def export_model(state: Path, file: Path, format: str | None = None) -> int:
     """Writes the model after the last release to `file`; the round that it is of."""
+    from topdp.runs.model_export import InputKind, format_of, write
+
     format_of(file, format)  # said before anything is read
     ledger = Ledger(state, writable=False)
     try:
@@ -71,7 +71,7 @@ def _read_model_facts(state: Path) -> dict[str, Any]:
         found = json.loads((state / MODEL_FACTS_FILE).read_text(encoding="utf-8"))
         if {"config", "inputs", "input_type", "outputs", "rows"} <= set(found):
             return dict(found)
-    except DAMAGE:
+    except UNREADABLE_FILE_ERRORS:
         pass
     raise InputError(
         f"Expected {MODEL_FACTS_FILE} in {state}, which says what model the books are of: it is "

@@ -20,19 +20,19 @@ from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
+from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
 from topdp.agents.node import agent_model_file, amending, site_reservation
 from topdp.agents.node.agent_log import AgentLogFilter
 from topdp.agents.node.node_monitor import NodeMonitor
 from topdp.agents.node.operator_orders import OperatorOrders
 from topdp.agents.node.shutdown import Shutdown
 from topdp.agents.runtime import card_updates
-from topdp.agents.runtime.agent import Agent, Outcome
-from topdp.agents.runtime.agent_context import Equipment, equip
+from topdp.agents.runtime.agent import Agent, AgentOutcome
+from topdp.agents.runtime.agent_context import AgentContext, build_context
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.run_end import end_with
 from topdp.agents.runtime.shared_draws import PrivateFiles
-from topdp.agents.runtime.stage_timing import Stages
+from topdp.agents.runtime.stage_timing import StartTiming
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
 from topdp.base.array_types import AnyArray
@@ -68,13 +68,13 @@ class AgentOptions:
 
 def run(
     options: AgentOptions, speaker: AgentLogFilter | None = None, hooks: AgentHooks | None = None
-) -> Outcome:
+) -> AgentOutcome:
     """The process from files to the outcome. `speaker` names the agent in its log lines.
 
     `hooks`: what development replaces; None in production.
     """
     speaker = speaker or AgentLogFilter()
-    stages = Stages()
+    stages = StartTiming()
     stages.over("imports")
     torch.set_num_threads(1)
     terms = manifest.read_manifest(options.manifest)
@@ -110,7 +110,7 @@ def run(
         )
     records = (torch.from_numpy(inputs), torch.from_numpy(targets))
     stages.over("data")
-    mine = equip(
+    mine = build_context(
         setup,
         number,
         records,
@@ -203,13 +203,13 @@ def _log_features(message: str, done: int = 0, total: int | None = None, /, **de
 
 async def _run_agent(
     options: AgentOptions,
-    mine: Equipment,
+    mine: AgentContext,
     me: Identity,
     directory: CardDirectory,
-    stages: Stages,
+    stages: StartTiming,
     beside: Callable[[Agent, Callable[[], None]], NodeMonitor],
     records: tuple[AnyArray, AnyArray],
-) -> Outcome:
+) -> AgentOutcome:
     # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
@@ -257,7 +257,7 @@ async def _run_agent(
         return outcome
 
 
-async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> Outcome:
+async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> AgentOutcome:
     """The agent's life, with somebody beside it; how it ends is left in the state folder."""
     watching, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
     try:

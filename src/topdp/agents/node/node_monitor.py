@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from topdp.agents.ledger.ledger_database import LedgerError
+from topdp.agents.ledger.ledger_entries import LedgerError
 from topdp.agents.node.operator_orders import STOP_FILE, OperatorOrders
 from topdp.agents.node.status_file import STATUS_INTERVAL_SECONDS, AgentState, ProcessStatus, process_birth
 from topdp.agents.node.status_words import progress_in_words, scores_in_words
@@ -56,11 +56,11 @@ class NodeMonitor:
             self._say(
                 "is paused since before this start: no new release until `topdp agent resume`", "paused"
             )
-        agent.life.paused = orders.paused
+        agent.loop.paused = orders.paused
 
     def _rounds(self) -> int:
         """The last round: the plan's, or an earlier one where the run was amended."""
-        planned, ends = self.agent.equipment.part.plan.releases - 1, last_round(self.agent.ledger)
+        planned, ends = self.agent.context.part.plan.releases - 1, last_round(self.agent.ledger)
         return planned if ends is None else min(planned, max(ends, self.agent.ledger.round))
 
     async def run(self) -> None:
@@ -79,7 +79,7 @@ class NodeMonitor:
     def look(self) -> None:
         """Takes up orders, writes where the agent is, and tells it when it is time."""
         agent = self.agent
-        if not agent.life.stopping.is_set() and self.orders.take_stop():
+        if not agent.loop.stopping.is_set() and self.orders.take_stop():
             self._say("asked to stop", "stop")
             self.stop()
         paused = self.orders.paused()
@@ -101,8 +101,8 @@ class NodeMonitor:
             self.tell()
 
     def standing(self, code: int | None = None) -> ProcessStatus:
-        agent, life = self.agent, self.agent.life
-        state: AgentState = life.doing
+        agent, loop = self.agent, self.agent.loop
+        state: AgentState = loop.activity
         if code is not None:
             state = "ended"
         elif state == "waits" and self.orders.paused():
@@ -114,8 +114,8 @@ class NodeMonitor:
             state=state,
             round=agent.ledger.round,
             rounds=self._rounds(),
-            budget=agent.equipment.epsilon,
-            waits_for=dict(life.waits.since),
+            budget=agent.context.epsilon,
+            waits_for=dict(loop.waits.since),
             heard=dict(agent.peers.heard_at),
             scores=self.found,
             code=code,
@@ -154,14 +154,14 @@ class NodeMonitor:
         if (
             self._scored is None
             or ledger.round >= self._scored + scores.every
-            or (self.agent.life.all_done and ledger.round > self._scored)
+            or (self.agent.loop.all_done and ledger.round > self._scored)
         ):
             self._scored = ledger.round
             self._scoring = asyncio.create_task(self._evaluate(scores, ledger.round))
 
     async def _evaluate(self, scores: OwnerEvaluation, round: int) -> None:
         try:
-            estimate = self.agent.life.reported().clone()
+            estimate = self.agent.loop.reported().clone()
             self.found = await asyncio.to_thread(scores.of, estimate, round)
         except Exception:  # a number for people must not end an agent
             logger.exception("%s: --evaluate failed", self.agent.name, extra={"event": "evaluate"})

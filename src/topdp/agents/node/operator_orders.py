@@ -14,7 +14,7 @@ import stat
 import time
 from pathlib import Path
 
-from topdp.base.files import FileError, write_whole
+from topdp.base.files import FileError, write_atomically
 from topdp.errors import TrustError
 
 logger = logging.getLogger("topdp.agents")
@@ -68,7 +68,7 @@ class OperatorOrders:
         if self.given(order):
             return False
         text = json.dumps({"order": order, "since": time.time()}) + "\n"
-        write_whole(self.folder / order, text, mode=0o600)
+        write_atomically(self.folder / order, text, mode=0o600)
         return True
 
     def withdraw(self, order: str) -> bool:

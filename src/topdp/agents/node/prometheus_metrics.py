@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError
+from topdp.agents.ledger.ledger_database import LEDGER_FILE
+from topdp.agents.ledger.ledger_entries import LedgerError
 from topdp.agents.runtime.agent import Agent
 from topdp.errors import UnavailableError
 
@@ -48,30 +49,30 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     distrusted = {peer: float(ledger.quarantined(peer) is not None) for peer in peers.neighbours}
     yield gauge("topdp_rounds", "Rounds on the books, round 0 included.", {"": ledger.round + 1})
     yield gauge("topdp_epsilon_spent", spent, {"": inf if ledger.spent is None else ledger.spent})
-    yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.equipment.epsilon})
+    yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.context.epsilon})
     without = "1 once the budget is spent: rows carry noise and no data."
-    yield gauge("topdp_without_data", without, {"": float(agent.life.out_of_budget)})
-    yield gauge("topdp_seconds", "Seconds by part.", agent.life.timing.seconds, "part")
+    yield gauge("topdp_without_data", without, {"": float(agent.loop.out_of_budget)})
+    yield gauge("topdp_seconds", "Seconds by part.", agent.loop.timing.seconds, "part")
     yield gauge("topdp_owed", "Rows that a neighbour has not acknowledged.", owed, "peer")
     yield gauge("topdp_quarantined", "1 where nothing more is believed of a neighbour.", distrusted, "peer")
     yield gauge(
         "topdp_rounds_planned",
         "Rounds of the plan, round 0 included.",
-        {"": agent.equipment.part.plan.releases},
+        {"": agent.context.part.plan.releases},
     )
     yield gauge(
-        "topdp_paused", "1 while a person wants no further release.", {"": float(agent.life.paused())}
+        "topdp_paused", "1 while a person wants no further release.", {"": float(agent.loop.paused())}
     )
     yield gauge("topdp_ledger_bytes", "Size of the books on disk.", {"": _ledger_bytes(agent)})
     now = time.time()
     silent = {peer: max(0.0, now - heard) for peer, heard in peers.heard_at.items()}
     yield gauge("topdp_silent_seconds", "Seconds since a neighbour was heard.", silent, "peer")
-    waits = {peer: max(0.0, now - since) for peer, since in agent.life.waits.since.items()}
+    waits = {peer: max(0.0, now - since) for peer, since in agent.loop.waits.since.items()}
     waits = dict.fromkeys(peers.neighbours, 0.0) | waits
     yield gauge(
         "topdp_waits_seconds", "Seconds for which the agent has been waiting for a peer now.", waits, "peer"
     )
-    waited = {peer: agent.life.waits.seconds(peer) for peer in peers.neighbours}
+    waited = {peer: agent.loop.waits.seconds(peer) for peer in peers.neighbours}
     yield counter("topdp_waited_seconds", "Seconds waited for a neighbour.", waited, "peer")
     traffic = agent.traffic
     for name, about, counts in (
@@ -87,7 +88,7 @@ def _refusals(agent: Agent) -> CounterMetricFamily:
     family = CounterMetricFamily(
         "topdp_refused", "Handshakes and messages that were refused.", labels=["agent", "peer", "reason"]
     )
-    counts = Counter(agent.peers.told.counts) + Counter(agent.traffic.refused)
+    counts = Counter(agent.peers.refusals.counts) + Counter(agent.traffic.refused)
     for (peer, reason), count in sorted(counts.items()):
         if reason not in LINK_EVENTS:
             family.add_metric([agent.name, peer, reason], count)

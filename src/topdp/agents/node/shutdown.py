@@ -5,7 +5,7 @@ The first SIGTERM or SIGINT asks the agent to end; a second one ends the process
 way. Either way the books are closed first where the loop still turns; and where it does not, they are as
 after a power cut, which they are made for.
 
-Not for what an agent does when it stops: that is `Life.run` and `Agent.run`.
+Not for what an agent does when it stops: that is `AgentLoop.run` and `Agent.run`.
 """
 
 from __future__ import annotations

@@ -13,36 +13,41 @@ from topdp.agents.agreement.manifest import Manifest, Rules
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_hooks import AgentHooks
-from topdp.agents.runtime.agent_rows import Gradients, PlanPart
-from topdp.agents.runtime.budget_meter import Meter, meter
-from topdp.agents.runtime.exact_gradients import Exact
-from topdp.agents.runtime.hidden_row_limits import Limits, expect_exact, limits, mixing_share, same_limits
+from topdp.agents.runtime.agent_rows import AgentGradients, PlanPart
+from topdp.agents.runtime.budget_meter import BudgetMeter, build_meter
+from topdp.agents.runtime.exact_gradients import ExactGradients
+from topdp.agents.runtime.hidden_row_limits import (
+    RowNormLimits,
+    expect_exact,
+    hidden_norm_limits,
+    mixing_share,
+    uniform_norm_limits,
+)
 from topdp.agents.runtime.row_sums import expect_fine, rounded_share
 from topdp.agents.wire import row_payload
 from topdp.base.progress import Progress, silent
-from topdp.data.featured_shards import of_records
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.runs import builders
-from topdp.runs.assembly import expect_fitting
 from topdp.runs.config import ConfigError
+from topdp.runs.model_fit import expect_fitting
 
 LARGEST_HEAD = 1024  # bytes before a row that is handed over
 
 
 @dataclass(frozen=True)
-class Equipment:
+class AgentContext:
     """What an agent computes with."""
 
     setup: RunSetup
     part: PlanPart
     start: Tensor  # the public start row, in the type in which rows travel
-    gradients: Gradients
+    gradients: AgentGradients
     draws: AgentDraws
     hooks: AgentHooks
-    meter: Meter
-    limits: Limits  # how long rows may be
+    meter: BudgetMeter
+    limits: RowNormLimits  # how long rows may be
     epsilon: float  # the agent's budget
     order: str | None  # the records in the order of cyclic batches; the same after every restart
     asked: float | None = None  # the budget that this start asked for; None: that of earlier starts, if any
@@ -57,7 +62,7 @@ class Equipment:
         return self.manifest.names[self.part.agent]
 
 
-def equip(
+def build_context(
     setup: RunSetup,
     agent: int,
     records: tuple[Tensor, Tensor],
@@ -67,7 +72,7 @@ def equip(
     key: bytes = b"",
     hooks: AgentHooks | None = None,
     progress: Progress = silent,
-) -> Equipment:
+) -> AgentContext:
     """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's.
 
     `records` are its own, as they are; the manifest says what features of them the model sees.
@@ -85,7 +90,10 @@ def equip(
             f"{setup.manifest.names[agent]}, got {epsilon:.6g}: one's own budget can only be smaller."
         )
     inputs, targets = records
-    inputs = of_records(inputs, builders.features(config), setup.manifest.names[agent], progress)
+    if (features := builders.features(config)) is not None:
+        from topdp.data import featured_shards  # images only: not loaded where records stay as they are
+
+        inputs = featured_shards.of_records(inputs, features, setup.manifest.names[agent], progress)
     task = builders.task(config)
     targets = task.targets(targets, setup.manifest.names[agent])
     flat = FlatModel(setup.model(tuple(inputs.shape[1:]), task.outputs(targets, classes)))
@@ -99,8 +107,8 @@ def equip(
     start = flat.flatten().to(_type_of_rows(rules, flat.dtype, hidden))
     _expect_rows_that_fit(rules, start)
     hooks.prepare(part, analysis.batches[agent], privacy.clip, start)
-    exact = Exact(flat, privacy.clip, task.loss, privacy.clipping, inputs[:1])
-    gradients = Gradients(
+    exact = ExactGradients(flat, privacy.clip, task.loss, privacy.clipping, inputs[:1])
+    gradients = AgentGradients(
         exact,
         (inputs, targets),
         analysis.batches,
@@ -109,7 +117,7 @@ def equip(
         draws,
         hooks,
     )
-    gauge = meter(
+    gauge = build_meter(
         setup.plan,
         analysis,
         agent,
@@ -119,12 +127,12 @@ def equip(
         setup.coalition,
         privacy.allow_slow,
     )
-    bounds = same_limits(setup.plan, rules.largest_norm)
+    bounds = uniform_norm_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))
     if hidden:
         longest = max(_longest(one, privacy.clip) for one in analysis.batches)
         facts = (longest, len(start), rules.largest_norm, norm)
-        bounds = limits(setup.plan, privacy.guarantee, *facts)
+        bounds = hidden_norm_limits(setup.plan, privacy.guarantee, *facts)
         expect_exact(setup.plan, rules.largest_norm)
     elif not norm <= rules.largest_norm:
         raise ConfigError(
@@ -132,7 +140,7 @@ def equip(
             f"{rules.largest_norm:g}: what is rounded next to longer rows is not accounted for."
         )
     _expect_little_rounding(setup, gauge, exact, analysis.batches[agent], hidden)
-    return Equipment(
+    return AgentContext(
         setup=setup,
         part=part,
         start=start,
@@ -181,7 +189,9 @@ def _at_once(batches: Batches) -> int:
     return batches.size if isinstance(batches, Cycle) else batches.records
 
 
-def _expect_little_rounding(setup: RunSetup, gauge: Meter, exact: Exact, mine: Batches, hidden: bool) -> None:
+def _expect_little_rounding(
+    setup: RunSetup, gauge: BudgetMeter, exact: ExactGradients, mine: Batches, hidden: bool
+) -> None:
     """Refuses a run in which rounding before noise adds to what is charged more than nothing."""
     privacy, largest = setup.manifest.config.privacy, setup.manifest.rules.largest_norm
     share = rounded_share(

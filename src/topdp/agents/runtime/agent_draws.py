@@ -2,7 +2,7 @@
 
 An agent draws what nobody can repeat (`SystemDraws`), or in tests what the simulator would (`SeededDraws`).
 Draws that two agents share are derived from the seed that these two have agreed on (`agreement`).
-The order of cyclic batches is not left to chance: it counts as known (`rows.Gradients`).
+The order of cyclic batches is not left to chance: it counts as known (`rows.AgentGradients`).
 
 **Guarantees.** A round that was computed and not booked, because the agent was killed, is computed again with
 a new sample and new noise. That is right, and repeating the old ones would add nothing: what is not on the

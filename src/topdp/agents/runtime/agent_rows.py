@@ -20,7 +20,7 @@ from torch import Tensor
 
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_hooks import AgentHooks
-from topdp.agents.runtime.exact_gradients import Exact
+from topdp.agents.runtime.exact_gradients import ExactGradients
 from topdp.agents.runtime.row_sums import mixed, noised, stepped
 from topdp.data.batch_selection import select
 from topdp.errors import InputError
@@ -130,7 +130,7 @@ class PlanPart:
 
 
 @final
-class Gradients:
+class AgentGradients:
     """The agent's mean clipped gradient, on its own records.
 
     **Guarantees.** The order of cyclic batches follows from the manifest's seed: it need not be secret, since
@@ -140,7 +140,7 @@ class Gradients:
 
     def __init__(
         self,
-        exact: Exact,
+        exact: ExactGradients,
         records: tuple[Tensor, Tensor],
         batches: tuple[Batches, ...],
         agent: int,
@@ -238,14 +238,14 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class Changed:
+class RowChanges:
     """What is different from the plan in the rows of a round, because somebody is gone."""
 
     left_out: frozenset[int] = frozenset()  # draws that do not enter
     taken_back: tuple[tuple[int, int, int, float], ...] = ()  # (row, round, draw, deviation) of earlier ones
 
 
-AS_PLANNED = Changed()
+AS_PLANNED = RowChanges()
 
 
 def make(
@@ -253,9 +253,9 @@ def make(
     round: int,
     own: Mapping[int, Tensor],
     received: Mapping[int, Tensor],
-    gradients: Gradients | None,
+    gradients: AgentGradients | None,
     draws: AgentDraws,
-    changed: Changed = AS_PLANNED,
+    changed: RowChanges = AS_PLANNED,
 ) -> dict[int, Tensor]:
     """The agent's rows of `round`. Before round 0, `own` holds the public start as its estimate.
 

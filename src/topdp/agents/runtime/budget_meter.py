@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from topdp.agents.ledger.ledger_entries import ReleaseCost
-from topdp.agents.runtime.release_tally import Tally
+from topdp.agents.runtime.release_tally import ReleaseTally
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
 from topdp.privacy.basics.privacy_loss import GaussianLoss
@@ -36,7 +36,7 @@ SLACK = 1e-9  # relative: a calibrated plan meets its budget up to rounding
 
 
 @dataclass(frozen=True)
-class Meter:
+class BudgetMeter:
     """What the releases of one agent are charged."""
 
     spending: Spending
@@ -46,7 +46,7 @@ class Meter:
     )
     reserved: int = 0  # releases that are charged beside, each the most telling that was made
     _known: dict[int, float] = field(default_factory=dict, repr=False)
-    _added: dict[str, tuple[History, Tally]] = field(default_factory=dict, repr=False)
+    _added: dict[str, tuple[History, ReleaseTally]] = field(default_factory=dict, repr=False)
 
     @property
     def planned(self) -> Floats:
@@ -96,7 +96,7 @@ class Meter:
             charge = 0.0 if planned else _charge(total, worst)
         return ReleaseCost(charge, _finite(worst), 0.0)
 
-    def without(self, gone: Mapping[int, int]) -> Meter:
+    def without(self, gone: Mapping[int, int]) -> BudgetMeter:
         """The meter where agents count as colluders, each from its round on."""
         assert self.most is not None
         one = self.spending
@@ -117,11 +117,11 @@ class Meter:
         # A record is in one of `period` classes of rounds: each gets the reserve once.
         return self._epsilon(self._tally("learned", history).mu(more, self.reserved))
 
-    def _tally(self, what: Literal["worst", "learned"], history: History) -> Tally:
+    def _tally(self, what: Literal["worst", "learned"], history: History) -> ReleaseTally:
         """What `history` adds up to. It only grows: what was added before is not added again."""
         of, tally = self._added.get(what, (None, None))
         if tally is None or of is not history or tally.count > len(history):
-            tally = Tally(self.spending.batches.period)
+            tally = ReleaseTally(self.spending.batches.period)
             self._added[what] = history, tally
         for made, information in (history[k] for k in range(tally.count, len(history))):
             tally.add(made, information if self.most is None or what == "worst" else float(self.most[made]))
@@ -136,7 +136,7 @@ def allows(epsilon: float, total: float, cost: ReleaseCost) -> bool:
     return bool(total + cost.charge <= epsilon * (1 + SLACK))
 
 
-def meter(
+def build_meter(
     plan: Plan,
     analysis: Analysis,
     agent: int,
@@ -145,7 +145,7 @@ def meter(
     follows_plan: bool,
     colluders: int = 1,
     patient: bool = False,
-) -> Meter:
+) -> BudgetMeter:
     """The meter of `agent`; `follows_plan` False where neighbours may be gone on without.
 
     `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
@@ -153,9 +153,9 @@ def meter(
     spent = spending(plan, analysis, agent, delta, colluders, patient)
     if guarantee == "adaptive" and in_the_open(plan):
         reserved = 0 if follows_plan or not takes_back(analysis.exposure()) else RESERVE
-        return Meter(spent, None, np.zeros(plan.releases), reserved).without({})
+        return BudgetMeter(spent, None, np.zeros(plan.releases), reserved).without({})
     by_plan = spent.curve(guarantee) if follows_plan and guarantee != "worst-case" else None
-    return Meter(spent, by_plan)
+    return BudgetMeter(spent, by_plan)
 
 
 def _charge(total: float, after: float) -> float:

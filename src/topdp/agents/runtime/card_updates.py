@@ -28,7 +28,7 @@ from topdp.agents.agreement.card_succession import (
 from topdp.agents.agreement.identity import Identity, expect_valid
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.wire.link_refusals import Told
+from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import Reply
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
@@ -37,7 +37,7 @@ logger = logging.getLogger("topdp.agents")
 TAKEN, KNOWN_TO, SHOWN = "card of ", "card known to ", "card shown by "
 
 
-class Cards:
+class CardUpdates:
     """The cards of all agents on the books of one."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Cards:
         self._base = card_succession.card_digest(manifest.card(name))
         self._to_tell = kept(ledger.meta)
         self._told: dict[str, int] = {}
-        self._log = Told(name)
+        self._log = RefusalLog(name)
         self.directory.on_shown = self._note_shown
 
     def _note_shown(self, name: str) -> None:
@@ -72,7 +72,7 @@ class Cards:
                 f"the last {len(found) - MAX_SUCCESSORS} are not shown: a manifest takes "
                 f"{MAX_SUCCESSORS}; make a new one"
             )
-            self._log.tell(self.name, "card", words)
+            self._log.report(self.name, "card", words)
         for successor in found[:MAX_SUCCESSORS]:
             if self._keep(successor):
                 logger.info(
@@ -96,7 +96,7 @@ class Cards:
             self.ledger.database.remember(KNOWN_TO + peer, str(successor.number))
         elif not reply.ok:
             words = f"does not take card {successor.number} of {successor.card.name}: {reply.code.words}"
-            self._log.tell(peer, "card", words)
+            self._log.report(peer, "card", words)
 
     def take(self, body: bytes) -> tuple[ReplyCode, str, str | None]:
         """(what is to be said of a card that a neighbour passes on, words, whose key was misused)."""
@@ -172,6 +172,6 @@ def chosen(manifest: Manifest, held: Sequence[Identity], meta: Mapping[str, str]
     neighbours = manifest.neighbours(name)
     known = min((int(meta.get(KNOWN_TO + peer, "0")) for peer in neighbours), default=0)
     best = held[max(first, min(known, len(held) - 1))]
-    best = held[-1] if best.card.expired() else best
+    best = held[-1] if best.card.validity_problem() else best
     expect_valid(best, "the identity folder")
     return best

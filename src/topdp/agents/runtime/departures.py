@@ -24,18 +24,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from topdp.agents.agreement.signed_statements import Statement
+from topdp.agents.agreement.signatures import Statement
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_facts import DEPARTED_SUBJECT_PREFIX
-from topdp.agents.runtime.agent_rows import Changed, PlanPart
-from topdp.agents.runtime.statement_gossip import Gossip
+from topdp.agents.runtime.agent_rows import PlanPart, RowChanges
+from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.privacy.observers.survivors import TAKEN_BACK
 
 SILENT, LEFT_OUT = "silent ", "left out "
 
 
 @dataclass(frozen=True)
-class Gone:
+class DepartedAgent:
     """An agent that is gone, and the last round that some neighbour has of it."""
 
     name: str
@@ -45,7 +45,7 @@ class Gone:
 class Departures:
     """What one agent knows of those who are gone."""
 
-    def __init__(self, part: PlanPart, gossip: Gossip, ledger: Ledger, takes_back: bool) -> None:
+    def __init__(self, part: PlanPart, gossip: StatementGossip, ledger: Ledger, takes_back: bool) -> None:
         self.part, self.gossip, self.ledger, self.takes_back = part, gossip, ledger, takes_back
         self.manifest = gossip.manifest
         self.name = gossip.identity.card.name
@@ -69,7 +69,7 @@ class Departures:
 
     # What follows from those of all
 
-    def gone(self) -> dict[str, Gone]:
+    def gone(self) -> dict[str, DepartedAgent]:
         """Agents of which all neighbours that are not gone themselves have heard the last."""
         seen = {
             (author, about.removeprefix(SILENT)): int(text)
@@ -82,7 +82,7 @@ class Departures:
                 break
             left = out
         last = {name: max(round for (_, subject), round in seen.items() if subject == name) for name in left}
-        return {name: Gone(name, round) for name, round in last.items()}
+        return {name: DepartedAgent(name, round) for name, round in last.items()}
 
     def _is_out(self, name: str, candidates: set[str], seen: Mapping[tuple[str, str], int]) -> bool:
         there = [peer for peer in self.manifest.neighbours(name) if peer not in candidates]
@@ -103,11 +103,11 @@ class Departures:
         names = sorted(about.removeprefix(SILENT) for about in silent)
         return [name for name in names if self.covered_from(name) is None]
 
-    def changes(self, round: int) -> tuple[Changed, dict[str, str]]:
+    def changes(self, round: int) -> tuple[RowChanges, dict[str, str]]:
         """What is different from the plan in this agent's rows of `round`, and what the books are to note."""
         mine = self.part.shared(round)
         if not mine:
-            return Changed(), {}
+            return RowChanges(), {}
         out: set[int] = set()
         back: list[tuple[int, int, int, float]] = []
         notes: dict[str, str] = {}
@@ -121,7 +121,7 @@ class Departures:
             if LEFT_OUT + name not in self.ledger.meta:
                 notes[LEFT_OUT + name] = str(round)
                 back += self._missed(round, draws, max(covered, gone.seen + 1))
-        return Changed(frozenset(out), tuple(back)), notes
+        return RowChanges(frozenset(out), tuple(back)), notes
 
     def _missed(self, round: int, draws: set[int], first: int) -> list[tuple[int, int, int, float]]:
         """(row, round, draw, deviation) of the draws that the last rows of this agent held in vain."""

@@ -33,7 +33,7 @@ ALIKE = 1e-9
 
 @final
 @dataclass(frozen=True)
-class Limits:
+class RowNormLimits:
     """[releases] how long rows may be in a round: estimates, and all others."""
 
     estimates: Floats
@@ -48,13 +48,15 @@ class Limits:
         return self.of(round, row) * (1 + ALIKE)
 
 
-def same_limits(plan: Plan, largest_norm: float) -> Limits:
+def uniform_norm_limits(plan: Plan, largest_norm: float) -> RowNormLimits:
     """Where rows may be made shorter: one limit for all."""
     every = np.full(plan.releases, largest_norm)
-    return Limits(every, every, plan.agents)
+    return RowNormLimits(every, every, plan.agents)
 
 
-def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: float, start: float) -> Limits:
+def hidden_norm_limits(
+    plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: float, start: float
+) -> RowNormLimits:
     """Limits that no row of an honest agent passes if those that it was sent did not.
 
     `gradient`: how long a mean gradient is at most, of any agent; `start`: the length of the public start.
@@ -93,7 +95,7 @@ def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: fl
             'made shorter are no sums, and privacy.guarantee counts on sums. Take that, or "worst-case".'
         )
     others = np.minimum(A * longest + B, largest_norm)
-    return Limits(np.full(plan.releases, longest) if seen.any() else others, others, plan.agents)
+    return RowNormLimits(np.full(plan.releases, longest) if seen.any() else others, others, plan.agents)
 
 
 def expect_exact(plan: Plan, largest_norm: float) -> None:

@@ -5,9 +5,9 @@ the two swap estimates (Algorithm 2). Who finds nobody works alone with full noi
 is in doubt is asked on the side: meanwhile the agent works on and meets others. Rounds are each agent's own
 count; nobody waits for anybody, but once, all at the same time, for those who are not there yet.
 
-**Guarantees.** As for every `Life`. Which meetings happen is not known beforehand, so charges are by worst
-case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that count as
-seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a plan.
+**Guarantees.** As for every `AgentLoop`. Which meetings happen is not known beforehand, so charges are by
+worst case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that
+count as seen, and of noise: they cost nothing. Poisson batches are refused: only plans say their cost.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from typing import final
 
 from torch import Tensor
 
-from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
+from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.ledger.pairing_records import PairingRecords, PairRecord
-from topdp.agents.runtime.agent_context import Equipment
-from topdp.agents.runtime.agent_loop import Life, Ticks
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER
+from topdp.agents.runtime.agent_context import AgentContext
+from topdp.agents.runtime.agent_loop import AgentLoop, TickClock
 from topdp.agents.runtime.handover import Handover
 from topdp.agents.runtime.peer_contacts import TICKS
 from topdp.agents.runtime.peers import Peers
 from topdp.agents.runtime.row_sums import mixed, noised, stepped
-from topdp.agents.runtime.shared_draws import Sharing
+from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
@@ -52,24 +53,24 @@ def supports(plan: Plan) -> str | None:
 
 
 @final
-class Meetings(Life):
+class LivePairingLoop(AgentLoop):
     """The life of one agent without a drawn plan."""
 
     def __init__(
         self,
-        equipment: Equipment,
+        context: AgentContext,
         ledger: Ledger,
         peers: Peers,
         finished: Callable[[], None],
-        sharing: Sharing | None = None,
+        shared_draws: SharedDraws | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, finished, sharing, mark)
+        super().__init__(context, ledger, peers, finished, shared_draws, mark)
         self.pairing = PairingRecords(ledger)
-        config = equipment.manifest.config
+        config = context.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
         self.reuses = isinstance(builders.protocol(config), TopAsynchronous)
-        self.deviation = equipment.part.plan.full_scale
+        self.deviation = context.part.plan.full_scale
         self._chance = CHANCE()
         self._awaited = False  # whether those who were not there were waited for
         self._slow: dict[str, tuple[int, int]] = {}  # how often in vain, and the round to ask it again
@@ -97,13 +98,13 @@ class Meetings(Life):
         return True
 
     async def _round(self, round: int, pair: PairRecord | None) -> None:
-        plan, me = self.equipment.part.plan, self.equipment.part.agent
+        plan, me = self.context.part.plan, self.context.part.agent
         scale, rate = float(plan.scale[round]), float(plan.rate[round])
         std = float(self.deviation[me])
         if pair is not None and self.reuses:
-            other = self.deviation[[self.equipment.manifest.number(pair.partner)]]
+            other = self.deviation[[self.context.manifest.number(pair.partner)]]
             std = float(reduced(self.deviation[[me]], other, self.alpha, self.own_share)[0])
-        information = self.equipment.meter.spending.release(rate, scale, std)
+        information = self.context.meter.spending.release(rate, scale, std)
         kind, cost = self._decide(round, information, planned=False)
         job = self._job(round, pair, std * scale, rate if kind == "release" else None)
         row = self._bounded(round, me, await self._compute(job))
@@ -125,8 +126,8 @@ class Meetings(Life):
         def job() -> Tensor:
             row = mixed(parts, before, estimate)
             if rate is not None:
-                row = stepped(row, self.equipment.gradients.mean(round, estimate), -rate)
-            draws, me = self.equipment.draws, self.equipment.part.agent
+                row = stepped(row, self.context.gradients.mean(round, estimate), -rate)
+            draws, me = self.context.draws, self.context.part.agent
             return noised(row, lambda noise: draws.add(noise, std, round, me), [std], estimate.dtype)
 
         return job
@@ -152,7 +153,7 @@ class Meetings(Life):
 
     async def _await_all(self) -> None:
         """Once: until all neighbours are there, somebody has met this agent, or the idle timeout is over."""
-        ticks, waited = Ticks(self.equipment.manifest.rules.idle_timeout), 0
+        ticks, waited = TickClock(self.context.manifest.rules.idle_timeout), 0
         while not self._awaited and waited < TICKS and not self.stopping.is_set():
             away = [peer for peer in self.peers.neighbours if not self.peers.transport.reaches(peer)]
             if not away or self.pairing.ready() is not None:
@@ -233,12 +234,12 @@ class Meetings(Life):
 
     async def _settle_with(self, partner: str) -> None:
         with suppress(Unreachable):
-            for pair in self.pairing.untold():
+            for pair in self.pairing.unconfirmed():
                 if pair.partner == partner:
                     packed = self._packed(pair.own_round, pair.id)
                     message = Message.of(MessageKind.COMMIT, pair.own_round, packed)
                     if (await self.peers.transport.request(partner, message)).ok:
-                        self.pairing.told(pair.id)
+                        self.pairing.confirm(pair.id)
                         self.hooks.reached("after_told")
             for pair in self.pairing.prepared():
                 if pair.partner == partner:
@@ -290,7 +291,7 @@ class Meetings(Life):
         verdict = self.pairing.committed(id or row.meeting, peer, row.round, row.body, signature)
         if not verdict.accepted:
             words = f"commit of round {row.round} refused: {verdict.words}"
-            self.peers.told.tell(peer, verdict.name.lower(), words)
+            self.peers.refusals.report(peer, verdict.name.lower(), words)
         self.peers.changed.set()
         return verdict
 

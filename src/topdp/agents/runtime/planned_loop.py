@@ -8,9 +8,9 @@ acknowledged and not used. An agent that others went on without takes up the rou
 have shown rows, whatever they say. Where draws are shared nobody comes back: who is missing is given up for
 good (`absences`).
 
-**Guarantees.** As for every `Life`; and every round of the plan is made as written, except that the agent's
-data enter no round from the one on whose charge would pass the budget, and that draws shared with somebody
-gone are left out and taken back where the books of all cover that (`departures`).
+**Guarantees.** As for every `AgentLoop`; and every round of the plan is made as written, except that the
+agent's data enter no round from the one on whose charge would pass the budget, and that draws shared with
+somebody gone are left out and taken back where the books of all cover that (`departures`).
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from torch import Tensor
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.absences import Absences
-from topdp.agents.runtime.agent_context import Equipment
-from topdp.agents.runtime.agent_loop import Life, Ticks, logger
+from topdp.agents.runtime.agent_context import AgentContext
+from topdp.agents.runtime.agent_loop import AgentLoop, TickClock, logger
 from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
 from topdp.agents.runtime.peer_contacts import TICKS
 from topdp.agents.runtime.peers import Peers
-from topdp.agents.runtime.row_monitor import Watch
+from topdp.agents.runtime.row_monitor import RowMonitor
 from topdp.agents.runtime.run_end import leaving
-from topdp.agents.runtime.shared_draws import Sharing
+from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.agents.wire import row_payload
 
 
 @final
-class Rounds(Life):
+class PlannedLoop(AgentLoop):
     """The life of one agent under a plan."""
 
     def __init__(
         self,
-        equipment: Equipment,
+        context: AgentContext,
         ledger: Ledger,
         peers: Peers,
         finished: Callable[[], None],
-        sharing: Sharing | None = None,
+        shared_draws: SharedDraws | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, finished, sharing, mark)
-        self.watch = Watch(peers.told, equipment.manifest.rules.largest_drift)
-        self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
+        super().__init__(context, ledger, peers, finished, shared_draws, mark)
+        self.watch = RowMonitor(peers.refusals, context.manifest.rules.largest_drift)
+        self.absences = Absences(context, ledger, peers, shared_draws) if shared_draws else None
 
     def _has_rounds(self) -> bool:
         return not self.all_done
 
     async def _next_round(self) -> bool:
-        if self.sharing is not None and not await self._agreed(self.sharing):
+        if self.shared_draws is not None and not await self._agreed(self.shared_draws):
             return False
-        if self.sharing is None and not await self._heard_all(
-            not self.equipment.manifest.rules.tolerates_silence
+        if self.shared_draws is None and not await self._heard_all(
+            not self.context.manifest.rules.tolerates_silence
         ):
             return False
         with self.timing.measure("network"):
@@ -81,24 +81,26 @@ class Rounds(Life):
         information = float(self.meter.planned[round])
         kind, cost = self._decide(round, information, planned=self.ledger.departed is None)
         self.hooks.reached("before_compute")
-        part, own, draws = self.equipment.part, self._own(), self.equipment.draws
-        gradients = self.equipment.gradients if kind == "release" else None
-        changed, notes = self.sharing.departures.changes(round) if self.sharing else (AS_PLANNED, {})
+        part, own, draws = self.context.part, self._own(), self.context.draws
+        gradients = self.context.gradients if kind == "release" else None
+        changed, notes = (
+            self.shared_draws.departures.changes(round) if self.shared_draws else (AS_PLANNED, {})
+        )
         rows = await self._compute(lambda: make(part, round, own, received, gradients, draws, changed))
         memories = part.plan.memories  # what nobody reads may be longer
         rows = {
             row: value if memories[row] else self._bounded(round, row, value) for row, value in rows.items()
         }
         self.hooks.rows_made(round, rows, received, draws)
-        names = self.equipment.manifest.names
+        names = self.context.manifest.names
         bodies = {names[to]: row_payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
         applied = [(sender, round - 1) for sender in senders]
         self._release(round, kind, cost, bodies, kept(part, round, rows), applied, notes=notes)
 
     def _leave_out(self, round: int, received: dict[int, Tensor], senders: list[str]) -> None:
         """Looks at what came in; rows beyond the manifest's limit are taken out of `received`."""
-        number = self.equipment.manifest.number
-        row_of = {peer: self.equipment.part.read(round - 1)[number(peer)] for peer in senders}
+        number = self.context.manifest.number
+        row_of = {peer: self.context.part.read(round - 1)[number(peer)] for peer in senders}
         rows = {peer: received[row] for peer, row in row_of.items()}
         for peer in self.watch.far(round - 1, self.estimate(), rows):
             del received[row_of[peer]]
@@ -106,25 +108,28 @@ class Rounds(Life):
 
     # Shared draws
 
-    async def _agreed(self, sharing: Sharing) -> bool:
+    async def _agreed(self, shared_draws: SharedDraws) -> bool:
         """Waits for the keys of all, and for what neighbours have seen; False when asked to stop.
 
         Who has seen more of this agent than its books know says so in its greeting, and that ends the agent
         (`peers`): before anything is made under shared draws, and so never twice under the same.
         """
-        ticks, peers = Ticks(self.equipment.manifest.rules.idle_timeout), self.peers.neighbours
+        ticks, peers = TickClock(self.context.manifest.rules.idle_timeout), self.peers.neighbours
         waited = 0
-        while not sharing.agreed() or not self._all_met(peers):
+        while not shared_draws.agreed() or not self._all_met(peers):
             self.peers.wake()  # what was just agreed on is to be told
             self.waits.now(
-                {*sharing.missing(), *(peer for peer in peers if peer not in self.peers.beliefs.answered)}
+                {
+                    *shared_draws.missing(),
+                    *(peer for peer in peers if peer not in self.peers.beliefs.answered),
+                }
             )
             self._raise_faults()
             if self.stopping.is_set():
                 return False
             await ticks.wait(self.peers)
             waited += 1
-            if waited % (4 * TICKS) == 0 and (missing := sharing.missing()):
+            if waited % (4 * TICKS) == 0 and (missing := shared_draws.missing()):
                 logger.warning(
                     "%s: waits for %s: where draws are shared, a run begins once all agents have been there",
                     self.name,
@@ -143,12 +148,12 @@ class Rounds(Life):
         """Waits, where somebody is gone, until all know it; False when asked to stop."""
         if self.absences is None:
             return True
-        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        ticks = TickClock(self.context.manifest.rules.idle_timeout)
         while True:
             self._raise_faults()
             if not self.absences.holds(round):
                 return True
-            self.waits.now(self.sharing.departures.unsettled() if self.sharing else ())
+            self.waits.now(self.shared_draws.departures.unsettled() if self.shared_draws else ())
             if self.stopping.is_set():
                 return False
             for peer in self.peers.neighbours:
@@ -162,9 +167,9 @@ class Rounds(Life):
         """(rows, who sent them, who is missing) of `round`; None when asked to stop."""
         if round < 0:
             return None if self.stopping.is_set() else ({}, [], [])
-        names = self.equipment.manifest.names
-        expected = {names[sender]: row for sender, row in self.equipment.part.read(round).items()}
-        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        names = self.context.manifest.names
+        expected = {names[sender]: row for sender, row in self.context.part.read(round).items()}
+        ticks = TickClock(self.context.manifest.rules.idle_timeout)
         while True:
             self._raise_faults()
             if self.stopping.is_set():
@@ -199,7 +204,7 @@ class Rounds(Life):
             return self.absences.lost(peer)
         if self.peers.ends_with(peer):
             return True
-        if not self.equipment.manifest.rules.tolerates_silence:
+        if not self.context.manifest.rules.tolerates_silence:
             return False
         # It came too late, or is left out: rows come in order, and a later one was shown; or it says so.
         beliefs = self.peers.beliefs
@@ -208,7 +213,7 @@ class Rounds(Life):
         return passed or (self.peers.silent[peer] >= TICKS and min(self.peers.silent.values()) < TICKS)
 
     def _depart(self, round: int, peer: str) -> None:
-        self.peers.told.tell(
+        self.peers.refusals.report(
             peer, "missing", f"no row for round {round}: this agent's own estimate stands in for it"
         )
         self.ledger.note_departure(f"round {round}: nothing from {peer}", peer)
@@ -225,7 +230,7 @@ class Rounds(Life):
             if self.ledger.quarantined(peer) is None and self.peers.silent[peer] < TICKS
         ]
         state = self.ledger.state()
-        if not self.equipment.manifest.rules.tolerates_silence or not heard or state is None:
+        if not self.context.manifest.rules.tolerates_silence or not heard or state is None:
             return False
         target = min(self.peers.beliefs.round_of(peer) for peer in heard)
         if target <= self.ledger.round + 2:
@@ -237,7 +242,7 @@ class Rounds(Life):
             self.ledger.round,
             extra={"agent": self.name, "event": "rejoin", "round": target},
         )
-        worst = self.equipment.meter.worst_case(self.history)
+        worst = self.context.meter.worst_case(self.history)
         self.ledger.release(target, ReleaseCost(0.0, worst, 0.0), {}, state[1], kind="skip")
         self.mark(target)
         self.ledger.note_departure(f"round {target}: rejoined")
@@ -261,6 +266,6 @@ class Rounds(Life):
         knows, finished = self.ledger.finish_known(peer), self.ledger.finished(peer)
         if knows and finished:
             return False
-        tolerates_silence = self.equipment.manifest.rules.tolerates_silence or peer in leaving(self.ledger)
+        tolerates_silence = self.context.manifest.rules.tolerates_silence or peer in leaving(self.ledger)
         # Who neither knows nor has finished may come back and need what only this agent has.
         return self.peers.silent[peer] < TICKS or not (knows or finished or tolerates_silence)

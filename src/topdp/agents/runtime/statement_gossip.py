@@ -17,7 +17,7 @@ from collections.abc import Callable
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest
-from topdp.agents.agreement.signed_statements import (
+from topdp.agents.agreement.signatures import (
     Statement,
     StatementError,
     decode_statements,
@@ -35,7 +35,7 @@ Check = Callable[[Statement], None]
 """Raises ValueError when a text is not what statements of its kind say."""
 
 
-class Gossip:
+class StatementGossip:
     """What all agents have stated, and what each neighbour has of it."""
 
     def __init__(self, manifest: Manifest, identity: Identity, plan: str, news: StatementStore) -> None:
@@ -127,7 +127,7 @@ class Gossip:
         check = self.kinds.get(next((kind for kind in self.kinds if statement.about.startswith(kind)), ""))
         if check is None or statement.run not in ("", self.run):
             return "no subject, or no run, that is known here"
-        if not statement.holds(self.manifest, self.directory):
+        if not statement.verify(self.manifest, self.directory):
             return "it bears no signature of that agent"
         try:
             check(statement)

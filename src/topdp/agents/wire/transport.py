@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -129,20 +130,20 @@ class Transport(ABC):
         """Ends all links; requests under way raise Unreachable."""
 
 
-class Memory:
+class MemoryNetwork:
     """The wire of in-memory transports: who is connected. For tests, and for a federation in one process."""
 
     def __init__(self) -> None:
-        self.there: dict[str, InMemory] = {}
+        self.there: dict[str, MemoryTransport] = {}
 
-    def transport(self, name: str) -> InMemory:
-        return InMemory(self, name)
+    def transport(self, name: str) -> MemoryTransport:
+        return MemoryTransport(self, name)
 
 
-class InMemory(Transport):
+class MemoryTransport(Transport):
     """Delivers by calling the peer's handler. A peer that is not there is unreachable at once."""
 
-    def __init__(self, wire: Memory, name: str) -> None:
+    def __init__(self, wire: MemoryNetwork, name: str) -> None:
         self.wire, self.name = wire, name
         self._handle: Handler | None = None
         self._tasks: set[asyncio.Task[Reply]] = set()
@@ -188,3 +189,40 @@ class InMemory(Transport):
         except Exception as error:
             logger.exception("%s: %s from %s was not answered", self.name, message.kind.name, peer)
             raise Unreachable(f"{self.name} could not answer; its log says why.") from error
+
+
+class TrafficCounter(Transport):
+    """Counts the bytes of bodies `sent` to and `received` from each peer; passes everything on to `inner`.
+
+    What frames, encryption and the network add is not counted.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+
+    async def start(self, handle: Handler) -> None:
+        async def counted(peer: str, message: Message) -> Reply:
+            self.received[peer] += len(message.body)
+            reply = await handle(peer, message)
+            self.sent[peer] += len(reply.body)
+            return reply
+
+        await self.inner.start(counted)
+
+    async def request(self, peer: str, message: Message) -> Reply:
+        self.sent[peer] += len(message.body)
+        reply = await self.inner.request(peer, message)
+        self.received[peer] += len(reply.body)
+        return reply
+
+    def reaches(self, peer: str) -> bool:
+        return self.inner.reaches(peer)
+
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]:
+        return self.inner.refused
+
+    async def close(self) -> None:
+        await self.inner.close()

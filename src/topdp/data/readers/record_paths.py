@@ -6,20 +6,17 @@ import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topdp.data import npz_files
-from topdp.data.readers.csv_files import read_csv
-from topdp.data.readers.encoding import encode
-from topdp.data.readers.frames import declared_classes, read_frame
-from topdp.data.readers.image_folders import class_folders, read_images
-from topdp.data.readers.parquet_files import read_parquet
-from topdp.data.readers.raw_table import Table
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
-TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
+if TYPE_CHECKING:
+    from topdp.data.readers.raw_table import Table
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 
 
 class Records(NamedTuple):
@@ -40,12 +37,14 @@ def read_records(path: str | os.PathLike[str], schema: Schema | None = None) -> 
     """
     place = Path(path).expanduser()
     if place.is_dir():
+        from topdp.data.readers.image_folders import class_folders, read_images
+
         inputs, numbers = read_images(place, schema)
         names = (schema.classes if schema is not None else None) or class_folders(place)
         return Records(inputs, numbers, len(names), names)
     if place.suffix == ".npz":
-        return _npz(place, schema)
-    return of_table(read_table(place, schema), schema)
+        return _read_npz(place, schema)
+    return records_of_table(read_table(place, schema), schema)
 
 
 def train_and_test(
@@ -77,33 +76,41 @@ def read_table(place: Path, schema: Schema | None = None) -> Table:
     if not place.is_file():
         raise DataError(f"Expected a file or folder with records at {place}, which is not there.")
     if place.suffix in (".parquet", ".pq"):
+        from topdp.data.readers.parquet_files import read_parquet
+
         return read_parquet(place)
-    if place.suffix not in TABLES:
+    if place.suffix not in TABLE_SUFFIXES:
         raise DataError(
-            f"{place}: expected a name that ends in {', '.join(TABLES)} or .npz, or a folder of images, got "
-            f"{place.suffix!r}."
+            f"{place}: expected a name that ends in {', '.join(TABLE_SUFFIXES)} or .npz, or a folder of "
+            f"images, got {place.suffix!r}."
         )
+    from topdp.data.readers.csv_files import read_csv
+
     return read_csv(place, None if schema is None else schema.delimiter)
 
 
-def of_frame(frame: Any, schema: Schema, origin: str) -> Records:
+def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
     """The records in a frame, prepared as `schema` says."""
+    from topdp.data.readers.frames import declared_classes, read_frame
+
     table = read_frame(frame, origin)
     declared = declared_classes(frame, schema)
     if declared is None:
-        return of_table(table, schema)
+        return records_of_table(table, schema)
     # The values are numbers of the declared classes.
     numbered = Schema.of({**schema.tree(), "classes": [str(at) for at in range(len(declared))]})
-    return of_table(table, numbered)._replace(class_names=declared)
+    return records_of_table(table, numbered)._replace(class_names=declared)
 
 
-def of_table(table: Table, schema: Schema | None) -> Records:
+def records_of_table(table: Table, schema: Schema | None) -> Records:
     stated = Schema() if schema is None else schema
+    from topdp.data.readers.encoding import encode
+
     inputs, targets = encode(table, stated)
     return Records(inputs, targets, None if stated.classes is None else len(stated.classes), stated.classes)
 
 
-def sites(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
+def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """The files or folders that paths and patterns (`hospitals/*.csv`) name, one site each.
 
     Patterns are filled in sorted order, so agent k is the k-th name.
@@ -124,9 +131,9 @@ def sites(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     return found
 
 
-def _npz(place: Path, schema: Schema | None) -> Records:
+def _read_npz(place: Path, schema: Schema | None) -> Records:
     if schema is not None and schema != Schema():
         raise DataError(
             f"{place}: expected no schema for .npz, whose arrays are taken as they are; leave it away."
         )
-    return Records(*npz_files.read_site(place))
+    return Records(*npz_files.read_npz_records(place))

@@ -7,14 +7,61 @@ it is. Requests, replies and what is believed of them are in `links.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+import hashlib
+from collections.abc import Callable, Hashable, Iterator
 
 from topdp.agents.wire import wire_pb2 as wire
-from topdp.agents.wire.chunks import PIECE, pieces
-from topdp.agents.wire.handshake import Stream
-from topdp.agents.wire.link_limits import Patience
+from topdp.agents.wire.handshake import FrameStream
+from topdp.agents.wire.link_limits import StallDetector
 from topdp.agents.wire.link_refusals import LinkEnded
 from topdp.agents.wire.transport import Unreachable
+
+PIECE = 256 * 1024
+LARGEST_MESSAGE = 1024 * 1024
+"""What gRPC may take for one frame: a piece and its heading, with room."""
+
+
+def pieces(body: bytes) -> Iterator[bytes]:
+    """At least one, the first of an empty body being empty.
+
+    >>> [len(piece) for piece in pieces(bytes(600 * 1024))]
+    [262144, 262144, 90112]
+    """
+    for start in range(0, max(1, len(body)), PIECE):
+        yield body[start : start + PIECE]
+
+
+class IncomingBody:
+    """One body as it arrives. Memory grows with what came, not with what was announced."""
+
+    def __init__(self, size: int, digest: bytes, largest: int) -> None:
+        if size > largest:
+            raise LinkEnded("oversized", f"expected a body of at most {largest} bytes, {size} are announced")
+        if len(digest) != hashlib.sha256().digest_size:
+            raise LinkEnded("protocol", f"expected a SHA-256 digest, got {len(digest)} bytes")
+        self.size, self.digest = size, digest
+        self.pieces = 0
+        self._data = bytearray()
+        self._hash = hashlib.sha256()
+
+    def add(self, piece: bytes) -> bool:
+        """Takes the next piece; whether it was the last."""
+        expected = min(PIECE, self.size - len(self._data))
+        if len(piece) != expected:
+            raise LinkEnded("chunk", f"expected a piece of {expected} bytes, got {len(piece)}")
+        self.pieces += 1
+        self._data += piece
+        self._hash.update(piece)
+        return len(self._data) == self.size
+
+    @property
+    def intact(self) -> bool:
+        return self._hash.digest() == self.digest
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self._data)
+
 
 WINDOW = 4
 """Pieces of larger bodies that may be on their way over one link."""
@@ -22,24 +69,26 @@ WINDOW = 4
 Key = tuple[bool, int]  # whether the body is an answer, and the number of the request
 
 
-class _Outgoing:
+class _OutgoingBody:
     """A body of several pieces on its way: how many were sent, and how many the peer has."""
 
     def __init__(self, total: int) -> None:
         self.total, self.sent, self.received = total, 0, 0
 
 
-class Writer:
+class LinkWriter:
     """What one end writes to the stream of a link."""
 
-    def __init__(self, stream: Stream, patience: Patience, lost: Callable[[LinkEnded], Unreachable]) -> None:
+    def __init__(
+        self, stream: FrameStream, patience: StallDetector, lost: Callable[[LinkEnded], Unreachable]
+    ) -> None:
         """`lost` ends the link when the stream is gone, or the peer has refused us; what it returns is
         raised to whoever writes.
         """
         self._stream, self._patience, self._lost = stream, patience, lost
         self._lock = asyncio.Lock()
         self._window = asyncio.Semaphore(WINDOW)
-        self._outgoing: dict[Key, _Outgoing] = {}
+        self._outgoing: dict[Key, _OutgoingBody] = {}
         self._to_confirm: dict[Key, int] = {}
         self._confirming = False
 
@@ -59,7 +108,7 @@ class Writer:
         """The body in pieces. Pieces of other bodies may come between: the lock is per frame."""
         head.id, head.size = number, len(body)
         answer, left = isinstance(head, wire.Response), len(body)
-        several = _Outgoing(-(-len(body) // PIECE)) if len(body) > PIECE else None
+        several = _OutgoingBody(-(-len(body) // PIECE)) if len(body) > PIECE else None
         if several is not None:
             self._outgoing[answer, number] = several
         self._patience.moved(what)

@@ -23,7 +23,7 @@ from data_files import same, small_arrays, write_batches, write_csv, write_idx, 
 from topdp.data import available, download_sources, fetch, load
 from topdp.data.cache_disk import DiskError
 from topdp.data.catalogue import CATALOGUE, Package
-from topdp.data.image_decoding import NAMES, Arrays
+from topdp.data.image_decoding import ARRAY_NAMES, Arrays
 from topdp.errors import DataError
 
 StandIn = Callable[..., Arrays]
@@ -126,7 +126,7 @@ def test_a_mistaken_data_set_is_named(tmp_path: Path, stand_in: StandIn) -> None
     fashion = small_arrays("fashion-mnist", seed=3)
     stand_in("mnist")
     entry = CATALOGUE["mnist"]
-    digests = {name: hashlib.sha256(fashion[name].tobytes()).hexdigest() for name in NAMES}
+    digests = {name: hashlib.sha256(fashion[name].tobytes()).hexdigest() for name in ARRAY_NAMES}
     CATALOGUE["fashion-mnist"].sha256.update(digests)  # type: ignore[attr-defined]
     write_idx(tmp_path, fashion)
     assert entry.shapes["train_inputs"] == fashion["train_inputs"].shape
