@@ -129,7 +129,7 @@ def test_sizes_refusals(given: dict[str, Any], error: type[Exception], reason: s
 def test_unknown_kinds_and_options_are_named() -> None:
     with pytest.raises(InputError, match="one of the partitions iid, dirichlet, label, sizes, got 'zipf'"):
         partition(LABELS, 3, "zipf", 0)
-    with pytest.raises(InputError, match="out of alpha, minimum, attempts, got beta"):
+    with pytest.raises(InputError, match="only the options alpha, minimum, attempts, got beta"):
         partition(LABELS, 3, "dirichlet", 0, beta=1)
     with pytest.raises(InputError, match="at least 1 agent, got 0"):
         partition(LABELS, 0, "iid", 0)
