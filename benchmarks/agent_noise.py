@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from topdp.agents.agreement import identity, manifest
-from topdp.agents.agreement.run_setup import RunSetup, complete_config
+from topdp.agents.agreement.federation_manifest import complete_config
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime import keystream
 from topdp.agents.runtime.agent_context import AgentContext, build_context
 from topdp.agents.runtime.agent_draws import AgentDraws, SystemDraws

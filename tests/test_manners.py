@@ -40,8 +40,8 @@ def test_a_comparison_says_whose_turn_it_is(topdp, few):
     done = topdp("compare", *few, "--methods", "top,plain")
     assert stages(done) == [
         "compare: loading torch",
-        *(f"top: {stage}" for stage in RUN),
-        *(f"plain: {stage}" for stage in RUN),
+        *(f"compare: top: {stage}" for stage in RUN),
+        *(f"compare: plain: {stage}" for stage in RUN),
         "compare: drawing",
     ]
 
@@ -78,11 +78,15 @@ INTERRUPTED = {
         "topdp.runs.run.run_or_continue",
         "Interrupted. Continue with: the same command and --out both",
     ),
-    "audit": (["audit"], "topdp.audit.of_config", "Continue with: the same command, which begins anew"),
+    "audit": (
+        ["audit"],
+        "topdp.audit.of_config",
+        "Continue with: the same command, which starts from the beginning",
+    ),
     "recommend": (
         ["recommend"],
         "topdp.runs.recommend.recommend",
-        "Continue with: the same command, which begins anew",
+        "Continue with: the same command, which starts from the beginning",
     ),
 }
 

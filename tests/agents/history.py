@@ -17,14 +17,15 @@ import torch
 from builders import blobs, linear_model
 from topdp import topology
 from topdp.agents.agreement import run_setup as setups
+from topdp.agents.agreement.federation_manifest import complete_config
 from topdp.agents.agreement.identity import generate
 from topdp.agents.agreement.manifest import Rules, new_manifest
 from topdp.agents.development.development_hooks import DevelopmentHooks
 from topdp.agents.development.failpoints import Failpoints
-from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
+from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import TamperedError
-from topdp.agents.ledger.ledger_entries import digest_of
+from topdp.agents.ledger.ledger_entries import TamperedError, digest_of
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime import agent_context
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_context import build_context
@@ -277,7 +278,7 @@ def federation(
         "method.offline=0.2",
     ]
     config = configurations.read(changes=[*basis, *changes])
-    complete, _ = setups.complete_config(
+    complete, _ = complete_config(
         config, graph, shards.counts, tolerates_silence=tolerates_silence, departures=departures
     )
     rule = "go-on" if tolerates_silence else "wait"

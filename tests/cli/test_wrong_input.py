@@ -238,7 +238,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["run"], "--out: expected one with torchrun"),
+        (["run"], "Expected --out with torchrun"),
         (["sweep", "--seeds", "2"], "topdp sweep is for one process, got 2 ranks"),
         (["compare"], "topdp compare is for one process, got 2 ranks"),
         (["run", "--out", "new", "--device", "cuda:7"], "cuda:7 was asked for"),

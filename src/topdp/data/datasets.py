@@ -14,7 +14,6 @@ import numpy as np
 from topdp.base.progress import Progress, silent
 from topdp.data import npz_files
 from topdp.data.catalogue import CATALOGUE, CatalogueEntry
-from topdp.data.fetch import cache_file, catalogue_entry, fetch, from_folder
 from topdp.data.readers.record_paths import TABLE_SUFFIXES, train_and_test
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array, check_records, check_same_shape
@@ -119,6 +118,8 @@ def load(
     if not isinstance(name, str) or name not in CATALOGUE:
         text = os.fspath(name)
         if os.sep not in text and not text.endswith((".npz", *TABLE_SUFFIXES)) and not os.path.exists(text):
+            from topdp.data.dataset_downloads import catalogue_entry
+
             catalogue_entry(text)
         if test is not None or not _holds_arrays(text):
             return _load_user_records(text, schema, test)
@@ -131,6 +132,8 @@ def load(
         raise DataError(
             f"{name}: expected no schema and no other test records for a data set of the catalogue."
         )
+    from topdp.data.dataset_downloads import catalogue_entry, fetch, from_folder
+
     entry = catalogue_entry(name)
     stored = from_folder(entry, data_dir)
     if stored is None:
@@ -193,6 +196,8 @@ def available() -> list[DatasetStatus]:
     >>> [(row.name, row.bytes) for row in available() if row.name == "mnist"]
     [('mnist', 54950000)]
     """
+    from topdp.data.dataset_downloads import cache_file
+
     return [
         DatasetStatus(entry.name, cache_file(entry.name).exists(), entry.bytes, entry.description)
         for entry in CATALOGUE.values()

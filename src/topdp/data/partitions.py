@@ -35,7 +35,8 @@ def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any)
     unknown = sorted(set(options) - set(accepted))
     if unknown:
         raise InputError(
-            f"Expected for {kind!r} only the options {', '.join(accepted) or '(none)'}, got {', '.join(unknown)}."
+            f"Expected for {kind!r} only the options {', '.join(accepted) or '(none)'}, got "
+            f"{', '.join(unknown)}."
         )
     return deal(labels, agents, seed, **options)
 

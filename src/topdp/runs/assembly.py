@@ -23,13 +23,13 @@ from topdp.data.record_checks import count_classes, expect_two_classes
 from topdp.errors import InputError
 from topdp.learning.backbone import split_backbone
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
 from topdp.learning.losses import CUSTOM_LOSS
 from topdp.learning.models import FlatModel
 from topdp.learning.tasks import Task
 from topdp.plan import Batches, Plan
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.model_fit import expect_fitting
 from topdp.runs.resolve_auto import settled
 from topdp.simulator.engine import Engine, Fetch
 from topdp.simulator.hostile import Attack
@@ -246,25 +246,6 @@ def _largest(shards: Shards, task: Task) -> int | None:
         return None
     labels = [shards.targets, *([] if shards.test_targets is None else [shards.test_targets])]
     return max(shards.classes or 0, *(int(one.max()) + 1 for one in labels))
-
-
-def expect_fitting(flat: FlatModel, task: Task, inputs: Tensor, targets: Tensor, classes: int | None) -> None:
-    """Refuses a model whose outputs for one record, [1, ...], do not go with its target under the loss."""
-    inputs, targets = (
-        part.to("cpu", flat.dtype) if part.is_floating_point() else part.cpu() for part in (inputs, targets)
-    )
-    module = flat.load(flat.flatten().cpu()).eval()
-    with torch.no_grad():
-        outputs = call_model(disable_inference_kernels(module), {}, inputs)
-        if not isinstance(outputs, Tensor):
-            raise ConfigError(
-                "Expected a model that returns one tensor, a score for each class or a number for each "
-                f"target; got a {type(outputs).__name__}. Wrap it in a module that returns the tensor."
-            )
-        try:
-            task.expect_outputs(outputs, targets, classes)
-        except InputError as error:
-            raise ConfigError(str(error)) from error
 
 
 def choose_device(name: str) -> torch.device:

@@ -268,6 +268,8 @@ def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
 
 def features(config: RunConfig) -> FeatureMap | None:
     """What a record becomes before the model sees it; None: it stays as it is."""
+    if config.data.features == "none":
+        return None
     from topdp.data.features.feature_maps import FEATURE_MAPS
 
     if config.data.features == "given":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import numpy as np
 
 from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.base.progress import Progress, silent
-from topdp.plan import Plan, optimised
+from topdp.plan import Plan
 from topdp.privacy.account import FALSE_ALARMS, Account, account
-from topdp.privacy.budget_excess import Writer
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
 from topdp.privacy.observers.observer_answers import Look, expect_answers, observed
@@ -23,6 +21,7 @@ from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.runs import builders
 from topdp.runs.config import RunConfig
+from topdp.runs.plan_writing import plan_writer as plan_writer
 from topdp.runs.resolve_auto import settled, shares
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.topology import Topology, read_edge_list
@@ -89,21 +88,6 @@ def accounted(
         progress=progress,
         look=look,
     )
-
-
-def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
-    """The plan of the configuration for any noise; the random choices are the same every time."""
-    protocol, schedule = builders.protocol(config), builders.schedule(config, min(counts))
-    optimiser, robust, rounded = builders.optimiser(config), builders.robust(config), builders.rounded(config)
-    inner = optimiser.inner(schedule)
-
-    def write(deviation: np.ndarray) -> Plan:
-        plan = optimised(protocol.plan(graph, inner, deviation, config.seed), optimiser, schedule.rate)
-        if robust is None and rounded is None:
-            return plan
-        return replace(plan, robust=robust, rounded=rounded)
-
-    return write
 
 
 def expect_plan_of(

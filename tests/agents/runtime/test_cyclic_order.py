@@ -10,7 +10,7 @@ from history import Wire, faults, federation, live, on_virtual_time
 
 from builders import blobs_file, in_turn
 from topdp.agents.development import failpoints, federation_demo
-from topdp.agents.ledger.ledger_database import TamperedError
+from topdp.agents.ledger.ledger_entries import TamperedError
 from topdp.agents.runtime.agent_rows import AgentGradients
 from topdp.errors import DataError, TrustError
 from topdp.learning.gradients import ClippedGradients

@@ -14,7 +14,7 @@ from test_exhausted import books, truth
 
 from builders import in_turn
 from topdp import topology
-from topdp.agents.agreement.signed_statements import Statement, encode_statements
+from topdp.agents.agreement.signatures import Statement, encode_statements
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime import budget_meter
 from topdp.agents.wire.transport import Message

@@ -22,7 +22,6 @@ from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.runs import builders
 from topdp.runs.config import parse_stored
-from topdp.runs.model_export import InputKind, format_of, write
 
 MODEL_FACTS_FILE = "model.json"
 
@@ -31,11 +30,10 @@ def write_model_facts(folder: Path, context: AgentContext, classes: int | None) 
     """Writes down what model the rows on the books are of; public, as the manifest is."""
     config, part = context.manifest.config, context.part
     inputs, targets = context.gradients.inputs, context.gradients.targets
-    kind = InputKind.of(inputs[None])
     facts = {
         "config": config.model_dump(mode="json", exclude_none=True),
-        "inputs": list(kind.shape),
-        "input_type": kind.dtype,
+        "inputs": list(inputs.shape[1:]),
+        "input_type": str(inputs.dtype).removeprefix("torch."),
         "outputs": builders.task(config).outputs(targets, classes),
         "rows": [part.reported, part.agent],
     }
@@ -44,6 +42,8 @@ def write_model_facts(folder: Path, context: AgentContext, classes: int | None) 
 
 def export_model(state: Path, file: Path, format: str | None = None) -> int:
     """Writes the model after the last release to `file`; the round that it is of."""
+    from topdp.runs.model_export import InputKind, format_of, write
+
     format_of(file, format)  # said before anything is read
     ledger = Ledger(state, writable=False)
     try:

@@ -26,13 +26,12 @@ from topdp.agents.runtime.hidden_row_limits import (
 from topdp.agents.runtime.row_sums import expect_fine, rounded_share
 from topdp.agents.wire import row_payload
 from topdp.base.progress import Progress, silent
-from topdp.data.featured_shards import of_records
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.runs import builders
-from topdp.runs.assembly import expect_fitting
 from topdp.runs.config import ConfigError
+from topdp.runs.model_fit import expect_fitting
 
 LARGEST_HEAD = 1024  # bytes before a row that is handed over
 
@@ -91,7 +90,10 @@ def build_context(
             f"{setup.manifest.names[agent]}, got {epsilon:.6g}: one's own budget can only be smaller."
         )
     inputs, targets = records
-    inputs = of_records(inputs, builders.features(config), setup.manifest.names[agent], progress)
+    if (features := builders.features(config)) is not None:
+        from topdp.data import featured_shards  # images only: not loaded where records stay as they are
+
+        inputs = featured_shards.of_records(inputs, features, setup.manifest.names[agent], progress)
     task = builders.task(config)
     targets = task.targets(targets, setup.manifest.names[agent])
     flat = FlatModel(setup.model(tuple(inputs.shape[1:]), task.outputs(targets, classes)))

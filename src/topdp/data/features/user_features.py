@@ -135,8 +135,8 @@ class UserFeatures:
         if not isinstance(batch_features, Tensor) or not _nearly_equal(batch_features, alone):
             raise InputError(
                 "Expected a feature map of one record at a time, got a module whose features of a record "
-                "depend on the others in its batch. Features that mix records would carry one past the clipping "
-                "of another."
+                "depend on the others in its batch. Features that mix records would carry one past the "
+                "clipping of another."
             )
 
     def _call(self, record: Tensor) -> Any:
