@@ -1,4 +1,4 @@
-"""The family of errors, and every way a command can end: one line and a code, or a traceback."""
+"""The family of errors, and how commands end: one line and an exit code, or a traceback."""
 
 import inspect
 import re
@@ -59,7 +59,7 @@ def test_a_users_model_that_raises_ends_with_its_traceback(own, tmp_path):
         (["run", "--set", "data.name=nowhere.npz"], ExitCode.DATA),
     ],
 )
-def test_what_is_said_on_purpose_has_one_line_and_its_code(arguments, code, topdp, tmp_path, monkeypatch):
+def test_foreseen_errors_have_one_line_and_their_code(arguments, code, topdp, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = topdp(*arguments)
     assert done.code == code, done.err
@@ -75,7 +75,7 @@ def test_a_fault_of_ours_is_not_hidden(topdp, monkeypatch):
         topdp("data", "list")
 
 
-def test_every_documented_code_is_one_of_ours_and_every_one_of_ours_is_documented():
+def test_documented_exit_codes_are_those_of_the_package():
     table = PAGE.read_text(encoding="utf-8").split("| exit code |")[1].split("\n\n")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == sorted(ExitCode)
 
@@ -86,12 +86,12 @@ def test_each_code_but_done_and_unexpected_has_one_base():
     assert raised == sorted(set(ExitCode) - {ExitCode.DONE, ExitCode.UNEXPECTED})
 
 
-def test_wrong_input_can_be_caught_as_pythons_own():
+def test_wrong_input_is_a_value_error():
     assert issubclass(InputError, ValueError)
 
 
-def test_every_error_of_ours_is_of_the_family():
-    """No room raises plain errors on purpose: only what a peer's or user's parser wants as ValueError."""
+def test_every_error_belongs_to_the_family():
+    """No package raises plain errors, except ValueError for parsers of peers or users."""
 
     def family(kind):
         return {kind}.union(*(family(child) for child in kind.__subclasses__()))
