@@ -35,8 +35,7 @@ from topdp.agents.runtime.planned_loop import PlannedLoop
 from topdp.agents.runtime.shared_draws import PrivateFiles, SharedDraws
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.link_refusals import RefusalLog
-from topdp.agents.wire.traffic_counter import TrafficCounter
-from topdp.agents.wire.transport import Transport, end_all
+from topdp.agents.wire.transport import TrafficCounter, Transport, end_all
 from topdp.base.files import write_atomically
 from topdp.errors import ExitCode, InputError
 from topdp.plan import Capability
