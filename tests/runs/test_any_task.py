@@ -192,7 +192,7 @@ def test_run_and_compare_without_test_records_say_so(regression, topdp):
         ('train.metrics=["accuracy"]', "one of mae, mse, r2 for the loss mse"),
         ('train.loss="given in Python"', 'train.loss: "given in Python" stands for a function'),
         ('train.metrics=["given in Python: bias"]', 'train.metrics: "given in Python: bias" stands for'),
-        ("data.partition=label", "one whole-number label for each record"),
+        ("data.partition=label", "one integer label for each record"),
     ],
 )
 def test_names_that_are_none(regression, change, reason):

@@ -105,12 +105,12 @@ def canaries(
         from topdp.agents.agreement import manifest as manifests
         from topdp.agents.agreement.run_setup import RunSetup
         from topdp.agents.development import rehearsal_audit
-        from topdp.audit import Question
+        from topdp.audit import AuditRequest
         from topdp.data.featured_shards import input_shape
         from topdp.runs.named_model import named_task
         from topdp.runs.named_records import named_features, named_schema
 
-        asked = Question(owner, observer, canaries=count, seed=seed)
+        asked = AuditRequest(owner=owner, observer=observer, canaries=count, seed=seed)
         agreed = manifests.read_manifest(manifest)
         asked.expect_possible(len(agreed.names))
         progress("planning")

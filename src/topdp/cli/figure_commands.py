@@ -83,14 +83,14 @@ def reproduce(
     with signs_of_life(err, "reproduce") as progress, continue_with(how):
         progress("loading torch")
         from topdp.experiments import reproduce
-        from topdp.experiments.lenses import FULL, QUICK
+        from topdp.experiments.lenses import FULL_SCALE, QUICK_SCALE
         from topdp.runs.assembly import choose_device
         from topdp.views.terminal import tables
 
         names, lenses, scale = (
             reproduce.named_figures(figure),
             reproduce.named_lenses(lens),
-            QUICK if quick else FULL,
+            QUICK_SCALE if quick else FULL_SCALE,
         )
         if redraw:
             progress("drawing")
@@ -104,5 +104,5 @@ def reproduce(
         if made.verdicts:
             show(tables.verdicts(made.to_json()["verdicts"]))
         if quick:
-            show(reproduce.NOT_THE_PAPER)
+            show(reproduce.QUICK_REMARK)
         show(f"Figures, numbers and verdicts are in {place}")

@@ -157,33 +157,42 @@ def audit(
     with signs_of_life(err, "audit") as progress, continue_with(START_AGAIN):
         progress("loading torch")
         from topdp import audit as audits
-        from topdp.audit.audit_folder import expect_room, keep, room_for
-        from topdp.audit.rehearsal_record import recorded_in
+        from topdp.audit.audit_folder import expect_new_folder, new_audit_folder, write_audit
+        from topdp.audit.rehearsal_record import rehearsal_folder
         from topdp.runs.pictures.learning_curves import heading
         from topdp.views.terminal import tables
 
         if folder is not None:
-            expect_room(folder)  # before the account, which may take minutes
-        asked = audits.Question(owner, observer, sees, canaries, confidence, delta, seed)
-        notes = recorded_in(run) if run is not None else None
-        if recorded and notes is None:
+            expect_new_folder(folder)  # before the account, which may take minutes
+        request = audits.AuditRequest(
+            owner=owner,
+            observer=observer,
+            sees=sees,
+            canaries=canaries,
+            confidence=confidence,
+            delta=delta,
+            seed=seed,
+        )
+        recordings = rehearsal_folder(run) if run is not None else None
+        if recorded and recordings is None:
             raise audits.AuditError(
                 "--recorded: expected the folder of agents that rehearsed with canaries, got "
                 f"{target or 'none'}, which has no canaries.npz. Create one with "
                 "`topdp federation demo --rehearse`, or remove --recorded."
             )
-        if notes is not None:
-            from topdp.agents.development.rehearsal_audit import of_notes
+        if recordings is not None:
+            from topdp.agents.development.rehearsal_audit import of_recordings
 
-            attack = of_notes(notes, asked, progress)
+            prepared = of_recordings(recordings, request, progress)
         elif wanted is None:
             assert run is not None
-            attack = audits.of_run(run, asked, device, progress)
+            prepared = audits.of_run(run, request, device, progress)
         else:
-            attack = audits.of_config(wanted, asked, device, progress)
-        place = folder or new_folder("audits", attack.config)
-        with room_for(place):
-            details = keep(attack.carry_out(progress), place, heading([attack.config], attack.agents))
+            prepared = audits.of_config(wanted, request, device, progress)
+        place = folder or new_folder("audits", prepared.config)
+        with new_audit_folder(place):
+            title = heading([prepared.config], prepared.agents)
+            details = write_audit(prepared.execute(progress), place, title)
     if as_json:
         print_json(details)
     else:

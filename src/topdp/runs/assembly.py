@@ -33,9 +33,9 @@ from topdp.runs.named_records import load_shards
 from topdp.runs.resolve import resolve_outline
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
-from topdp.simulator.engine import Engine, Fetch
+from topdp.simulator.engine import Engine, Fetch, Intervention
 from topdp.simulator.hostile import Attack, chosen
-from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 
 MAX_BACKBONE_NUMBERS = 1 << 29  # 2 GiB: larger outputs of frozen layers are computed in every release
@@ -151,7 +151,7 @@ class Assembly:
         gradients = ClippedGradients(trained, privacy.clip, self.task.loss, privacy.clipping)
         return gradients, shards
 
-    def engine(self, plan: Plan, layout: Layout | None = None, fetch: Fetch | None = None) -> Engine:
+    def engine(self, plan: Plan, layout: RowLayout | None = None, fetch: Fetch | None = None) -> Engine:
         """Of all agents; with a `layout`, of those that it holds here, for its pruned plan."""
         gradients, shards = self._after_backbone
         attack, seed, batches = self.attack, self.run.config.seed, self.run.batches
@@ -162,12 +162,11 @@ class Assembly:
             gradients,
             shards if attack is None else attack.records(shards),
             [batches[agent] for agent in held],
-            seed,
-            self.device,
+            seed=seed,
+            device=self.device,
             select=select,
             metrics=self.task.metrics,
-            tamper=attack,
-            hostile=() if attack is None else attack.hostile,
+            intervention=Intervention(tamper=attack, hostile=() if attack is None else attack.hostile),
             layout=layout,
             fetch=fetch,
         )
@@ -192,10 +191,10 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
         first.gradients,
         shards,
         stacked.batches,
-        seeds[0],
-        first.device,
-        StackedNoise(plans, seeds),
-        stacked.select,
+        seed=seeds[0],
+        device=first.device,
+        draws=StackedNoise(plans, seeds),
+        select=stacked.select,
         copies=len(runs) // distinct,
         metrics=first.task.metrics,
     )

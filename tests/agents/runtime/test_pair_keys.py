@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from history import IDENTITIES, Wire, abandon, faults, live, on_virtual_time, sharing
 
 from topdp import topology
-from topdp.agents.agreement.run_secret import RunSecret
-from topdp.agents.agreement.signed_statements import Statement, encode_statements
+from topdp.agents.agreement.run_marks import RunSecret
+from topdp.agents.agreement.signatures import Statement, encode_statements
 from topdp.agents.development import failpoints
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
@@ -25,7 +25,7 @@ from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
 from topdp.simulator import fused_rows
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -77,7 +77,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
     made.context = context
     run = on_virtual_time(live(made))
     assert faults(run) == [] and set(known) == set(range(6, 21)) and len(set(known.values())) == 15
-    seeds, make, noise = Noise.seeds, fused_rows.make, []
+    seeds, make, noise = SimulatedDraws.seeds, fused_rows.make, []
 
     def named(self, round, draws):
         noise[:] = [self]
@@ -98,7 +98,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
             pieces = keystream.normals(out.shape[1], key)
             out[places[at[0]]] += std[at] * torch.cat(list(pieces)).numpy()
 
-    monkeypatch.setattr(Noise, "seeds", named)
+    monkeypatch.setattr(SimulatedDraws, "seeds", named)
     monkeypatch.setattr(fused_rows, "make", derived)
     close(made)
 
@@ -465,7 +465,7 @@ def test_an_old_copy_makes_no_second_row_under_shared_draws(tmp_path, what):
 
 
 def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
-    from topdp.agents.agreement.rollback_mark import RollbackMark
+    from topdp.agents.agreement.run_marks import RollbackMark
     from topdp.agents.runtime.peer_judgement import GreetingVerdict, PeerBeliefs
     from topdp.agents.runtime.planned_loop import PlannedLoop
 
