@@ -124,8 +124,6 @@ def _joined_run(
     cut: AgentPartition = group.led(
         group.together(lambda: partition(graph, group.size) if group.leads else None)
     )
-        group.together(lambda: partition(graph, group.size) if group.leads else None)
-    )
     parts = _assembled(group, outline, cut.home, device, progress)
     folder = RunFolder(out) if group.leads else None
     reported = progress if group.leads else silent
