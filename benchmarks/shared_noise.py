@@ -19,7 +19,7 @@ from topdp import topology
 from topdp.plan import Schedule
 from topdp.privacy import adaptive, exposure
 from topdp.privacy.noise_allocation import allocate
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Correlated
 from topdp.protocols.pair_secrets import hangs_together, secret_pairs
 
@@ -37,7 +37,7 @@ def over_central(agents: int, degree: int, colluders: int, strength: float, seed
     once = Schedule(rate=np.ones(1), noise=np.ones(1))
     plan = Correlated("regular", degree, found.pair_noise, gossip=0).plan(graph, once, found.own, seed)
     mu = float(adaptive(plan, exposure(agents, 1.0), colluders, patient=True).worst().max())
-    return float(leftover(plan).average[-1]) * agents**2 * mu**2
+    return float(residual_noise(plan).average[-1]) * agents**2 * mu**2
 
 
 def main() -> None:

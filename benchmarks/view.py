@@ -60,7 +60,7 @@ def measure(job: Job) -> dict[str, float]:
     from topdp import topology
     from topdp.plan import schedules
     from topdp.privacy.basics.exposure import exposure
-    from topdp.privacy.observers.observer_filter import sights
+    from topdp.privacy.observers.observer_filter import observed_rounds
     from topdp.privacy.observers.view import view
     from topdp.protocols import TopSynchronous
 
@@ -75,7 +75,7 @@ def measure(job: Job) -> dict[str, float]:
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     mu = found.lower if found.upper is None else found.upper
-    carried = [s.kept for s in sights(plan, np.arange(job.agents) == observers[0])]
+    carried = [s.kept for s in observed_rounds(plan, np.arange(job.agents) == observers[0])]
     return {
         "rows": plan.rows,
         "state": float(np.mean(carried)),

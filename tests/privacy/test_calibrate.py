@@ -18,7 +18,7 @@ from topdp.plan import Cycle, Full, Plan, PlanError, Poisson, schedules
 from topdp.privacy.account import GUARANTEES, account
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
-from topdp.privacy.budget_excess import Accounts, Writer
+from topdp.privacy.budget_excess import BudgetExcess, Writer
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
@@ -191,7 +191,7 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
     graph, records, epsilon = SHARDS[shards]
     write = writer(name, 8, alpha=0.25, graph=graph)
     exposed = analysis(records, "cycle" if shards == "cycles" else "full")
-    accounts = Accounts(write, exposed.exposure(), guarantee, np.array(epsilon), DELTA)
+    accounts = BudgetExcess(write, exposed.exposure(), guarantee, np.array(epsilon), DELTA)
     deviation = calibrate(write, exposed, guarantee, np.array(epsilon), DELTA).deviation
     excess = accounts.whole(deviation)
     below = excess < 1 - 6e-4
@@ -208,8 +208,8 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
 def test_a_long_plan_is_balanced_in_few_accounts(monkeypatch):
     """The first releases, and aligned records, say how agents depend on each other."""
     asked = []
-    whole = Accounts.whole
-    monkeypatch.setattr(Accounts, "whole", lambda self, noise: asked.append(noise) or whole(self, noise))
+    whole = BudgetExcess.whole
+    monkeypatch.setattr(BudgetExcess, "whole", lambda self, noise: asked.append(noise) or whole(self, noise))
     graph, records, epsilon = SHARDS["dirichlet"]
     write, exposed = writer("top-sync", 80, alpha=0.25, graph=graph), analysis(records)
     found = calibrate(write, exposed, "adaptive", np.array(epsilon), DELTA)

@@ -16,7 +16,7 @@ from topdp.errors import InputError
 from topdp.plan import Schedule
 from topdp.privacy import account as account_of
 from topdp.privacy import adaptive
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Correlated, Muffliato
 from topdp.protocols.pair_secrets import secret_pairs
 from topdp.runs import builders, config, planning, resolve_auto, run
@@ -241,7 +241,7 @@ def test_prices_are_those_of_the_plans(gossip, chebyshev):
          averaging.shared(pairs, 3.0 * math.sqrt(np.mean(own**2)))),
         (Muffliato(gossip, chebyshev), 0.0),
     ):  # fmt: skip
-        left = leftover(protocol.plan(graph, steps, own, 0))
+        left = residual_noise(protocol.plan(graph, steps, own, 0))
         pooled = resolve_auto.TRIAL * np.mean(alone**2) / 81
         noise = left.average[-1] + resolve_auto.DISAGREEMENT * left.between[-1]
         expected = noise / pooled + resolve_auto.MESSAGE * max(1, gossip)

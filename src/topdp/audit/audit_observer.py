@@ -16,10 +16,10 @@ from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
-from topdp.privacy.observers.gram_matrix import ROUNDING, grams
+from topdp.privacy.observers.gram_matrix import SHIFT_ROUNDING, grams
 from topdp.privacy.observers.observer_answers import observed
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.view import LONG, Progress, expect_viewable, view
+from topdp.privacy.observers.view import LONG_PLAN_RELEASES, Progress, expect_viewable, view
 from topdp.runs.config import did_you_mean
 
 SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public.LINKS}
@@ -62,7 +62,7 @@ class Observer:
         Nothing but the strength of canaries depends on them.
         """
         signs = np.ones(self.plan.releases)
-        if self.plan.releases > LONG:
+        if self.plan.releases > LONG_PLAN_RELEASES:
             return signs
         (M,) = grams(self.plan, self.coalition, np.array([owner]), self.public)
         if np.isfinite(M).all():
@@ -140,7 +140,7 @@ def _members(text: str, agents: int, owner: int | None) -> tuple[int, ...]:
 
 def _climbed(M: Floats) -> Floats:
     """Signs u with a large uᵀMu, sought from all alike and from the first eigenvector on."""
-    ends, rounding = [], ROUNDING * float(M.diagonal().max(initial=0.0))
+    ends, rounding = [], SHIFT_ROUNDING * float(M.diagonal().max(initial=0.0))
     for start in (np.ones(len(M)), np.linalg.eigh(M)[1][:, -1]):
         u = np.where(start >= 0, 1.0, -1.0)
         for _ in range(SWEEPS):

@@ -23,8 +23,8 @@ import numpy as np
 
 from topdp.audit.audit_observer import Observer
 from topdp.base.array_types import Floats, Ints
-from topdp.privacy.observers.gram_matrix import ROUNDING
-from topdp.privacy.observers.observer_filter import Sight, seen_rows, sights, unknown_draws
+from topdp.privacy.observers.gram_matrix import SHIFT_ROUNDING
+from topdp.privacy.observers.observer_filter import ObservedRound, seen_rows, observed_rounds, unknown_draws
 
 NOISELESS = 1e-4
 """A change that no noise hides counts as seen this exactly: coarser than rounding, finer than any noise."""
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
 class Shift:
     """A round in the eyes of the observer, and what each column of signs adds to it, whitened."""
 
-    sight: Sight
+    sight: ObservedRound
     fresh: Floats  # [fresh rows, columns]
     leaks: Ints  # which null rows show a change that no noise hides
     bare: Floats  # [leaks, columns]
@@ -52,7 +52,7 @@ class Shift:
 def shifts(observer: Observer, owner: int, sensitivity: float, signs: Floats) -> Iterator[Shift]:
     """Round by round; `signs` [releases, columns]: the owner's change in units of `sensitivity`."""
     S = np.zeros((0, signs.shape[1]))
-    rounds = sights(observer.plan, observer.coalition, observer.public)
+    rounds = observed_rounds(observer.plan, observer.coalition, observer.public)
     for sight, sign in zip(rounds, signs, strict=True):
         step = np.where(sight.owner == owner, sight.step, 0.0) * sensitivity
         # S ← W S + step; the part of it that J sees; S ← S - K D (Kalman 1960)
@@ -60,7 +60,7 @@ def shifts(observer: Observer, owner: int, sensitivity: float, signs: Floats) ->
         D = sight.inverse @ S[sight.fresh]
         rest = S[sight.null] - sight.null_weights @ S[sight.fresh]
         most = sight.null_size[:, None] * sensitivity + np.abs(sight.null_weights) @ np.abs(S[sight.fresh])
-        rest[np.abs(rest) <= ROUNDING * most] = 0.0
+        rest[np.abs(rest) <= SHIFT_ROUNDING * most] = 0.0
         leaks = np.flatnonzero(rest.any(axis=1))
         exactly = NOISELESS * np.abs(rest[leaks]).max(axis=1, initial=0.0)
         yield Shift(sight, D, leaks, rest[leaks] / exactly[:, None], exactly)
@@ -115,7 +115,7 @@ class Scores:
         spread = np.sqrt(self._variance)[self.column]
         return np.asarray(np.divide(self._sum, spread, out=np.zeros_like(spread), where=spread > 0))
 
-    def _expected(self, round: int, sight: Sight, seen: Seen) -> Floats:
+    def _expected(self, round: int, sight: ObservedRound, seen: Seen) -> Floats:
         """[live, canaries]: what the rows would be on average, by what was seen before."""
         this, rows = self.plan[round], sight.rows
         expected = sight.step[:, None] * seen.gradients[sight.owner]

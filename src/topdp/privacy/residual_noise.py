@@ -17,11 +17,11 @@ from topdp.base.array_types import AnyArray, Floats
 from topdp.errors import InputError
 from topdp.plan import Plan
 
-FEW = 100  # rows
-REPEATED = 16  # kinds of rounds that are held at once
+MAX_DENSE_ROWS = 100  # rows
+CACHED_MATRICES = 16  # kinds of rounds that are held at once
 
 
-class Leftover(NamedTuple):
+class ResidualNoise(NamedTuple):
     """Variances of one parameter, after each release.
 
     `average` [releases]: of the mean of all estimates. `between` [releases]: of an estimate around that mean.
@@ -31,7 +31,16 @@ class Leftover(NamedTuple):
     between: Floats
 
 
-def leftover(plan: Plan) -> Leftover:
+def supports(plan: Plan) -> str | None:
+    """Why residual noise has no formula for the plan; None where it has."""
+    if plan.adjusts is not None:
+        return "Expected a plan of linear rows, got one with Adam: its noise has no formula."
+    if plan.robust is not None:
+        return "Expected a plan of linear rows, got robust mixing: its noise has no formula."
+    return None
+
+
+def residual_noise(plan: Plan) -> ResidualNoise:
     """As if gradients did not react to noise. What rounding adds (`Plan.rounded`) is not in it.
 
     >>> import numpy as np
@@ -43,10 +52,8 @@ def leftover(plan: Plan) -> Leftover:
     >>> found.average.round(3).tolist(), found.between.round(3).tolist()
     ([0.25, 0.25, 0.5, 0.5], [0.75, 0.0, 0.75, 0.0])
     """
-    if plan.adjusts is not None:
-        raise InputError("Expected a plan of linear rows, got one with Adam: its noise has no formula.")
-    if plan.robust is not None:
-        raise InputError("Expected a plan of linear rows, got robust mixing: its noise has no formula.")
+    if (reason := supports(plan)) is not None:
+        raise InputError(reason)
     n, m = plan.agents, plan.rows
     mixing, fresh = _mixing(plan), _fresh(plan)
     C, average, between = np.zeros((m, m)), np.zeros(plan.releases), np.zeros(plan.releases)
@@ -59,16 +66,18 @@ def leftover(plan: Plan) -> Leftover:
             C += plan.scale[r] ** 2 * fresh(source, int(plan.draw.which[r]), int(plan.std.which[r]))
         of_mean = float(C[:n, :n].mean())
         average[r], between[r] = of_mean, float(C.diagonal()[:n].mean()) - of_mean
-    return Leftover(average, between)
+    return ResidualNoise(average, between)
 
 
 def _mixing(plan: Plan) -> Callable[[int, int], Any]:
     """W [rows, rows] by the kinds of its sources and weights."""
 
-    @lru_cache(maxsize=REPEATED)
+    @lru_cache(maxsize=CACHED_MATRICES)
     def mixing(source: int, weight: int) -> Any:
         found = _matrix(plan.source.values[source], plan.weight.values[weight], plan.rows)
-        return found.toarray() if plan.rows <= FEW else found  # few rows are as fast without a structure
+        return (
+            found.toarray() if plan.rows <= MAX_DENSE_ROWS else found
+        )  # few rows are as fast without a structure
 
     return mixing
 
@@ -76,7 +85,7 @@ def _mixing(plan: Plan) -> Callable[[int, int], Any]:
 def _fresh(plan: Plan) -> Callable[[int, int, int], Floats]:
     """N Nᵀ [rows, rows] at unit scale, by kinds of sources (they say who exists), draws and deviations."""
 
-    @lru_cache(maxsize=REPEATED)
+    @lru_cache(maxsize=CACHED_MATRICES)
     def fresh(source: int, draw: int, std: int) -> Floats:
         exists = (plan.source.values[source] >= 0).any(axis=1)
         draws = np.where(exists[:, None], plan.draw.values[draw], -1)

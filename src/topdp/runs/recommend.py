@@ -17,7 +17,7 @@ import numpy as np
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.residual_noise import residual_noise
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.methods import METHODS
@@ -135,7 +135,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
     except TopdpError as error:
         return Option(name, None, None, 0, str(error), {})
     plan = write(noise.deviation)
-    left, each = leftover(plan), plan.releases // (TRIAL + 1)
+    left, each = residual_noise(plan), plan.releases // (TRIAL + 1)
     pooled = pooled_noise(asked, counts, float(epsilon.min()))
     average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
@@ -166,7 +166,7 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
     write = plan_writer(central, graph, pooled)
     analysis = builders.analysis(central, pooled)
     noise = calibrate(write, analysis, "adaptive", np.array([epsilon]), config.privacy.delta, colluders=0)
-    return float(leftover(write(noise.deviation)).average[-1])
+    return float(residual_noise(write(noise.deviation)).average[-1])
 
 
 def _rank(option: Option) -> tuple[bool, float, int]:

@@ -134,8 +134,8 @@ def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
     made = federation(tmp_path, f"data.batch={batch}", graph=topology.random(6, 0.5, 1), rounds=60)
     analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
     whole = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
-    monkeypatch.setattr(views, "LONG", 10)
-    monkeypatch.setattr(band_matrix, "CHUNK", 8)
+    monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 10)
+    monkeypatch.setattr(band_matrix, "ROUNDS_PER_BLOCK", 8)
     near = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
     np.testing.assert_allclose(near, whole, rtol=1e-6)
     assert (near >= whole * (1 - 1e-9)).all()

@@ -16,7 +16,7 @@ from topdp.privacy.observers.adaptive import in_the_open, most_learned
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.survivors import survivors
 from topdp.privacy.published.claims import noise_multipliers
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Central, Correlated
 
 KINDS = {
@@ -95,7 +95,7 @@ def test_adam_has_no_view_and_no_formula_for_noise():
     with pytest.raises(NotCovered, match="Adam is not linear"):
         view(plan, unit(plan))
     with pytest.raises(ValueError, match="Adam"):
-        leftover(plan)
+        residual_noise(plan)
 
 
 def test_adam_in_one_place_costs_what_it_costs_without():

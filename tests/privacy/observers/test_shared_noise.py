@@ -28,7 +28,7 @@ from topdp.privacy import Analysis, account, adaptive, exposure, outsider, worst
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers import shared_noise
 from topdp.privacy.observers.adaptive import leading_adaptive
-from topdp.privacy.observers.shared_noise import bounded, information_of, looked_at, releases
+from topdp.privacy.observers.shared_noise import connectivity_bound, information_of, worst_coalitions, noisy_releases
 from topdp.protocols import Correlated
 from topdp.protocols.pair_secrets import secret_pairs
 
@@ -180,7 +180,7 @@ def test_where_all_share_secrets_those_with_most_noise_collude(seed):
     plan = protocol.plan(GRAPH, schedule(0), own, 1)
     weights = weights_of(protocol, own, GRAPH, 1)
     for colluders in range(7):
-        few = looked_at(plan, releases(plan), colluders, patient=True)
+        few = worst_coalitions(plan, noisy_releases(plan), colluders, patient=True)
         assert few is not None and len(few) <= colluders + 1
         expected = np.sqrt(worst_by_hand(own, weights, colluders))
         np.testing.assert_allclose(adaptive(plan, exposure(7, 1.0), colluders).worst(), expected, rtol=NEAR)
@@ -233,9 +233,9 @@ def test_the_bound_by_connectivity_is_never_below_any_coalition(agents, seed, ev
     pairs = [pair for pair in itertools.combinations(range(agents), 2) if numbers.random() < 0.8]
     weights = {pair: float(np.exp(numbers.normal(1, spread))) for pair in pairs}
     plan = weighted_plan(own, weights)
-    found = releases(plan)
+    found = noisy_releases(plan)
     for colluders in range(agents):
-        bound = bounded(plan, found, colluders)
+        bound = connectivity_bound(plan, found, colluders)
         if bound is None:
             continue
         every = information_of(plan, found, list(itertools.combinations(range(agents), colluders)))
@@ -250,7 +250,7 @@ def test_a_bound_is_given_where_coalitions_are_too_many(monkeypatch):
     graph = topology.random(14, 0.4, 1)
     plan = protocol.plan(graph, schedule(), np.ones(14), 0)
     exact = adaptive(plan, exposure(14, 1.0), 2)
-    monkeypatch.setattr(shared_noise, "EFFORT", 1.0)
+    monkeypatch.setattr(shared_noise, "MAX_UNASKED_PRODUCTS", 1.0)
     found = adaptive(plan, exposure(14, 1.0), 2)
     assert found.observers == ((),) and "91 coalitions of 2 agents are bounded at once" in found.note
     assert (found.worst() >= exact.worst()).all() and (found.worst() < 1.5 * exact.worst()).all()
@@ -275,13 +275,13 @@ def test_a_draw_that_somebody_else_knows_hides_nobody_from_him(secrets, monkeypa
     for patient in (False, True):
         found = adaptive(leaky, exposure(n, 1.0), 1, patient=patient).worst()
         np.testing.assert_allclose(found[:5], np.sqrt(total) / own[:5], rtol=NEAR)
-    monkeypatch.setattr(shared_noise, "EFFORT", 1.0)
+    monkeypatch.setattr(shared_noise, "MAX_UNASKED_PRODUCTS", 1.0)
     with pytest.raises(NotCovered, match=r"privacy\.patient=true"):
         adaptive(leaky, exposure(n, 1.0), 1)
     # Also somebody's own draw that another knows.
     known_by = plan.known_by.copy()
     known_by[0, 1] = 3
-    assert bounded(replace(plan, known_by=known_by), releases(replace(plan, known_by=known_by)), 1) is None
+    assert connectivity_bound(replace(plan, known_by=known_by), noisy_releases(replace(plan, known_by=known_by)), 1) is None
 
 
 def test_several_kinds_of_rounds_are_added_up_coalition_by_coalition():
@@ -326,7 +326,7 @@ def test_an_agent_without_noise_of_its_own_is_hidden_by_partners_only():
     found = adaptive(plan, exposure(5, 1.0), 3).worst()
     assert np.isinf(found[[0, 3]]).all() and np.isfinite(found[[1, 2, 4]]).all()
     assert np.isinf(worst_case(plan, exposure(5, 1.0)).mu).tolist() == (own == 0).tolist()
-    assert bounded(plan, releases(plan), 1) is None
+    assert connectivity_bound(plan, noisy_releases(plan), 1) is None
 
 
 @pytest.mark.parametrize("ratio", [1e3, 1e5, 4e6, 1e7, 1e9])
@@ -364,7 +364,7 @@ def test_a_thousand_agents_are_quick(degree, colluders):
     assert time.perf_counter() - began < 15
     pairs = secret_pairs("regular", topology.ring(n), degree, 0)
     partners = pairs[(pairs == 0).any(axis=1)].sum(axis=1)[:colluders]  # of agent 0
-    few = information_of(plan, releases(plan), [tuple(sorted(partners.tolist()))])
+    few = information_of(plan, noisy_releases(plan), [tuple(sorted(partners.tolist()))])
     exact = math.sqrt(float(few[0, 0, 0]) * float(np.square(schedule(2).rate / schedule(2).noise).sum()))
     assert exact < found[0] < 3 * exact
 

@@ -9,7 +9,7 @@ from topdp import topology
 from topdp.plan import Schedule
 from topdp.privacy import exposure
 from topdp.privacy.observers.adaptive import most_learned
-from topdp.privacy.observers.survivors import RESERVE, TAKEN_BACK, most_learned_since, survivors, with_reserve
+from topdp.privacy.observers.survivors import RESERVED_RELEASES, RECALLED_ROUNDS, most_learned_since, survivors, with_reserve
 from topdp.protocols import Correlated, PlainSynchronous
 
 
@@ -109,10 +109,10 @@ def test_what_is_taken_back_tells_no_more_of_who_is_gone_than_is_in_reserve(seed
     windows = {}
     for partner in range(1, n - 1):
         r = together if seed % 2 else int(generator.integers(1, rounds))
-        windows[partner] = (r, range(max(0, r - TAKEN_BACK), r))
+        windows[partner] = (r, range(max(0, r - RECALLED_ROUNDS), r))
     M, each = taken_back(generator, n, rounds, windows)
     worst = max(np.array(u) @ M @ np.array(u) for u in itertools.product((1, -1), repeat=rounds))
-    assert worst <= (each.sum() + RESERVE * each.max()) * (1 + 1e-9)
+    assert worst <= (each.sum() + RESERVED_RELEASES * each.max()) * (1 + 1e-9)
 
 
 def test_taking_back_one_round_tells_more_and_less_than_twice_as_much():
@@ -128,7 +128,7 @@ def test_budgets_hold_the_reserve_with_a_little_more_noise():
     assert 1 < factor < 1.05
     more = plan.noise_scaled(factor)
     before, after = most_learned(plan)[:, 0], most_learned(more)[:, 0]
-    assert after.sum() + RESERVE * after.max() == pytest.approx(before.sum(), rel=1e-9)
+    assert after.sum() + RESERVED_RELEASES * after.max() == pytest.approx(before.sum(), rel=1e-9)
     plain = PlainSynchronous(0.5).plan(
         topology.ring(4), Schedule(rate=np.ones(3), noise=np.ones(3)), np.ones(4), seed=0
     )

@@ -14,7 +14,7 @@ from topdp.agents.agreement.identity_card import Card, read_card
 from topdp.agents.agreement.manifest import Manifest, Rules, rules_from
 from topdp.agents.agreement.run_setup import Setup, completed
 from topdp.privacy.account import Account
-from topdp.privacy.observers.adaptive import COALITIONS
+from topdp.privacy.observers.adaptive import MAX_UNASKED_COALITIONS
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.topology import Topology, from_edges
@@ -106,7 +106,7 @@ def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
     None where that makes no difference, or so many coalitions that they are not looked at unasked.
     """
     colluders = config.privacy.colluders + 1
-    looked_at = config.privacy.patient or math.comb(agents, min(colluders, agents - 1)) <= COALITIONS
+    looked_at = config.privacy.patient or math.comb(agents, min(colluders, agents - 1)) <= MAX_UNASKED_COALITIONS
     return int(keeps_reserve(config, rules) and looked_at)
 
 

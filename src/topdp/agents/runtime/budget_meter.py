@@ -28,9 +28,9 @@ from topdp.base.array_types import Floats
 from topdp.plan import Plan
 from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.privacy.observers.adaptive import in_the_open
-from topdp.privacy.observers.survivors import RESERVE, most_learned_since, takes_back
+from topdp.privacy.observers.survivors import RESERVED_RELEASES, most_learned_since, recalls_draws
 from topdp.privacy.published.claims import Analysis
-from topdp.privacy.spending import History, Spending, spending
+from topdp.privacy.spending import ReleaseHistory, Spending, spending
 
 SLACK = 1e-9  # relative: a calibrated plan meets its budget up to rounding
 
@@ -46,7 +46,7 @@ class Meter:
     )
     reserved: int = 0  # releases that are charged beside, each the most telling that was made
     _known: dict[int, float] = field(default_factory=dict, repr=False)
-    _added: dict[str, tuple[History, Tally]] = field(default_factory=dict, repr=False)
+    _added: dict[str, tuple[ReleaseHistory, Tally]] = field(default_factory=dict, repr=False)
 
     @property
     def planned(self) -> Floats:
@@ -58,13 +58,13 @@ class Meter:
         """Whether what is charged holds whoever is missing."""
         return self.most is not None
 
-    def worst_case(self, history: History) -> float:
+    def worst_case(self, history: ReleaseHistory) -> float:
         """ε of the releases (round, 1/z²) if all others collude."""
         if self.spending.batches.sampled:
             return self.spending.worst_case(history[-1:])
         return self._epsilon(self._tally("worst", history).mu())
 
-    def cost(self, round: int, history: History, total: float, information: float, planned: bool) -> Cost:
+    def cost(self, round: int, history: ReleaseHistory, total: float, information: float, planned: bool) -> Cost:
         """What the release of `round` would cost an agent that has spent `total`.
 
         `history`: its releases so far. `planned` False: something has departed from the plan.
@@ -81,7 +81,7 @@ class Meter:
             after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
         return Cost(_charge(total, after), _finite(worst), _finite(information))
 
-    def owed(self, history: History, total: float, planned: bool) -> Cost:
+    def owed(self, history: ReleaseHistory, total: float, planned: bool) -> Cost:
         """What a round costs that the agent's data do not enter: nothing.
 
         Only once the plan is departed from, what was released before has cost what the worst case says; and
@@ -101,7 +101,7 @@ class Meter:
         most = most_learned_since(one.plan, one.owner, gone, one.colluders, one.patient)
         return replace(self, most=most * one.sensitivity**2, _known={}, _added={})
 
-    def _learned(self, history: History, one_more: int | None = None) -> float:
+    def _learned(self, history: ReleaseHistory, one_more: int | None = None) -> float:
         """ε of the releases made, and of one more, to the coalition that learns most of each."""
         assert self.most is not None
         if not history and one_more is None:
@@ -115,7 +115,7 @@ class Meter:
         # A record is in one of `period` classes of rounds: each gets the reserve once.
         return self._epsilon(self._tally("learned", history).mu(more, self.reserved))
 
-    def _tally(self, what: Literal["worst", "learned"], history: History) -> Tally:
+    def _tally(self, what: Literal["worst", "learned"], history: ReleaseHistory) -> Tally:
         """What `history` adds up to. It only grows: what was added before is not added again."""
         of, tally = self._added.get(what, (None, None))
         if tally is None or of is not history or tally.count > len(history):
@@ -150,7 +150,7 @@ def meter(
     """
     spent = spending(plan, analysis, agent, delta, colluders, patient)
     if guarantee == "adaptive" and in_the_open(plan):
-        reserved = 0 if follows_plan or not takes_back(analysis.exposure()) else RESERVE
+        reserved = 0 if follows_plan or not recalls_draws(analysis.exposure()) else RESERVED_RELEASES
         return Meter(spent, None, np.zeros(plan.releases), reserved).without({})
     by_plan = spent.curve(guarantee) if follows_plan and guarantee != "worst-case" else None
     return Meter(spent, by_plan)

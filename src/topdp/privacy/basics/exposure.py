@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from topdp.base.array_types import Floats, Ints
 from topdp.plan import Plan
 from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
-from topdp.privacy.basics.refusals import NotCovered, PrivacyError
+from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +92,16 @@ def exposure(
     return Exposure(values, each, adjacency)
 
 
-def check(plan: Plan, exposure: Exposure) -> None:
-    """Refuses what no accountant can answer for: pruned plans, and plans of other agents."""
+def pruned_reason(plan: Plan) -> str | None:
+    """Why no accountant covers the plan, if it is pruned."""
     if plan.pruned:
-        raise NotCovered("A pruned plan lacks rows that are sent; account the plan it was pruned from.")
+        return "A pruned plan lacks rows that are sent; account the plan it was pruned from."
+    return None
+
+
+def check(plan: Plan, exposure: Exposure) -> None:
+    """Raise where no accountant covers the plan: a pruned one, or one of other agents."""
+    expect_supported(pruned_reason(plan))
     if plan.agents != exposure.agents:
         raise PrivacyError(
             f"Expected an exposure for the plan's {plan.agents} agents, got one for {exposure.agents}."

@@ -19,8 +19,8 @@ from topdp.base.number_checks import expect_count
 from topdp.plan import Plan
 from topdp.plan.random_streams import stream
 from topdp.privacy.basics.exposure import Exposure
-from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.observers.view import Progress, View, expect_viewable, view
+from topdp.privacy.basics.refusals import PrivacyError, expect_supported
+from topdp.privacy.observers.view import Progress, View, view, view_reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ def coalitions(
     """
     expect_coalition(size, plan.agents)
     expect_count("limit", limit)
-    expect_viewable(plan)
+    expect_supported(view_reason(plan))
     possible = math.comb(plan.agents, size)
     complete = possible <= limit
     if complete:

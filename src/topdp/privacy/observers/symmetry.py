@@ -21,13 +21,15 @@ from topdp.base.array_types import Ints
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure
 
-KINDS = 64
+MAX_COMPARED_ROUNDS = 64
 """Rounds of more kinds than these are drawn by chance, most likely, and not compared."""
 
 Coalition = tuple[int, ...]
 
 
-def alike(plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]) -> dict[int, tuple[int, Ints]]:
+def symmetric_coalitions(
+    plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]
+) -> dict[int, tuple[int, Ints]]:
     """For coalitions that see what an earlier one sees: its position, and a relabelling from that one.
 
     >>> from topdp import topology
@@ -101,7 +103,7 @@ def _kept(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
         return False
     parts = (plan.source, plan.weight, plan.carries, plan.draw, plan.std, plan.readers)
     kinds = np.unique(np.stack([part.which for part in parts]), axis=1, return_index=True)[1]
-    if len(kinds) > KINDS:
+    if len(kinds) > MAX_COMPARED_ROUNDS:
         return False
     rounds = [plan[r] for r in kinds.tolist()]
     names = _draws(plan, kinds.tolist(), np.arange(plan.agents))

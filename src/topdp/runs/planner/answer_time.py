@@ -9,7 +9,7 @@ from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.adaptive import has_short_form
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import expect_viewable
-from topdp.privacy.observers.view_effort import A_MINUTE, LIMIT, look_work, view_work
+from topdp.privacy.observers.view_effort import OPERATIONS_PER_MINUTE, MAX_UNASKED_WORK, reader_work, view_work
 
 SOON = 1.0
 """Seconds that an answer may take to be given at once."""
@@ -41,12 +41,12 @@ def seconds(answer: str, plan: Plan, colluders: int, patient: bool) -> float:
         return 0.0  # at once, or refused
     else:
         work = view_work(plan, 1, Public.LINKS) if answer == "outsider" else _adaptive(plan, colluders)
-    return 0.0 if work > LIMIT and not patient else 60 * work / A_MINUTE
+    return 0.0 if work > MAX_UNASKED_WORK and not patient else 60 * work / OPERATIONS_PER_MINUTE
 
 
 def _adaptive(plan: Plan, colluders: int) -> float:
     """Where to look at everybody takes too long there is a bound by neighbourhoods, which takes a while."""
-    return min(look_work(plan, math.comb(plan.agents, colluders)), LIMIT)
+    return min(reader_work(plan, math.comb(plan.agents, colluders)), MAX_UNASKED_WORK)
 
 
 def _viewable(plan: Plan) -> bool:

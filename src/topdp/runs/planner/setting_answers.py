@@ -25,7 +25,7 @@ from topdp.privacy.budget_excess import Writer
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.observer_answers import Look, observed
 from topdp.privacy.observers.view import Bound, Progress, View
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.residual_noise import residual_noise
 from topdp.runs import builders
 from topdp.runs.config import RunConfig
 from topdp.runs.planner.answer_time import BEARABLE, SOON, seconds
@@ -235,7 +235,7 @@ def _noise(question: Question, plan: Plan) -> dict[str, Any]:
         size = f"{plan.rows} rows in {plan.releases} releases"
         return _no_noise(f"A plan of {size} is too large to follow it here.")
     try:
-        left = leftover(plan)
+        left = residual_noise(plan)
         least = float(np.min(np.asarray(question.config.privacy.epsilon)))
         pooled = pooled_noise(question.config, question.counts, least)
     except InputError as error:

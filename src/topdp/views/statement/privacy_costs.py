@@ -21,7 +21,7 @@ from topdp.privacy.account import FALSE_ALARMS, GUARANTEES, Account
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.view_effort import A_MINUTE, view_work
+from topdp.privacy.observers.view_effort import OPERATIONS_PER_MINUTE, view_work
 from topdp.privacy.spending import Spending, spending
 
 PATIENCE = 8.0
@@ -156,4 +156,4 @@ def _seconds(spent: Spending, guarantee: str) -> float:
     public = Public.ESTIMATES if guarantee == "adaptive" else Public.NOTHING
     observers = math.comb(plan.agents - 1, min(spent.colluders, plan.agents - 1))
     work = view_work(plan, plan.agents - 1 if guarantee == "view" else observers, public, owners=1)
-    return 60 * _BUSY * work / A_MINUTE
+    return 60 * _BUSY * work / OPERATIONS_PER_MINUTE
