@@ -26,6 +26,7 @@ from topdp.privacy.observers.estimate_readers import estimate_readers
 from topdp.privacy.observers.neighbourhoods import affordable_ball_rows, neighbourhood_bound
 from topdp.privacy.observers.parallel_map import cores
 from topdp.privacy.observers.reader_layout import RowFlow
+from topdp.privacy.query import Query
 from topdp.protocols import TopSynchronous
 
 
@@ -64,7 +65,7 @@ def large(chosen: argparse.Namespace) -> dict[str, Any]:
     plan = plan_of(topology.regular(n, 4, seed=0), chosen.rounds or 500, chosen.alpha)
     clock = Clock()
     ways = RowFlow(plan)
-    room = affordable_ball_rows(ways, chosen.colluders)
+    room = affordable_ball_rows(ways, Query(colluders=chosen.colluders))
     found = neighbourhood_bound(ways, exposure(n, 1.0), chosen.colluders, room=room, workers=chosen.workers)
     return {"seconds": clock.read(), "largest mu": float(found.worst().max()), "how": found.note}
 
@@ -94,7 +95,9 @@ def tightness(chosen: argparse.Namespace) -> dict[str, Any]:
     for alpha in (0.1, 0.25, 0.5, 0.75):
         plan = plan_of(topology.regular(n, 4, seed=0), chosen.rounds or 60, alpha)
         ways, exposed = RowFlow(plan), exposure(n, 1.0)
-        exact = estimate_readers(ways, exposed, [(j,) for j in range(n)], workers=chosen.workers).worst()[some]
+        exact = estimate_readers(ways, exposed, [(j,) for j in range(n)], workers=chosen.workers).worst()[
+            some
+        ]
         for links, room in enumerate((0, 20, 80, 160)):
             bound = neighbourhood_bound(ways, exposed, owners=some, room=room, workers=chosen.workers)
             ratio = bound.worst()[some] / exact

@@ -19,6 +19,7 @@ from topdp import topology
 from topdp.plan import Schedule
 from topdp.privacy import adaptive, exposure
 from topdp.privacy.noise_allocation import allocate
+from topdp.privacy.query import Query
 from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Correlated
 from topdp.protocols.pair_secrets import hangs_together, secret_pairs
@@ -36,7 +37,9 @@ def over_central(agents: int, degree: int, colluders: int, strength: float, seed
     found = allocate(pairs, np.ones(agents), colluders, strength)
     once = Schedule(rate=np.ones(1), noise=np.ones(1))
     plan = Correlated("regular", degree, found.pair_noise, gossip=0).plan(graph, once, found.own, seed)
-    mu = float(adaptive(plan, exposure(agents, 1.0), colluders, patient=True).worst().max())
+    mu = float(
+        adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders, allow_slow=True)).worst().max()
+    )
     return float(residual_noise(plan).average[-1]) * agents**2 * mu**2
 
 

@@ -1,10 +1,21 @@
 """Files are whole: the old one or the new one, and nothing is left beside."""
 
+import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
-from topdp.base.files import FileError, new_folder, write_whole, written_whole
+from topdp.base import files
+from topdp.base.files import (
+    FileError,
+    LockHeldError,
+    exclusive_lock,
+    new_folder,
+    write_whole,
+    written_whole,
+)
 from topdp.errors import ExitCode
 
 
@@ -44,3 +55,40 @@ def test_what_cannot_be_written_is_said_with_path_and_reason(tmp_path):
     assert told.value.code is ExitCode.INPUT
     with pytest.raises(FileError, match="Could not make the folder"):
         new_folder(tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize("name", ["folder", "new_file"])
+def test_one_process_holds_a_lock_which_ends_with_that_process(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / name
+    code = "import sys; from pathlib import Path; from topdp.base.files import exclusive_lock\n"
+    code += "with exclusive_lock(Path(sys.argv[1])): print('locked', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(LockHeldError, match="another process is using it"), exclusive_lock(path):
+            pass
+        other.kill()
+    with exclusive_lock(path) as is_exclusive:
+        assert is_exclusive
+    with exclusive_lock(path) as is_exclusive:
+        assert is_exclusive
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
+    def without_locks(descriptor, blocking):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files, "lock_descriptor", without_locks)
+    with exclusive_lock(tmp_path) as first, exclusive_lock(tmp_path) as second:
+        assert not first and not second
+
+
+def test_a_lock_on_a_path_that_cannot_be_opened_names_the_path(tmp_path):
+    with (
+        pytest.raises(FileError, match=r"Could not open .*missing/file"),
+        exclusive_lock(tmp_path / "missing" / "file"),
+    ):
+        pass

@@ -79,12 +79,12 @@ WRONG = {
     "syntax": ([*RUN, *sets("model.name=syntax:f")], "could not import 'syntax:f': SyntaxError"),
     "coalition": ([*ACCOUNT, "--coalition", "99"], "Expected coalitions of 1 to 3 of the 4 agents, got 99"),
     "section": (
-        [*ACCOUNT, *sets("method.decay=0.9")],
-        "method.decay: expected its keys (factor, period), as",
+        [*ACCOUNT, *sets("method.noise_schedule=0.9")],
+        "method.noise_schedule: expected its keys (kind, exponent, curvature, factor, period), as",
     ),
     "key": (
-        [*ACCOUNT, *sets("decay.factor=0.9")],
-        "decay.factor: no such key. Did you mean 'method.decay.factor'",
+        [*ACCOUNT, *sets("noise_schedule.factor=0.9")],
+        "noise_schedule.factor: no such key. Did you mean 'method.noise_schedule.factor'",
     ),
     "plain key": ([*ACCOUNT, *sets("epsilon=2")], "epsilon: no such key. Did you mean 'privacy.epsilon'?"),
     "forms": ([*ACCOUNT, *sets("data.batch.cycle=0")], "{ poisson = 20 }, got {'cycle': 0}."),

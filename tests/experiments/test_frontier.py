@@ -69,7 +69,7 @@ def test_the_noise_of_every_contender_meets_its_budget(name, changes, scale, tmp
     assert noise.epsilon_of_all_others([config]) == [pytest.approx(account.worst_case.largest, rel=1e-5)]
 
 
-@pytest.mark.parametrize("change", [{"pair_noise": "auto"}, {"noise_along": {"kind": "steps"}}])
+@pytest.mark.parametrize("change", [{"pair_noise": "auto"}, {"noise_schedule": {"kind": "steps"}}])
 def test_noise_that_does_not_follow_by_scaling_is_refused(scale, tmp_path, change):
     tree = final(scale, "correlated").model_dump(exclude_none=True)
     config = parse(tree | {"method": tree["method"] | change}, "open")

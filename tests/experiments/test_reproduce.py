@@ -77,9 +77,9 @@ def test_a_quick_figure_says_so_and_its_noise_decays(scale, tmp_path):
     assert "Small runs" not in reproduce._table(FIGURES["7"], "same", [], scale)
     for lens in LENSES:
         decaying = figure_run(lenses.QUICK, lens, "top-dp", 0)
-        assert decaying.method.decay.period < decaying.rounds / 3
+        assert decaying.method.noise_schedule.period < decaying.rounds / 3
         full = figure_run(lenses.FULL, lens, "top-dp", 0)
-        assert full.method.decay.period == {"honest": 33}.get(lens, 1000)
+        assert full.method.noise_schedule.period == {"honest": 33}.get(lens, 1000)
 
 
 def test_a_run_with_other_noise_is_run_again(scale, tmp_path):

@@ -35,7 +35,11 @@ def later_version() -> type[RunConfig]:
 
 @pytest.mark.parametrize(
     "changes",
-    [[], ["seed=7", "method.alpha=0.5", "method.decay.period=33"], ["data.batch={cycle=20}", "rounds=6000"]],
+    [
+        [],
+        ["seed=7", "method.alpha=0.5", "method.noise_schedule.period=33"],
+        ["data.batch={cycle=20}", "rounds=6000"],
+    ],
 )
 def test_a_new_section_or_key_at_its_default_changes_no_name(changes):
     config = read(changes=changes)
@@ -53,8 +57,8 @@ def test_every_setting_that_is_not_as_by_default_is_in_the_name():
         "rounds=151",
         "topology.connection=0.3",
         "method.mode=async",
-        "method.decay.factor=0.8",
-        "method.decays=false",
+        "method.noise_schedule.factor=0.8",
+        "method.noise_schedule.kind=constant",
         "privacy.sigma=0.0",
         "data.batch={cycle=20}",
         "data.batch={poisson=20}",
@@ -77,11 +81,11 @@ DEFAULTS = {
     },
     "method": {
         "name": "top-dp", "mode": "sync", "alpha": 0.25, "calibration": None, "noise_on": "gradient",
-        "offline": 0.1, "decay": {"factor": 0.9, "period": 1000}, "decays": None,
+        "offline": 0.1, "noise_schedule": {"factor": 0.9, "period": 1000, "kind": None},
     },
     "privacy": {
         "epsilon": 1.0, "delta": 1e-5, "clip": 4.0, "guarantee": "adaptive", "adjacency": "add-remove",
-        "sigma": None, "patient": False,
+        "sigma": None, "allow_slow": False,
     },
     "data": {
         "name": "mnist", "partition": "iid", "concentration": 0.5, "labels_per_agent": 2, "sizes": None,

@@ -15,7 +15,8 @@ from builders import AVERAGING, RULES, WITH_VIEW, in_turn, pairwise
 from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Plan, PlanError, Poisson, schedules
-from topdp.privacy.account import GUARANTEES, account
+from topdp.privacy.account import account
+from topdp.privacy.answers import GUARANTEES, guarantee_kind
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.budget_excess import BudgetExcess, Writer
@@ -25,6 +26,7 @@ from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published import CALIBRATIONS
 from topdp.privacy.published.calibration_table import side_by_side
 from topdp.privacy.published.claims import Analysis, noise_multipliers
+from topdp.privacy.query import Query
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous
 
 GRAPH = topology.random(6, 0.5, seed=4)
@@ -191,7 +193,7 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
     graph, records, epsilon = SHARDS[shards]
     write = writer(name, 8, alpha=0.25, graph=graph)
     exposed = analysis(records, "cycle" if shards == "cycles" else "full")
-    accounts = BudgetExcess(write, exposed.exposure(), guarantee, np.array(epsilon), DELTA)
+    accounts = BudgetExcess(write, exposed.exposure(), guarantee_kind(guarantee), np.array(epsilon), DELTA)
     deviation = calibrate(write, exposed, guarantee, np.array(epsilon), DELTA).deviation
     excess = accounts.whole(deviation)
     below = excess < 1 - 6e-4
@@ -234,13 +236,13 @@ def test_the_search_says_where_it_is():
 
     graph, records, epsilon = SHARDS["one small"]
     write, exposed = writer("top-sync", 40, alpha=0.25, graph=graph), analysis(records)
-    calibrate(write, exposed, "adaptive", np.array(epsilon), DELTA, progress=progress)
+    calibrate(write, exposed, "adaptive", np.array(epsilon), DELTA, query=Query(progress=progress))
     notes = list(dict.fromkeys(note for _, _, note in said))
     assert notes[0] == "balancing noise, step 1"
     assert re.fullmatch(r"balancing noise, step 2: agent \d at \d+\.\d\d of its budget", notes[1])
     assert said[0][:2] == (1, 4) and said[-1][:2] == (4, 4)
     said.clear()
-    calibrate(write, analysis([20] * 4), "adaptive", np.ones(4), DELTA, progress=progress)
+    calibrate(write, analysis([20] * 4), "adaptive", np.ones(4), DELTA, query=Query(progress=progress))
     assert {note for _, _, note in said} == {""}
 
 

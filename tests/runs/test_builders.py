@@ -47,35 +47,40 @@ def test_the_share_of_own_noise_reaches_the_protocols_that_reuse_noise(mode):
     [
         ([], lambda rates: step_decay(0.9, 1000, 1500)),  # top-dp
         (["method.name=plain"], np.ones_like),
-        (["method.decays=false"], np.ones_like),
-        (["method.noise_along.kind=constant"], np.ones_like),
-        (["method.name=plain", "method.decays=true"], lambda rates: step_decay(0.9, 1000, 1500)),
+        (["method.noise_schedule.kind=constant"], np.ones_like),
         (
-            ["method.name=plain", "method.noise_along.kind=steps", "method.decay.period=7"],
+            ["method.name=plain", "method.noise_schedule.kind=steps"],
+            lambda rates: step_decay(0.9, 1000, 1500),
+        ),
+        (
+            ["method.name=plain", "method.noise_schedule.kind=steps", "method.noise_schedule.period=7"],
             lambda rates: step_decay(0.9, 7, 1500),
         ),
-        (["method.noise_along.kind=power"], lambda rates: power_of_rate(rates, 0.5)),
+        (["method.noise_schedule.kind=power"], lambda rates: power_of_rate(rates, 0.5)),
         (
-            ["method.noise_along={kind='power', exponent=0.25}"],
+            ["method.noise_schedule={kind='power', exponent=0.25}"],
             lambda rates: power_of_rate(rates, 0.25),
         ),
         (
-            ["method.noise_along={kind='curvature', curvature=[1, 2.5]}"],
+            ["method.noise_schedule={kind='curvature', curvature=[1, 2.5]}"],
             lambda rates: for_curvature(rates, [1.0, 2.5]),
         ),
     ],
 )
-def test_the_law_of_noise_along_the_rounds(changes, expected):
+def test_the_law_of_noise_kind_the_rounds(changes, expected):
     schedule = builders.schedule(read(changes=["rounds=1500", *changes]), records=100)
     np.testing.assert_array_equal(schedule.noise, schedule.rate * expected(schedule.rate))
 
 
 def test_a_method_has_a_law_of_its_own_unless_noise_stands_on_estimates(monkeypatch):
-    monkeypatch.setitem(METHODS, "plain", replace(METHODS["plain"], noise_along="power"))
-    assert builders.noise_along(read(changes=["method.name=plain"])) == "power"
-    assert builders.noise_along(read(changes=["method.name=plain", "method.decays=true"])) == "steps"
-    assert builders.noise_along(read(changes=["method.name=plain", "method.noise_on=estimate"])) == "constant"
-    assert builders.noise_along(read(changes=["method.noise_on=estimate"])) == "steps"
+    monkeypatch.setitem(METHODS, "plain", replace(METHODS["plain"], noise_kind="power"))
+    assert builders.noise_kind(read(changes=["method.name=plain"])) == "power"
+    assert (
+        builders.noise_kind(read(changes=["method.name=plain", "method.noise_schedule.kind=steps"]))
+        == "steps"
+    )
+    assert builders.noise_kind(read(changes=["method.name=plain", "method.noise_on=estimate"])) == "constant"
+    assert builders.noise_kind(read(changes=["method.noise_on=estimate"])) == "steps"
 
 
 @pytest.mark.parametrize(

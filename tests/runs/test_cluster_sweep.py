@@ -3,8 +3,6 @@
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from contextlib import contextmanager
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from builders import blobs_file
-from topdp.base.files import FileError, only_one_in
+from topdp.base.files import FileError, LockHeldError, exclusive_lock
 from topdp.errors import DataError
 from topdp.runs import cluster_orders, cluster_sweep, config, sweep
 from topdp.runs.cluster_orders import Differs, Failed, Lost, answer, packed, unpacked
@@ -303,15 +301,6 @@ def test_records_arrive_as_they_were_sent(grid):
     assert back.inputs.data_ptr() != shards.inputs.data_ptr() and back.counts == shards.counts
 
 
-def test_one_sweep_at_a_time_in_a_folder(tmp_path):
-    hold = "import sys; from pathlib import Path; from topdp.base.files import only_one_in\n"
-    hold += "with only_one_in(Path(sys.argv[1])): print('in', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout.readline() == "in\n"
-        with pytest.raises(FileError, match="another process is"), only_one_in(tmp_path):
-            pass
-        other.kill()  # a lock dies with its holder
-    with only_one_in(tmp_path):
-        pass
+def test_one_sweep_at_a_time_in_a_folder(grid, tmp_path):
+    with exclusive_lock(tmp_path), pytest.raises(LockHeldError, match="another process is using it"):
+        run_all(grid(RATES, changes=ALONE), tmp_path, StandIn())

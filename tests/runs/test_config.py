@@ -41,8 +41,14 @@ def test_a_file_is_read_and_changed(tmp_path):
         ("method.alpha=nan", "method.alpha"),
         ("method.own_share=1.5", "method.own_share: input should be less than or equal to 1, got 1.5"),
         ("method.own_share=-1", "method.own_share: input should be greater than or equal to 0, got -1"),
-        ("method.decay={factr=0.5}", "method.decay.factr: no such key. Did you mean 'factor'?"),
-        ("method.decay.factor=2", "method.decay.factor: input should be less than or equal to 1, got 2"),
+        (
+            "method.noise_schedule={factr=0.5}",
+            "method.noise_schedule.factr: no such key. Did you mean 'factor'?",
+        ),
+        (
+            "method.noise_schedule.factor=2",
+            "method.noise_schedule.factor: input should be less than or equal to 1, got 2",
+        ),
         ("topology.connection=0", "greater than 0, got 0"),
         ("topology.connection=1.01", "topology.connection"),
         ("topology.kind=file", "edge-list"),
@@ -58,14 +64,23 @@ def test_a_file_is_read_and_changed(tmp_path):
         ("privacy.clip=0", "privacy.clip"),
         ("data.sizes=[3, 0]", "data.sizes"),
         (f"seed={2**63}", "seed"),
-        ("method.noise_along.kind=pwer", "method.noise_along.kind: got 'pwer'. Did you mean 'power'?"),
-        ("method.noise_along.exponent=3", "method.noise_along.exponent"),
-        ("method.noise_along.kind=curvature", 'kind = "curvature" needs curvature = a number > 0'),
-        ("method.noise_along.curvature=-1", "method.noise_along.curvature: expected a number > 0"),
-        ("method.noise_along.curvature=[]", "method.noise_along.curvature: expected a number > 0"),
-        ("method={noise_along={kind='power'}, decays=true}", "contradict each other: leave decays away"),
-        ("method={noise_along={kind='steps'}, decays=false}", "contradict each other: leave decays away"),
-        ("method={noise_along={kind='power'}, noise_on='estimate'}", 'use noise_on = "gradient"'),
+        ("method.noise_schedule.kind=pwer", "method.noise_schedule.kind: got 'pwer'. Did you mean 'power'?"),
+        ("method.noise_schedule.exponent=3", "method.noise_schedule.exponent"),
+        ("method.noise_schedule.kind=curvature", 'kind = "curvature" needs curvature = a number > 0'),
+        ("method.noise_schedule.curvature=-1", "method.noise_schedule.curvature: expected a number > 0"),
+        ("method.noise_schedule.curvature=[]", "method.noise_schedule.curvature: expected a number > 0"),
+        (
+            "method.decay.period=9",
+            "method.decay.period: this key has moved. Use method.noise_schedule.period.",
+        ),
+        (
+            "method.decay={factor=0.8, period=9}",
+            "method.decay: this key has moved. Use method.noise_schedule.",
+        ),
+        ("method.noise_along.kind=power", "Use method.noise_schedule.kind."),
+        ("method.decays=true", 'Use method.noise_schedule.kind (true: "steps", false: "constant").'),
+        ("privacy.patient=true", "privacy.patient: this key has moved. Use privacy.allow_slow."),
+        ("method={noise_schedule={kind='power'}, noise_on='estimate'}", 'use noise_on = "gradient"'),
         ("nonsense", "key=value"),
         ("=3", "key=value"),
     ],
@@ -167,3 +182,31 @@ def test_whatever_is_set_is_a_configuration_or_said_to_be_none(key, value):
             assert isinstance(config.read(changes=[change]), RunConfig)
         except InputError as error:
             assert str(error)
+
+
+OLD = {
+    "method": {"name": "plain", "decay": {"period": 9}, "noise_along": {"exponent": 0.25}, "decays": True},
+    "privacy": {"patient": True},
+}
+
+
+def test_a_stored_configuration_with_former_keys_is_read():
+    stored = config.parse_stored(OLD, "config.toml")
+    noise = {"kind": "steps", "exponent": 0.25, "period": 9}
+    assert stored == config.parse(
+        {"method": {"name": "plain", "noise_schedule": noise}, "privacy": {"allow_slow": True}}
+    )
+    assert OLD["method"]["decays"] is True  # what was read is not changed
+
+
+def test_a_dump_with_former_keys_has_them_all():
+    stored = config.parse_stored(OLD, "config.toml")
+    former = config.with_former_keys(stored.model_dump(exclude_defaults=True))
+    along = {"kind": "steps", "exponent": 0.25}
+    assert former["method"] == {"name": "plain", "decay": {"period": 9}, "noise_along": along}
+    assert former["privacy"] == {"patient": True}
+
+
+def test_keys_that_moved_are_gone_and_their_new_names_exist():
+    known = set(map(".".join, keys(RunConfig)))
+    assert not known & set(config.MOVED_KEYS) and set(config.MOVED_KEYS.values()) <= known

@@ -16,6 +16,7 @@ from topdp.errors import InputError
 from topdp.plan import Schedule
 from topdp.privacy import account as account_of
 from topdp.privacy import adaptive
+from topdp.privacy.query import Query
 from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Correlated, Muffliato
 from topdp.protocols.pair_secrets import secret_pairs
@@ -85,7 +86,7 @@ def test_a_run_is_accounted_as_it_was(topdp, job, tmp_path):
     assert found["status"]["claimed"] == "refused" and found["colluders"] == 2
     folder = RunFolder.open(tmp_path / "run")
     batches = builders.analysis(folder.config, tuple(folder.fact("records")))
-    exact = adaptive(folder.plan, batches.exposure(), 2).worst_epsilon(1e-5)
+    exact = adaptive(folder.plan, batches.exposure(), Query(colluders=2)).worst_epsilon(1e-5)
     np.testing.assert_allclose(found["epsilon_per_agent"]["adaptive"], exact, rtol=1e-9)
 
 
@@ -275,7 +276,7 @@ def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
         other = protocol.plan(graph, schedule, alone, found.seed)
         exposure = builders.analysis(found, counts).exposure()
         target = topdp.privacy.mu_of(np.array(epsilon), found.privacy.delta)
-        excess = float((adaptive(other, exposure, 1).worst() / target).max())
+        excess = float((adaptive(other, exposure, Query(colluders=1)).worst() / target).max())
         assert np.square(own).sum() < np.square(alone * excess).sum()
     again = account_of(plan, builders.analysis(found, counts), 1e-5, ["adaptive"]).adaptive.epsilon
     assert (again <= np.array(epsilon) * (1 + 1e-9)).all()

@@ -212,7 +212,7 @@ def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
         if stage == "training" and done == 5:
             raise KeyboardInterrupt
 
-    wanted = small("method.name=plain", "method.decays=false").model_dump(exclude_none=True)
+    wanted = small("method.name=plain", "method.noise_schedule.kind=constant").model_dump(exclude_none=True)
     del wanted["privacy"]["sigma"]  # calibrated: the configuration does not hold the noise
     with pytest.raises(InterruptedRun):
         run.run(config.parse(wanted), tmp_path / "run", watch=stop)

@@ -14,20 +14,19 @@ from topdp.audit.canaries import AuditError
 from topdp.base.array_types import Bools, Floats
 from topdp.plan import Plan
 from topdp.privacy.account import Account
+from topdp.privacy.answers import ADAPTIVE, OUTSIDER, VIEW, guarantee_kind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
+from topdp.privacy.basics.refusals import expect_supported
 from topdp.privacy.observers.gram_matrix import SHIFT_ROUNDING, grams
-from topdp.privacy.observers.observer_answers import observed
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.view import LONG_PLAN_RELEASES, Progress, expect_viewable, view
+from topdp.privacy.observers.view import LONG_PLAN_RELEASES, view, view_reason
+from topdp.privacy.query import DEFAULT_QUERY, Query
 from topdp.runs.config import did_you_mean
 
 SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public.LINKS}
 
-BY_GUARANTEE = {"claimed": "received", "view": "received", "adaptive": "estimates", "worst-case": "all"}
-"""What the observer sees against whom a guarantee of a configuration is given."""
-
-NAMED = ("worst", "all", "outsider")
+NAMED = ("worst", "all", OUTSIDER.name)
 
 SWEEPS = 5
 """Towards the best signs: on all plans we tried the third changes nothing."""
@@ -53,7 +52,7 @@ class Observer:
     def proved(self, exposure: Exposure, owner: int) -> Loss:
         """What this observer learns of a record of `owner` at most."""
         if self.public is Public.NOTHING:
-            expect_viewable(self.plan)
+            expect_supported(view_reason(self.plan))
         return view(self.plan, exposure, [self.members], [owner], public=self.public).loss(owner, 0)
 
     def aim(self, owner: int, period: int) -> Floats:
@@ -84,24 +83,28 @@ def named(
     owner: int,
     plan: Plan,
     found: Account,
-    patient: bool = False,
-    progress: Progress | None = None,
+    query: Query = DEFAULT_QUERY,
 ) -> Observer:
     """The observer by its name: `worst` is whoever, by the account, learns most of the owner."""
     expect_named(text, sees, owner, plan.agents)
-    if text == "outsider":
+    if text == OUTSIDER.name:
         return Observer(plan, (), "all")
     if text == "all" or (text == "worst" and sees == "all"):
         return Observer(plan, tuple(agent for agent in range(plan.agents) if agent != owner), sees)
     if text != "worst":
         return Observer(plan, _members(text, plan.agents, owner), sees)
-    answer = "view" if sees == "received" else "adaptive"
-    known = found.answers[answer].observers
+    kind = VIEW if SEES[sees] is Public.NOTHING else ADAPTIVE
+    known = found.answers[kind.key].observers
     if known is None:
-        exposure = found.analysis.exposure()
-        seen = observed(answer, plan, exposure, found.colluders, patient, progress)
+        seen = kind.observe(plan, found.analysis.exposure(), query)
         return Observer(plan, seen.observers[seen.sees_most(owner)], sees)
     return Observer(plan, known[owner], sees)
+
+
+def seen_by_guarantee(guarantee: str) -> str:
+    """What the observer of a guarantee sees, as `--sees` names it."""
+    public = guarantee_kind(guarantee).public
+    return next(sees for sees, value in SEES.items() if value is public)
 
 
 def expect_named(text: str, sees: str | None, owner: int | None, agents: int) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from topdp.audit import epsilon_bounds
-from topdp.audit.audit_observer import BY_GUARANTEE, Observer, expect_agent, expect_named, named
+from topdp.audit.audit_observer import Observer, expect_agent, expect_named, named, seen_by_guarantee
 from topdp.audit.canaries import KINDS, AuditError, Canaries, expect_room, planted, signs
 from topdp.audit.canary_run import execute
 from topdp.audit.canary_scores import Scores, Seen, information
@@ -29,11 +29,11 @@ from topdp.base.array_types import Bools, Floats
 from topdp.base.progress import Progress
 from topdp.plan import Plan
 from topdp.privacy.account import Account, account
+from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_delta
-from topdp.privacy.observers.observer_answers import ASKED
-from topdp.privacy.observers.view import Progress as Accounting
+from topdp.privacy.query import Query
 from topdp.runs import builders
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import PrivacyConfig, RunConfig
@@ -97,12 +97,13 @@ class Audit:
                 f"Expected rows that are sums for an audit, got rows that are rounded to {plan.rounded}: its "
                 "attacks take sums apart. Use train.rows=model."
             )
+        query = Query(colluders=found.colluders, allow_slow=privacy.allow_slow, progress=accounting(watch))
         if asked.delta is not None and asked.delta != found.delta:
-            found = _at(asked.delta, plan, found, privacy.patient, accounting(watch))
+            found = _at(asked.delta, plan, found, query)
         owner = _owner(asked.owner, found, privacy.guarantee)
         exposure = found.analysis.exposure()
-        sees = asked.sees or BY_GUARANTEE[privacy.guarantee]
-        observer = named(asked.observer, sees, owner, plan, found, privacy.patient, accounting(watch))
+        sees = asked.sees or seen_by_guarantee(privacy.guarantee)
+        observer = named(asked.observer, sees, owner, plan, found, query)
         period = min(exposure.batches[owner].period, plan.releases)
         pushes = signs(observer.aim(owner, period), period)
         worth = information(observer, owner, float(exposure.sensitivity[owner]), pushes)
@@ -260,19 +261,10 @@ def _prepared(
     return Prepared(parts.config, plan.agents, lambda shown: audit.run(parts, asked.seed, watch=shown))
 
 
-def _at(delta: float, plan: Plan, found: Account, patient: bool, progress: Accounting | None) -> Account:
+def _at(delta: float, plan: Plan, found: Account, query: Query) -> Account:
     """The same answers at another δ."""
-    names = [name for name in ASKED if found.answers[name].asked]
-    return account(
-        plan,
-        found.analysis,
-        delta,
-        answers=names,
-        guarantee=found.guarantee,
-        colluders=found.colluders,
-        patient=patient,
-        progress=progress,
-    )
+    names = [name for name in ON_REQUEST if found.answer(name).asked]
+    return account(plan, found.analysis, delta, answers=names, guarantee=found.guarantee, query=query)
 
 
 def _owner(asked: int | None, found: Account, guarantee: str) -> int:

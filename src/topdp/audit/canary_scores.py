@@ -24,7 +24,7 @@ import numpy as np
 from topdp.audit.audit_observer import Observer
 from topdp.base.array_types import Floats, Ints
 from topdp.privacy.observers.gram_matrix import SHIFT_ROUNDING
-from topdp.privacy.observers.observer_filter import ObservedRound, seen_rows, observed_rounds, unknown_draws
+from topdp.privacy.observers.observer_filter import ObservedRound, observed_rounds, seen_rows, unknown_draws
 
 NOISELESS = 1e-4
 """A change that no noise hides counts as seen this exactly: coarser than rounding, finer than any noise."""

@@ -1,11 +1,10 @@
-"""Files are written whole or not at all: beside, then renamed.
+"""Atomic file writes, new folders, and locks between processes.
 
-Not for what is appended to (logs), nor for secrets that must never exist with other rights (`agents/terms`).
+Not for files that are appended to (logs), nor for secrets, which need strict permissions from the first byte.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import zipfile
@@ -13,6 +12,8 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import lock_descriptor
 
 from topdp.errors import InputError
 
@@ -33,6 +34,10 @@ DAMAGE = (
 
 class FileError(InputError):
     """A place that cannot be written to: full, read-only, or not what was expected."""
+
+
+class LockHeldError(FileError):
+    """A folder or file that another process has locked."""
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
@@ -90,34 +95,37 @@ def gone_if_it_fails(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def only_one_in(path: Path) -> Iterator[None]:
-    """Refuses where another process is at work in this folder; a lock that dies with its holder.
+def exclusive_lock(path: Path) -> Iterator[bool]:
+    """Hold the lock on `path`, a folder or a file; raise `LockHeldError` at once if another process holds it.
 
-    File systems that know no locks let everybody in.
+    Creates the file if there is none. The operating system releases the lock when its holder ends, even if
+    the holder is killed. Yields False on a file system without locks: there, nobody is kept out.
     """
-    new_folder(path)
+    if path.is_dir() and os.name == "nt":
+        path = path / ".lock"  # Windows does not open folders
+    flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     try:
-        handle = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, flags, 0o600)
     except OSError as error:
-        raise FileError(f"Could not open the folder {path}: {error.strerror}.") from error
+        raise FileError(f"Could not open {path}: {error.strerror}.") from error
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FileError(
-                f"Expected nobody else at work in {path}, another process is: wait for it, or name another "
-                "--out."
-            ) from error
+            is_free, has_locks = lock_descriptor(descriptor, blocking=False), True
         except OSError:
-            pass
-        yield
+            is_free, has_locks = True, False
+        if not is_free:
+            raise LockHeldError(
+                f"Expected {path} to be free, but another process is using it. "
+                "Wait for it, or name another folder."
+            )
+        yield has_locks
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDWR)  # Windows flushes only what is open for writing
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

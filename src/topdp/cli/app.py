@@ -1,80 +1,159 @@
-"""The command line: the commands of `commands/` under their names, and how a command ends.
+"""The command line: the names of all commands, and how a command ends.
 
 Exit codes are those of `topdp.errors`. Tables and `--json` go to stdout; progress and errors go to stderr.
-Nothing slow is imported before a command is called, and inside it only once a first sign of life is given.
+A command's module is imported when the command is called or listed: `topdp agent start` loads no other.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any
 
-# Spinning OpenMP threads make everything slower on a busy machine; has to be said before torch is imported.
+# Spinning OpenMP threads slow everything down on a busy machine. Torch reads this when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import typer
+from typer.core import TyperGroup
 
 from topdp import __version__
-from topdp.cli import (
-    data_commands,
-    figure_commands,
-    page_commands,
-    plan_command,
-    privacy_commands,
-    training_commands,
-)
-from topdp.cli.agent_groups import agent_app, federation_app
-from topdp.cli.bench_command import bench
-from topdp.cli.dash_command import dash
-from topdp.cli.relay_command import relay
 from topdp.errors import ExitCode, TopdpError, enough_memory
 from topdp.views.terminal.console import err, show
 
-app = typer.Typer(
-    name="topdp",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 # What typer raises about the arguments themselves: click's own, which newer versions carry inside.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
-data_app = typer.Typer(
-    help="Data sets: fetch (and verify), list; look at a file of your own.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+
+@dataclass(frozen=True)
+class CommandGroup:
+    """Commands under one name: each is `module:function` in this package, or a group."""
+
+    help: str
+    commands: Mapping[str, str | CommandGroup]
+
+
+COMMANDS: Mapping[str, str | CommandGroup] = {
+    "run": "training_commands:run",
+    "compare": "training_commands:compare",
+    "sweep": "training_commands:sweep",
+    "export": "training_commands:export",
+    "report": "page_commands:report",
+    "statement": "page_commands:statement",
+    "graph": "figure_commands:graph",
+    "plan": "plan_command:plan",
+    "account": "privacy_commands:account",
+    "recommend": "privacy_commands:recommend",
+    "audit": "privacy_commands:audit",
+    "calibrate": "privacy_commands:calibrate",
+    "reproduce": "figure_commands:reproduce",
+    "bench": "bench_command:bench",
+    "dash": "dash_command:dash",
+    "relay": "relay_command:relay",
+    "version": "app:version",
+    "data": CommandGroup(
+        "Data sets: fetch (and verify), list; look at a file of your own.",
+        {
+            "fetch": "data_commands:data_fetch",
+            "list": "data_commands:data_list",
+            "look": "data_commands:data_look",
+        },
+    ),
+    "agent": CommandGroup(
+        "One agent on its own machine.",
+        {
+            "init": "agent_commands:init",
+            "start": "agent_commands:start",
+            "status": "operator_commands:status",
+            "pause": "operator_commands:pause",
+            "resume": "operator_commands:resume",
+            "stop": "operator_commands:stop",
+            "renew": "member_commands:renew",
+            "sign": "member_commands:sign",
+            "ledger": CommandGroup(
+                "What an agent has spent.",
+                {"show": "ledger_commands:show_charges", "verify": "ledger_commands:verify_books"},
+            ),
+            "budget": CommandGroup(
+                "What all runs on the same records have cost together, over all federations.",
+                {
+                    "show": "budget_commands:show_site",
+                    "set": "budget_commands:set_limit",
+                    "close": "budget_commands:close_run",
+                },
+            ),
+            "model": CommandGroup("The model of an agent.", {"export": "operator_commands:export_model"}),
+            "quarantine": CommandGroup(
+                "The neighbours that an agent no longer believes.",
+                {"list": "operator_commands:list_quarantined", "lift": "operator_commands:lift_quarantine"},
+            ),
+        },
+    ),
+    "federation": CommandGroup(
+        "Several agents: the manifest, and a demonstration on this machine.",
+        {
+            "create": "federation_commands:create",
+            "amend": "member_commands:amend",
+            "canaries": "federation_commands:canaries",
+            "demo": "federation_commands:demo",
+        },
+    ),
+}
+
+
+class LazyCommands(Mapping[str, Any]):
+    """Commands by name; each is imported when it is first looked up."""
+
+    def __init__(self, targets: Mapping[str, str | CommandGroup]) -> None:
+        self._targets = targets
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(name, self._targets[name])
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._targets)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+
+def _load(name: str, target: str | CommandGroup) -> Any:
+    if isinstance(target, CommandGroup):
+        return typer.main.get_group(_group(name, target))
+    module, _, function = target.partition(":")
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name)(getattr(import_module(f"topdp.cli.{module}"), function))
+    return typer.main.get_command(single)
+
+
+def _group(name: str, group: CommandGroup) -> typer.Typer:
+    class LazyGroup(TyperGroup):
+        def __init__(self, *, commands: object = None, **settings: Any) -> None:
+            super().__init__(commands=LazyCommands(group.commands), **settings)  # type: ignore[arg-type]
+
+    return typer.Typer(
+        name=name,
+        help=group.help,
+        cls=LazyGroup,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+
+app = _group(
+    "topdp",
+    CommandGroup("Private learning without a server: agents on a graph train one model together.", COMMANDS),
 )
-app.add_typer(data_app, name="data")
-app.add_typer(agent_app, name="agent")
-app.add_typer(federation_app, name="federation")
-
-for command in (
-    training_commands.run,
-    training_commands.compare,
-    training_commands.sweep,
-    training_commands.export,
-    page_commands.report,
-    page_commands.statement,
-    figure_commands.graph,
-    plan_command.plan,
-    privacy_commands.account,
-    privacy_commands.recommend,
-    privacy_commands.audit,
-    privacy_commands.calibrate,
-    figure_commands.reproduce,
-    bench,
-    dash,
-    relay,
-):
-    app.command()(command)
-data_app.command("fetch")(data_commands.data_fetch)
-data_app.command("list")(data_commands.data_list)
-data_app.command("look")(data_commands.data_look)
 
 
-def _say_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         version()
         raise typer.Exit
@@ -82,21 +161,21 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def topdp(
-    asked: Annotated[
-        bool, typer.Option("--version", help="The version of topdp.", callback=_say_version, is_eager=True)
+    wanted: Annotated[
+        bool,
+        typer.Option("--version", help="The version of topdp.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Private learning without a server: agents on a graph train one model together."""
 
 
-@app.command()
 def version() -> None:
     """The version of topdp."""
     show(f"topdp {__version__}")
 
 
 def main() -> None:
-    """Runs the command. An error of ours is one line and its exit code; any other has its traceback."""
+    """Run the command. An error of ours is one line and its exit code; any other has its traceback."""
     try:
         with enough_memory():
             code = app(standalone_mode=False)

@@ -83,7 +83,7 @@ def frontier_run(
     chosen: dict[str, Any] = {"gossip": gossip} if GOSSIP in contender.knobs else {}
     if EXPONENT in contender.knobs:
         law = {"kind": "power", "exponent": exponent} if exponent else {"kind": "constant"}
-        chosen["noise_along"] = law
+        chosen["noise_schedule"] = law
     parts = MODELS[model]
     tree: dict[str, Any] = {
         "seed": seed,

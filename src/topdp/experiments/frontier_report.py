@@ -77,7 +77,7 @@ class FrontierRow(NamedTuple):
         tried: int,
     ) -> FrontierRow:
         """`config`: that of one of the seeds, whose accuracies these are."""
-        method, power = config.method, builders.noise_along(config) == "power"
+        method, power = config.method, builders.noise_kind(config) == "power"
         gossips = method.name in ("muffliato", "correlated") and method.gossip != "auto"
         rate = config.train.learning_rate
         assert isinstance(rate, float)  # the frontier is of single step sizes
@@ -88,7 +88,7 @@ class FrontierRow(NamedTuple):
             by_seed=" ".join(f"{value:.5f}" for value in accuracies),
             epsilon_all_others=epsilon_all_others, settings_tried=tried,
             rounds=config.rounds, learning_rate=rate, clip=config.privacy.clip,
-            mode=method.mode, alpha=method.alpha, exponent=method.noise_along.exponent if power else 0.0,
+            mode=method.mode, alpha=method.alpha, exponent=method.noise_schedule.exponent if power else 0.0,
             gossip=int(method.gossip) if gossips else 0, command=command(config),
         )  # fmt: skip
 

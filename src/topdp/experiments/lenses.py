@@ -16,6 +16,7 @@ from typing import Any
 
 from topdp.data.catalogue import CATALOGUE
 from topdp.plan import Full
+from topdp.privacy.answers import ADAPTIVE, CLAIMED
 from topdp.privacy.published import CALIBRATIONS
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.methods import METHODS
@@ -25,7 +26,7 @@ LENSES = {
     "same": "the same full-scale noise for every method",
     "honest": "equal true privacy: every method calibrated to the same adaptive ε, full batches",
 }
-GUARANTEES = {"printed": "claimed", "same": "claimed", "honest": "adaptive"}
+GUARANTEES = {"printed": CLAIMED.name, "same": CLAIMED.name, "honest": ADAPTIVE.name}
 """What the ε of a lens is; that of `same` is what the paper's sensitivity would make of that noise."""
 
 EPOCHS = 60  # of the paper's runs
@@ -111,7 +112,7 @@ def figure_run(
             "name": method,
             "mode": mode,
             "alpha": alpha,
-            "decay": {"factor": decay[0], "period": period},
+            "noise_schedule": {"factor": decay[0], "period": period},
         },
         "privacy": {"epsilon": epsilon, "delta": 1e-5, "clip": 4.0},
         "data": {

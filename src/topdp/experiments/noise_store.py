@@ -29,7 +29,7 @@ from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.runs import builders
 from topdp.runs.config import RunConfig, parse
-from topdp.runs.planning import plan_writer
+from topdp.runs.planning import plan_writer, query_of
 
 UNIT_RECORDS = 100
 BROADCASTS = ("dsgd", "muffliato", "correlated", "central")
@@ -117,7 +117,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             f"{config.privacy.adjacency!r}, train.fading = {config.train.fading!r}."
         )
     tree = config.model_dump(exclude_none=True)
-    kind = builders.noise_along(config)
+    kind = builders.noise_kind(config)
     if config.method.name in BROADCASTS:
         keys = ("secrets_degree", "pair_noise") if config.method.name == "correlated" else ()
         if kind == "steps" or any(tree["method"][key] == "auto" for key in keys):
@@ -126,7 +126,8 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             )
         # With the mean of 1/σ_t² at 1 only the number of rounds matters, and averaging costs nothing.
         tree["rounds"] = 1
-        tree["method"] = {**tree["method"], "noise_along": {"kind": "constant"}, "gossip": 0}
+        steps = config.method.noise_schedule.model_dump(include={"factor", "period"})  # in kept names, too
+        tree["method"] = {**tree["method"], "noise_schedule": {"kind": "constant", **steps}, "gossip": 0}
     # With the noise inside the step neither clip, step size, data nor model matters to σ; records scale it.
     # Only a stated curvature is in units of the step. Rounded rows have no answer where some are hidden.
     rate = config.train.learning_rate if kind == "curvature" else 1.0
@@ -135,7 +136,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
         "clip": 1.0,
         "guarantee": GUARANTEES["honest"],
         "colluders": config.privacy.colluders,
-        "patient": True,
+        "allow_slow": True,
     }
     tree["data"] = {"name": "mnist", "records": UNIT_RECORDS}
     tree["train"] = {"learning_rate": rate, "fading": config.train.fading, "rows": config.train.rows}
@@ -175,7 +176,6 @@ def _sigma_of(config: RunConfig) -> float:
         privacy.guarantee,
         epsilon,
         privacy.delta,
-        patient=privacy.patient,
-        colluders=privacy.colluders,
+        query_of(config),
     )
     return float(found.deviation[0] / privacy.clip)

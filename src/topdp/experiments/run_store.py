@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from topdp.errors import InputError
-from topdp.runs.config import RunConfig
+from topdp.runs.config import RunConfig, with_former_keys
 
 Say = Callable[[str], None]
 """Told, in a line of words, how far the work is."""
@@ -31,7 +31,7 @@ def run_name(config: RunConfig) -> str:
     >>> run_name(RunConfig()) == run_name(RunConfig(seed=0)) != run_name(RunConfig(seed=1))
     True
     """
-    different = config.model_dump(mode="json", exclude_defaults=True)
+    different = with_former_keys(config.model_dump(mode="json", exclude_defaults=True))
     canonical = json.dumps([NAMING, different], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

@@ -23,6 +23,7 @@ from topdp.plan import Optimiser, Robust, schedules
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.plan.random_streams import stream
 from topdp.plan.schedules import Schedule
+from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.published.claims import Analysis
 from topdp.protocols import Protocol
 from topdp.runs.config import GIVEN, ConfigError, CycleBatch, PoissonBatch, RunConfig, did_you_mean
@@ -89,7 +90,7 @@ def schedule(config: RunConfig, records: int) -> Schedule:
             train.fading_period,
         )
         rates = schedules.warmed_up(rates, train.warmup)
-    return schedules.schedule(rates, _noise_along(config, rates), config.method.noise_on)
+    return schedules.schedule(rates, _noise_scales(config, rates), config.method.noise_on)
 
 
 def _listed_rates(rates: list[float], rounds: int, warmup: int) -> Floats:
@@ -155,26 +156,24 @@ def attack(config: RunConfig, agents: int) -> Attack | None:
     return chosen(config.attack, agents, config.seed)
 
 
-def noise_along(config: RunConfig) -> str:
-    """The kind of law by which noise changes along the rounds: as asked for, else the method's own."""
+def noise_kind(config: RunConfig) -> str:
+    """The kind of noise schedule: as configured, else the method's own."""
     chosen = config.method
-    if chosen.noise_along.kind is not None:
-        return chosen.noise_along.kind
-    if chosen.decays is not None:
-        return "steps" if chosen.decays else "constant"
-    kind = method(config).noise_along
-    # The other laws are of noise on gradients.
+    if chosen.noise_schedule.kind is not None:
+        return chosen.noise_schedule.kind
+    kind = method(config).noise_kind
+    # The other kinds are for noise on gradients.
     return kind if chosen.noise_on == "gradient" or kind == "steps" else "constant"
 
 
-def _noise_along(config: RunConfig, rates: Floats) -> Floats:
-    kind, law, steps = noise_along(config), config.method.noise_along, config.method.decay
+def _noise_scales(config: RunConfig, rates: Floats) -> Floats:
+    kind, noise = noise_kind(config), config.method.noise_schedule
     if kind == "power":
-        return schedules.power_of_rate(rates, law.exponent)
+        return schedules.power_of_rate(rates, noise.exponent)
     if kind == "curvature":
-        assert law.curvature is not None
-        return schedules.for_curvature(rates, law.curvature)
-    return schedules.step_decay(steps.factor if kind == "steps" else 1.0, steps.period, config.rounds)
+        assert noise.curvature is not None
+        return schedules.for_curvature(rates, noise.curvature)
+    return schedules.step_decay(noise.factor if kind == "steps" else 1.0, noise.period, config.rounds)
 
 
 def sigma(config: RunConfig, agents: int) -> Floats | None:
@@ -194,8 +193,7 @@ def guarantee(config: RunConfig) -> str | None:
 
 def answers(config: RunConfig) -> set[str]:
     """The answers to compute: those named, and that of the guarantee also where the noise was given."""
-    named: set[str] = {*config.privacy.answers, config.privacy.guarantee}
-    return named - {"claimed", "worst-case"}
+    return {*config.privacy.answers, config.privacy.guarantee} & set(ON_REQUEST)
 
 
 def why_alike(configs: Sequence[RunConfig]) -> str:
@@ -205,12 +203,12 @@ def why_alike(configs: Sequence[RunConfig]) -> str:
             "They differ in the noise that each claims to need; --set privacy.guarantee=claimed gives it to "
             "them."
         )
-    idle = [c for c in configs if noise_along(c) == "steps" and c.method.decay.period >= c.rounds]
-    if len({noise_along(config) for config in configs}) > 1 and idle:
-        name, period = idle[0].method.name, idle[0].method.decay.period
+    idle = [c for c in configs if noise_kind(c) == "steps" and c.method.noise_schedule.period >= c.rounds]
+    if len({noise_kind(config) for config in configs}) > 1 and idle:
+        name, period = idle[0].method.name, idle[0].method.noise_schedule.period
         return (
             f"The noise of {name} falls every {period} rounds, and these are {idle[0].rounds}: a smaller "
-            "--set method.decay.period shows it."
+            "--set method.noise_schedule.period shows it."
         )
     return "With these settings they do not differ."
 

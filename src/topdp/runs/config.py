@@ -6,13 +6,23 @@ Values only; build.py makes objects of the names.
 from __future__ import annotations
 
 import difflib
+import json
 import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from topdp.base import toml_text
 from topdp.errors import InputError
@@ -77,18 +87,15 @@ class TopologyConfig(Section):
         return self
 
 
-class DecayConfig(Section):
-    factor: Annotated[float, Field(gt=0, le=1)] = 0.9
-    period: Count = 1000
-
-
-class NoiseAlongConfig(Section):
-    kind: Literal["constant", "power", "curvature", "steps"] | None = None  # None: as the method says
-    exponent: Annotated[float, Field(ge=-2, le=2)] = 0.5
+class NoiseScheduleConfig(Section):
+    kind: Literal["constant", "power", "curvature", "steps"] | None = None  # None: the method's own
+    exponent: Annotated[float, Field(ge=-2, le=2)] = 0.5  # "power"
     curvature: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.9  # "steps": the noise is multiplied by this
+    period: Count = 1000  # after this many rounds each
 
     @model_validator(mode="after")
-    def _curvature_is_stated(self) -> NoiseAlongConfig:
+    def _curvature_is_stated(self) -> NoiseScheduleConfig:
         if self.kind == "curvature" and self.curvature is None:
             raise ValueError('kind = "curvature" needs curvature = a number > 0 or a list of them')
         return self
@@ -120,23 +127,35 @@ class MethodConfig(Section):
     pair_noise: NotNegative | Auto = "auto"  # deviation of a pair's draw, over that of own noise
     gossip: Annotated[int, Field(ge=0)] | Auto = "auto"  # steps of averaging between gradients
     chebyshev: bool = True  # accelerates them
-    decay: DecayConfig = DecayConfig()
-    decays: bool | None = None  # true: noise_along.kind = "steps"; false: "constant"
-    noise_along: NoiseAlongConfig = NoiseAlongConfig()
+    noise_schedule: NoiseScheduleConfig = NoiseScheduleConfig()
 
     @model_validator(mode="after")
-    def _one_law_of_noise(self) -> MethodConfig:
-        kind = self.noise_along.kind
-        if None not in (kind, self.decays) and self.decays != (kind == "steps"):
-            raise ValueError(
-                f'decays = {str(self.decays).lower()} and noise_along.kind = "{kind}" contradict each other: '
-                "leave decays away"
-            )
+    def _noise_schedule_fits_its_place(self) -> MethodConfig:
+        kind = self.noise_schedule.kind
         if kind in ("power", "curvature") and self.noise_on == "estimate":
             raise ValueError(
-                f'noise_along.kind = "{kind}" is a law of the noise on gradients: use noise_on = "gradient"'
+                f'noise_schedule.kind = "{kind}" is for noise on gradients: use noise_on = "gradient"'
             )
         return self
+
+
+def _known_guarantee(name: str) -> str:
+    from topdp.privacy.answers import GUARANTEES  # late: commands that need no account start faster
+
+    return _expect_known(name, GUARANTEES)
+
+
+def _known_answer(name: str) -> str:
+    from topdp.privacy.answers import ON_REQUEST
+
+    return _expect_known(name, ON_REQUEST)
+
+
+def _expect_known(name: str, known: tuple[str, ...]) -> str:
+    """Raise as pydantic does for a `Literal`, so that `_explain` suggests the nearest name."""
+    if name not in known:
+        raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, known))})
+    return name
 
 
 class PrivacyConfig(Section):
@@ -144,12 +163,12 @@ class PrivacyConfig(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     clip: Positive = 4.0
     clipping: Literal["flat", "per-layer", "normalised"] = "flat"  # how gradients get no longer than that
-    guarantee: Literal["claimed", "view", "adaptive", "worst-case"] = "adaptive"
-    answers: list[Literal["view", "adaptive", "outsider"]] = []  # beside the guarantee's
+    guarantee: Annotated[str, AfterValidator(_known_guarantee)] = "adaptive"
+    answers: list[Annotated[str, AfterValidator(_known_answer)]] = []  # beside the guarantee's
     colluders: Annotated[int, Field(ge=0)] = 1  # agents that pool what they see (adaptive)
     adjacency: Literal["add-remove", "replace-one"] = "add-remove"
     sigma: NotNegative | list[NotNegative] | None = None
-    patient: bool = False  # also compute answers that take very long
+    allow_slow: bool = False  # also compute answers that take very long
 
 
 class CycleBatch(Section):
@@ -318,6 +337,58 @@ def parse(tree: dict[str, Any], origin: str = "configuration") -> RunConfig:
         raise ConfigError(f"{origin}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
 
 
+# Keys of earlier versions, or their sections, and where they are now.
+MOVED_KEYS = {
+    "method.decay": "method.noise_schedule",
+    "method.decays": "method.noise_schedule.kind",
+    "method.noise_along": "method.noise_schedule",
+    "privacy.patient": "privacy.allow_slow",
+}
+MOVED_VALUES = {"method.decays": {True: "steps", False: "constant"}}
+
+
+def parse_stored(tree: dict[str, Any], origin: str) -> RunConfig:
+    """A configuration from a file that topdp wrote; `MOVED_KEYS` are followed."""
+    tree = {name: dict(part) if isinstance(part, dict) else part for name, part in tree.items()}
+    for old, new in MOVED_KEYS.items():
+        section, key = old.split(".")
+        part = tree.get(section)
+        if isinstance(part, dict) and key in part:
+            value = part.pop(key)
+            value = MOVED_VALUES[old].get(value, value) if old in MOVED_VALUES else value
+            _merge(tree, new.split("."), value)
+    return parse(tree, origin)
+
+
+def with_former_keys(tree: dict[str, Any]) -> dict[str, Any]:
+    """A dump of a configuration with the keys of version 0.1, of which kept digests are."""
+    tree = {name: dict(part) if isinstance(part, dict) else part for name, part in tree.items()}
+    if noise := tree.get("method", {}).pop("noise_schedule", None):
+        decay = {key: noise[key] for key in ("factor", "period") if key in noise}
+        along = {key: value for key, value in noise.items() if key not in decay}
+        tree["method"] |= ({"decay": decay} if decay else {}) | ({"noise_along": along} if along else {})
+    if "allow_slow" in tree.get("privacy", {}):
+        tree["privacy"]["patient"] = tree["privacy"].pop("allow_slow")
+    return tree
+
+
+def _merge(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    *sections, last = path
+    for section in sections:
+        tree[section] = tree = dict(tree.get(section, {}))
+    tree[last] = {**tree.get(last, {}), **value} if isinstance(value, dict) else value
+
+
+def _moved_to(key: str) -> str:
+    """The new name of a key that has moved; empty for any other."""
+    for old, new in MOVED_KEYS.items():
+        if f"{key}.".startswith(f"{old}."):
+            renamed = new + key.removeprefix(old)
+            words = [f"{json.dumps(a)}: {json.dumps(b)}" for a, b in MOVED_VALUES.get(old, {}).items()]
+            return renamed + (f" ({', '.join(words)})" if words else "")
+    return ""
+
+
 def _take_in_schema(tree: dict[str, Any]) -> None:
     """The path of a schema becomes what it says: run folders and manifests state it whole."""
     data = tree.get("data")
@@ -355,14 +426,14 @@ def _apply(tree: dict[str, Any], change: str) -> None:
 
 
 # Keys with more than one form, in words: pydantic complains once for each form.
-UNIONS = {
+KEYS_WITH_FORMS = {
     "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
     "method.secrets_degree": 'a whole number >= 1, or "auto"',
     "method.pair_noise": 'a number from 0 to 1e30, or "auto"',
     "method.gossip": 'a whole number >= 0, or "auto"',
     "robust.radius": 'a number > 0 and at most 1e30, or "auto"',
     "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
-    "method.noise_along.curvature": "a number > 0 and at most 1e30, or a list of them",
+    "method.noise_schedule.curvature": "a number > 0 and at most 1e30, or a list of them",
     "train.learning_rate": "a number > 0 and at most 1e30, or a list of them, one a round",
     "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
     "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",
@@ -372,11 +443,13 @@ UNIONS = {
 def _explain(fault: Any, tree: dict[str, Any]) -> str:
     path = [str(part) for part in fault["loc"]]
     key = ".".join(path)
-    for union, expected in UNIONS.items():
+    for union, expected in KEYS_WITH_FORMS.items():
         if f"{key}.".startswith(f"{union}."):  # what follows names the form that did not fit
             return f"{union}: expected {expected}, got {_came(_at(tree, union))}."
     if fault["type"] == "extra_forbidden":
         path = [*path, *_only_keys(fault["input"])]
+        if new := _moved_to(".".join(path)):
+            return f"{'.'.join(path)}: this key has moved. Use {new}."
         return f"{'.'.join(path)}: no such key.{_nearest_key(path)}"
     if fault["type"] == "literal_error":
         known = [word.strip(" '") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(",")]
@@ -440,7 +513,7 @@ def _all_keys(section: Any = None, before: str = "") -> list[str]:
     """Every key that holds a value, with its sections."""
     found: list[str] = []
     for name, field in (section or RunConfig).model_fields.items():
-        inner = _section_of(field.annotation) if f"{before}{name}" not in UNIONS else None
+        inner = _section_of(field.annotation) if f"{before}{name}" not in KEYS_WITH_FORMS else None
         found += _all_keys(inner, f"{before}{name}.") if inner else [before + name]
     return found
 

@@ -55,13 +55,13 @@ def _correlated(c: MethodConfig) -> Protocol:
 class Method:
     """`calibration` None: any, `tight` unless the configuration names another.
 
-    `noise_along`: the law of the noise along the rounds where the configuration names none.
+    `noise_kind`: the kind of noise schedule where the configuration names none.
     """
 
     name: str
     writer: Callable[[MethodConfig], Protocol]
     noisy: bool = True
-    noise_along: str = "constant"
+    noise_kind: str = "constant"
     calibration: str | None = None
     modes: tuple[str, ...] = ("sync", "async")
     pools: bool = False  # all records in one place: needs a trusted party
@@ -91,10 +91,10 @@ METHODS = {
         Method("udp", _plain, calibration="udp"),
         Method("optimal", _plain, calibration="optimal"),
         Method("top", _top),
-        Method("top-dp", _top, noise_along="steps"),
-        Method("dsgd", lambda c: Dsgd(), modes=("sync",), noise_along="power"),
-        Method("muffliato", _muffliato, modes=("sync",), noise_along="power"),
-        Method("correlated", _correlated, modes=("sync",), noise_along="power"),
-        Method("central", lambda c: Central(), modes=("sync",), noise_along="power", pools=True),
+        Method("top-dp", _top, noise_kind="steps"),
+        Method("dsgd", lambda c: Dsgd(), modes=("sync",), noise_kind="power"),
+        Method("muffliato", _muffliato, modes=("sync",), noise_kind="power"),
+        Method("correlated", _correlated, modes=("sync",), noise_kind="power"),
+        Method("central", lambda c: Central(), modes=("sync",), noise_kind="power", pools=True),
     )
 }

@@ -16,7 +16,9 @@ import numpy as np
 
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
+from topdp.privacy.answers import ADAPTIVE
 from topdp.privacy.calibrate import calibrate
+from topdp.privacy.query import Query
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
@@ -129,8 +131,8 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
         analysis = builders.analysis(asked, counts)
         noise = calibrate(
-            write, analysis, "adaptive", epsilon, privacy.delta,
-            colluders=privacy.colluders, shares=shares(asked, graph, counts),
+            write, analysis, ADAPTIVE.name, epsilon, privacy.delta,
+            Query(colluders=privacy.colluders), shares=shares(asked, graph, counts),
         )  # fmt: skip
     except TopdpError as error:
         return Option(name, None, None, 0, str(error), {})
@@ -165,7 +167,9 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
     graph, pooled = builders.graph(central), (sum(counts),)
     write = plan_writer(central, graph, pooled)
     analysis = builders.analysis(central, pooled)
-    noise = calibrate(write, analysis, "adaptive", np.array([epsilon]), config.privacy.delta, colluders=0)
+    noise = calibrate(
+        write, analysis, ADAPTIVE.name, np.array([epsilon]), config.privacy.delta, Query(colluders=0)
+    )
     return float(residual_noise(write(noise.deviation)).average[-1])
 
 

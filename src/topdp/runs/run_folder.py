@@ -33,7 +33,7 @@ from topdp.base.files import DAMAGE, FileError, new_folder, written_whole
 from topdp.errors import InputError
 from topdp.plan import Plan, plan_file
 from topdp.runs.config import GIVEN as GIVEN
-from topdp.runs.config import RunConfig, parse
+from topdp.runs.config import RunConfig, parse_stored
 from topdp.runs.metric_labels import metric_names
 from topdp.runs.tensor_files import read_tensor, widened, write_tensors
 
@@ -226,7 +226,7 @@ def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
 
 
 def _read_config(file: Path) -> RunConfig:
-    return parse(toml_text.parsed(file.read_text(encoding="utf-8")), str(file))
+    return parse_stored(toml_text.parsed(file.read_text(encoding="utf-8")), str(file))
 
 
 def _read_estimates(file: Path, notes: Sequence[str]) -> tuple[NDArray[Any], dict[str, str]]:

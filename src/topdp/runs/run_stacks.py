@@ -33,7 +33,7 @@ Size = Callable[[RunConfig], tuple[float, float]]
 """How many bytes the records of a run take, and its rows."""
 
 MAY_DIFFER = {
-    "privacy": {"epsilon", "delta", "guarantee", "answers", "colluders", "adjacency", "sigma", "patient"},
+    "privacy": {"epsilon", "delta", "guarantee", "answers", "colluders", "adjacency", "sigma", "allow_slow"},
     "train": {
         "learning_rate", "fading", "fading_factor", "fading_period", "warmup", "rounds_per_epoch",
         "optimiser", "momentum", "second_moment", "floor", "weight_decay", "average", "checkpoint_every",

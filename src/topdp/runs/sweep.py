@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from topdp.base.files import new_folder, only_one_in, write_whole
+from topdp.base import toml_text
+from topdp.base.files import exclusive_lock, new_folder, write_whole
 from topdp.base.progress import Progress
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
@@ -32,7 +33,7 @@ from topdp.learning.gradients.path_check import drops
 from topdp.runs import builders
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.cluster_sweep import Cluster, dispatched
-from topdp.runs.config import RunConfig, changed
+from topdp.runs.config import RunConfig, changed, parse_stored
 from topdp.runs.resolve_auto import agrees
 from topdp.runs.run import run_or_continue
 from topdp.runs.run_folder import RunFolder, RunFolderError
@@ -83,7 +84,8 @@ class Request:
             if told["format"] != FORMAT:
                 raise ValueError(f"format {told['format']}, of another version of topdp")
             axes = tuple(Axis(str(key), tuple(map(str, values))) for key, values in told["over"].items())
-            return cls(str(told["base"]), axes, int(told["seeds"]))
+            base = parse_stored(toml_text.parsed(told["base"]), "sweep.json").to_toml()
+            return cls(base, axes, int(told["seeds"]))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise RunFolderError(f"Expected a sweep of topdp in {place}: {error}") from error
 
@@ -102,7 +104,8 @@ def run_all(
     cluster: Cluster | None = None,
 ) -> None:
     """Whatever of the points has no result in `place` yet, here or by the machines of a cluster."""
-    with only_one_in(place):
+    new_folder(place)
+    with exclusive_lock(place):
         _run_missing(points, place, device, watching, progress, how_to_continue, cluster)
 
 

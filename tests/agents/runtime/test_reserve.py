@@ -146,7 +146,7 @@ def test_one_is_kept_where_that_is_worth_something():
         return federations.default_departures(wanted, agents, Rules(**rules))
 
     assert chosen() == 1
-    assert chosen(agents=100) == 0 and chosen("privacy.patient=true", agents=100) == 1
+    assert chosen(agents=100) == 0 and chosen("privacy.allow_slow=true", agents=100) == 1
     assert chosen("privacy.guarantee=worst-case") == chosen("method.name=correlated") == 0
     assert chosen(dead_neighbour="go-on") == 0
 

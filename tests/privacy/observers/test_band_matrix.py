@@ -146,7 +146,9 @@ def test_numbers_that_are_none_are_infinite():
 
 def test_a_band_of_single_rounds():
     values = np.linspace(1, 2, 2 * MAX_DENSE_BAND)[:, None]
-    band = Band(np.pad(values, ((0, 0), (0, 5))), np.zeros(2 * MAX_DENSE_BAND), np.zeros(2 * MAX_DENSE_BAND, bool))
+    band = Band(
+        np.pad(values, ((0, 0), (0, 5))), np.zeros(2 * MAX_DENSE_BAND), np.zeros(2 * MAX_DENSE_BAND, bool)
+    )
     low, high = bracket_band(Band(values, band.rest, band.leaks))
     assert low == pytest.approx(values.sum()) and high == pytest.approx(low)
     assert bracket_band(band) == pytest.approx((low, high))
@@ -173,13 +175,13 @@ def test_a_view_is_the_same_either_way(batches, monkeypatch):
 def test_slow_information_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 100)
     plan = plan_of("top-async", graphs.ring(9), 300)
-    with pytest.raises(NotCovered, match="patient"):
+    with pytest.raises(NotCovered, match="allow_slow"):
         view(plan, exposure(9, 0.1), widest=64)
 
 
 def test_thousands_of_rounds_are_bearable_and_the_papers_need_patience():
-    view_effort.expect_affordable(plan_of("top-sync", graphs.random(30, 0.2, 0), 1500), patient=False)
+    view_effort.expect_affordable(plan_of("top-sync", graphs.random(30, 0.2, 0), 1500), allow_slow=False)
     paper = plan_of("top-sync", graphs.random(30, 0.2, 0), 6000)
     with pytest.raises(NotCovered, match=r"at most about 1[5-9]\d\d rounds"):
-        view_effort.expect_affordable(paper, patient=False)
-    view_effort.expect_affordable(paper, patient=True)
+        view_effort.expect_affordable(paper, allow_slow=False)
+    view_effort.expect_affordable(paper, allow_slow=True)

@@ -23,6 +23,7 @@ from topdp.privacy.observers.neighbourhoods import PlanNeighbourhoods, neighbour
 from topdp.privacy.observers.reader_layout import RowFlow
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import Query
 from topdp.protocols import TopSynchronous
 
 GRAPHS = {
@@ -63,7 +64,7 @@ def test_no_coalition_learns_more(name, colluders, room):
     plan = plan_of(name, rounds=12)
     exposed = exposure(plan.agents, 1.0)
     found = neighbourhood_bound(RowFlow(plan), exposed, colluders, room=room)
-    exact = adaptive(plan, exposed, colluders)
+    exact = adaptive(plan, exposed, Query(colluders=colluders))
     assert found.observers == ((),)
     assert (found.worst() >= exact.worst() * (1 - 1e-9)).all()
     assert (found.worst() <= worst_case(plan, exposed).mu * (1 + 1e-12)).all()
@@ -146,7 +147,7 @@ def test_a_large_graph_is_bounded_instead_of_refused(monkeypatch):
     plan = plan_of("regular", rounds=12)
     n = plan.agents
     exact = adaptive(plan, exposure(n, 0.25))
-    monkeypatch.setattr(answers, "LIMIT", 0.0)
+    monkeypatch.setattr(answers, "MAX_UNASKED_WORK", 0.0)
     found = account(plan, Analysis("tight", (Full(4),) * n, clip=1.0), delta=1e-5, answers=["adaptive"])
     assert found.adaptive.status == "finite" and "bounded by what is within" in found.warnings[0]
     assert (found.adaptive.mu >= exact.worst() * (1 - 1e-9)).all()
@@ -155,4 +156,6 @@ def test_a_large_graph_is_bounded_instead_of_refused(monkeypatch):
     monkeypatch.setattr(neighbourhoods, "MAX_UNASKED_SECONDS", 0.0)
     with pytest.raises(NotCovered, match="even as a bound"):
         adaptive(plan, exposure(n, 0.25))
-    assert adaptive(plan, exposure(n, 0.25), patient=True).worst() == pytest.approx(exact.worst())
+    assert adaptive(plan, exposure(n, 0.25), query=Query(allow_slow=True)).worst() == pytest.approx(
+        exact.worst()
+    )

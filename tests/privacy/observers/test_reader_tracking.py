@@ -16,7 +16,7 @@ from topdp.privacy.observers.gram_matrix import grams
 from topdp.privacy.observers.mu_bounds import bracket
 from topdp.privacy.observers.neighbourhoods import neighbourhood_bound
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.reader_layout import ReaderQuestion, UnsuitedError, RowFlow, lay_out
+from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, UnsuitedError, lay_out
 from topdp.privacy.observers.reader_tracking import track_changes
 from topdp.protocols import TopSynchronous
 

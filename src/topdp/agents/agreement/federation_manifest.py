@@ -14,6 +14,7 @@ from topdp.agents.agreement.identity_card import Card, read_card
 from topdp.agents.agreement.manifest import Manifest, Rules, rules_from
 from topdp.agents.agreement.run_setup import Setup, completed
 from topdp.privacy.account import Account
+from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import MAX_UNASKED_COALITIONS
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
@@ -59,13 +60,14 @@ def of(
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     said = list(account.warnings)
     guarantee = config.privacy.guarantee
-    shared = guarantee == "adaptive" and config.method.name == "correlated"
+    kind = guarantee_kind(guarantee)
+    shared = kind.counts_colluders and config.method.name == "correlated"
     if rules.goes_on and shared:
         said.append(
             "Where agents share noise, one that is silent for the idle timeout is given up for good: let it "
             "be longer than a restart takes (--idle-timeout)."
         )
-    elif rules.goes_on and guarantee != "worst-case":
+    elif rules.goes_on and kind.relies_on_others:
         said.append(
             f"Agents that may go on without a neighbour charge by worst case, and this noise is calibrated "
             f"for {guarantee}: their budgets will end early. Use --dead-neighbour wait, or "
@@ -73,7 +75,7 @@ def of(
         )
     elif keeps_reserve(config, rules):
         said += _what_a_departure_costs(config, complete, account, graph, counts, rules.departures)
-    elif not rules.goes_on and guarantee in ("view", "claimed"):
+    elif not rules.goes_on and kind.relies_on_others and not kind.counts_colluders:
         said.append(
             f"{guarantee} holds while everybody follows the plan: from the first neighbour that drops out or "
             f"is refused, an agent charges by worst case (up to epsilon {_largest(account):.4g}) and its "
@@ -96,8 +98,8 @@ def of(
 
 def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
     """Whether charges count on noise of others, so that a reserve for departures is worth something."""
-    adaptive = config.privacy.guarantee == "adaptive" and config.method.name != "correlated"
-    return adaptive and not rules.goes_on
+    counts_colluders = guarantee_kind(config.privacy.guarantee).counts_colluders
+    return counts_colluders and config.method.name != "correlated" and not rules.goes_on
 
 
 def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
@@ -106,7 +108,8 @@ def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
     None where that makes no difference, or so many coalitions that they are not looked at unasked.
     """
     colluders = config.privacy.colluders + 1
-    looked_at = config.privacy.patient or math.comb(agents, min(colluders, agents - 1)) <= MAX_UNASKED_COALITIONS
+    coalitions = math.comb(agents, min(colluders, agents - 1))
+    looked_at = config.privacy.allow_slow or coalitions <= MAX_UNASKED_COALITIONS
     return int(keeps_reserve(config, rules) and looked_at)
 
 
@@ -139,7 +142,7 @@ def _what_a_departure_costs(
 
 def _largest(account: Account) -> float:
     """The largest worst-case ε of an agent."""
-    epsilon = account.answer("worst-case").epsilon
+    epsilon = account.worst_case.epsilon
     return math.inf if epsilon is None else float(np.max(epsilon))
 
 

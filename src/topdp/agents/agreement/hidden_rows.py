@@ -15,7 +15,7 @@ import numpy as np
 
 from topdp.errors import InputError
 from topdp.plan import Plan
-from topdp.privacy.observers.adaptive import has_short_form, in_the_open
+from topdp.privacy.answers import guarantee_kind
 
 GRID = 2.0**-20  # of the deviation of a row's noise, at most: all its numbers are multiples of it
 DIGITS = 2.0**53  # numbers of float64 below it are exact
@@ -24,11 +24,7 @@ FINE = 8.0  # steps of every row in every deviation: sums over all steps are int
 
 def hides(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
     """Whether what is charged counts on rows that somebody does not see."""
-    if not follows_plan or guarantee not in ("adaptive", "view"):
-        return False
-    if guarantee == "view":  # of what one agent reads, whoever shares draws
-        return True
-    return not in_the_open(plan) and not has_short_form("adaptive", plan, coalition)
+    return follows_plan and guarantee_kind(guarantee).hides_rows(plan, coalition)
 
 
 def step_of(deviation: float) -> float:

@@ -241,7 +241,7 @@ def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
         if not isinstance(tree["run"], dict):
             raise ManifestError("run: expected a configuration.")
         return Manifest(
-            cards, links, configurations.parse(tree["run"], "run"), rules_from(tree["rules"]), tree
+            cards, links, configurations.parse_stored(tree["run"], "run"), rules_from(tree["rules"]), tree
         )
     except TrustError as error:
         raise TrustError(f"{origin}: {error}") from None

@@ -15,12 +15,13 @@ import numpy as np
 from topdp.agents.agreement.manifest import Manifest
 from topdp.plan import Plan
 from topdp.privacy.account import Account
+from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import in_the_open
 from topdp.privacy.observers.survivors import with_reserve
 from topdp.privacy.observers.view import Progress
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig, parse
-from topdp.runs.planning import accounted, plan_and_account, plan_writer
+from topdp.runs.planning import accounted, plan_and_account, plan_writer, query_of
 from topdp.runs.resolve_auto import settled
 from topdp.topology import Topology
 
@@ -71,7 +72,7 @@ class Setup:
     def reserve(self) -> int:
         """How many others may be gone while what is charged holds: all, where it counts all as colluders."""
         privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
-        if privacy.guarantee != "adaptive" or in_the_open(self.plan):
+        if not guarantee_kind(privacy.guarantee).counts_colluders or in_the_open(self.plan):
             return 0
         return agents if self.coalition == agents - 1 else self.coalition - privacy.colluders
 
@@ -90,7 +91,8 @@ def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
     Unchanged where noise is shared: who is gone counts from the round on in which it goes.
     """
     most = min(config.privacy.colluders + more, agents - 1)
-    counts = config.privacy.guarantee == "adaptive" and config.method.name != "correlated"
+    kind = guarantee_kind(config.privacy.guarantee)
+    counts = kind.counts_colluders and config.method.name != "correlated"
     if not counts or most <= config.privacy.colluders:
         return config
     privacy = config.privacy.model_copy(update={"colluders": most})
@@ -152,8 +154,8 @@ def completed(
     plan, account = plan_and_account(reserved, graph, counts, progress)
     guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, builders.analysis(config, counts)
     given, more = builders.sigma(config, graph.agents) is not None, 1.0
-    if goes_on and guarantee == "adaptive":
-        more = with_reserve(plan, analysis.exposure(), privacy.colluders, privacy.patient)
+    if goes_on and guarantee_kind(guarantee).composes_releases(plan):
+        more = with_reserve(plan, analysis.exposure(), query_of(config))
     if more > 1:
         # Noise that is given stays as it is: with the reserve it is worth what less noise is without.
         account = accounted(

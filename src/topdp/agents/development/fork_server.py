@@ -22,7 +22,7 @@ from pathlib import Path
 
 from topdp.agents.node import child_processes
 
-SHARED = ("topdp.agents.node.agent_process", "topdp.cli.app")
+SHARED = ("topdp.agents.node.agent_process", "topdp.cli.agent_commands", "topdp.cli.app")
 """What agents have in common: imported once, before the first is forked."""
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """For numerical libraries: one thread, which is no thread beside the main one, so that forks are safe."""

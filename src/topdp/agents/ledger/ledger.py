@@ -27,6 +27,7 @@ from topdp.agents.ledger.compaction import RESENT, compact, use_up
 from topdp.agents.ledger.ledger_database import FILE, Database, LedgerError, TamperedError
 from topdp.agents.ledger.ledger_entries import Cost, Kind, LedgerEntry, check, digest_of, genesis, link
 from topdp.agents.ledger.ledger_facts import Facts, whole
+from topdp.privacy.answers import WORST_CASE
 
 ANYBODY = "*"  # receiver of a body whose partner is not known when it is made
 
@@ -45,7 +46,7 @@ class Ledger(Facts):
         agent: str = "",
         writable: bool = True,
         partners: Partners = "planned",
-        guarantee: str = "worst-case",
+        guarantee: str = WORST_CASE.name,
         whoever_is_missing: bool = False,
         reserve: int = 0,
     ) -> None:
@@ -92,7 +93,7 @@ class Ledger(Facts):
     @property
     def charged_by(self) -> str:
         """The guarantee under which ε is spent: the worst case once the plan is departed from."""
-        return self.meta.get("guarantee", "worst-case") if self._by_guarantee else "worst-case"
+        return self.meta.get("guarantee", WORST_CASE.name) if self._by_guarantee else WORST_CASE.name
 
     @property
     def _by_guarantee(self) -> bool:

@@ -21,7 +21,7 @@ from topdp.base.files import DAMAGE, write_whole
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.runs import builders
-from topdp.runs.config import parse
+from topdp.runs.config import parse_stored
 from topdp.runs.model_export import InputKind, format_of, write
 
 NOTE = "model.json"
@@ -59,7 +59,7 @@ def export(state: Path, file: Path, format: str | None = None) -> int:
     if row is None:
         raise InputError(f"Expected a model's row in the ledger in {state}, got rows {', '.join(rows)}.")
     inputs = InputKind(tuple(facts["inputs"]), str(facts["input_type"]))
-    flat = FlatModel(builders.model(parse(facts["config"], NOTE), inputs.shape, int(facts["outputs"])))
+    flat = FlatModel(builders.model(parse_stored(facts["config"], NOTE), inputs.shape, int(facts["outputs"])))
     write(flat.load(_fitting(row, flat, state)), file, format, inputs)
     return round
 

@@ -21,6 +21,7 @@ from topdp.agents.ledger.record_fingerprints import fingerprint
 from topdp.agents.ledger.site_budget import SiteBook, Wanted
 from topdp.agents.runtime.agent import Agent
 from topdp.base.array_types import AnyArray
+from topdp.privacy.answers import WORST_CASE
 
 logger = logging.getLogger("topdp.agents")
 
@@ -104,7 +105,7 @@ def give_back(site: Path, state: Path) -> float:
         facts.get("federation", ""),
         facts.get("agent", ""),
         partners="found" if facts.get("partners") == "found" else "planned",
-        guarantee=facts.get("guarantee", "worst-case"),
+        guarantee=facts.get("guarantee", WORST_CASE.name),
         whoever_is_missing=whoever,
     )
     book = SiteBook(site)

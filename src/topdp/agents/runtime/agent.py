@@ -41,6 +41,7 @@ from topdp.agents.wire.traffic_counter import Counted
 from topdp.agents.wire.transport import Transport, end_all
 from topdp.base.files import write_whole
 from topdp.errors import ExitCode, InputError
+from topdp.privacy.answers import WORST_CASE, answer_kind
 from topdp.runs import builders
 
 BOOKS = "books"  # the key of the books' own name
@@ -93,7 +94,7 @@ class Agent:
         partners: Partners = "found" if live_pairing else "planned"
         gauge = equipment.meter
         by_plan = (gauge.by_plan is not None or gauge.in_the_open) and not live_pairing
-        guarantee = manifest.config.privacy.guarantee if by_plan else "worst-case"
+        guarantee = manifest.config.privacy.guarantee if by_plan else WORST_CASE.name
         self.ledger = Ledger(
             folder,
             manifest.hash,
@@ -263,13 +264,14 @@ class Agent:
 
     def _spent(self) -> dict[str, Any]:
         books, privacy = self.ledger, self.equipment.manifest.config.privacy
-        adaptive = {"colluders": privacy.colluders} if books.charged_by == "adaptive" else {}
+        counted = answer_kind(books.charged_by).counts_colluders
+        colluders = {"colluders": privacy.colluders} if counted else {}
         return {
             "epsilon": books.spent,
             "worst_case": books.last.worst_case if books.last else 0.0,
             "delta": privacy.delta,
             "charged_by": books.charged_by,
-            **adaptive,
+            **colluders,
             "adjacency": privacy.adjacency,
         }
 

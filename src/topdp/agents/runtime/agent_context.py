@@ -26,6 +26,7 @@ from topdp.data.featured_shards import of_records
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
+from topdp.privacy.query import Query
 from topdp.runs import builders
 from topdp.runs.assembly import expect_fitting
 from topdp.runs.config import ConfigError
@@ -129,8 +130,7 @@ def equip(
         privacy.delta,
         privacy.guarantee,
         not rules.goes_on,
-        setup.coalition,
-        privacy.patient,
+        Query(colluders=setup.coalition, allow_slow=privacy.allow_slow),
     )
     bounds = same_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))

@@ -26,10 +26,11 @@ from topdp.agents.ledger.ledger_entries import Cost
 from topdp.agents.runtime.release_tally import Tally
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
+from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.basics.privacy_loss import GaussianLoss
-from topdp.privacy.observers.adaptive import in_the_open
 from topdp.privacy.observers.survivors import RESERVED_RELEASES, most_learned_since, recalls_draws
 from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import DEFAULT_QUERY, Query
 from topdp.privacy.spending import ReleaseHistory, Spending, spending
 
 SLACK = 1e-9  # relative: a calibrated plan meets its budget up to rounding
@@ -64,7 +65,9 @@ class Meter:
             return self.spending.worst_case(history[-1:])
         return self._epsilon(self._tally("worst", history).mu())
 
-    def cost(self, round: int, history: ReleaseHistory, total: float, information: float, planned: bool) -> Cost:
+    def cost(
+        self, round: int, history: ReleaseHistory, total: float, information: float, planned: bool
+    ) -> Cost:
         """What the release of `round` would cost an agent that has spent `total`.
 
         `history`: its releases so far. `planned` False: something has departed from the plan.
@@ -98,7 +101,7 @@ class Meter:
         """The meter where agents count as colluders, each from its round on."""
         assert self.most is not None
         one = self.spending
-        most = most_learned_since(one.plan, one.owner, gone, one.colluders, one.patient)
+        most = most_learned_since(one.plan, one.owner, gone, one.query)
         return replace(self, most=most * one.sensitivity**2, _known={}, _added={})
 
     def _learned(self, history: ReleaseHistory, one_more: int | None = None) -> float:
@@ -141,18 +144,15 @@ def meter(
     delta: float,
     guarantee: str,
     follows_plan: bool,
-    colluders: int = 1,
-    patient: bool = False,
+    query: Query = DEFAULT_QUERY,
 ) -> Meter:
-    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without.
-
-    `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
-    """
-    spent = spending(plan, analysis, agent, delta, colluders, patient)
-    if guarantee == "adaptive" and in_the_open(plan):
+    """The meter of `agent`; `follows_plan` False where agents go on without a missing neighbour."""
+    spent = spending(plan, analysis, agent, delta, query)
+    kind = guarantee_kind(guarantee)
+    if kind.composes_releases(plan):
         reserved = 0 if follows_plan or not recalls_draws(analysis.exposure()) else RESERVED_RELEASES
         return Meter(spent, None, np.zeros(plan.releases), reserved).without({})
-    by_plan = spent.curve(guarantee) if follows_plan and guarantee != "worst-case" else None
+    by_plan = spent.curve(guarantee) if follows_plan and kind.relies_on_others else None
     return Meter(spent, by_plan)
 
 

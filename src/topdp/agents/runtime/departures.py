@@ -128,7 +128,9 @@ class Departures:
         if not self.takes_back:
             return []
         scale = self.part.plan.scale
-        noisy = [r for r in np.flatnonzero(scale[:round] > 0).tolist() if self.part.shared(r)][-RECALLED_ROUNDS:]
+        noisy = [r for r in np.flatnonzero(scale[:round] > 0).tolist() if self.part.shared(r)][
+            -RECALLED_ROUNDS:
+        ]
         made = {entry.round for entry in self.ledger.entries() if entry.kind != "skip"}
         # No more of it than this row has noise, or it would tell more of who is gone than is kept in reserve.
         return [

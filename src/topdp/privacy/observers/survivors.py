@@ -43,7 +43,7 @@ def recalls_draws(exposure: Exposure) -> bool:
     return not exposure.sampled
 
 
-def with_reserve(plan: Plan, exposure: Exposure, query: Query) -> float:
+def with_reserve(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> float:
     """The factor on all noise with which budgets that just fit the plan hold every agent's reserve too."""
     if not in_the_open(plan) or not recalls_draws(exposure):
         return 1.0

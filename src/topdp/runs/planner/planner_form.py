@@ -15,8 +15,9 @@ import tomli_w
 
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import InputError, TopdpError
+from topdp.privacy.answers import GUARANTEES
 from topdp.runs import config
-from topdp.runs.config import MethodConfig, PrivacyConfig, RunConfig, TopologyConfig, did_you_mean
+from topdp.runs.config import MethodConfig, RunConfig, TopologyConfig, did_you_mean
 from topdp.runs.planner.planner_limits import PAGE
 from topdp.runs.planner.row_size import SIZES
 from topdp.runs.planner.setting_answers import Question
@@ -57,8 +58,8 @@ FIELDS = (
     Field("method.name", "Method", choices=_choices(MethodConfig, "name")),
     Field("method.mode", "Agents act", choices=("sync", "async"), only=("method.name", _WEIGHTED)),
     Field("method.alpha", "α, weight of one's own row", "0 to 1", only=("method.name", _WEIGHTED)),
-    Field("method.decay.factor", "c, noise falls by", "0 to 1", only=("method.name", ("top-dp",))),
-    Field("method.decay.period", "every so many rounds", only=("method.name", ("top-dp",))),
+    Field("method.noise_schedule.factor", "c, noise falls by", "0 to 1", only=("method.name", ("top-dp",))),
+    Field("method.noise_schedule.period", "every so many rounds", only=("method.name", ("top-dp",))),
     Field(
         "topology.kind", "Graph", choices=tuple(k for k in _choices(TopologyConfig, "kind") if k != "file")
     ),
@@ -68,7 +69,7 @@ FIELDS = (
     Field("rounds", "Rounds", f"1 to {PAGE.rounds}"),
     Field("privacy.epsilon", "ε, the budget", "one, or a list: [1, 2, ...]"),
     Field("privacy.delta", "δ"),
-    Field("privacy.guarantee", "Guarantee", choices=_choices(PrivacyConfig, "guarantee")),
+    Field("privacy.guarantee", "Guarantee", choices=GUARANTEES),
     Field("privacy.colluders", "Colluders", "agents that pool what they see"),
     Field("privacy.clip", "Clip"),
     Field("data.name", "Data", choices=tuple(CATALOGUE)),
