@@ -217,7 +217,7 @@ def test_a_long_plan_is_balanced_in_few_accounts(monkeypatch):
     found = calibrate(write, exposed, "adaptive", np.array(epsilon), DELTA)
     assert len(asked) <= 3
     target = mu_of(np.array(epsilon), DELTA)
-    assert (found.seen.worst() >= (1 - 6e-4) * target).all()
+    assert (found.view.worst() >= (1 - 6e-4) * target).all()
 
 
 def test_agents_that_do_not_differ_keep_one_noise():
@@ -275,10 +275,10 @@ def test_the_view_handed_over_is_that_of_the_plan(name, budget):
     write, exposed = writer(name), analysis(records, "cycle")
     calibrated = calibrate(write, exposed, "view", np.array(epsilon), DELTA)
     fresh = view(write(calibrated.deviation), exposed.exposure(), owners="all")
-    for kept, new in ((calibrated.seen.upper, fresh.upper), (calibrated.seen.lower, fresh.lower)):
+    for kept, new in ((calibrated.view.upper, fresh.upper), (calibrated.view.lower, fresh.lower)):
         np.testing.assert_allclose(kept, new, rtol=1e-9)
         assert (np.nan_to_num(kept) >= np.nan_to_num(new) * (1 - 1e-14)).all()
-    np.testing.assert_array_equal(calibrated.seen.asked, fresh.asked)
+    np.testing.assert_array_equal(calibrated.view.asked, fresh.asked)
 
 
 @pytest.mark.parametrize("name", WITH_VIEW)
@@ -288,7 +288,7 @@ def test_all_others_together_see_no_less_than_one(name):
     found = account(write(calibrated.deviation), exposed, DELTA, ["view"])
     assert (found.view.epsilon <= found.worst_case.epsilon * (1 + 1e-9)).all()
     assert found.view.largest <= 1
-    assert calibrated.seen is None
+    assert calibrated.view is None
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)

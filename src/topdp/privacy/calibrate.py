@@ -30,12 +30,12 @@ class CalibratedNoise:
     """Full-scale standard deviations [agents], and the view of the plan they make where one was computed.
 
     >>> import numpy as np
-    >>> CalibratedNoise(np.array([0.1, 0.2])).seen is None
+    >>> CalibratedNoise(np.array([0.1, 0.2])).view is None
     True
     """
 
     deviation: Floats
-    seen: View | None = None
+    view: View | None = None
 
 
 def calibrate(
@@ -92,7 +92,8 @@ def calibrate(
         search = balance(budget_excess.ever_better(least), least, budget_excess.tell)
     _expect_finite(search.excess, guarantee)
     factor = float(search.excess.max()) * ROUNDING_MARGIN
-    return CalibratedNoise(*budget_excess.certified(search.noise, factor))
+    deviation, view = budget_excess.certified(search.noise, factor)
+    return CalibratedNoise(deviation, view if kind.on_request else None)
 
 
 def _expect_finite(excess: Floats, guarantee: str) -> None:

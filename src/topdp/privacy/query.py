@@ -5,9 +5,8 @@ Not for the budget and δ, which are arguments of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from topdp.plan import Plan
@@ -15,7 +14,13 @@ if TYPE_CHECKING:
     from topdp.privacy.basics.exposure import Exposure
     from topdp.privacy.observers.view import Bound, Progress, View
 
-    Observe = Callable[[AnswerKind, Plan, Exposure, "Query", Bound], View]
+
+class Observe(Protocol):
+    """A function that computes what the observers of an answer learn of every owner."""
+
+    def __call__(
+        self, kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound, /
+    ) -> View: ...
 
 
 def observe(kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:

@@ -59,7 +59,7 @@ def plan_and_account(
             query_of(config, progress, observe),
             shares(config, graph, counts),
         )
-        deviation, seen = calibrated.deviation, calibrated.seen
+        deviation, seen = calibrated.deviation, calibrated.view
     plan = write(deviation)
     return plan, accounted(config, plan, analysis, seen, progress, observe)
 
