@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from topdp.agents.agreement import identity, manifest
-from topdp.agents.agreement.run_setup import Setup, completed
+from topdp.agents.agreement.federation_manifest import complete_config
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime import keystream
-from topdp.agents.runtime.agent_context import Equipment, equip
+from topdp.agents.runtime.agent_context import AgentContext, build_context
 from topdp.agents.runtime.agent_draws import AgentDraws, SystemDraws
 from topdp.agents.runtime.agent_rows import make
 from topdp.runs import builders, config
@@ -43,23 +44,23 @@ class FastDraws(AgentDraws):
         raise NotImplementedError
 
 
-def agent() -> tuple[Equipment, int]:
+def agent() -> tuple[AgentContext, int]:
     """An agent of the default job, and the round in which it makes most rows."""
     wanted = config.read(changes=["privacy.guarantee=worst-case", "privacy.epsilon=10.0", "rounds=4"])
     graph = builders.graph(wanted)
-    complete, _ = completed(wanted, graph, (2000,) * graph.agents)
-    cards = [identity.make(f"agent{i}", f"127.0.0.1:{7000 + i}").card for i in range(graph.agents)]
+    complete, _ = complete_config(wanted, graph, (2000,) * graph.agents)
+    cards = [identity.generate(f"agent{i}", f"127.0.0.1:{7000 + i}").card for i in range(graph.agents)]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
-    setup = Setup.of(manifest.create(cards, links, complete))
+    setup = RunSetup.of(manifest.new_manifest(cards, links, complete))
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(2000, 1, 28, 28, generator=generator)
     labels = torch.randint(0, 10, (2000,), generator=generator)
     rows = [sum(setup.plan.owner[setup.plan.exists[1]] == i) for i in range(graph.agents)]
     typical = int(np.argsort(rows)[len(rows) // 2])
-    return equip(setup, typical, (inputs, labels), 10), int(rows[typical])
+    return build_context(setup, typical, (inputs, labels), 10), int(rows[typical])
 
 
-def round_of(mine: Equipment, draws: AgentDraws) -> Callable[[], object]:
+def round_of(mine: AgentContext, draws: AgentDraws) -> Callable[[], object]:
     part = mine.part
     own = {part.agent: mine.start}
     received = {row: mine.start.clone() for row in part.read(0).values()}

@@ -23,16 +23,16 @@ from pathlib import Path
 import numpy as np
 
 from topdp.agents.agreement import identity, manifest
-from topdp.agents.agreement.row_signatures import Proofs
-from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
-from topdp.agents.runtime.greeting import Terms
+from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.agents.runtime.greeting import LinkTerms
 from topdp.agents.runtime.peers import Peers
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.link_refusals import Told
+from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.runs.config import RunConfig
 
 NAMES = ("ada", "bob")
@@ -41,21 +41,21 @@ WARM_UP = 10
 
 async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str, list[float]]:
     other = NAMES[1 - NAMES.index(name)]
-    terms = manifest.read(folder / "manifest.toml")
+    terms = manifest.read_manifest(folder / "manifest.toml")
     ledger = Ledger(folder / name / "state", terms.hash, name)
-    me = identity.load(folder / name / "identity")
+    me = identity.load_identity(folder / name / "identity")
     transport = GrpcTransport(me, terms)
     peers = Peers(
         name,
         [other],
-        Terms(terms.hash, "benchmark", "benchmark"),
+        LinkTerms(terms.hash, "benchmark", "benchmark"),
         ledger,
         Inbox(ledger, {other: range(rows)}),
         transport,
         lambda peer, round, body: row_payload.decode(body, numbers),
-        Failpoints(),
-        Told(name),
-        Proofs(name, terms, me),
+        AgentHooks(),
+        RefusalLog(name),
+        RowSignatures(name, terms, me),
         rows - 1,
     )
     await peers.start()
@@ -65,10 +65,10 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
         body = row_payload.encode(generator.standard_normal(numbers, dtype=np.float32))
         begun = time.perf_counter()
         applied = [(other, r - 1)] if r else []
-        ledger.release(r, Cost(0.01, 0.01, 0.01), {other: body}, b"state", applied)
+        ledger.release(r, ReleaseCost(0.01, 0.01, 0.01), {other: body}, b"state", applied)
         seconds["ledger"].append(time.perf_counter() - begun)
         peers.wake()
-        while ledger.received(other, r) is None:
+        while ledger.unapplied_body(other, r) is None:
             peers.changed.clear()
             await peers.changed.wait()
         seconds["round"].append(time.perf_counter() - begun)
@@ -116,8 +116,8 @@ def _both(folder: Path, rows: int, numbers: int) -> dict[str, list[float]]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        cards.append(identity.init(folder / name / "identity", name, f"127.0.0.1:{port}").card)
-    manifest.create(cards, [NAMES], RunConfig()).write(folder / "manifest.toml")
+        cards.append(identity.create_identity(folder / name / "identity", name, f"127.0.0.1:{port}").card)
+    manifest.new_manifest(cards, [NAMES], RunConfig()).write(folder / "manifest.toml")
     command = [sys.executable, __file__, "--rows", str(rows), "--numbers", str(numbers)]
     running = [
         subprocess.Popen([*command, "--as-agent", str(folder), name], stdout=subprocess.PIPE)

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.ghost_norms import Geometry
+from topdp.learning.gradients.ghost_norms import ConvolutionGeometry
 from topdp.learning.models import cnn
 
 
@@ -30,7 +30,7 @@ def main() -> None:
         sys.exit("Expected a CUDA device, found none.")
     torch.set_float32_matmul_precision("high")  # as topdp reproduce does
     own = measure(asked)
-    with mock.patch.object(Geometry, "has_kernels", lambda self, x: False):
+    with mock.patch.object(ConvolutionGeometry, "has_kernels", lambda self, x: False):
         grouped = measure(asked)
     print(f"{asked.agents} agents, {asked.examples} images each, on {torch.cuda.get_device_name()}")
     print(f"kernels of our own  {own:8.2f} ms")

@@ -483,7 +483,7 @@ def compile_kernels() -> int:
             clipping_cuda._flat,
             {"factor": real, "longer": "*u8", "bad": "*u8", "squares": real, "clip": "fp32",
              "size": small_number},
-            {"BLOCK": clipping_cuda.BLOCK},
+            {"BLOCK": clipping_cuda.FACTOR_BLOCK_EXAMPLES},
         ),
     }  # fmt: skip
     for name, (kernel, types, constants) in kernels.items():

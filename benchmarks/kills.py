@@ -3,7 +3,7 @@
     python benchmarks/kills.py --kills 500                      # over all settings
     python benchmarks/kills.py --kills 60 --setting sync,async-go-on --seed 3
 
-Each setting is a federation of processes on loopback, over gRPC and mutual TLS, as in `kill_matrix.py`, whose
+Each setting is a federation of processes on loopback, over gRPC and mutual TLS, as in `py`, whose
 recorder it uses; but nobody chooses the place. Every now and then a random agent is killed (three of four
 times), asked to end, or stopped for a while, and started again with the same command, until enough have been
 killed; then training must end. The checker of histories must find nothing, every ledger verify, nobody be
@@ -14,23 +14,33 @@ the bit, as an unbroken one. Ends with 1 if anything is wrong.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import multiprocessing
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import kill_matrix
-
 SEEDED_CYCLE = 6
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+PRELOADED = [
+    "scipy.optimize",
+    "networkx",
+    "topdp.cli.app",
+    "topdp.runs.run",
+    "topdp.runs.planning",
+    "topdp.learning.gradients",
+]
 
 
 @dataclass(frozen=True)
@@ -56,37 +66,135 @@ SETTINGS = (
 )
 
 
-def paced(pace: str, *arguments: str) -> None:
-    """One agent, recorded, whose rows leave a little later: so that there is time to kill it."""
-    import asyncio
+def recorded(pace: str, log: str, history: str, together: str, *arguments: str) -> None:
+    """Run the command `topdp` with `arguments`; write all messages on its links to `history`.
 
+    Every request leaves `pace` seconds late, so that there is time to kill the process.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY), 2)
+
+    from topdp.agents.ledger.ledger_entries import digest_of
+    from topdp.agents.runtime.handover import Handover
     from topdp.agents.wire.grpc_transport import GrpcTransport
+    from topdp.agents.wire.wire_codes import MessageKind
+    from topdp.cli import app
 
-    request = GrpcTransport.request
+    file = os.open(history, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    start, request = GrpcTransport.start, GrpcTransport.request
 
-    async def later(self: Any, peer: str, message: Any) -> Any:
+    def note(
+        what: str, sender: str, receiver: str, kind: str, round: int, digest: str, ok: Any = None
+    ) -> None:
+        event = [what, sender, receiver, kind, round, digest, ok]
+        os.write(file, (json.dumps(event) + "\n").encode())
+
+    def handed(sender: str, receiver: str, packed: bytes) -> None:
+        row = Handover.unpack(packed)
+        note("sent", sender, receiver, "handed", row.round, digest_of(row.body))
+
+    def sent(sender: str, receiver: str, message: Any) -> None:
+        note("sent", sender, receiver, message.kind.name.lower(), message.round, digest_of(message.body))
+        if message.kind is MessageKind.COMMIT:
+            handed(sender, receiver, message.body)
+
+    async def recorded_start(self: Any, handle: Any) -> None:
+        async def recorded_handle(peer: str, message: Any) -> Any:
+            sent(peer, self.name, message)
+            reply = await handle(peer, message)
+            kind = message.kind.name.lower()
+            note("answered", peer, self.name, kind, message.round, message.digest, reply.ok)
+            if message.kind in (MessageKind.PROPOSE, MessageKind.RESOLVE) and reply.body:
+                handed(self.name, peer, reply.body)
+            return reply
+
+        await start(self, recorded_handle)
+
+    async def recorded_request(self: Any, peer: str, message: Any) -> Any:
         await asyncio.sleep(float(pace))
-        return await request(self, peer, message)
+        sent(self.name, peer, message)
+        reply = await request(self, peer, message)
+        if message.kind in (MessageKind.PROPOSE, MessageKind.RESOLVE) and reply.body:
+            handed(peer, self.name, reply.body)
+        return reply
 
-    GrpcTransport.request = later  # type: ignore[method-assign]
-    kill_matrix.recorded(*arguments)
+    GrpcTransport.start, GrpcTransport.request = recorded_start, recorded_request  # type: ignore[method-assign]
+    limit = time.monotonic() + 60
+    while len(list(Path(history).parent.glob("*.history"))) < int(together) and time.monotonic() < limit:
+        time.sleep(0.05)
+    sys.argv = ["topdp", *arguments]
+    app.main()
 
 
-class Killed(kill_matrix.Federation):
-    """A federation whose agents are killed until `kills` are dead."""
+def records(path: Path, agents: int, each: int) -> None:
+    """Separable images of 1x4x4 in three classes."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", agents * each), ("test", 60)):
+        labels = generator.integers(0, 3, count)
+        inputs = generator.normal(0, 0.3, (count, 1, 4, 4)).astype(np.float32)
+        inputs[np.arange(count), 0, labels, :] += 1.5
+        arrays |= {f"{part}_inputs": inputs, f"{part}_labels": labels}
+    np.savez(path, **arrays)
+
+
+class Federation:
+    """Identities, manifest and records in a folder, and the processes of its agents."""
 
     pace = 0.0
 
+    def __init__(
+        self,
+        folder: Path,
+        config: Any,
+        seeded: bool,
+        live_pairing: bool,
+        idle: float,
+        goes_on: bool = False,
+    ) -> None:
+        from topdp.agents.agreement import federation_manifest, identity
+        from topdp.agents.agreement.manifest import Rules
+        from topdp.agents.development import federation_demo
+        from topdp.runs import builders
+
+        self.folder, self.seeded, self.live_pairing = folder, seeded, live_pairing
+        self.graph = builders.graph(config)
+        self.names = tuple(f"agent{i}" for i in range(self.graph.agents))
+        shards = builders.shards(config, self.graph.agents)
+        cards = [
+            identity.create_identity(folder / name / "identity", name, address).card
+            for name, address in zip(self.names, free_addresses(len(self.names)), strict=True)
+        ]
+        rules = Rules(dead_neighbour="go-on" if goes_on else "wait", idle_timeout=idle)
+        self.manifest, _, _ = federation_manifest.build_manifest(
+            cards, self.graph, shards.counts, config, rules
+        )
+        self.manifest.write(folder / "manifest.toml")
+        for i, name in enumerate(self.names):
+            federation_demo._write_records(folder / name / "records.npz", shards, i)
+
+    def state(self, number: int) -> Path:
+        return self.folder / self.names[number] / "state"
+
     def start(self, i: int) -> Any:
         place = self.folder / self.names[i]
-        command = ["agent", "start", "--json-log", "--json", "--manifest", str(self.folder / "manifest.toml")]
+        command = [
+            "agent",
+            "rehearse",
+            "--json-log",
+            "--json",
+            "--manifest",
+            str(self.folder / "manifest.toml"),
+        ]
         command += ["--identity", str(place / "identity"), "--data", str(place / "records.npz")]
         command += ["--state", str(place / "state")]
         command += ["--seeded"] * self.seeded + ["--live-pairing"] * self.live_pairing
         history = self.folder / f"{self.names[i]}.history"
         together = str(len(self.names) if self.live_pairing else 0)
-        arguments = (str(self.pace), str(place / "log.jsonl"), "", str(history), together, *command)
-        process = multiprocessing.Process(target=paced, args=arguments)
+        arguments = (str(self.pace), str(place / "log.jsonl"), str(history), together, *command)
+        process = multiprocessing.Process(target=recorded, args=arguments)
         process.start()
         return process
 
@@ -142,6 +250,47 @@ class Killed(kill_matrix.Federation):
                 process.join()
         return sent, left, wrong
 
+    def events(self, history: Any) -> list[Any]:
+        lines = [
+            json.loads(line)
+            for file in sorted(self.folder.glob("*.history"))
+            for line in file.read_text(encoding="utf-8").splitlines()
+        ]
+        return [history.Event(*line) for line in lines]
+
+    def faults(self) -> tuple[int, list[str], int]:
+        """(ledgers that verify, what the checker and the books say, bodies of rows on the wire)."""
+        from topdp.agents.ledger.ledger import Ledger
+        from topdp.agents.ledger.ledger_check import verify
+        from topdp.agents.ledger.ledger_database import TamperedError
+
+        sys.path[:0] = [path for path in (str(TESTS), str(TESTS / "agents")) if path not in sys.path]
+        import history
+
+        events = self.events(history)
+        setup = SimpleNamespace(manifest=self.manifest)
+        faults = history.faults(
+            SimpleNamespace(
+                federation=SimpleNamespace(setup=setup, state=self.state), wire=SimpleNamespace(events=events)
+            )
+        )
+        whole = 0
+        for i, name in enumerate(self.names):
+            if not self.state(i).exists():
+                continue  # it ended before it had books
+            ledger = Ledger(self.state(i), writable=False)
+            try:
+                verify(ledger)
+                whole += 1
+            except TamperedError:
+                pass  # the checker has said so
+            quarantined = ledger.database.rows(
+                "SELECT name, quarantined FROM peers WHERE quarantined NOT NULL"
+            )
+            faults += [f"{name} has quarantined {peer}: {reason}" for peer, reason in quarantined]
+            ledger.close()
+        return whole, faults, sum(e.what == "sent" and e.kind in ("row", "handed") for e in events)
+
     def _last_words(self, i: int) -> str:
         lines = (self.folder / self.names[i] / "log.jsonl").read_text(encoding="utf-8").splitlines()
         return lines[-1] if lines else "it said nothing"
@@ -152,12 +301,39 @@ def _signal(process: Any, number: int) -> None:
         os.kill(process.pid, number)
 
 
-def outcome(made: Killed) -> tuple[Any, dict[Any, set[str]]]:
+def free_addresses(count: int) -> list[str]:
+    """Below the ports that the system hands out to dialers: ours must still be free after a kill."""
+    addresses: list[str] = []
+    first = 20_000 + os.getpid() * 37 % 10_000
+    for port in range(first, first + 1000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        addresses.append(f"127.0.0.1:{port}")
+        if len(addresses) == count:
+            return addresses
+    raise SystemExit("Expected free ports on loopback, found too few.")
+
+
+def configuration(mode: str, data: Path, agents: int, rounds: int, cycle: int) -> Any:
+    from topdp.runs import config
+
+    changes = [f'data.name="{data}"', f"topology.agents={agents}", "topology.kind=ring", "privacy.clip=1.0"]
+    changes += ["privacy.guarantee=worst-case", "privacy.epsilon=50.0", f"rounds={rounds}"]
+    changes += [f"method.mode={'sync' if mode == 'sync' else 'async'}", "method.offline=0.2"]
+    changes += ["method.name=plain"] if mode == "live" else []
+    changes += [f"data.batch={{cycle={cycle}}}", "privacy.sigma=1e-6"] if cycle else []
+    return config.read(changes=changes)
+
+
+def outcome(made: Federation) -> tuple[Any, dict[Any, set[str]]]:
     """(estimates, digests of every row that was sent), to be compared bit by bit."""
     import numpy as np
     from safetensors.numpy import load_file
 
-    sys.path[:0] = [str(kill_matrix.TESTS), str(kill_matrix.TESTS / "agents")]
+    sys.path[:0] = [str(TESTS), str(TESTS / "agents")]
     import history
 
     estimates = np.stack(
@@ -181,10 +357,10 @@ def differences(rows: dict[Any, set[str]], expected: dict[Any, set[str]], last: 
     return other + [f"{key} was sent by one and not by the other" for key in once if key[2] != last]
 
 
-def federation(setting: Setting, folder: Path, options: argparse.Namespace, data: Path) -> Killed:
-    config = kill_matrix.configuration(setting.mode, data, options.agents, options.rounds, setting.cycle)
+def federation(setting: Setting, folder: Path, options: argparse.Namespace, data: Path) -> Federation:
+    config = configuration(setting.mode, data, options.agents, options.rounds, setting.cycle)
     live = setting.mode == "live"
-    return Killed(folder, config, setting.seeded, live, options.idle, False, setting.goes_on)
+    return Federation(folder, config, setting.seeded, live, options.idle, setting.goes_on)
 
 
 def row(setting: Setting, kills: int, options: argparse.Namespace, data: Path) -> dict[str, Any]:
@@ -241,7 +417,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     multiprocessing.set_start_method("forkserver")
-    multiprocessing.set_forkserver_preload(kill_matrix.PRELOADED)
+    multiprocessing.set_forkserver_preload(PRELOADED)
 
     wanted = options.setting.split(",") if options.setting else [setting.name for setting in SETTINGS]
     chosen = [setting for setting in SETTINGS if setting.name in wanted]
@@ -251,7 +427,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="kills-data-") as folder:
         data = Path(folder) / "blobs.npz"
-        kill_matrix.records(data, options.agents, each=20)
+        records(data, options.agents, each=20)
         for setting in chosen:
             found = row(setting, -(-options.kills // len(chosen)), options, data)
             rows.append(found)

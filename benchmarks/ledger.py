@@ -15,18 +15,18 @@ from pathlib import Path
 
 from topdp.agents.ledger import ledger_database
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost, digest_of
-from topdp.agents.ledger.pairing_records import Pairing
+from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
+from topdp.agents.ledger.pairing_records import PairingRecords
 
 AT = (100, 1000, 8000)
 
 
 def measured(rounds: int, neighbours: list[str], body: bytes) -> dict[str, dict[int, float]]:
     """{what: {round: median milliseconds over the 50 rounds up to it}}"""
-    ledger_database.SYNCHRONOUS = "OFF"  # the disk's own time does not grow, and would hide what does
+    ledger_database.SYNCHRONOUS_MODE = "OFF"  # the disk's own time does not grow, and would hide what does
     folder = Path(tempfile.mkdtemp())
     ledger = Ledger(folder, "federation", "ada")
-    pairing = Pairing(ledger)
+    pairing = PairingRecords(ledger)
     times: dict[str, list[float]] = {}
 
     def clock(what: str, job: object) -> None:
@@ -36,14 +36,14 @@ def measured(rounds: int, neighbours: list[str], body: bytes) -> dict[str, dict[
 
     def one(round: int) -> None:
         for peer in neighbours:
-            clock("store", lambda p=peer: ledger.store(p, round, digest_of(body), body))
+            clock("store", lambda p=peer: ledger.store_row(p, round, digest_of(body), body))
         used = [(peer, round - 1) for peer in neighbours] if round else []
         bodies = dict.fromkeys(neighbours, body)
-        clock("release", lambda: ledger.release(round, Cost(0.001, 1.0, 0.1), bodies, body, used))
-        clock("waiting", lambda: [ledger.waiting(peer) for peer in neighbours])
-        clock("charged", lambda: ledger.charged)
-        clock("seen", lambda: [ledger.seen(peer) for peer in neighbours])
-        clock("received", lambda: [ledger.received(peer, round) for peer in neighbours])
+        clock("release", lambda: ledger.release(round, ReleaseCost(0.001, 1.0, 0.1), bodies, body, used))
+        clock("waiting", lambda: [ledger.unacknowledged(peer) for peer in neighbours])
+        clock("charged", lambda: ledger.last_sent_round)
+        clock("seen", lambda: [ledger.last_received(peer) for peer in neighbours])
+        clock("received", lambda: [ledger.unapplied_body(peer, round) for peer in neighbours])
         clock("counted_out", ledger.counted_out)
         clock("known_peers", ledger.known_peers)
         clock("open pairs", pairing.prepared)
@@ -52,7 +52,7 @@ def measured(rounds: int, neighbours: list[str], body: bytes) -> dict[str, dict[
 
     for round in range(rounds):
         one(round)
-    size = (folder / ledger_database.FILE).stat().st_size
+    size = (folder / ledger_database.LEDGER_FILE).stat().st_size
     ledger.close()
     per_round = {what: len(each) // rounds for what, each in times.items()}
     found = {

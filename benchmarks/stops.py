@@ -28,7 +28,7 @@ from topdp.agents.agreement import federation_manifest, identity
 from topdp.agents.development import fork_server
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.node.shutdown import BLOCKED, LIMIT
+from topdp.agents.node.shutdown import BLOCKED_LOOP_SECONDS, SHUTDOWN_SECONDS
 from topdp.runs import config
 
 ROUNDS = 20_000  # more than there is time for
@@ -39,10 +39,12 @@ def sites(folder: Path) -> None:
     for name in ("ada", "bob"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            identity.init(folder / name, name, f"127.0.0.1:{probe.getsockname()[1]}")
+            identity.create_identity(folder / name, name, f"127.0.0.1:{probe.getsockname()[1]}")
     cards = [folder / name / "card.toml" for name in ("ada", "bob")]
     changes = [f"rounds={ROUNDS}", "topology.agents=2", "privacy.guarantee=worst-case", "model.name=linear"]
-    terms, _, _ = federation_manifest.create(cards, "40", config.read(changes=changes), "ada-bob", {})
+    terms, _, _ = federation_manifest.create_manifest(
+        cards, "40", config.read(changes=changes), "ada-bob", {}
+    )
     terms.write(folder / "manifest.toml")
     chance = np.random.default_rng(0)
     arrays = {"train_inputs": chance.normal(size=(40, 4)), "train_labels": np.arange(40) % 2}
@@ -86,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 time.sleep(chance.uniform(0, 2))
                 began = time.monotonic()
                 processes[name].terminate()
-                processes[name].join(10 * LIMIT)
+                processes[name].join(10 * SHUTDOWN_SECONDS)
                 seconds.append(time.monotonic() - began)
                 codes.append(processes[name].exitcode)
                 print(f"{k + 1}: {name} ended after {seconds[-1]:.2f} s with {codes[-1]}", flush=True)
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name} has made {books.round + 1} releases; its books are whole")
     median, longest = np.median(seconds), max(seconds)
     print(f"{len(seconds)} stops: median {median:.2f} s, longest {longest:.2f} s, codes {sorted(set(codes))}")
-    return int(max(seconds) > LIMIT + BLOCKED)
+    return int(max(seconds) > SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS)
 
 
 if __name__ == "__main__":

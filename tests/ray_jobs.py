@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,22 +91,18 @@ class Watched:
         self.act: Any = None
         self.when: Path | None = None
 
-    def __call__(self, stage: str, done: int, total: int, metrics: Any) -> None:
+    def __call__(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
         self.said.append(f"{stage} {done} of {total}")
         if self.when is not None and self.when.exists():
             self.when = None
             self.act()
-
-    @contextmanager
-    def titled(self, title: str) -> Any:
-        yield self
 
 
 def outcome(folder: Path, name: str, wanted: list[Any], cluster: Any, watched: Watched) -> None:
     began = time.monotonic()
     told: dict[str, Any] = {"code": 0, "error": ""}
     try:
-        sweep.run_all(wanted, folder / name, "auto", watched.titled, None, "again", cluster)
+        sweep.run_all(wanted, folder / name, "auto", watched, "again", cluster)
     except TopdpError as error:
         told = {"code": int(error.code), "error": str(error)}
     told |= {"where": watched.where, "said": watched.said, "seconds": time.monotonic() - began}

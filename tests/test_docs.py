@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from topdp.cli.app import app
-from topdp.data.catalogue import CATALOGUE, Entry
+from topdp.data.catalogue import CATALOGUE, CatalogueEntry
 from topdp.errors import DataError
 from topdp.runs import config
 from topdp.runs.methods import METHODS
@@ -105,7 +105,7 @@ def test_every_data_set_is_documented():
     }  # fmt: skip
 
 
-def prepared(entry: Entry) -> str:
+def prepared(entry: CatalogueEntry) -> str:
     if entry.tokens:
         return f"token ids out of {entry.tokens:,}"
     if entry.types["train_inputs"] == "float32":
@@ -213,7 +213,7 @@ def test_what_is_said_of_our_classes_is_in_them(page):
 
 
 def test_names_that_are_not_there_would_be_found():
-    assert "releases" in members()["Plan"] and "rounds" not in members()["Plan"]
+    assert "releases" in members()["Plan"] and "epochs" not in members()["Plan"]
     assert "alpha" in members()["TopSynchronous"]  # from above
     assert not any(file.endswith("/gaussian_mechanism.py") for file in files())
 

@@ -1,10 +1,10 @@
-"""One family of errors, and the exit codes of the command line.
+"""Errors that topdp raises on purpose, and the exit codes of the command line.
 
-Every error that topdp raises on purpose is a `TopdpError`: its message says what was expected, what came and
-what to do. The command line prints that message and ends with `code`. Anything else is a fault, ours or of a
-user's own model, and ends with its traceback and code 1.
+Every such error is a `TopdpError`. Its message says what was expected, what came, and what to do. The command
+line prints the message and exits with `code`. Any other exception is a bug, in topdp or in a user's model; it
+ends with a traceback and code 1.
 
-A room may have errors of its own, each a child of one of those below; their codes are set here only.
+A package may define its own errors as subclasses of those below. Exit codes are set only here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import ClassVar
 
 
 class ExitCode(IntEnum):
-    """How the command `topdp` ends."""
+    """Exit codes of the `topdp` command."""
 
     DONE = 0
     UNEXPECTED = 1
-    """A fault: a traceback says where. Never raised on purpose."""
+    """A bug; a traceback shows where. Never raised on purpose."""
     INPUT = 2
     BUDGET = 3
     TRUST = 4
@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 
 
 class TopdpError(Exception):
-    """What topdp says when it cannot do as asked.
+    """Base class of all errors that topdp raises on purpose.
 
     >>> from topdp.errors import InputError, TopdpError
     >>> try:
@@ -44,46 +44,46 @@ class TopdpError(Exception):
 
 
 class InputError(TopdpError, ValueError):
-    """Wrong input: a configuration, an argument, a file or folder that cannot be used as asked."""
+    """Wrong input: a configuration, an argument, a file or a folder that cannot be used."""
 
     code = ExitCode.INPUT
 
 
 class BudgetError(TopdpError):
-    """A privacy budget that is used up."""
+    """A privacy budget is used up."""
 
     code = ExitCode.BUDGET
 
 
 class TrustError(TopdpError):
-    """A peer, a key, a manifest or books that must not be relied on."""
+    """A peer, a key, a manifest or a ledger must not be relied on."""
 
     code = ExitCode.TRUST
 
 
 class DataError(TopdpError):
-    """Data that is missing, damaged or not fit for a run."""
+    """Data is missing, damaged, or unsuitable for a run."""
 
     code = ExitCode.DATA
 
 
 class UnavailableError(TopdpError):
-    """Something that this machine does not give now, and may give later, such as a port that is taken."""
+    """A resource is not available now but may be later, such as a port in use."""
 
     code = ExitCode.UNAVAILABLE
 
 
 class Interrupted(TopdpError):  # noqa: N818 - a state, not a fault
-    """Stopped by Ctrl-C or a signal; what was done is kept."""
+    """Ctrl-C or a signal stopped the work; finished work is kept."""
 
     code = ExitCode.INTERRUPTED
 
 
 @contextmanager
-def enough_memory() -> Iterator[None]:
-    """Inside, running out of memory is wrong input: asking for less of something is what helps.
+def translate_memory_errors() -> Iterator[None]:
+    """Report running out of memory as wrong input, since asking for less is what helps.
 
-    >>> with enough_memory():
+    >>> with translate_memory_errors():
     ...     raise MemoryError("Unable to allocate 7 TiB")
     Traceback (most recent call last):
         ...
@@ -94,7 +94,7 @@ def enough_memory() -> Iterator[None]:
     except MemoryError as error:
         raise InputError(f"Not enough memory: {error}.") from error
     except RuntimeError as error:
-        # torch has an error of its own for the memory of a GPU only, a child of this one.
+        # torch has its own error class only for GPU memory, a subclass of RuntimeError.
         if not any(words in str(error) for words in ("can't allocate memory", "out of memory")):
             raise
         raise InputError(f"Not enough memory: {str(error).splitlines()[0]}") from error

@@ -13,7 +13,7 @@ from topdp.learning.gradients import ClippedGradients
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(ledger_database, "SYNCHRONOUS", "OFF")
+    monkeypatch.setattr(ledger_database, "SYNCHRONOUS_MODE", "OFF")
     seeds = itertools.count()
     monkeypatch.setattr(live_pairing_loop, "CHANCE", lambda: random.Random(next(seeds)))
     known = {}  # gradients of one small model: checked once, not once for each agent and restart

@@ -17,17 +17,19 @@ import torch
 from builders import blobs, linear_model
 from topdp import topology
 from topdp.agents.agreement import run_setup as setups
-from topdp.agents.agreement.identity import make
-from topdp.agents.agreement.manifest import Rules, create
+from topdp.agents.agreement.federation_manifest import complete_config
+from topdp.agents.agreement.identity import generate
+from topdp.agents.agreement.manifest import Rules, new_manifest
+from topdp.agents.development.development_hooks import DevelopmentHooks
 from topdp.agents.development.failpoints import Failpoints
-from topdp.agents.ledger.ledger import ANYBODY, Ledger
+from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_database import TamperedError
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.runtime import agent_context
 from topdp.agents.runtime.agent import Agent
-from topdp.agents.runtime.agent_context import equip
-from topdp.agents.runtime.budget_meter import meter
+from topdp.agents.runtime.agent_context import build_context
+from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.handover import Handover
 from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.wire.transport import Handler, Transport, Unreachable
@@ -38,12 +40,19 @@ from topdp.runs import config as configurations
 from topdp.simulator.engine import Engine
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
-IDENTITIES = {name: make(name, f"127.0.0.1:{7400 + k}") for k, name in enumerate(NAMES)}
+IDENTITIES = {name: generate(name, f"127.0.0.1:{7400 + k}") for k, name in enumerate(NAMES)}
 CARDS = [identity.card for identity in IDENTITIES.values()]
 
 
 class Crash(BaseException):
     """The agent was killed here."""
+
+
+def abandon(agent):
+    """What is left of an agent that was killed."""
+    for task in list(agent.peers.tasks):
+        task.cancel()
+    agent.ledger.close()
 
 
 class _Selector(selectors.DefaultSelector):
@@ -168,7 +177,7 @@ class Recorded(Transport):
 class Federation:
     """A small job for n agents: the setup, the data, and the simulator's answer."""
 
-    setup: setups.Setup
+    setup: setups.RunSetup
     shards: object
     folder: Path
     identities: dict[str, object] = field(default_factory=lambda: IDENTITIES)
@@ -178,20 +187,24 @@ class Federation:
     def names(self):
         return self.setup.manifest.names
 
-    def equipment(self, agent, **options):
+    def context(self, agent, **options):
         records = (
             self.shards.inputs[agent, : self.shards.counts[agent]],
             self.shards.targets[agent, : self.shards.counts[agent]],
         )
-        options.setdefault("seeded", True)
-        with mock.patch.object(agent_context, "meter", self._meter):
-            return equip(self.setup, agent, records, self.shards.classes, **options)
+        hooks = DevelopmentHooks(
+            seeded=options.pop("seeded", True),
+            rehearse=options.pop("rehearsal", None),
+            failpoints=options.pop("failpoints", None),
+        )
+        with mock.patch.object(agent_context, "build_meter", self._meter):
+            return build_context(self.setup, agent, records, self.shards.classes, hooks=hooks, **options)
 
     def _meter(self, plan, analysis, agent, *asked, **how):
         """A federation's meters are made once, however often its agents are started."""
         key = id(plan), agent, asked, tuple(sorted(how.items()))
         if key not in self._meters:
-            self._meters[key] = meter(plan, analysis, agent, *asked, **how)
+            self._meters[key] = build_meter(plan, analysis, agent, *asked, **how)
         return self._meters[key]
 
     def state(self, agent):
@@ -199,8 +212,8 @@ class Federation:
 
     def agent(self, number, transport, failpoints=None, **options):
         pairing = options.pop("live_pairing", False)
-        mine = self.equipment(number, **options)
-        return Agent(mine, self.state(number), transport, failpoints, pairing, self.private(number))
+        mine = self.context(number, failpoints=failpoints, **options)
+        return Agent(mine, self.state(number), transport, pairing, self.private(number))
 
     def private(self, agent):
         name = self.names[agent]
@@ -244,7 +257,7 @@ def federation(
     graph=None,
     agents=6,
     rounds=6,
-    goes_on=False,
+    tolerates_silence=False,
     idle_timeout=4.0,
     cards=None,
     guarantee="worst-case",
@@ -265,13 +278,15 @@ def federation(
         "method.offline=0.2",
     ]
     config = configurations.read(changes=[*basis, *changes])
-    complete, _ = setups.completed(config, graph, shards.counts, goes_on=goes_on, departures=departures)
-    rule = "go-on" if goes_on else "wait"
+    complete, _ = complete_config(
+        config, graph, shards.counts, tolerates_silence=tolerates_silence, departures=departures
+    )
+    rule = "go-on" if tolerates_silence else "wait"
     rules = Rules(dead_neighbour=rule, idle_timeout=idle_timeout, departures=departures, **more_rules)
     cards = cards or CARDS[:n]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
-    manifest = create(cards, links, complete, rules)
-    return Federation(setups.Setup.of(manifest), shards, Path(folder))
+    manifest = new_manifest(cards, links, complete, rules)
+    return Federation(setups.RunSetup.of(manifest), shards, Path(folder))
 
 
 def sharing(folder, *changes, graph=None, gossip=0, **how) -> Federation:
@@ -334,7 +349,7 @@ async def live(
             dead = asyncio.Event()
 
             def gone(crash, agent=agent, dead=dead):
-                agent.abandon()
+                abandon(agent)
                 wire.crashed.append(agent.name)
                 dead.set()
 
@@ -404,7 +419,7 @@ def faults(run: Run) -> list[str]:
             for entry in [*books[sender][0], *lost.get(sender, [])]
             if entry.round == round and entry.kind != "skip"
             for to, digest in entry.digests.items()
-            if to in (receiver, ANYBODY)
+            if to in (receiver, ANY_RECEIVER)
         }
         if not digests <= charged:
             found.append(
@@ -417,7 +432,7 @@ def faults(run: Run) -> list[str]:
             late = stopped is not None and entry.round >= int(stopped)
             again = starts is None or starts[names.index(name)] > 1
             # Some neighbour was not heard after a start; where the rule is to wait, it is waited for instead.
-            doubted = entry.kind == "noise" and again and (rules.goes_on or found_on_the_way)
+            doubted = entry.kind == "noise" and again and (rules.tolerates_silence or found_on_the_way)
             if (entry.kind == "release") == late and entry.kind not in ("skip", "late") and not doubted:
                 found.append(
                     f"{name} booked a {entry.kind} in round {entry.round}, its budget ended at {stopped}"
@@ -470,7 +485,7 @@ def drawn_twice(sender, before, after, seen) -> list[str]:
                 digest in digests
                 for to, digest in entry.digests.items()
                 for (one, receiver, of), digests in seen.items()
-                if (one, of) == (sender, round) and to in (receiver, ANYBODY)
+                if (one, of) == (sender, round) and to in (receiver, ANY_RECEIVER)
             )
         ]
         if len(shown) > 1:

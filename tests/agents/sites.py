@@ -9,16 +9,16 @@ import hashlib
 import itertools
 import socket
 
-from topdp.agents.agreement.identity import Identity, make
+from topdp.agents.agreement.identity import Identity, generate
 from topdp.agents.agreement.identity_card import Card
-from topdp.agents.agreement.manifest import Manifest, Rules, create
+from topdp.agents.agreement.manifest import Manifest, Rules, new_manifest
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.runs.config import RunConfig
 
 NAMES = ("ant", "bee", "cat", "dog")
-MADE = {name: make(name) for name in NAMES}  # keys are made once; addresses differ from test to test
+MADE = {name: generate(name) for name in NAMES}  # keys are made once; addresses differ from test to test
 LIMIT = 120.0
 """Seconds until a test is given up. It only ends what hangs: on a busy machine a test may take long."""
 
@@ -59,7 +59,7 @@ class Federation:
         }
         links = links or list(itertools.pairwise(names))
         settings = {"idle_timeout": 5.0, "largest_body": 4 * 2**20, **rules}
-        self.manifest: Manifest = create(
+        self.manifest: Manifest = new_manifest(
             [identity.card for identity in self.identities.values()], links, RunConfig(), Rules(**settings)
         )
 

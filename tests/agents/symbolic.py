@@ -46,7 +46,7 @@ class Coordinates:
 
 
 @dataclass
-class Gradients:
+class AgentGradients:
     """In place of an agent's gradients."""
 
     names: Coordinates
@@ -87,12 +87,12 @@ class Symbolic(Federation):
         plan = self.setup.plan
         return Coordinates(plan.agents, plan.releases, plan.draws)
 
-    def equipment(self, agent, **options):
+    def context(self, agent, **options):
         names = self.coordinates
         return replace(
-            super().equipment(agent, **options),
+            super().context(agent, **options),
             start=torch.zeros(names.dimension, dtype=torch.float64),
-            gradients=Gradients(names, agent, self.taken.setdefault(agent, [])),
+            gradients=AgentGradients(names, agent, self.taken.setdefault(agent, [])),
             draws=Draws(names),
         )
 
@@ -115,7 +115,7 @@ class Symbolic(Federation):
         # Coordinates are coefficients here, not numbers with noise: the grid of rows would only round them.
         with (
             mock.patch.object(planned_loop, "kept", kept),
-            mock.patch.object(hidden_rows, "GRID", 2.0**-50),
+            mock.patch.object(hidden_rows, "GRID_STEP_PER_STD", 2.0**-50),
             mock.patch.object(agent_context, "expect_exact", lambda *facts: None),
         ):
             return on_virtual_time(live(self, wire=wire, **how))

@@ -11,26 +11,26 @@ from topdp.base import files
 from topdp.base.files import (
     FileError,
     LockHeldError,
+    atomic_path,
     exclusive_lock,
-    new_folder,
-    write_whole,
-    written_whole,
+    make_folder,
+    write_atomically,
 )
 from topdp.errors import ExitCode
 
 
 def test_a_file_is_replaced_whole(tmp_path):
     file = tmp_path / "a.json"
-    write_whole(file, "first")
-    write_whole(file, b"second")
+    write_atomically(file, "first")
+    write_atomically(file, b"second")
     assert file.read_bytes() == b"second"
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_writer_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path):
     file = tmp_path / "a.json"
-    write_whole(file, "old")
-    with pytest.raises(ZeroDivisionError), written_whole(file) as beside:
+    write_atomically(file, "old")
+    with pytest.raises(ZeroDivisionError), atomic_path(file) as beside:
         beside.write_text("half")
         raise ZeroDivisionError
     assert file.read_text() == "old"
@@ -40,8 +40,8 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path):
 def test_rights_are_those_asked_for_less_the_umask(tmp_path):
     before = os.umask(0o022)
     try:
-        write_whole(tmp_path / "public", "x")
-        write_whole(tmp_path / "private", "x", mode=0o600)
+        write_atomically(tmp_path / "public", "x")
+        write_atomically(tmp_path / "private", "x", mode=0o600)
     finally:
         os.umask(before)
     assert (tmp_path / "public").stat().st_mode & 0o777 == 0o644
@@ -49,12 +49,12 @@ def test_rights_are_those_asked_for_less_the_umask(tmp_path):
 
 
 def test_what_cannot_be_written_is_said_with_path_and_reason(tmp_path):
-    write_whole(tmp_path / "file", "x")
+    write_atomically(tmp_path / "file", "x")
     with pytest.raises(FileError, match=r"Could not write .*file/a: Not a directory") as told:
-        write_whole(tmp_path / "file" / "a", "x")
+        write_atomically(tmp_path / "file" / "a", "x")
     assert told.value.code is ExitCode.INPUT
-    with pytest.raises(FileError, match="Could not make the folder"):
-        new_folder(tmp_path / "file" / "folder")
+    with pytest.raises(FileError, match="Could not create the folder"):
+        make_folder(tmp_path / "file" / "folder")
 
 
 @pytest.mark.parametrize("name", ["folder", "new_file"])

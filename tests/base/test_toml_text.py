@@ -4,8 +4,8 @@ import pytest
 
 from topdp.agents.agreement import identity_card, manifest
 from topdp.base import toml_text
-from topdp.base.toml_text import MOST_PARTS, TomlError, parsed
-from topdp.data.readers.table_schema import read_tree
+from topdp.base.toml_text import MAX_KEY_PARTS, TomlError, parse_toml
+from topdp.data.readers.table_schema import read_schema_keys
 from topdp.errors import TopdpError
 
 DEEP = "a" + ".a" * 50_000
@@ -26,20 +26,20 @@ DEEP = "a" + ".a" * 50_000
 )
 def test_a_key_of_thousands_of_parts_is_refused_before_it_is_parsed(text, monkeypatch):
     monkeypatch.setattr(toml_text.tomllib, "loads", lambda text: pytest.fail("it was parsed"))
-    with pytest.raises(TomlError, match=f"at most {MOST_PARTS} parts"):
-        parsed(text)
+    with pytest.raises(TomlError, match=f"at most {MAX_KEY_PARTS} parts"):
+        parse_toml(text)
 
 
 def test_a_text_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr(toml_text, "LARGEST", 10)
-    with pytest.raises(TomlError, match="at most 10 letters, got 11"):
-        parsed("# 345678901")
+    monkeypatch.setattr(toml_text, "MAX_TOML_CHARACTERS", 10)
+    with pytest.raises(TomlError, match="at most 10 characters, got 11"):
+        parse_toml("# 345678901")
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        ".".join("a" * MOST_PARTS) + " = 1",
+        ".".join("a" * MAX_KEY_PARTS) + " = 1",
         "rates = [" + ", ".join(["0.125"] * 5000) + "]",
         'words = "' + "A sentence. " * 5000 + '"',
         'path = "' + "/a.b" * 5000 + '"',
@@ -49,20 +49,20 @@ def test_a_text_without_end_is_refused(monkeypatch):
     ],
 )
 def test_what_people_write_is_parsed(text):
-    assert isinstance(parsed(text), dict)
+    assert isinstance(parse_toml(text), dict)
 
 
 @pytest.mark.parametrize("bracket", ["[", "{ a = "])
 def test_brackets_without_end_are_refused_in_words(bracket):
     with pytest.raises(TomlError, match="too deep"):
-        parsed("a = " + bracket * 5000)
+        parse_toml("a = " + bracket * 5000)
 
 
 def test_every_reader_refuses_in_its_words(tmp_path, topdp):
     file = tmp_path / "deep.toml"
     file.write_text(f"{DEEP} = 1\n")
-    for read in (identity_card.read_card, manifest.read, read_tree):
-        with pytest.raises(TopdpError, match=f"deep.toml: expected keys of at most {MOST_PARTS} parts"):
+    for read in (identity_card.read_card, manifest.read_manifest, read_schema_keys):
+        with pytest.raises(TopdpError, match=f"deep.toml: expected keys of at most {MAX_KEY_PARTS} parts"):
             read(file)
     done = topdp("run", file)
-    assert done.code == 2 and done.err.count("\n") == 1 and f"at most {MOST_PARTS} parts" in done.err
+    assert done.code == 2 and done.err.count("\n") == 1 and f"at most {MAX_KEY_PARTS} parts" in done.err

@@ -122,13 +122,13 @@ def test_wrong_input_is_one_message_and_code_2(topdp, here, monkeypatch, case):
 
 
 def test_an_unfinished_run_in_the_way_can_be_continued_and_a_finished_one_not(topdp, here):
-    def stop(stage, done, total, metrics):
+    def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 1:
             raise KeyboardInterrupt
 
     wanted = read(changes=["data.name=blobs.npz", *FEW])
     with pytest.raises(package.TopdpError, match="Interrupted"):
-        run.run(wanted, here / "broken", watch=stop)
+        run.run(wanted, here / "broken", progress=stop)
     said = " ".join(topdp(*RUN, "--out", "broken").err.split())
     assert (
         "broken has an unfinished run: name another one, or continue that run with --resume broken." in said
@@ -221,7 +221,7 @@ def test_shards_are_shards():
     [
         ({"device": None}, "--device: expected auto, cpu, cuda or cuda:N, got None"),
         ({"out": 3}, "Expected out to be the path of a folder, got a int"),
-        ({"watch": 3}, "Expected watch to be a function of"),
+        ({"progress": 3}, "Expected progress to be a function of"),
     ],
 )
 def test_other_arguments_of_another_kind_are_named(settings, says):

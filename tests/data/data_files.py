@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from topdp.data.image_decoding import NAMES, Arrays
+from topdp.data.image_decoding import ARRAY_NAMES, Arrays
 
 
 def small_arrays(name: str, seed: int = 0) -> Arrays:
@@ -20,7 +20,7 @@ def small_arrays(name: str, seed: int = 0) -> Arrays:
     sizes = ((train, *image), (train,), (test, *image), (test,))
     tops = (256, 10, 256, 10)
     arrays = [generator.integers(0, top, size, dtype=np.uint8) for top, size in zip(tops, sizes, strict=True)]
-    return dict(zip(NAMES, arrays, strict=True))
+    return dict(zip(ARRAY_NAMES, arrays, strict=True))
 
 
 def write_idx(folder: Path, arrays: Arrays, *, packed: bool = True) -> list[Path]:
@@ -33,7 +33,7 @@ def write_idx(folder: Path, arrays: Arrays, *, packed: bool = True) -> list[Path
         "t10k-labels-idx1-ubyte",
     )
     paths = []
-    for name, stem in zip(NAMES, stems, strict=True):
+    for name, stem in zip(ARRAY_NAMES, stems, strict=True):
         array = arrays[name][:, 0] if arrays[name].ndim == 4 else arrays[name]
         header = bytes([0, 0, 8, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
         content = header + array.tobytes()
@@ -80,4 +80,6 @@ def write_batches(folder: Path, arrays: Arrays) -> None:
 
 
 def same(left: Arrays, right: Arrays) -> bool:
-    return all(np.array_equal(left[name], right[name]) and left[name].dtype == np.uint8 for name in NAMES)
+    return all(
+        np.array_equal(left[name], right[name]) and left[name].dtype == np.uint8 for name in ARRAY_NAMES
+    )

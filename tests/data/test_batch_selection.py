@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from topdp.data.batch_selection import Selection, select, select_many, usual_width
+from topdp.data.batch_selection import Selection, select, select_many, typical_batch_width
 from topdp.errors import InputError
 from topdp.plan import Batches, Cycle, Full, Poisson
 
@@ -161,7 +161,7 @@ def test_many_rounds_at_once_are_those_one_by_one(kind):
 
 def test_room_for_poisson_batches_is_hardly_ever_too_little():
     batches = [Poisson(2000, 20)] * 30
-    assert usual_width(batches) == 50 and usual_width([Poisson(3, 3)]) == 3
-    assert usual_width([Cycle(9, 4), Cycle(9, 2)]) == 4
+    assert typical_batch_width(batches) == 50 and typical_batch_width([Poisson(3, 3)]) == 3
+    assert typical_batch_width([Cycle(9, 4), Cycle(9, 2)]) == 4
     longest = [chosen.indices.shape[1] for chosen in select_many(batches, 0, range(200))]
     assert 28 < max(longest) <= 50

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from topdp.data.catalogue import CATALOGUE, Entry
-from topdp.data.image_decoding import NAMES
+from topdp.data.catalogue import CATALOGUE, CatalogueEntry
+from topdp.data.image_decoding import ARRAY_NAMES
 from topdp.runs.pictures.chart_style import DATA_TITLES
 
 
-def images(entry: Entry) -> bool:
+def images(entry: CatalogueEntry) -> bool:
     return entry.types["train_inputs"] == "uint8"
 
 
@@ -19,8 +19,8 @@ every_entry = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=CATALOGUE
 
 
 @every_entry
-def test_an_entry_has_four_arrays_that_fit_together_each_with_its_checksum(entry: Entry) -> None:
-    assert tuple(entry.shapes) == tuple(entry.sha256) == NAMES
+def test_an_entry_has_four_arrays_that_fit_together_each_with_its_checksum(entry: CatalogueEntry) -> None:
+    assert tuple(entry.shapes) == tuple(entry.sha256) == ARRAY_NAMES
     for part in ("train", "test"):
         inputs, labels = entry.shapes[f"{part}_inputs"], entry.shapes[f"{part}_labels"]
         assert inputs[0] == labels[0] and len(inputs) == (4 if images(entry) else 2) and len(labels) == 1
@@ -29,7 +29,7 @@ def test_an_entry_has_four_arrays_that_fit_together_each_with_its_checksum(entry
 
 
 @every_entry
-def test_an_entry_is_scaled_by_one_public_constant_for_each_channel_or_column(entry: Entry) -> None:
+def test_an_entry_is_scaled_by_one_public_constant_for_each_channel_or_column(entry: CatalogueEntry) -> None:
     if entry.tokens:
         assert entry.mean == entry.deviation == () and entry.types["train_inputs"] == "uint16"
         return
@@ -41,7 +41,7 @@ def test_an_entry_is_scaled_by_one_public_constant_for_each_channel_or_column(en
 
 
 @every_entry
-def test_an_entry_comes_from_somewhere_and_can_be_read(entry: Entry) -> None:
+def test_an_entry_comes_from_somewhere_and_can_be_read(entry: CatalogueEntry) -> None:
     assert (entry.addresses and entry.md5) or entry.packages
     assert entry.readers and entry.folders
     assert all(re.fullmatch("[0-9a-f]{32}", digest) for digest in entry.md5.values())

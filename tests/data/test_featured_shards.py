@@ -6,7 +6,7 @@ import torch
 
 from topdp.data import Dataset, Shards, featured_shards
 from topdp.data.features.feature_maps import ScatteringFeatures
-from topdp.data.features.user_features import OwnFeatures
+from topdp.data.features.user_features import UserFeatures
 from topdp.errors import DataError
 
 
@@ -108,5 +108,7 @@ def test_a_digest_is_that_of_the_records_and_of_the_map():
     assert one.digest() == featured_shards.of_shards(plain, features).digest() != plain.digest()
     assert one.digest() != featured_shards.of_dataset(data, PARTS, ScatteringFeatures(9)).digest()
     assert one.digest() != featured_shards.of_dataset(data, [PARTS[0][::-1], *PARTS[1:]], features).digest()
-    rough = [featured_shards.of_shards(plain, OwnFeatures(lambda x, k=k: x[:, ::k])).digest() for k in (1, 2)]
+    rough = [
+        featured_shards.of_shards(plain, UserFeatures(lambda x, k=k: x[:, ::k])).digest() for k in (1, 2)
+    ]
     assert rough[0] == plain.digest() != rough[1]

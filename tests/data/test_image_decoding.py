@@ -44,7 +44,7 @@ def test_csv_files_round_trip(tmp_path: Path, ending: str) -> None:
 
 def test_csv_files_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_csv(tmp_path, MNIST)
-    monkeypatch.setattr(image_decoding, "CSV_BLOCK", 5000)  # about two lines
+    monkeypatch.setattr(image_decoding, "CSV_BLOCK_BYTES", 5000)  # about two lines
     found = image_decoding.csv_files(tmp_path)
     assert found is not None and same(found, MNIST)
 
@@ -68,7 +68,7 @@ def test_a_folder_without_the_form_is_none(tmp_path: Path) -> None:
         image_decoding.cifar_sheets,
     ):
         assert reader(tmp_path) is None
-    assert image_decoding.npz_file(tmp_path / "mnist.npz") is None
+    assert image_decoding.read_cached_arrays(tmp_path / "mnist.npz") is None
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

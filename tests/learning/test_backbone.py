@@ -8,7 +8,7 @@ from torch import nn
 
 import topdp
 from topdp.errors import InputError
-from topdp.learning.backbone import split
+from topdp.learning.backbone import split_backbone
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.lora_adapters import LoraLinear, lora, merged
 from topdp.learning.models import FlatModel
@@ -27,7 +27,7 @@ def whole() -> nn.Sequential:
 
 def test_a_chain_is_split_before_the_first_layer_that_is_trained():
     model = whole()
-    parts = split(model)
+    parts = split_backbone(model)
     assert parts is not None
     frozen, trained = parts
     assert [type(layer).__name__ for layer in frozen] == ["Conv2d", "BatchNorm2d", "ReLU", "Flatten"]
@@ -58,7 +58,7 @@ class Noisy(nn.Module):
     ],
 )
 def test_what_is_random_or_trained_is_not_split_off(model, length):
-    parts = split(model)
+    parts = split_backbone(model)
     assert (parts is None) if length is None else (parts is not None and len(parts[0]) == length)
 
 
@@ -77,7 +77,7 @@ def run(model: nn.Module, **settings):
 
 def test_a_run_with_a_backbone_ends_where_it_ends_without_the_split(monkeypatch):
     cached = run(whole())
-    monkeypatch.setattr("topdp.runs.assembly.split", lambda module: None)
+    monkeypatch.setattr("topdp.runs.assembly.split_backbone", lambda module: None)
     plain = run(whole())
     torch.testing.assert_close(cached.estimates, plain.estimates, rtol=1e-4, atol=1e-5)
     x = torch.randn(3, 1, 5, 5)
@@ -179,7 +179,7 @@ def test_what_cannot_be_adapted_is_said(model, settings, words):
 def test_a_chain_with_a_forward_of_its_own_is_not_taken_apart():
     model = whole()
     model.forward = lambda x: nn.Sequential.forward(model, -x)
-    assert split(model) is None
+    assert split_backbone(model) is None
 
 
 @pytest.mark.parametrize("value", [3e38, -3e38])
@@ -217,5 +217,5 @@ def test_a_backbone_in_float64_is_not_rounded(monkeypatch):
         return topdp.train(whole().double(), shards, topdp.topology.ring(4), **settings).estimates
 
     cached = ends()
-    monkeypatch.setattr("topdp.runs.assembly.split", lambda module: None)
+    monkeypatch.setattr("topdp.runs.assembly.split_backbone", lambda module: None)
     torch.testing.assert_close(cached, ends(), rtol=1e-12, atol=1e-12)

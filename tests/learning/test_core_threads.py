@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from topdp.learning.core_threads import in_parts
+from topdp.learning.core_threads import run_in_parts
 
 
 @pytest.fixture
@@ -35,6 +35,6 @@ def test_nobody_still_works_when_one_part_failed_or_somebody_interrupts(two_thre
         main = threading.main_thread().ident
         threading.Thread(target=lambda: begun.wait(10) and signal.pthread_kill(main, signal.SIGINT)).start()
     with pytest.raises(ends_by):
-        in_parts(work, 4)
+        run_in_parts(work, 4)
     expected = [slice(2, 4)] if ends_by is ValueError else [slice(0, 2), slice(2, 4)]
     assert sorted(done, key=lambda some: some.start) == expected

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.losses import FEW, LOSSES, cross_entropy, is_known, named_loss
+from topdp.learning.losses import LOSSES, MAX_TRANSPOSED_CLASSES, cross_entropy, is_named_loss, named_loss
 
 CLASSES = 4
 EXAMPLES = {
@@ -77,7 +77,7 @@ def test_one_number_is_one_number_and_never_broadcast(name, outputs, targets):
 )
 def test_shapes_that_differ_are_refused(name, outputs, targets):
     with pytest.raises(
-        InputError, match=r"Expected outputs of the shape of the targets, got .* Let the model"
+        InputError, match=r"Expected outputs of the shape of the targets, got .* Make the model"
     ):
         named_loss(name)(torch.zeros(outputs), torch.zeros(targets))
 
@@ -89,9 +89,9 @@ def test_several_numbers_of_a_record_are_averaged():
 
 def test_a_loss_is_known_by_its_name_its_old_name_or_itself():
     assert named_loss("cross_entropy") == named_loss("cross-entropy") == named_loss(LOSSES["cross-entropy"])
-    assert is_known(named_loss("cross_entropy"))
+    assert is_named_loss(named_loss("cross_entropy"))
     own = named_loss(lambda outputs, targets: outputs[:, 0] - targets)
-    assert own.name == "own" and not is_known(own) and named_loss(own) is own
+    assert own.name == "own" and not is_named_loss(own) and named_loss(own) is own
     with pytest.raises(
         InputError, match=r"'cross-entropy' or 'mse' or 'huber' or 'bce' or a function .* 'msee'"
     ):
@@ -112,7 +112,7 @@ def test_a_loss_without_one_value_per_record_is_refused(loss, came):
         named_loss(loss)(torch.zeros(3, 1), torch.zeros(3))
 
 
-@pytest.mark.parametrize("classes", [2, 10, FEW, FEW + 1])
+@pytest.mark.parametrize("classes", [2, 10, MAX_TRANSPOSED_CLASSES, MAX_TRANSPOSED_CLASSES + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_cross_entropy_is_torchs_whatever_the_number_of_classes(classes, dtype):
     outputs = torch.randn(70, classes, dtype=dtype).mul_(5).requires_grad_()

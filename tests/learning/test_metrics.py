@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from topdp.errors import InputError
-from topdp.learning.metrics import METRICS, USUAL, Metric, larger_is_better, named_metric
+from topdp.learning.metrics import DEFAULT_METRICS, METRICS, Metric, larger_is_better, named_metric
 
 RECORDS = 60
 
@@ -148,7 +148,7 @@ def test_which_way_is_better():
     better = {"mae": False, "mse": False, "loss": False, "mine": None}
     for name in [*METRICS, *better]:
         assert larger_is_better(name) is better.get(name, True)
-    assert all(name in METRICS for names in USUAL.values() for name in names)
+    assert all(name in METRICS for names in DEFAULT_METRICS.values() for name in names)
 
 
 def test_a_metric_by_name_by_function_and_by_mistake():

@@ -73,7 +73,7 @@ MISFIT = [
     ("cross-entropy", (1, 5, 3), torch.zeros(1, 5).long(), 3, r"classes, 5\].*movedim\(-1, 1\)"),
     ("bce", (1, 3), torch.zeros(1), None, r"shape \(1, 3\) for targets of shape \(1,\)"),
     ("mse", (1, 2), torch.zeros(1), None, r"shape \(1, 2\) for targets of shape \(1,\)"),
-    ("huber", (1, 2), torch.zeros(1, 3), None, r"Let the model return \[batch, 3\]"),
+    ("huber", (1, 2), torch.zeros(1, 3), None, r"Make the model return \[batch, 3\]"),
 ]
 
 
@@ -99,10 +99,10 @@ def test_a_function_that_fails_is_said_with_what_it_was_given():
 @pytest.mark.parametrize(
     ("loss", "metrics", "reason"),
     [
-        ("cross-entropy", ["r2"], "out of accuracy, .* under the loss cross-entropy, got 'r2'"),
-        ("mse", ["mae", "auroc"], "out of mae, mse, r2 under the loss mse, got 'auroc'"),
-        ("mse", ["mae", "mae"], "names of their own.* got 'mae' twice"),
-        ("mse", [Metric("loss", lambda outputs, targets: 0)], "names of their own.* got 'loss'"),
+        ("cross-entropy", ["r2"], "one of accuracy, .* for the loss cross-entropy, got 'r2'"),
+        ("mse", ["mae", "auroc"], "one of mae, mse, r2 for the loss mse, got 'auroc'"),
+        ("mse", ["mae", "mae"], "unique names.* got 'mae' twice"),
+        ("mse", [Metric("loss", lambda outputs, targets: 0)], "unique names.* got 'loss'"),
         ("mse", [lambda o, t: 0, lambda o, t: 1], r"got 'lambda' twice. Use topdp.Metric\(name, function\)"),
     ],
 )

@@ -153,10 +153,10 @@ def check_alike(plan, tmp_path):
 
 def test_adam_is_one_more_release_a_round(tmp_path):
     plain, plan = plan_of("correlated", ADAM)
-    assert plan.adjusts is not None
+    assert plan.adaptive is not None
     each = plain.releases // 7
     assert plan.releases == 7 * (each + 1)
-    np.testing.assert_array_equal(np.flatnonzero(plan.adjusts), np.arange(7) * (each + 1) + each)
+    np.testing.assert_array_equal(np.flatnonzero(plan.adaptive.rate), np.arange(7) * (each + 1) + each)
     assert plan.memories[plain.rows :].all()
     check_alike(plan, tmp_path)
 
@@ -201,22 +201,32 @@ def test_the_digest_sees_what_is_reported_and_how_adam_steps():
     _, plan = plan_of("correlated", ADAM)
     others = [
         {"reported": None},
-        {"adam": plan.adam * 0.5},
-        {"adjusts": plan.adjusts * 0.5},
-        {"adjusts": None, "adam": None},
+        {"adaptive": replace(plan.adaptive, momentum=0.5)},
+        {"adaptive": replace(plan.adaptive, rate=plan.adaptive.rate * 0.5)},
+        {"adaptive": None},
     ]
     assert len({plan.digest(), *(replace(plan, **other).digest() for other in others)}) == 5
 
 
-def test_a_plan_with_half_of_adam_is_refused():
+def test_a_plan_with_wrong_steps_of_adam_is_refused():
     _, plan = plan_of("correlated", ADAM)
+    steps = plan.adaptive
     for wrong in (
-        {"adam": None},
-        {"adam": np.zeros(3)},
-        {"adjusts": plan.adjusts[1:]},
-        {"adjusts": -plan.adjusts},
-        {"adjusts": np.roll(plan.adjusts, 1)},
+        {"adaptive": replace(steps, rate=steps.rate[1:])},
+        {"adaptive": replace(steps, rate=-steps.rate)},
+        {"adaptive": replace(steps, rate=np.roll(steps.rate, 1))},
         {"reported": plan.reported[::-1].copy()},
     ):
         with pytest.raises(PlanError):
             replace(plan, **wrong)
+
+
+@pytest.mark.parametrize("lacking", ["adam", "adjusts"])
+def test_a_file_with_half_of_adam_is_refused(tmp_path, lacking):
+    path = tmp_path / "plan.npz"
+    plan_file.save(plan_of("correlated", ADAM)[1], path)
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files if name != lacking}
+    np.savez(path, **arrays)
+    with pytest.raises(PlanError):
+        plan_file.load(path)

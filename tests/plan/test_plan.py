@@ -9,8 +9,20 @@ import strategies
 from builders import PROTOCOLS, constant_schedule
 from topdp import plan as plans
 from topdp import topology
-from topdp.plan import NOBODY, PerRound, Plan, PlanError
-from topdp.protocols import TopSynchronous
+from topdp.plan import (
+    NOBODY,
+    Capability,
+    Optimiser,
+    PerRound,
+    Plan,
+    PlanError,
+    Robust,
+    optimised,
+    prune,
+    unsupported,
+)
+from topdp.protocols import Correlated, Dsgd, Muffliato, PlainAsynchronous, TopSynchronous
+from topdp.topology import ring
 
 
 @pytest.fixture
@@ -35,7 +47,7 @@ ARRAYS = [
     field.name
     for field in fields(Plan)
     if field.name
-    not in ("agents", "owner", "protocol", "pruned", "reported", "adjusts", "adam", "robust", "rounded")
+    not in ("agents", "owner", "protocol", "pruned", "reported", "adaptive", "robust", "rounded")
 ]  # owners can hardly be changed: who owns the estimates is given
 
 
@@ -222,3 +234,37 @@ def test_a_plan_can_hold_a_draw_that_two_agents_know_with_opposite_signs():
     )
     assert plan.draws == 3
     assert "N(-1)[draw 2, known by [0, 1]]" in plans.describe(plan)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "optimiser", "kinds", "rounds"),
+    [
+        (Dsgd(), Optimiser(), "gradient " * 4, 3),
+        (Muffliato(gossip=2), Optimiser(), "gradient gossip gossip " * 4, 3),
+        (Correlated(degree=2, gossip=1), Optimiser("adam"), "gradient gossip adaptive " * 4, 3),
+        (TopSynchronous(0.5), Optimiser("momentum"), "gradient " * 4, 3),
+        (PlainAsynchronous(0.5, offline=0.99), Optimiser(), "gradient " * 4, 3),  # nobody acts after round 0
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_rounds_of_a_plan_follow_from_the_kinds_of_its_releases(protocol, optimiser, kinds, rounds):
+    schedule = constant_schedule(3)
+    plan = optimised(
+        protocol.plan(ring(6), optimiser.inner(schedule), np.ones(6), 0), optimiser, schedule.rate
+    )
+    assert [kind.value for kind in plan.kinds] == kinds.split()
+    assert plan.rounds == rounds and plan.releases == (rounds + 1) * plan.releases_per_round
+    assert prune(plan).kinds == plan.kinds
+
+
+def test_a_plan_states_what_it_needs():
+    schedule = constant_schedule(3)
+    correlated = Correlated(degree=2, gossip=1, chebyshev=False)
+    plan = correlated.plan(ring(6), schedule, np.ones(6), 0)
+    assert plan.needs == {Capability.SHARED_DRAWS}
+    assert prune(plan).needs == {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}
+    robust = replace(plan, robust=Robust("trimmed"))
+    assert unsupported(robust, {Capability.SHARED_DRAWS}) == "robust mixing (trimmed)"
+    assert unsupported(robust, {Capability.SHARED_DRAWS, Capability.ROBUST_MIXING}) is None
+    rounded = replace(Dsgd().plan(ring(6), schedule, np.ones(6), 0), rounded="bfloat16")
+    assert unsupported(rounded, ()) == "rows rounded to bfloat16"

@@ -231,19 +231,19 @@ def test_agents_that_do_not_differ_keep_one_noise():
 def test_the_search_says_where_it_is():
     said = []
 
-    def progress(done: int, total: int, note: str = "") -> None:
-        said.append((done, total, note))
+    def progress(stage: str, done: int = 0, total: int | None = None, /, **details: object) -> None:
+        said.append((done, total, stage))
 
     graph, records, epsilon = SHARDS["one small"]
     write, exposed = writer("top-sync", 40, alpha=0.25, graph=graph), analysis(records)
     calibrate(write, exposed, "adaptive", np.array(epsilon), DELTA, query=Query(progress=progress))
     notes = list(dict.fromkeys(note for _, _, note in said))
-    assert notes[0] == "balancing noise, step 1"
-    assert re.fullmatch(r"balancing noise, step 2: agent \d at \d+\.\d\d of its budget", notes[1])
+    assert notes[0] == "accounting: balancing noise, step 1"
+    assert re.fullmatch(r"accounting: balancing noise, step 2: agent \d at \d+\.\d\d of its budget", notes[1])
     assert said[0][:2] == (1, 4) and said[-1][:2] == (4, 4)
     said.clear()
     calibrate(write, analysis([20] * 4), "adaptive", np.ones(4), DELTA, query=Query(progress=progress))
-    assert {note for _, _, note in said} == {""}
+    assert {note for _, _, note in said} == {"accounting"}
 
 
 def test_per_agent_budgets_come_near_to_what_each_agent_allows():

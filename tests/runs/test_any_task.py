@@ -117,13 +117,13 @@ def bias(outputs, targets):
 
 
 def test_functions_are_written_as_given_and_asked_for_again(tmp_path):
-    def stop(stage, done, total, metrics):
+    def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 5:
             raise KeyboardInterrupt
 
     own = {"loss": absolute, "metrics": ["r2", bias], "rounds": 12}
     with pytest.raises(InterruptedRun):
-        train("mse", 1, watch=stop, out=tmp_path / "run", **own)
+        train("mse", 1, progress=stop, out=tmp_path / "run", **own)
     text = (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
     assert 'loss = "given in Python"' in text and '"given in Python: bias"' in text
     for forgotten in ({**own, "loss": "mse"}, {**own, "metrics": ["r2"]}, {**own, "metrics": None}):
@@ -189,7 +189,7 @@ def test_run_and_compare_without_test_records_say_so(regression, topdp):
     [
         ("train.loss=msee", "train.loss: got 'msee'. Did you mean 'mse'"),
         ('train.metrics=["r22"]', "train.metrics: got 'r22'. Did you mean 'r2'"),
-        ('train.metrics=["accuracy"]', "out of mae, mse, r2 under the loss mse"),
+        ('train.metrics=["accuracy"]', "one of mae, mse, r2 for the loss mse"),
         ('train.loss="given in Python"', 'train.loss: "given in Python" stands for a function'),
         ('train.metrics=["given in Python: bias"]', 'train.metrics: "given in Python: bias" stands for'),
         ("data.partition=label", "one whole-number label for each record"),

@@ -4,7 +4,6 @@ import os
 import pickle
 import shutil
 from collections import Counter
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from builders import blobs_file
 from topdp.base.files import FileError, LockHeldError, exclusive_lock
+from topdp.base.progress import silent
 from topdp.errors import DataError
 from topdp.runs import cluster_orders, cluster_sweep, config, sweep
 from topdp.runs.cluster_orders import Differs, Failed, Lost, answer, packed, unpacked
@@ -93,13 +93,8 @@ class StandIn(Cluster):
         self.cancelled = True
 
 
-@contextmanager
-def quiet(title):
-    yield lambda *_: None
-
-
-def run_all(points, place, cluster=None, watching=quiet):
-    sweep.run_all(points, place, "cpu" if cluster is None else "auto", watching, None, "again", cluster)
+def run_all(points, place, cluster=None, progress=silent):
+    sweep.run_all(points, place, "cpu" if cluster is None else "auto", progress, "again", cluster)
 
 
 def states(place, points):
@@ -159,13 +154,12 @@ def test_a_machine_needs_no_file_of_the_user(grid, tmp_path, data):
 def test_what_is_lost_is_given_out_again(grid, tmp_path):
     said = []
 
-    @contextmanager
-    def watching(title):
-        yield lambda stage, *_: said.append(stage)
+    def progress(stage, *counts, **details):
+        said.append(stage)
 
     wanted = grid(RATES)
     cluster = StandIn({1: Lost("the node is gone"), 2: Lost("so is this one")})
-    run_all(wanted, tmp_path, cluster, watching)
+    run_all(wanted, tmp_path, cluster, progress)
     assert states(tmp_path, wanted) == ["done"] * 3 and len(cluster.given) == 5
     assert "run 1 (learning_rate = 0.1), seed 0: the node is gone; given out again (1 of 3)" in said
 
@@ -253,7 +247,7 @@ def test_a_cluster_without_room_is_given_up(grid, tmp_path, monkeypatch):
             StandIn(places=0),
             sweep.Dealer(torch.device("cpu")),
             tmp_path,
-            lambda *_: None,
+            silent,
             0,
             1,
             0.0,
@@ -263,12 +257,12 @@ def test_a_cluster_without_room_is_given_up(grid, tmp_path, monkeypatch):
 def test_a_run_that_was_begun_here_is_done_there(grid, tmp_path):
     wanted = grid(changes=[*ALONE, "train.checkpoint_every=1"])
 
-    @contextmanager
-    def broken_off(title):
-        yield lambda stage, done, *_: (_ for _ in ()).throw(KeyboardInterrupt) if done == 2 else None
+    def interrupt(stage, done=0, total=None, /, **details):
+        if stage.endswith("training") and done == 2:
+            raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRun):
-        run_all(wanted, tmp_path / "there", watching=broken_off)
+        run_all(wanted, tmp_path / "there", progress=interrupt)
     assert states(tmp_path / "there", wanted) == ["interrupted"]
     run_all(wanted, tmp_path / "there", StandIn())
     run_all(wanted, tmp_path / "here")

@@ -66,7 +66,7 @@ def test_a_linear_model_on_features_learns(small, tmp_path):
     assert 'features = "scattering"' in (tmp_path / "run" / "config.toml").read_text()
 
 
-def interrupt(stage, done, total, metrics):
+def interrupt(stage, done=0, total=None, /, **details):
     if stage == "training" and done == 7:
         raise KeyboardInterrupt
 
@@ -74,13 +74,13 @@ def interrupt(stage, done, total, metrics):
 def test_a_run_on_features_is_resumed_to_the_bit(small, tmp_path):
     whole = run.run(small(), tmp_path / "whole", "cpu")
     with pytest.raises(InterruptedRun):
-        run.run(small(), tmp_path / "broken", "cpu", watch=interrupt)
+        run.run(small(), tmp_path / "broken", "cpu", progress=interrupt)
     assert torch.equal(run.resume(tmp_path / "broken", "cpu").estimates, whole.estimates)
 
 
 def test_a_run_on_features_is_not_resumed_on_others(small, tmp_path):
     with pytest.raises(InterruptedRun):
-        run.run(small(), tmp_path / "run", "cpu", watch=interrupt)
+        run.run(small(), tmp_path / "run", "cpu", progress=interrupt)
     place = tmp_path / "run" / "config.toml"
     place.write_text(place.read_text().replace("feature_groups = 27", "feature_groups = 9"))
     with pytest.raises(RunFolderError, match="Expected the records with which"):
@@ -136,7 +136,7 @@ def test_from_python_a_run_goes_on_with_its_function_only(tmp_path):
         )
 
     with pytest.raises(InterruptedRun):
-        train(lambda record: record.flatten(), watch=interrupt)
+        train(lambda record: record.flatten(), progress=interrupt)
     with pytest.raises(RunFolderError, match="Expected the records with which"):
         train(lambda record: record.flatten() * 2, resume=True)
     assert train(lambda record: record.flatten(), resume=True).metrics

@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import topdp
-from topdp.agents.agreement import run_setup
+from topdp.agents.agreement import federation_manifest
 from topdp.agents.node import agent_process
 from topdp.cli.app import app
 from topdp.data.readers.table_schema import Schema
@@ -114,7 +114,7 @@ def test_a_table_without_a_schema_ends_with_one_to_fill_in(place: Path) -> None:
 
 def test_a_manifest_states_the_schema_and_not_where_records_are(place: Path) -> None:
     made = settings("privacy.sigma=0.5", "privacy.guarantee=worst-case")
-    complete, _ = run_setup.completed(made, ring(3), (20, 30, 40))
+    complete, _ = federation_manifest.complete_config(made, ring(3), (20, 30, 40))
     assert complete.data.schema == made.data.schema and complete.data.test is None
     assert complete.data.sites is None
 
@@ -133,7 +133,7 @@ def test_an_agent_reads_its_own_file_by_the_schema_of_the_manifest(
 
     monkeypatch.setattr(agent_process.data, "load", load)
     with pytest.raises(StopError):
-        agent_process._records("a.csv", type("Terms", (), {"config": settings()})())
+        agent_process._load_records("a.csv", type("Terms", (), {"config": settings()})())
     assert asked == {"path": "a.csv", "schema": Schema.of(place / "schema.toml")}
 
 

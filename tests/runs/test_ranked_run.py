@@ -138,5 +138,5 @@ def test_who_waits_for_other_ranks_says_so(monkeypatch, tmp_path, size, words):
     monkeypatch.setenv("WORLD_SIZE", str(size))
     monkeypatch.setattr(ranked_run, "joined", nobody)
     with pytest.raises(RankError):
-        ranked_run.run_on_ranks(None, tmp_path, "cpu", lambda stage, *_: said.append(stage))
+        ranked_run.run_on_ranks(None, tmp_path, "cpu", lambda stage, *_, **details: said.append(stage))
     assert said == words

@@ -102,12 +102,12 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(job, tmp_path, more):
     wanted = config.read(changes=job(*more))
     whole = run.run(wanted, tmp_path / "whole")
 
-    def interrupt(stage, done, total, metrics):
+    def interrupt(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRun):
-        run.run(wanted, tmp_path / "broken", watch=interrupt)
+        run.run(wanted, tmp_path / "broken", progress=interrupt)
     resumed = run.resume(tmp_path / "broken")
     assert torch.equal(resumed.estimates, whole.estimates) and resumed.metrics == whole.metrics
     assert resumed.config == whole.config
@@ -157,13 +157,13 @@ def test_train_resumes_what_it_left_open(tmp_path):
     shards, graph = blobs(6, records=60), topology.ring(6)
     options = {"method": "correlated", "epsilon": 8.0, "clip": 1.0, "rounds": 8}
 
-    def interrupt(stage, done, total, metrics):
+    def interrupt(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 3:
             raise KeyboardInterrupt
 
     whole = topdp.train(linear_model(), shards, graph, **options)
     with pytest.raises(InterruptedRun):
-        topdp.train(linear_model(), shards, graph, out=tmp_path / "run", watch=interrupt, **options)
+        topdp.train(linear_model(), shards, graph, out=tmp_path / "run", progress=interrupt, **options)
     resumed = topdp.train(linear_model(), shards, graph, out=tmp_path / "run", resume=True, **options)
     assert torch.equal(resumed.estimates, whole.estimates)
 

@@ -92,12 +92,12 @@ def test_a_killed_run_resumes_bit_equal(small, tmp_path, batch):
     class Killed(BaseException):
         pass
 
-    def kill(stage, done, total, metrics):
+    def kill(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 8:
             raise Killed
 
     with pytest.raises(Killed):
-        run.run(wanted, tmp_path / "killed", watch=kill)
+        run.run(wanted, tmp_path / "killed", progress=kill)
     assert RunFolder.open(tmp_path / "killed").state == "running"
     resumed = run.resume(tmp_path / "killed")
     assert torch.equal(resumed.estimates, whole.estimates)
@@ -105,12 +105,12 @@ def test_a_killed_run_resumes_bit_equal(small, tmp_path, batch):
 
 
 def test_ctrl_c_leaves_a_loadable_run_at_the_very_round(small, tmp_path):
-    def interrupt(stage, done, total, metrics):
+    def interrupt(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 7:
             raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRun) as stopped:
-        run.run(small(), tmp_path / "run", watch=interrupt)
+        run.run(small(), tmp_path / "run", progress=interrupt)
     assert stopped.value.folder == tmp_path / "run"
     folder = RunFolder.open(tmp_path / "run")
     assert (folder.state, folder.checkpoint.releases) == ("interrupted", 8)
@@ -130,13 +130,13 @@ def test_a_done_run_and_a_foreign_folder_are_not_resumed(small, tmp_path):
 
 
 def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(small, tmp_path, monkeypatch):
-    def interrupt(stage, done, total, metrics):
+    def interrupt(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 7:
             raise KeyboardInterrupt
 
     whole = run.run_or_continue(small(), tmp_path / "whole")
     with pytest.raises(InterruptedRun):
-        run.run_or_continue(small(), tmp_path / "run", watch=interrupt)
+        run.run_or_continue(small(), tmp_path / "run", progress=interrupt)
     with pytest.raises(RunFolderError, match="got others"):
         run.run_or_continue(small("seed=9"), tmp_path / "run")
     assert torch.equal(run.run_or_continue(small(), tmp_path / "run").estimates, whole.estimates)
@@ -179,12 +179,12 @@ def test_a_run_whose_recorded_rounds_went_wrong_is_not_resumed(small, tmp_path, 
 
 
 def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
-    def stop(stage, done, total, metrics):
+    def stop(stage, done=0, total=None, /, **details):
         if stage == "training":
             raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRun):
-        run.run(small(), tmp_path / "run", watch=stop)
+        run.run(small(), tmp_path / "run", progress=stop)
     text = (tmp_path / "run" / "config.toml").read_text()
     (tmp_path / "run" / "config.toml").write_text(text.replace("sigma = 0.05", "sigma = 0.5"))
     with pytest.raises(RunFolderError, match=r"plan\.npz"):
@@ -208,14 +208,14 @@ def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
 def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
     small, tmp_path, before, after, says
 ):
-    def stop(stage, done, total, metrics):
+    def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 5:
             raise KeyboardInterrupt
 
     wanted = small("method.name=plain", "method.noise_schedule.kind=constant").model_dump(exclude_none=True)
     del wanted["privacy"]["sigma"]  # calibrated: the configuration does not hold the noise
     with pytest.raises(InterruptedRun):
-        run.run(config.parse(wanted), tmp_path / "run", watch=stop)
+        run.run(config.parse(wanted), tmp_path / "run", progress=stop)
     file = tmp_path / "run" / "config.toml"
     assert before in file.read_text()
     file.write_text(file.read_text().replace(before, after))
@@ -237,17 +237,17 @@ def test_a_run_is_not_continued_with_records_in_another_order(tmp_path):
     def train(roll, **options):
         pairs = zip(inputs, labels, strict=True)
         shards = topdp.Shards.from_arrays([(x.roll(roll, 0), y.roll(roll, 0)) for x, y in pairs])
-        return run.train(
+        return topdp.train(
             model, shards, topology.ring(3), rounds=9, batch={"cycle": 3}, out=tmp_path / "run", **options
         )
 
-    def stop(stage, done, total, metrics):
+    def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 4:
             raise KeyboardInterrupt
 
     torch.manual_seed(0)
     with pytest.raises(InterruptedRun):
-        train(0, watch=stop)
+        train(0, progress=stop)
     with pytest.raises(RunFolderError, match=r"records with which the run .* in their order"):
         train(5, resume=True)
     assert train(0, resume=True).estimates.isfinite().all()
@@ -257,7 +257,7 @@ def test_a_run_is_not_continued_with_records_in_another_order(tmp_path):
 def broken_off(small, tmp_path):
     """A run that was interrupted, calibrated to a budget; and another of its kind with five times that."""
 
-    def stop(stage, done, total, metrics):
+    def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 5:
             raise KeyboardInterrupt
 
@@ -265,7 +265,7 @@ def broken_off(small, tmp_path):
         wanted = small(f"privacy.epsilon={epsilon}", "topology.agents=4").model_dump(exclude_none=True)
         del wanted["privacy"]["sigma"]
         with pytest.raises(InterruptedRun):
-            run.run(config.parse(wanted), tmp_path / name, watch=stop)
+            run.run(config.parse(wanted), tmp_path / name, progress=stop)
         return tmp_path / name
 
     return make("run", 1.0), make("other", 5.0)
@@ -391,7 +391,7 @@ def test_a_model_that_returns_no_tensor_is_refused():
 
 
 def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
-    def stop(stage, done, total, metrics):
+    def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 5:
             raise KeyboardInterrupt
 
@@ -403,7 +403,7 @@ def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
         )  # fmt: skip
 
     with pytest.raises(InterruptedRun, match=r"topdp\.train\(\.\.\., out=.*, resume=True\)"):
-        train(linear_model(), blobs(5), watch=stop)
+        train(linear_model(), blobs(5), progress=stop)
     with pytest.raises(RunFolderError, match="records, sensitivity"):
         train(linear_model(), blobs(5, records=7), resume=True)
     with pytest.raises(ValueError, match="rows of shape"):
@@ -462,7 +462,7 @@ def test_a_full_folder_is_not_written_over(small, tmp_path):
 def test_a_folder_that_cannot_be_made_is_said_before_the_account(small, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "plan_and_account", lambda *_: pytest.fail("the account was made first"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="Could not make the folder"):
+    with pytest.raises(FileError, match="Could not create the folder"):
         run.run(small(), tmp_path / "file" / "run")
 
 

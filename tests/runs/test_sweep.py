@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from builders import blobs_file
+from topdp.base.progress import silent
 from topdp.runs import config, finished_run, planning, stacked, sweep
 from topdp.runs import run as runs
 from topdp.runs.config import ConfigError
@@ -46,13 +46,8 @@ def grid(small):
     return make
 
 
-@contextmanager
-def quiet(title):
-    yield lambda *_: None
-
-
-def run_all(points, place, watching=quiet):
-    sweep.run_all(points, place, "cpu", watching, None, "again")
+def run_all(points, place, progress=silent):
+    sweep.run_all(points, place, "cpu", progress, "again")
 
 
 def ends(place, points):
@@ -198,23 +193,20 @@ def test_runs_one_after_another_go_on_from_their_checkpoints(grid, tmp_path, mon
     run_all(wanted, tmp_path / "whole")
     titles, rounds = [], []
 
-    @contextmanager
-    def watching(title):
-        titles.append(title)
-
-        def watch(stage, done, total, metrics):
-            if stage != "training":
-                return
-            rounds.append((title, done))
-            if (title, done) == ("run 2 of 2", 5) and len(titles) == 2:
-                raise KeyboardInterrupt
-
-        yield watch
+    def progress(stage, done=0, total=None, /, **details):
+        title, _, work = stage.partition(": ")
+        if work == "preparing":
+            titles.append(title)
+        if work != "training":
+            return
+        rounds.append((title, done))
+        if (title, done) == ("run 2 of 2", 5) and len(titles) == 2:
+            raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRun, match="Continue with: again"):
-        run_all(wanted, tmp_path / "broken", watching)
+        run_all(wanted, tmp_path / "broken", progress)
     rounds.clear()
-    run_all(wanted, tmp_path / "broken", watching)
+    run_all(wanted, tmp_path / "broken", progress)
     assert titles == ["run 1 of 2", "run 2 of 2", "run 2 of 2"]
     assert [done for _, done in rounds] == [6, 7, 8]
     for ours, theirs in zip(ends(tmp_path / "broken", wanted), ends(tmp_path / "whole", wanted), strict=True):

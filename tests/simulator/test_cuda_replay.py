@@ -18,7 +18,7 @@ from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_mod
 from topdp import topology
 from topdp.data import batch_selection
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.learning.gradients.failure_flags import Seen, Watch
+from topdp.learning.gradients.failure_flags import FailureFlags, PassOutcome
 from topdp.plan import prune
 from topdp.simulator import engine as engine_file
 from topdp.simulator.engine import Engine, WrongReplayError
@@ -52,7 +52,7 @@ def shards_of(kind, agents=8):
 
 def padded(batches, seed):
     """As `select`, with as much room as tables have: zeros that are added may change how sums are rounded."""
-    width = batch_selection.usual_width(batches)
+    width = batch_selection.typical_batch_width(batches)
 
     def select(round, device):
         chosen = batch_selection.select(batches, seed, round, device)
@@ -428,7 +428,7 @@ def test_an_engine_that_nobody_needs_is_gone_with_its_memory(monkeypatch):
 
 def test_a_round_with_more_records_than_there_is_room_for_is_made_by_itself(monkeypatch):
     whole = every_state(make(batches="poisson"))
-    monkeypatch.setattr(batch_selection, "usual_width", lambda batches: 11)
+    monkeypatch.setattr(batch_selection, "typical_batch_width", lambda batches: 11)
     engine = make(batches="poisson")
     wide = [batch_selection.select(engine.batches, 0, r).indices.shape[1] > 11 for r in range(7)]
     assert any(wide) and not all(wide)
@@ -512,7 +512,7 @@ def test_norms_that_overflow_only_together_end_nothing(monkeypatch):
     """The engine goes on with rows whose norms are finite one by one; recordings cannot tell."""
     expected, engine = every_state(make(rounds=20)), make(rounds=20)
     several = Stretches(engine, by_calling)
-    monkeypatch.setattr(Watch, "read", lambda self: Seen(rows=False, examples=True))
+    monkeypatch.setattr(FailureFlags, "read", lambda self: PassOutcome(rows=False, examples=True))
     assert_same(every_state(engine, lambda s: several.advance(s, 2)), expected)
     assert several.reason == "norms of rows overflow" and several._program is None
 
@@ -621,14 +621,14 @@ def test_gradients_that_are_noted_wait_for_nothing(kind, clipping, blanks):
     x, y = torch.randn(4, 6, 1, 4, 4), torch.randint(0, 3, (4, 6))
     if blanks:
         x[1, 2] = torch.nan
-    expected, watch = gradients.clipped_sum(rows, x, y), Watch(rows.device, blanks)
+    expected, watch = gradients.clipped_sum(rows, x, y), FailureFlags(rows.device, blanks)
     out = torch.empty_like(expected)
-    with gradients.noted_by(watch), NoWaiting():
+    with gradients.noting_failures(watch), NoWaiting():
         gradients.clipped_sum(rows, x, y, out=out, fresh=True)
-    assert torch.equal(out, expected) and watch.read().well
+    assert torch.equal(out, expected) and watch.read().ok
     with NoWaiting(), pytest.raises(WaitsError, match="_local_scalar_dense"):  # it could fail
         gradients.clipped_sum(rows, x, y, out=out, fresh=True)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, gradients.noted_by(watch):
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, gradients.noting_failures(watch):
         made_up = [fake.from_tensor(part) for part in (rows, x, y)]
         gradients.clipped_sum(*made_up, out=fake.from_tensor(out), fresh=True)
 
@@ -652,18 +652,18 @@ def test_a_recorded_round_waits_for_nothing(monkeypatch, batches):
 
 
 def test_noted_are_rows_and_examples_that_are_not_finite():
-    watch = Watch(torch.device("cpu"))
-    watch.see_rows(torch.ones(2, 3))
+    watch = FailureFlags(torch.device("cpu"))
+    watch.note_rows(torch.ones(2, 3))
     assert watch.read() == (True, True)
     for value in (torch.nan, torch.inf):
-        watch.see_rows(torch.tensor([[1.0, value]]))
-        watch.see_rows(torch.ones(2, 3))  # what was seen stays
+        watch.note_rows(torch.tensor([[1.0, value]]))
+        watch.note_rows(torch.ones(2, 3))  # what was seen stays
         assert watch.read() == (False, True)
         watch.clear()
-    assert not watch.see_examples(torch.tensor([[False, True]]))
-    watch.see_examples(torch.tensor([[False, False]]))
+    assert not watch.note_examples(torch.tensor([[False, True]]))
+    watch.note_examples(torch.tensor([[False, False]]))
     assert watch.read() == (True, False)
-    assert Watch(torch.device("cpu"), blanks=True).see_examples(torch.tensor([[False]]))
+    assert FailureFlags(torch.device("cpu"), blanks=True).note_examples(torch.tensor([[False]]))
 
 
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])

@@ -110,6 +110,8 @@ def test_what_is_said_of_an_agent_does_not_depend_on_how_many_others_there_are(m
     inputs = torch.randn(200, 20)
     whole = gradients.outputs(rows, inputs)
     for elements in (1 << 24, 1 << 11, 1 << 14):
-        monkeypatch.setattr(clipped_gradients, "_budget", lambda device, elements=elements: elements)
+        monkeypatch.setattr(
+            clipped_gradients, "_activation_budget", lambda device, elements=elements: elements
+        )
         for some in (slice(0, 9), slice(0, 4), slice(4, 9), slice(2, 5)):
             assert torch.equal(gradients.outputs(rows[some], inputs), whole[some])

@@ -179,7 +179,7 @@ def test_room_counts_the_halves():
 
 def test_what_is_not_made_for_rounded_rows_is_refused():
     plan = plan_of("dsgd")
-    with pytest.raises(InputError, match="rounded in a stack of runs"):
+    with pytest.raises(InputError, match="rounded to bfloat16 in a stack of runs"):
         stack_plans([plan])
     shards = blobs(AGENTS)
     with pytest.raises(InputError, match="rounded where agents are hostile"):

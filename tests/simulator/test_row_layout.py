@@ -63,7 +63,7 @@ class Parts:
                     held(shards, layout.agents),
                     [every[agent] for agent in layout.agents],
                     5,
-                    select=partial(batch_selection.of_agents, layout.agents.tolist(), every, 5),
+                    select=partial(batch_selection.select_for_agents, layout.agents.tolist(), every, 5),
                     layout=layout,
                     fetch=self.fetch(layout),
                 )

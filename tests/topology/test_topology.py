@@ -65,13 +65,13 @@ def neighbours_of(graph: Topology) -> list[set[int]]:
 
 
 def test_examples_in_the_docstrings_run() -> None:
-    names = vars(topology)
+    names = {name: getattr(topology, name) for name in topology.__all__}
     found = [doctest.testmod(room, extraglobs=names) for room in (graph_room, families, edge_lists)]
     assert sum(room.attempted for room in found) > 20 and sum(room.failed for room in found) == 0
     # doctest does not look inside cached properties
     for name, value in vars(Topology).items():
         if isinstance(value, cached_property):
-            for example in doctest.DocTestFinder().find(value.func, name, globs=vars(topology).copy()):
+            for example in doctest.DocTestFinder().find(value.func, name, globs=names.copy()):
                 assert doctest.DocTestRunner().run(example).failed == 0
 
 

@@ -3,8 +3,9 @@
 `audit.py` is the walk; read it first. It is imported when first asked for: agents need the canaries alone.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from topdp.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from topdp.audit.audit_run import Audit, Prepared, Question, of_config, of_run
@@ -13,18 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "AuditError", "Findings", "Prepared", "Question", "of_config", "of_run"]
 
-_LAZY = {
-    "Audit": "topdp.audit.audit_run",
-    "AuditError": "topdp.audit.canaries",
-    "Findings": "topdp.audit.findings",
-    "Prepared": "topdp.audit.audit_run",
-    "Question": "topdp.audit.audit_run",
-    "of_config": "topdp.audit.audit_run",
-    "of_run": "topdp.audit.audit_run",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'topdp.audit' has no attribute {name!r}")
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Audit": "audit_run",
+        "AuditError": "canaries",
+        "Findings": "findings",
+        "Prepared": "audit_run",
+        "Question": "audit_run",
+        "of_config": "audit_run",
+        "of_run": "audit_run",
+    },
+)

@@ -16,7 +16,7 @@ from typing import Any
 from topdp.audit.canaries import AuditError
 from topdp.audit.findings import Findings
 from topdp.audit.roc_picture import roc
-from topdp.base.files import gone_if_it_fails, new_folder, write_whole
+from topdp.base.files import make_folder, remove_new_folders_on_error, write_atomically
 
 
 def expect_room(out: Path) -> None:
@@ -28,15 +28,15 @@ def expect_room(out: Path) -> None:
 def room_for(out: Path) -> Iterator[None]:
     """A folder that cannot be made is said before the work, and is gone again if that fails."""
     expect_room(out)
-    with gone_if_it_fails(out):
-        new_folder(out)
+    with remove_new_folders_on_error(out):
+        make_folder(out)
         yield
 
 
 def keep(found: Findings, out: Path, title: str) -> dict[str, Any]:
     """Writes all of it; returns what audit.json holds."""
     roc(found, out / "roc.png", title)
-    write_whole(out / "scores.csv", "\n".join(found.lines()) + "\n")
+    write_atomically(out / "scores.csv", "\n".join(found.lines()) + "\n")
     details = {**found.to_json(), "out": str(out)}
-    write_whole(out / "audit.json", json.dumps(details, indent=2) + "\n")
+    write_atomically(out / "audit.json", json.dumps(details, indent=2) + "\n")
     return details

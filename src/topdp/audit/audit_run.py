@@ -26,8 +26,8 @@ from topdp.audit.canary_run import execute
 from topdp.audit.canary_scores import Scores, Seen, information
 from topdp.audit.findings import Findings, Kind
 from topdp.base.array_types import Bools, Floats
-from topdp.base.progress import Progress
-from topdp.plan import Plan
+from topdp.base.progress import Progress, silent
+from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.account import Account, account
 from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.basics.exposure import Exposure
@@ -39,7 +39,6 @@ from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import PrivacyConfig, RunConfig
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.runs.run_folder import GIVEN, RunFolder
-from topdp.runs.training_loop import Watcher, accounting
 from topdp.simulator.simulated_noise import Draws
 
 
@@ -62,6 +61,11 @@ class Question:
         if self.delta is not None:
             expect_delta(self.delta)
         expect_named(self.observer, self.sees, self.owner, agents)
+
+
+def supports(plan: Plan) -> str | None:
+    """None, or what in `plan` the attacks cannot take apart."""
+    return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,16 +92,16 @@ class Audit:
         privacy: PrivacyConfig,
         dimension: int,
         asked: Question,
-        watch: Watcher | None = None,
+        progress: Progress = silent,
     ) -> Audit:
         """What is asked of a plan and its account, or a refusal. `dimension`: parameters of the model."""
         asked.expect_possible(plan.agents)
-        if plan.rounded is not None:
+        if reason := supports(plan):
             raise AuditError(
-                f"Expected rows that are sums for an audit, got rows that are rounded to {plan.rounded}: its "
-                "attacks take sums apart. Use train.rows=model."
+                f"Expected rows that are sums for an audit, got {reason}: its attacks take sums apart. Use "
+                "train.rows=model."
             )
-        query = Query(colluders=found.colluders, allow_slow=privacy.allow_slow, progress=accounting(watch))
+        query = Query(colluders=found.colluders, allow_slow=privacy.allow_slow, progress=progress)
         if asked.delta is not None and asked.delta != found.delta:
             found = _at(asked.delta, plan, found, query)
         owner = _owner(asked.owner, found, privacy.guarantee)
@@ -151,13 +155,13 @@ class Audit:
         return replace(self, signs=signs, worth=information(self.observer, self.owner, sensitivity, signs))
 
     def run(
-        self, parts: Assembly, seed: int, noise: Draws | None = None, watch: Watcher | None = None
+        self, parts: Assembly, seed: int, noise: Draws | None = None, progress: Progress = silent
     ) -> Findings:
         """One run with canaries. `noise`: instead of the seed's, to audit another generator."""
         canaries = self.plant(seed, order=seed)
         rounds = execute(parts, self.observer.plan, canaries, self.signs, seed, noise)
         start = parts.start[canaries.coordinates].double().cpu().numpy()
-        return self.judge(canaries, start, rounds, seed, watch)
+        return self.judge(canaries, start, rounds, seed, progress)
 
     def judge(
         self,
@@ -165,15 +169,14 @@ class Audit:
         start: Floats,
         rounds: Iterable[Seen],
         seed: int,
-        watch: Watcher | None = None,
+        progress: Progress = silent,
     ) -> Findings:
         """What follows from the rounds of a run with these canaries; `start`: at their coordinates."""
         sensitivity = float(self.exposure.sensitivity[self.owner])
         scores = Scores(self.observer, self.owner, sensitivity, self.signs, canaries.column, start)
         for done, seen in enumerate(rounds):
             scores.see(seen)
-            if watch is not None:
-                watch("training", done, self.observer.plan.releases - 1, None)
+            progress("training", done, self.observer.plan.releases - 1, unit="round")
         found, batches = scores.result(), self.exposure.batches[self.owner]
         expected = np.sqrt(self.worth)[canaries.column] * (batches.rate if batches.sampled else 1.0)
         kinds = {}
@@ -215,29 +218,27 @@ class Prepared:
 
     config: RunConfig
     agents: int
-    carry_out: Callable[[Watcher | None], Findings]
+    carry_out: Callable[[Progress], Findings]
 
 
 def of_config(
     config: RunConfig,
     asked: Question,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Prepared:
     """An audit of the plan that a configuration would run."""
     asked.expect_possible(builders.graph(config).agents)
     parts = Assembly.of(config, choose_device(device), progress)
-    plan, found = plan_and_account(config, parts.graph, parts.shards.counts, accounting(watch))
-    return _prepared(parts, plan, found, asked, watch)
+    plan, found = plan_and_account(config, parts.graph, parts.shards.counts, progress)
+    return _prepared(parts, plan, found, asked, progress)
 
 
 def of_run(
     path: Path,
     asked: Question,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Prepared:
     """An audit of the very plan that a run executes."""
     folder = RunFolder.open(path)
@@ -251,14 +252,12 @@ def of_run(
     parts = Assembly.of(config, choose_device(device), progress)
     counts = parts.shards.counts
     expect_plan_of(config, parts.graph, counts, plan, path)
-    return _prepared(parts, plan, expect_account_of(config, counts, folder), asked, watch)
+    return _prepared(parts, plan, expect_account_of(config, counts, folder), asked, progress)
 
 
-def _prepared(
-    parts: Assembly, plan: Plan, found: Account, asked: Question, watch: Watcher | None
-) -> Prepared:
-    audit = Audit.of(plan, found, parts.config.privacy, parts.flat.dimension, asked, watch)
-    return Prepared(parts.config, plan.agents, lambda shown: audit.run(parts, asked.seed, watch=shown))
+def _prepared(parts: Assembly, plan: Plan, found: Account, asked: Question, progress: Progress) -> Prepared:
+    audit = Audit.of(plan, found, parts.config.privacy, parts.flat.dimension, asked, progress)
+    return Prepared(parts.config, plan.agents, lambda shown: audit.run(parts, asked.seed, progress=shown))
 
 
 def _at(delta: float, plan: Plan, found: Account, query: Query) -> Account:

@@ -22,7 +22,7 @@ from topdp.audit.audit_observer import Observer
 from topdp.audit.canaries import AuditError, Canaries
 from topdp.audit.canary_scores import Seen
 from topdp.base.array_types import Bools, Floats
-from topdp.base.files import DAMAGE, new_folder, write_whole
+from topdp.base.files import UNREADABLE_FILE_ERRORS, make_folder, write_atomically
 
 CANARIES = "canaries.npz"
 NOTES = "recording"
@@ -75,7 +75,7 @@ class Notes:
     folder: Path
 
     def keep_start(self, start: Floats) -> None:
-        new_folder(self.folder)
+        make_folder(self.folder)
         _write(self.folder / "start.npz", start=start)
 
     def keep(
@@ -165,12 +165,12 @@ def _expect_all(came: Mapping[int, Floats], expected: Bools, agent: int, round: 
 def _write(path: Path, **arrays: np.ndarray) -> None:
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]  # its stubs take a name for an option
-    write_whole(path, content.getvalue(), mode=0o600)
+    write_atomically(path, content.getvalue(), mode=0o600)
 
 
 def _read(path: Path, what: str) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as found:
             return dict(found)
-    except DAMAGE as error:
+    except UNREADABLE_FILE_ERRORS as error:
         raise AuditError(f"Expected {what}, could not read {path}: {error}.") from error

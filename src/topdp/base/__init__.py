@@ -1,1 +1,1 @@
-"""What every package may use: files, TOML text, array types, number checks, progress."""
+"""Modules that every package may use: files, TOML text, array types, number checks, progress."""

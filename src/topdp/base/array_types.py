@@ -1,4 +1,4 @@
-"""The types of arrays, once for all rooms."""
+"""Array types for annotations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Indices = NDArray[np.integer[Any]]
-"""Whole numbers of any width: plans keep theirs small."""
+"""Integers of any width: plans keep their index arrays small."""
 
 AnyArray = NDArray[Any]

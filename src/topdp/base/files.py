@@ -17,79 +17,81 @@ from filelock import lock_descriptor
 
 from topdp.errors import InputError
 
-DAMAGE = (
+UNREADABLE_FILE_ERRORS = (
     OSError,
     EOFError,
     ValueError,
     TypeError,
     LookupError,
     AttributeError,
-    RuntimeError,  # nested too deeply; a compression that is not known; a password
+    RuntimeError,  # nested too deeply, unknown compression, or a password
     OverflowError,
     zlib.error,
     zipfile.BadZipFile,
 )
-"""What readers of files raise when bytes are missing, changed or another file's."""
+"""What file readers raise when bytes are missing, changed, or belong to another kind of file."""
 
 
 class FileError(InputError):
-    """A place that cannot be written to: full, read-only, or not what was expected."""
+    """A path that cannot be written: the disk is full, the file system is read-only, or the path is not what
+    was expected.
+    """
 
 
 class LockHeldError(FileError):
     """A folder or file that another process has locked."""
 
 
-def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """`path` becomes `content`; a full disk or a kill leaves the old file or the new one, never half.
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Replace the content of `path`. After a full disk or a kill, the file holds the old content or the new
+    one, never a part.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder) / "a.txt", "once")
+    ...     write_atomically(Path(folder) / "a.txt", "once")
     ...     [file.name for file in Path(folder).iterdir()]
     ['a.txt']
     """
-    with written_whole(path, mode) as beside:
-        beside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    with atomic_path(path, mode) as temporary:
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
-def written_whole(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """For writers that want a path: what is written to the one given here becomes `path` at the end.
-
-    `mode` is that of a new file, less the process's umask.
+def atomic_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """Yield a temporary path beside `path` for writers that want one; on success, rename it to `path`. `mode`
+    is the mode of a new file, before the process's umask.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         try:
-            yield beside
-            _to_disk(beside)
-            os.replace(beside, path)
+            yield temporary
+            _flush_to_disk(temporary)
+            os.replace(temporary, path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise FileError(f"Could not write {path}: {reason}. What was written before is intact.") from error
+        raise FileError(f"Could not write {path}: {reason}. The previous content is intact.") from error
 
 
-def new_folder(path: Path) -> None:
-    """Makes `path` and what is above it; a folder that is there already is fine."""
+def make_folder(path: Path) -> None:
+    """Create `path` and its parents; an existing folder is fine."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"Could not make the folder {path}: {error.strerror}.") from error
+        raise FileError(f"Could not create the folder {path}: {error.strerror}.") from error
 
 
 @contextmanager
-def gone_if_it_fails(path: Path) -> Iterator[None]:
-    """If what is done inside fails, folders on the way to `path` that were not there before go again."""
-    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+def remove_new_folders_on_error(path: Path) -> Iterator[None]:
+    """If the body fails, remove the empty folders on the way to `path` that did not exist before."""
+    new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
     except BaseException:
-        for folder in new:
-            with suppress(OSError):  # where something has come to lie in it
+        for folder in new_folders:
+            with suppress(OSError):  # it is no longer empty
                 folder.rmdir()
         raise
 
@@ -123,7 +125,7 @@ def exclusive_lock(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _to_disk(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)  # Windows flushes only what is open for writing
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Checks of single numbers that several rooms share: what was expected, what came. Not for budgets (ε, δ)."""
+"""Checks of single numbers, used by several packages. Not for budgets (ε, δ)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from topdp.errors import InputError
 
 
 def expect_count(name: str, count: SupportsIndex, least: int = 1) -> int:
-    """`count` as an int if it is a whole number of at least `least`.
+    """Return `count` as an int if it is a whole number of at least `least`; else raise InputError.
 
     >>> expect_count("releases", 0)
     Traceback (most recent call last):

@@ -1,18 +1,56 @@
-"""How long operations report progress: a callback. `views/terminal/progress_display.py` shows it."""
+"""The one interface by which a long operation reports progress: a function. Shows nothing itself.
+
+`views/terminal/progress_display.py` shows reports on a terminal or in a log.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """Called often: what is being done, the bytes done so far, and the bytes in all where they are known.
+    """Receives reports of how far a long operation is; called often.
 
-    An empty message says that all is done.
+    `stage`: what the operation does, in a few words. `done` of `total`: how many of its steps are complete; a
+    `total` of None is not known. `unit`: what one step is ("round", "observer", "run", "byte"); empty for a
+    stage without steps. `metrics`: the last evaluation, during training.
+
+    >>> def show(stage, done=0, total=None, /, **details):
+    ...     print(stage, done, total, details)
+    >>> progress: Progress = show
+    >>> progress("training", 3, 10, unit="round")
+    training 3 10 {'unit': 'round'}
     """
 
-    def __call__(self, message: str, done: int = 0, total: int | None = None) -> None: ...
+    def __call__(
+        self,
+        stage: str,
+        done: int = 0,
+        total: int | None = None,
+        /,
+        *,
+        unit: str = "",
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None: ...
 
 
-def silent(message: str, done: int = 0, total: int | None = None) -> None:
-    """Say nothing."""
+def silent(
+    stage: str,
+    done: int = 0,
+    total: int | None = None,
+    /,
+    *,
+    unit: str = "",
+    metrics: Mapping[str, Any] | None = None,
+) -> None:
+    """Ignore all reports."""
+
+
+def titled(progress: Progress, title: str) -> Progress:
+    """Report to `progress` under a title: for one of several operations."""
+
+    def report(stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
+        progress(f"{title}: {stage}", done, total, **details)
+
+    return report

@@ -1,6 +1,6 @@
-"""TOML from outside, refused before it is parsed where that would take minutes. What it means: its readers.
+"""TOML from outside. Text that would take minutes to parse is refused first.
 
-Python's parser takes time that grows with the square of a dotted key, and memory that grows with the file.
+Python's parser takes time quadratic in the length of a dotted key, and memory linear in the file.
 """
 
 from __future__ import annotations
@@ -11,33 +11,35 @@ from typing import Any
 
 from topdp.errors import InputError
 
-LARGEST = 64 * 2**20
-"""Letters: a manifest of 10,000 agents has a sixth of that."""
+MAX_TOML_CHARACTERS = 64 * 2**20
+"""A manifest of 10,000 agents has a sixth of that."""
 
-MOST_PARTS = 32
-"""Of a dotted key; those of topdp have four at most."""
+MAX_KEY_PARTS = 32
+"""Parts of a dotted key. The keys of topdp have at most four."""
 
-_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
-# Begins only where a key can begin, so that no letter is looked at again and again.
-_TOO_DEEP = re.compile(rf"""(?<![\w.'"\\-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MOST_PARTS}}}""")
+_KEY_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
+# Matches only where a key can begin: the search stays linear in the length of the text.
+_KEY_WITH_TOO_MANY_PARTS = re.compile(
+    rf"""(?<![\w.'"\\-]){_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{MAX_KEY_PARTS}}}"""
+)
 
 
 class TomlError(InputError):
-    """A text that no configuration, manifest or card is like."""
+    """A text that cannot be a configuration, a manifest or a card."""
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """As `tomllib.loads`, of a text that has sensible keys.
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return what `tomllib.loads` returns, for a text of sensible size and depth.
 
-    >>> parsed("a.b = 1")
+    >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}
     """
-    if len(text) > LARGEST:
-        raise TomlError(f"expected at most {LARGEST} letters, got {len(text)}")
-    if found := _TOO_DEEP.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise TomlError(f"expected keys of at most {MOST_PARTS} parts, got one with more in line {line}")
+    if len(text) > MAX_TOML_CHARACTERS:
+        raise TomlError(f"expected at most {MAX_TOML_CHARACTERS} characters, got {len(text)}")
+    if match := _KEY_WITH_TOO_MANY_PARTS.search(text):
+        line = text.count("\n", 0, match.start()) + 1
+        raise TomlError(f"expected keys of at most {MAX_KEY_PARTS} parts, got one with more in line {line}")
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise TomlError("its brackets stand too deep in each other") from None
+        raise TomlError("its brackets are nested too deep") from None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from topdp.cli.agent_options import IdentityFolder, State, epsilon_in_words, nee
 from topdp.cli.budget_commands import Site
 from topdp.views.terminal.console import Json, err, print_json, print_text, remark, show
 from topdp.views.terminal.progress_display import signs_of_life
+
+if TYPE_CHECKING:
+    from topdp.agents.runtime.agent_hooks import AgentHooks
 
 
 def init(
@@ -26,12 +30,14 @@ def init(
     need_parts()
     from topdp.agents.agreement import identity
 
-    card = identity.init(folder, name, address).card
+    card = identity.create_identity(folder, name, address).card
     if as_json:
-        print_json({"name": card.name, "fingerprint": card.fingerprint, "card": str(folder / identity.CARD)})
+        print_json(
+            {"name": card.name, "fingerprint": card.fingerprint, "card": str(folder / identity.CARD_FILE)}
+        )
     else:
         print_text(card.to_toml())
-        remark(f"This card is in {folder / identity.CARD}: send it to whoever makes the manifest.")
+        remark(f"This card is in {folder / identity.CARD_FILE}: send it to whoever makes the manifest.")
 
 
 def _expect_terms(manifest: Path, folder: Path) -> None:
@@ -39,29 +45,26 @@ def _expect_terms(manifest: Path, folder: Path) -> None:
     from topdp.agents.agreement import amendments, card_succession
     from topdp.agents.agreement import manifest as manifests
 
-    terms = manifests.read(manifest)
-    terms.number(card_succession.generations(folder)[0].card.name)
-    amendments.expect_agreed(terms)
+    terms = manifests.read_manifest(manifest)
+    terms.number(card_succession.load_identities(folder)[0].card.name)
+    amendments.expect_all_signed(terms)
 
 
 def start(
     manifest: Annotated[Path, typer.Option("--manifest", help="What all agents have agreed to.")],
     data: Annotated[str, typer.Option("--data", help="This agent's own records, as for `topdp run`.")],
     state: State,
-    folder: IdentityFolder = Path("identity"),
+    identity: IdentityFolder = Path("identity"),
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", help="A budget of one's own, below the manifest's.")
     ] = None,
-    seeded: Annotated[
-        bool, typer.Option("--seeded", help="Noise from the manifest's seed: for tests, not private.")
-    ] = False,
     listen: Annotated[
         str | None,
         typer.Option(
             "--listen", help="host:port to bind, where the card's is a router's; 0.0.0.0:7400: all."
         ),
     ] = None,
-    metrics: Annotated[
+    metrics_port: Annotated[
         int | None,
         typer.Option(
             "--metrics", metavar="PORT", min=1, max=65535, help="For Prometheus, on 127.0.0.1:PORT."
@@ -85,12 +88,6 @@ def start(
         typer.Option("--report", metavar="SECONDS", min=0, help="Between two lines of progress; 0: none."),
     ] = 30.0,
     json_log: Annotated[bool, typer.Option("--json-log", help="The log as JSON lines.")] = False,
-    canaries: Annotated[
-        Path | None,
-        typer.Option(
-            "--canaries", metavar="FILE", help="A rehearsal for an audit: records what it sees; not private."
-        ),
-    ] = None,
     amended_by: Annotated[
         Path | None,
         typer.Option(
@@ -111,42 +108,30 @@ def start(
     as_json: Json = False,
 ) -> None:
     """Takes part until the last round. Killed or stopped, the same command continues where it was."""
+    take_part(locals())
+
+
+def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | None = None) -> None:
+    """Run the agent that the `arguments` of `start` describe; `make_hooks` is for development commands."""
+    json_log, as_json = arguments.pop("json_log"), arguments.pop("as_json")
     need_parts()
-    _expect_terms(manifest, folder)
-    with nullcontext() if json_log else signs_of_life(err, "agent") as signs:
-        if signs is not None:
-            signs.stage("loading torch")
+    _expect_terms(arguments["manifest"], arguments["identity"])
+    with nullcontext() if json_log else signs_of_life(err, "agent") as progress:
+        if progress is not None:
+            progress("loading torch")
         from topdp.agents.node import agent_log, agent_process, shutdown
 
-    speaker = agent_log.to_stderr(json_log)
-    outcome = agent_process.run(
-        agent_process.Options(
-            manifest,
-            folder,
-            data,
-            state,
-            epsilon,
-            seeded,
-            listen,
-            metrics,
-            live_pairing,
-            canaries,
-            evaluate,
-            report,
-            amended_by,
-            after,
-            site,
-            upgrade,
-        ),
-        speaker,
-    )
+    log_filter = agent_log.log_to_stderr(json_log)
+    options = agent_process.AgentOptions(**arguments)
+    outcome = agent_process.run(options, log_filter, make_hooks() if make_hooks else None)
     if as_json:
         print_json({**outcome.result, "code": outcome.code})
     else:
         result, spent = outcome.result, outcome.result["spent"]
         share = f"epsilon {epsilon_in_words(spent['epsilon'])} of {result['budget']:.4g} spent"
         show(
-            f"{result['agent']}: {result['releases']} releases, {share} ({spent['charged_by']}), {state}",
+            f"{result['agent']}: {result['releases']} releases, {share} ({spent['charged_by']}), "
+            f"{options.state}"
         )
         if result["stopped_at"] is not None:
             show(
@@ -154,5 +139,5 @@ def start(
             )
         if not outcome.finished:
             show("Asked to stop before the end: the same command continues.")
-    shutdown.leave_quickly(outcome.code)
+    shutdown.exit_without_cleanup(outcome.code)
     raise typer.Exit(outcome.code)

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from topdp import __version__
-from topdp.errors import ExitCode, TopdpError, enough_memory
+from topdp.errors import ExitCode, TopdpError, translate_memory_errors
 from topdp.views.terminal.console import err, show
 
 # What typer raises about the arguments themselves: click's own, which newer versions carry inside.
@@ -66,6 +66,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
         {
             "init": "agent_commands:init",
             "start": "agent_commands:start",
+            "rehearse": "development_commands:rehearse",
             "status": "operator_commands:status",
             "pause": "operator_commands:pause",
             "resume": "operator_commands:resume",
@@ -177,7 +178,7 @@ def version() -> None:
 def main() -> None:
     """Run the command. An error of ours is one line and its exit code; any other has its traceback."""
     try:
-        with enough_memory():
+        with translate_memory_errors():
             code = app(standalone_mode=False)
     except TopdpError as error:
         stop(error, error.code)

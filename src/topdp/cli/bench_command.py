@@ -43,8 +43,8 @@ def bench(
     """
     if not minutes >= 0:
         raise InputError(f"--minutes: expected a number from 0 on, got {minutes}.")
-    with signs_of_life(err, "bench") as signs:
-        signs.stage("loading torch")
+    with signs_of_life(err, "bench") as progress:
+        progress("loading torch")
         import torch
 
         from topdp.experiments.bench import bench_job, bench_report, contestants, floors, growth, turn_timing
@@ -52,7 +52,7 @@ def bench(
 
         torch.set_num_threads(threads)
         if grows:
-            points, left_out = growth.grow(minutes, signs.say)
+            points, left_out = growth.grow(minutes, progress.say)
             found = bench_report.growth_json(points, left_out) | {"picture": str(picture) if points else None}
             if points:
                 draw(points, picture, f"A private round, {threads} thread{'s' * (threads > 1)}")
@@ -64,15 +64,13 @@ def bench(
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", module="opacus")
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
-                signs.stage("comparing one round without noise")
+                progress("comparing one round without noise")
                 difference = contestants.difference(job, data, made)
-                signs.stage(f"timing {', '.join(made)}")
+                progress(f"timing {', '.join(made)}")
                 rounds = {name: make(job, data, job.noise_multiplier) for name, make in made.items()}
-                times = turn_timing.take_turns(
-                    rounds, turns, lambda done, total: signs.stage(f"turn {done} of {total}")
-                )
+                times = turn_timing.take_turns(rounds, turns, progress)
             del rounds
-            signs.stage("timing parts and floors")
+            progress("timing parts and floors")
             parts, rates, whole = floors.parts_of(job, data, turns)
             found = bench_report.as_json(job, times, parts, rates, whole, difference)
     missing = not grows and len(made) <= len(names)

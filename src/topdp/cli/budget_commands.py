@@ -22,10 +22,10 @@ Site = Annotated[
 
 def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False) -> None:
     """Every run, and what the record that has spent most has spent in all of them."""
-    from topdp.agents.ledger.site_budget import SiteBook
-    from topdp.agents.node.site_entry import place
+    from topdp.agents.ledger.site_budget import SiteBudget
+    from topdp.agents.node.site_reservation import site_folder
 
-    book = SiteBook(place(site, identity)[0], writable=False)
+    book = SiteBudget(site_folder(site, identity)[0], writable=False)
     limit, runs = book.limit, book.runs()
     spent = {kind: each.epsilon for kind, each in book.spent().items()}
     delta = {kind: each.delta for kind, each in book.spent().items()}
@@ -66,13 +66,13 @@ def set_limit(
     identity: IdentityFolder = Path("identity"),
 ) -> None:
     """Sets the site's limit: runs that would pass it are refused before they send anything (exit code 3)."""
-    from topdp.agents.ledger.site_budget import Limit, SiteBook
-    from topdp.agents.node.site_entry import place
+    from topdp.agents.ledger.site_budget import SiteBudget, SiteLimit
+    from topdp.agents.node.site_reservation import site_folder
 
     if none == (epsilon is not None or delta is not None):
         raise InputError("Expected --epsilon, --delta or both; or --none.")
-    book = SiteBook(place(site, identity)[0])
-    book.set_limit(Limit(epsilon, delta))
+    book = SiteBudget(site_folder(site, identity)[0])
+    book.set_limit(SiteLimit(epsilon, delta))
     book.close()
     show(f"Limit: {limit_in_words(epsilon, delta)}; runs that were let in go on.")
 
@@ -90,9 +90,9 @@ def close_run(
     state: State, site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False
 ) -> None:
     """Ends a run for good: its data enter no round any more, and what it did not spend is free again."""
-    from topdp.agents.node.site_entry import give_back, place
+    from topdp.agents.node.site_reservation import close_run, site_folder
 
-    epsilon = give_back(place(site, identity)[0], state)
+    epsilon = close_run(site_folder(site, identity)[0], state)
     if as_json:
         print_json({"epsilon": epsilon if math.isfinite(epsilon) else None})
     else:

@@ -24,10 +24,10 @@ def data_fetch(
     as_json: Json = False,
 ) -> None:
     """Puts a data set into the cache, verified against its checksums."""
-    with signs_of_life(err, "data") as signs:
+    with signs_of_life(err, "data") as progress:
         from topdp.data import fetch
 
-        found = fetch(name, data_dir=data_dir, progress=signs.fetching)
+        found = fetch(name, data_dir=data_dir, progress=progress)
     if as_json:
         print_json({"name": name, "path": str(found.path), "source": found.source})
     else:
@@ -57,10 +57,10 @@ def data_look(
 ) -> None:
     """What the columns of your own file hold, for your eyes only; and a schema to fill in."""
     with signs_of_life(err, "data"):
-        from topdp.data.readers.file_preview import look
-        from topdp.data.readers.table_schema import skeleton
+        from topdp.data.readers.file_preview import preview_columns
+        from topdp.data.readers.table_schema import schema_template
 
-        seen = look(file, delimiter)
+        seen = preview_columns(file, delimiter)
     if as_json:
         print_json({sight.column: sight._asdict() for sight in seen})
         return
@@ -73,4 +73,4 @@ def data_look(
         "These are facts about your records: whatever of them goes into a schema is told to all who see it, "
         "and counted in no epsilon. State what is known without the records."
     )
-    print_text(skeleton(sight.column for sight in seen) + "\n")
+    print_text(schema_template(sight.column for sight in seen) + "\n")

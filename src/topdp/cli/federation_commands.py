@@ -49,8 +49,8 @@ def create(
 ) -> None:
     """Cards, graph, method, rounds and rules become one manifest with a hash; noise is calibrated here."""
     need_parts()
-    with signs_of_life(err, "federation") as signs:
-        signs.stage("reading cards")
+    with signs_of_life(err, "federation") as progress:
+        progress("reading cards")
         from topdp.agents.agreement import federation_manifest
 
         if records is None:
@@ -69,8 +69,8 @@ def create(
         rules |= {"relay": relay, "largest_norm": largest_norm}
         if place.exists():
             raise config.ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
-        signs.stage("calibrating")
-        made, account, warnings = federation_manifest.create(cards, records, wanted, links, rules)
+        progress("calibrating")
+        made, account, warnings = federation_manifest.create_manifest(cards, records, wanted, links, rules)
         made.write(place)
     for warning in warnings:
         remark(warning)
@@ -93,33 +93,33 @@ def canaries(
     place: Annotated[Path, typer.Option("--out", help="The file.")] = Path("canaries.npz"),
     as_json: Json = False,
 ) -> None:
-    """Canaries for a rehearsal: give the file to every agent (agent start --canaries), then `topdp audit`."""
+    """Canaries for a rehearsal: every agent gets the file (agent rehearse --canaries), then `topdp audit`."""
     need_parts()
     if place.exists():
         raise config.ConfigError(f"--out: {place} exists, and agents may rehearse by it: name another file.")
-    with signs_of_life(err, "federation") as signs:
-        signs.stage("loading torch")
+    with signs_of_life(err, "federation") as progress:
+        progress("loading torch")
         import torch
 
         from topdp import data as datasets
         from topdp.agents.agreement import manifest as manifests
-        from topdp.agents.agreement.run_setup import Setup
+        from topdp.agents.agreement.run_setup import RunSetup
         from topdp.agents.development import rehearsal_audit
         from topdp.audit import Question
-        from topdp.data.featured_shards import shape_seen
+        from topdp.data.featured_shards import input_shape
         from topdp.runs import builders
 
         asked = Question(owner, observer, canaries=count, seed=seed)
-        agreed = manifests.read(manifest)
+        agreed = manifests.read_manifest(manifest)
         asked.expect_possible(len(agreed.names))
-        signs.stage("planning")
-        setup = Setup.of(agreed)
-        dataset = datasets.load(data, progress=signs.fetching, schema=builders.schema(agreed.config))
-        shape = shape_seen(dataset, builders.features(agreed.config))
+        progress("planning")
+        setup = RunSetup.of(agreed)
+        dataset = datasets.load(data, progress=progress, schema=builders.schema(agreed.config))
+        shape = input_shape(dataset, builders.features(agreed.config))
         task = builders.task(agreed.config)
         targets = task.targets(torch.from_numpy(dataset.train_targets), data)
         outputs = task.outputs(targets, dataset.classes)
-        planted = rehearsal_audit.plant(setup, shape, outputs, asked, signs.watch)
+        planted = rehearsal_audit.plant(setup, shape, outputs, asked, progress)
         planted.save(place)
     name = setup.manifest.names[planted.canaries.owner]
     if as_json:
@@ -152,16 +152,16 @@ def demo(
     need_parts()
     wanted = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
-    with signs_of_life(err, "federation") as signs:
-        signs.stage("loading torch")
+    with signs_of_life(err, "federation") as progress:
+        progress("loading torch")
         from topdp.agents.development import fork_server
 
         fork_server.warm_up()  # on another core than this one
         from topdp.agents.development import federation_demo as demos
 
         smaller = demos.parse_budgets(budgets or [], agents)
-        signs.stage("planning")
-        found = demos.run(wanted, place, seeded, smaller, signs.say, rehearse=rehearse, relay=relay)
+        progress("planning")
+        found = demos.run(wanted, place, seeded, smaller, progress.say, rehearse=rehearse, relay=relay)
     if as_json:
         print_json(found)
         return

@@ -33,7 +33,7 @@ def graph(
         agents is not None
     )
     wanted = config.read(file, preset, [*(changes or []), *extra])
-    with signs_of_life(err, "graph") as signs:
+    with signs_of_life(err, "graph") as progress:
         from topdp import topology
         from topdp.runs import builders
         from topdp.views.pictures.graph_picture import draw
@@ -41,7 +41,7 @@ def graph(
 
         made = builders.graph(wanted)
         facts = topology.describe(made, wanted.method.alpha)
-        signs.stage("drawing")
+        progress("drawing")
         draw(made, picture)
     if as_json:
         print_json({**facts, "picture": str(picture)})
@@ -80,8 +80,8 @@ def reproduce(
         raise ConfigError(f"--minutes: expected a number from 0 on, got {minutes}.")
     place = folder or Path("reproduction-quick" if quick else "reproduction")
     how = f"the same command: what is done is kept in {place}."
-    with signs_of_life(err, "reproduce") as signs, going_on(how):
-        signs.stage("loading torch")
+    with signs_of_life(err, "reproduce") as progress, going_on(how):
+        progress("loading torch")
         from topdp.experiments import reproduce
         from topdp.experiments.lenses import FULL, QUICK
         from topdp.runs.assembly import choose_device
@@ -93,11 +93,11 @@ def reproduce(
             QUICK if quick else FULL,
         )
         if redraw:
-            signs.stage("drawing")
+            progress("drawing")
             made = reproduce.redraw(names, lenses, scale, place)
         else:
             chosen = str(choose_device(device))
-            made = reproduce.reproduce(names, lenses, scale, chosen, place, signs.say, 60 * minutes)
+            made = reproduce.reproduce(names, lenses, scale, chosen, place, progress.say, 60 * minutes)
     if as_json:
         print_json({"out": str(place), **made.to_json()})
     else:

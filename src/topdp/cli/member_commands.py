@@ -64,23 +64,23 @@ def amend(
     need_parts()
     if place.exists():
         raise ConfigError(f"--out: {place} exists, and agents may run by it: name another file.")
-    with signs_of_life(err, "federation") as signs:
-        signs.stage("calibrating")
+    with signs_of_life(err, "federation") as progress:
+        progress("calibrating")
         from topdp.agents.agreement import federation_manifest
         from topdp.agents.agreement import manifest as manifests
         from topdp.agents.agreement.amendments import amendment_of
         from topdp.agents.agreement.identity_card import read_card
         from topdp.agents.node import amending
 
-        before = manifests.read(manifest)
+        before = manifests.read_manifest(manifest)
         joins = tuple(read_card(card) for card in add or [])
         names = (*before.names, *(card.name for card in joins))
-        change = amending.Change(
+        change = amending.MembershipChange(
             round=from_round - 1,
             add=joins,
             remove=tuple(remove or ()),
-            links=tuple(federation_manifest.named_links(links, names)) if links else (),
-            records=federation_manifest.counts_of(records, len(joins)) if records else (),
+            links=tuple(federation_manifest.parse_links(links, names)) if links else (),
+            records=federation_manifest.parse_record_counts(records, len(joins)) if records else (),
             rounds=rounds,
         )
         made, account, said = amending.amend(before, change)
@@ -89,7 +89,7 @@ def amend(
         remark(words)
     told = amendment_of(made)
     assert told is not None
-    budgets = amending.budgets(made)
+    budgets = amending.granted_budgets(made)
     deltas = {
         name: told.delta * (name in told.spent) + made.config.privacy.delta * (name in budgets)
         for name in dict.fromkeys([*before.names, *made.names])
@@ -124,14 +124,18 @@ def sign(
     from topdp.agents.agreement import manifest as manifests
     from topdp.agents.node import amending
 
-    agreed, held = manifests.read(manifest), card_succession.generations(folder)
+    agreed, held = manifests.read_manifest(manifest), card_succession.load_identities(folder)
     name = held[0].card.name
     amending.expect_counted(agreed, name, folder)
-    signed = amendments.sign(manifest, agreed, held)
-    missing = amendments.unsigned(signed)
+    signed = amendments.sign_amendment(manifest, agreed, held)
+    missing = amendments.missing_signatures(signed)
     told = amendments.amendment_of(signed)
     assert told is not None
-    spent, new, delta = told.spent.get(name, 0.0), amending.budgets(signed)[name], signed.config.privacy.delta
+    spent, new, delta = (
+        told.spent.get(name, 0.0),
+        amending.granted_budgets(signed)[name],
+        signed.config.privacy.delta,
+    )
     if as_json:
         print_json(
             {

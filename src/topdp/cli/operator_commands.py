@@ -28,41 +28,48 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Where an agent stands, from its books and its process; also while it runs."""
-    from topdp.agents.node.agent_status import facts_of, in_words
+    from topdp.agents.node.agent_status import describe_status, read_status
 
     if watch:
         _watch(state, as_json)
         return
-    facts = facts_of(state)
+    facts = read_status(state)
     if as_json:
         print_json(facts)
         return
     from topdp.views.terminal import tables
 
-    show(tables.facts(str(facts["agent"]), in_words(facts)))
+    show(tables.facts(str(facts["agent"]), describe_status(facts)))
 
 
 def _watch(state: Path, as_json: bool, pause: float = 1.0) -> None:
-    from topdp.agents.node.agent_status import facts_of, finished, in_one_line, in_words, lasting
+    from topdp.agents.node.agent_status import (
+        describe_status,
+        finished,
+        read_status,
+        stable_facts,
+        status_line,
+    )
 
     told: dict[str, Any] | None = None
     on_terminal = sys.stdout.isatty() and not as_json
     try:
         while True:
-            facts = facts_of(state)
-            new = lasting(facts) != told
-            told = lasting(facts)
+            facts = read_status(state)
+            new = stable_facts(facts) != told
+            told = stable_facts(facts)
             if on_terminal:
                 from topdp.views.terminal import tables
 
                 out.clear()
                 show(
-                    tables.facts(str(facts["agent"]), in_words(facts)), "Ctrl-C ends watching, not the agent."
+                    tables.facts(str(facts["agent"]), describe_status(facts)),
+                    "Ctrl-C ends watching, not the agent.",
                 )
             elif new and as_json:
                 print_json(facts)
             elif new:
-                show(in_one_line(state, facts))
+                show(status_line(state, facts))
             if finished(facts):
                 return
             time.sleep(pause)
@@ -72,9 +79,9 @@ def _watch(state: Path, as_json: bool, pause: float = 1.0) -> None:
 
 def pause(state: State, as_json: Json = False) -> None:
     """No new release until `resume`, over restarts too; goes on answering and receiving. The others wait."""
-    from topdp.agents.node.operator_orders import PAUSE
+    from topdp.agents.node.operator_orders import PAUSE_FILE
 
-    new = _orders(state).give(PAUSE)
+    new = _orders(state).give(PAUSE_FILE)
     facts = _until(state, lambda facts: facts["doing"] in ("paused", "ends"))
     words = "paused" if new else "was paused already"
     if facts["process"] == "not running":
@@ -88,9 +95,9 @@ def pause(state: State, as_json: Json = False) -> None:
 
 def resume(state: State, as_json: Json = False) -> None:
     """Takes `pause` back."""
-    from topdp.agents.node.operator_orders import PAUSE
+    from topdp.agents.node.operator_orders import PAUSE_FILE
 
-    was = _orders(state).withdraw(PAUSE)
+    was = _orders(state).withdraw(PAUSE_FILE)
     facts = _until(state, lambda facts: facts["doing"] != "paused")
     words = "goes on" if was else "was not paused"
     if facts["process"] == "not running":
@@ -104,16 +111,16 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Ends the process in order, paused or not; `topdp agent start` continues where it was."""
-    from topdp.agents.node.agent_status import facts_of
-    from topdp.agents.node.operator_orders import STOP
+    from topdp.agents.node.agent_status import read_status
+    from topdp.agents.node.operator_orders import STOP_FILE
 
     orders = _orders(state)
-    facts = facts_of(state)
+    facts = read_status(state)
     if facts["process"] == "not running":
         _tell(facts, "is not running", as_json, {"was_running": False})
         return
     number = facts["id"]
-    orders.give(STOP)
+    orders.give(STOP_FILE)
     facts = _until(state, lambda facts: facts["process"] == "not running", timeout)
     if facts["process"] != "not running":
         raise Interrupted(
@@ -134,11 +141,11 @@ def export_model(
     """The agent's model after its last release, also while it runs. Reads no data and no manifest."""
     from topdp.views.terminal.progress_display import signs_of_life
 
-    with signs_of_life(err, "export") as signs:
-        signs.stage("loading torch")
-        from topdp.agents.node.agent_model_file import export
+    with signs_of_life(err, "export") as progress:
+        progress("loading torch")
+        from topdp.agents.node.agent_model_file import export_model
 
-        round = export(state, file, format)
+        round = export_model(state, file, format)
     if as_json:
         print_json({"file": str(file), "round": round})
     else:
@@ -147,9 +154,9 @@ def export_model(
 
 def list_quarantined(state: State, as_json: Json = False) -> None:
     """Whom this agent no longer believes, and why; and what was lifted, by whom and for what reason."""
-    from topdp.agents.node.quarantine import listed
+    from topdp.agents.node.quarantine import read_quarantine
 
-    found = listed(state)
+    found = read_quarantine(state)
     if as_json:
         print_json(found)
         return
@@ -168,9 +175,9 @@ def lift_quarantine(
     as_json: Json = False,
 ) -> None:
     """Believes a neighbour again, from the next start on. What it cost stays: a departure stays one."""
-    from topdp.agents.node.quarantine import lift
+    from topdp.agents.node.quarantine import lift_quarantine
 
-    found = lift(state, peer, reason)
+    found = lift_quarantine(state, peer, reason)
     if as_json:
         print_json(found)
         return
@@ -180,21 +187,21 @@ def lift_quarantine(
 
 
 def _orders(state: Path) -> Any:
-    from topdp.agents.ledger.ledger_database import FILE
-    from topdp.agents.node.operator_orders import Orders
+    from topdp.agents.ledger.ledger_database import LEDGER_FILE
+    from topdp.agents.node.operator_orders import OperatorOrders
 
-    if not (state / FILE).exists():
-        raise InputError(f"Expected an agent's state folder with {FILE}, {state} is none.")
-    return Orders(state)
+    if not (state / LEDGER_FILE).exists():
+        raise InputError(f"Expected an agent's state folder with {LEDGER_FILE}, {state} is none.")
+    return OperatorOrders(state)
 
 
 def _until(state: Path, done: Callable[[dict[str, Any]], bool], timeout: float = HEARD) -> dict[str, Any]:
     """Looks until it is so, nobody is running, or time is up; what was seen last."""
-    from topdp.agents.node.agent_status import facts_of
+    from topdp.agents.node.agent_status import read_status
 
     end = time.monotonic() + timeout
     while True:
-        facts = facts_of(state)
+        facts = read_status(state)
         if done(facts) or facts["process"] == "not running" or time.monotonic() >= end:
             return facts
         time.sleep(0.1)

@@ -24,8 +24,8 @@ def report(
 ) -> None:
     """Runs as one HTML file that needs no network: curves, graph, privacy, settings; several are "
     "compared."""
-    with signs_of_life(err, "report") as signs:
-        signs.stage("reading")
+    with signs_of_life(err, "report") as progress:
+        progress("reading")
         from topdp.views.pages.page_policy import expect_ours
         from topdp.views.pages.page_runs import runs_in
         from topdp.views.pages.report_page import write_report
@@ -36,9 +36,9 @@ def report(
         expect_ours(place)  # before the work
         found = []
         for done, folder in enumerate(folders):
-            signs.stage(f"reading run {done + 1} of {len(folders)}")
+            progress(f"reading run {done + 1} of {len(folders)}")
             found.append(run_facts(folder))
-        signs.stage("writing")
+        progress("writing")
         write_report(place, found)
     if as_json:
         print_json({"file": str(place), "runs": [str(folder.path) for folder in folders]})
@@ -74,8 +74,8 @@ def statement(
     Of a simulated run for all its agents. Of real agents each organisation states its own part, from its own
     books, which are read whole and not changed; books that are not whole are refused (code 4).
     """
-    with signs_of_life(err, "statement") as signs:
-        signs.stage("reading")
+    with signs_of_life(err, "statement") as progress:
+        progress("reading")
         from topdp.views.statement.run_statement import write_statement
 
         of_agent = (run / "ledger.sqlite").exists()

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from topdp.base.progress import titled
 from topdp.cli.shared_options import BEGINS_ANEW, Changes, ConfigFile, Preset, going_on
 from topdp.runs import config
 from topdp.views.terminal.console import Json, err, print_json, show
@@ -39,8 +40,8 @@ def plan(
     """
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
     given += [part for change in changes or [] for part in ("--set", change)]
-    with signs_of_life(err, "plan") as signs, going_on(BEGINS_ANEW):
-        signs.stage("planning")
+    with signs_of_life(err, "plan") as progress, going_on(BEGINS_ANEW):
+        progress("planning")
         from topdp.runs.planner.setting_answers import Question, recommendation, stages
         from topdp.runs.planner.setting_columns import columns
         from topdp.views.terminal.planned_table import planned
@@ -49,12 +50,12 @@ def plan(
         questions = [Question.of(column.config) for column in asked]  # all are checked before one is answered
         found: list[dict[str, Any]] = []
         for column, question in zip(asked, questions, strict=True):
-            with signs.titled(f"plan {column.label}".strip()):
-                for known in stages(question, quick, signs.progress):
-                    if known["seconds_left"] > 1 and not quick:
-                        signs.say(f"about {known['seconds_left']:.0f} s left; --quick leaves that out")
+            told = titled(progress, column.label) if column.label else progress
+            for known in stages(question, quick, told):
+                if known["seconds_left"] > 1 and not quick:
+                    progress.say(f"about {known['seconds_left']:.0f} s left; --quick leaves that out")
             found.append({"label": column.label, "command": column.command(given), **known})
-        answer = {"settings": found, "recommended": recommendation(questions[0], given, signs.stage)}
+        answer = {"settings": found, "recommended": recommendation(questions[0], given, progress)}
     if as_json:
         print_json(answer)
     else:

@@ -46,8 +46,8 @@ def account(
     if run is not None and (preset or changes):
         raise ConfigError("A run is accounted as it was: leave --preset and --set away.")
     asked = None if run is not None else config.read(target, preset, changes)
-    with signs_of_life(err, "account") as signs:
-        signs.stage("planning")
+    with signs_of_life(err, "account") as progress:
+        progress("planning")
         from topdp.privacy.observers.coalitions import expect_coalition
         from topdp.runs import builders, planning
         from topdp.runs.run_folder import RunFolder
@@ -57,16 +57,16 @@ def account(
             assert run is not None
             if coalition > 1:
                 expect_coalition(coalition, RunFolder.open(run).plan.agents)
-            wanted, plan, found = planning.account_of_run(run, named, signs.progress)
+            wanted, plan, found = planning.account_of_run(run, named, progress)
         else:
             wanted, graph = planning.asking(asked, named), builders.graph(asked)
             if coalition > 1:
                 expect_coalition(coalition, graph.agents)
             counts = builders.counts(wanted, graph.agents)
-            plan, found = planning.plan_and_account(wanted, graph, counts, signs.progress)
+            plan, found = planning.plan_and_account(wanted, graph, counts, progress)
         if coalition > 1:
-            signs.stage(f"accounting coalitions of {coalition}")
-        together = planning.coalition_account(plan, found, coalition, wanted.seed, signs.progress)
+            progress(f"accounting coalitions of {coalition}")
+        together = planning.coalition_account(plan, found, coalition, wanted.seed, progress)
     if as_json:
         print_json(planning.account_json(wanted, plan, found, together))
         return
@@ -85,14 +85,14 @@ def recommend(
     topdp recommend --set topology.agents=12 --set privacy.epsilon=2 --set privacy.colluders=3
     """
     wanted = config.read(target, preset, changes)
-    with signs_of_life(err, "recommend") as signs, going_on(BEGINS_ANEW):
-        signs.stage("planning")
+    with signs_of_life(err, "recommend") as progress, going_on(BEGINS_ANEW):
+        progress("planning")
         from topdp.runs import builders
         from topdp.runs.recommend import recommend as ask
         from topdp.views.terminal import tables
 
         made = builders.graph(wanted)
-        found = ask(wanted, made, builders.counts(wanted, made.agents), signs.stage)
+        found = ask(wanted, made, builders.counts(wanted, made.agents), progress)
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
     details = found.details([*given, *(part for change in changes or [] for part in ("--set", change))])
     if as_json:
@@ -137,8 +137,8 @@ def audit(
     if run is not None and (preset or changes):
         raise ConfigError("A run is audited as it was: leave --preset and --set away.")
     wanted = None if run is not None else config.read(target, preset, changes)
-    with signs_of_life(err, "audit") as signs, going_on(BEGINS_ANEW):
-        signs.stage("loading torch")
+    with signs_of_life(err, "audit") as progress, going_on(BEGINS_ANEW):
+        progress("loading torch")
         from topdp import audit as audits
         from topdp.audit.audit_folder import expect_room, keep, room_for
         from topdp.audit.rehearsal_record import recorded_in
@@ -158,15 +158,15 @@ def audit(
         if notes is not None:
             from topdp.agents.development.rehearsal_audit import of_notes
 
-            made = of_notes(notes, asked, signs.watch)
+            made = of_notes(notes, asked, progress)
         elif wanted is None:
             assert run is not None
-            made = audits.of_run(run, asked, device, signs.watch, signs.fetching)
+            made = audits.of_run(run, asked, device, progress)
         else:
-            made = audits.of_config(wanted, asked, device, signs.watch, signs.fetching)
+            made = audits.of_config(wanted, asked, device, progress)
         place = folder or new_place("audits", made.config)
         with room_for(place):
-            details = keep(made.carry_out(signs.watch), place, heading([made.config], made.agents))
+            details = keep(made.carry_out(progress), place, heading([made.config], made.agents))
     if as_json:
         print_json(details)
     else:
@@ -196,11 +196,11 @@ def calibrate(
     For one agent that releases its gradient so many times under fresh noise. A run of T rounds makes T + 1
     releases. sigma is the paper's: noise standard deviation per unit of clip, on the mean gradient.
     """
-    with signs_of_life(err, "calibrate") as signs:
+    with signs_of_life(err, "calibrate") as progress:
         from topdp.privacy.published.calibration_table import side_by_side
         from topdp.views.terminal import tables
 
-        found = side_by_side(epsilon, delta, releases, records, clip, adjacency, cycle, poisson, signs.stage)
+        found = side_by_side(epsilon, delta, releases, records, clip, adjacency, cycle, poisson, progress)
     if as_json:
         print_json(found)
     else:

@@ -21,12 +21,15 @@ def relay(
     import signal
 
     from topdp.agents.wire.byte_pipes import checked_address
-    from topdp.agents.wire.relay_server import Limits, Relay
+    from topdp.agents.wire.relay_server import RelayLimits, RelayServer
 
     checked_address(listen)
 
     async def serve() -> None:
-        serving, asked = Relay(Limits(connections=connections, per_address=per_address)), asyncio.Event()
+        serving, asked = (
+            RelayServer(RelayLimits(connections=connections, per_address=per_address)),
+            asyncio.Event(),
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, asked.set)
         await serving.listen(listen)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from topdp.base.progress import Progress, titled
 from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, Seeds, going_on, new_place
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.simulator.ranks.torchrun_environment import expect_one_process, leads, started_together
 from topdp.views.terminal.console import Json, err, print_json, show
-from topdp.views.terminal.progress_display import Signs, signs_of_life
+from topdp.views.terminal.progress_display import signs_of_life
 
 if TYPE_CHECKING:
     from topdp.runs.cluster_sweep import Cluster
@@ -51,8 +52,8 @@ def run(
     title = str(resume) if wanted is None else wanted.method.name
     if (together := started_together()) and resume is None and folder is None:
         raise ConfigError("--out: expected one with torchrun: a run that is started again goes on there.")
-    with signs_of_life(err if leads() else Console(quiet=True), title) as signs:
-        signs.stage("loading torch")
+    with signs_of_life(err if leads() else Console(quiet=True), title) as progress:
+        progress("loading torch")
         from topdp.runs import run as runs
         from topdp.views.terminal import tables
 
@@ -61,16 +62,16 @@ def run(
 
             place = resume or folder
             assert place is not None
-            found = run_on_ranks(wanted, place, device, signs.watch, signs.fetching)
+            found = run_on_ranks(wanted, place, device, progress)
             if found is None:
                 return  # rank 0 says what was found
             result = found
         elif wanted is None:
             assert resume is not None
-            result = runs.resume(resume, device, signs.watch, signs.fetching)
+            result = runs.resume(resume, device, progress)
         else:
             place = folder or new_place("runs", wanted)
-            result = runs.run(wanted, place, device, signs.watch, signs.fetching)
+            result = runs.run(wanted, place, device, progress)
     if as_json:
         print_json(result.summary())
     else:
@@ -107,8 +108,8 @@ def compare(
         _compare_seeds(wanted, seeds, place, device, as_json)
         return
     results: dict[str, Result] = {}
-    with signs_of_life(err, "compare") as signs, going_on(f"the same command and --out {place}"):
-        signs.stage("loading torch")
+    with signs_of_life(err, "compare") as progress, going_on(f"the same command and --out {place}"):
+        progress("loading torch")
         from topdp.runs import builders
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
@@ -117,10 +118,8 @@ def compare(
         for one in wanted.values():
             builders.method(one)  # a fault in the last method is found before the first is run
         for name, one in wanted.items():
-            signs.title = name
-            results[name] = runs.run_or_continue(one, place / name, device, signs.watch, signs.fetching)
-        signs.title = "compare"
-        signs.stage("drawing")
+            results[name] = runs.run_or_continue(one, place / name, device, titled(progress, name))
+        progress("drawing")
         title = heading(list(wanted.values()), next(iter(results.values())).plan.agents)
         evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
         picture = curves(evaluated, place / "compare.png", title) if evaluated else None
@@ -145,8 +144,8 @@ def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
 
 def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool) -> None:
     how = f"the same command and --out {place}"
-    with signs_of_life(err, "compare") as signs, going_on(how):
-        signs.stage("loading torch")
+    with signs_of_life(err, "compare") as progress, going_on(how):
+        progress("loading torch")
         from topdp.runs import builders, sweep, sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
         from topdp.views.pictures import sweep_pictures
@@ -158,8 +157,8 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
             for name, one in wanted.items()
             for seed in range(one.seed, one.seed + seeds)
         ])  # fmt: skip
-        sweep.run_all(points, place, device, signs.titled, signs.fetching, how)
-        signs.stage("drawing")
+        sweep.run_all(points, place, device, progress, how)
+        progress("drawing")
         found = sweep.found(place, points)
         title = heading(list(wanted.values()), builders.graph(points[0].config).agents)
         figure = sweep_pictures.curves(
@@ -229,8 +228,8 @@ def sweep(
     how = f"topdp sweep --resume {place}"
     if executor == "ray":
         how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
-    with signs_of_life(err, "sweep") as signs, going_on(how):
-        signs.stage("loading torch")
+    with signs_of_life(err, "sweep") as progress, going_on(how):
+        progress("loading torch")
         from topdp.runs import builders, sweep_grid, sweep_summary
         from topdp.runs import sweep as sweeps
         from topdp.views.pictures import sweep_pictures
@@ -240,10 +239,10 @@ def sweep(
         else:
             request = sweeps.Request(base, tuple(map(sweep_grid.Axis.of, over or [])), seeds)
         points = sweep_grid.checked(request.points())
-        with _machines(executor, address, cpus or 1, gpus or 0.0, signs) as cluster:
+        with _machines(executor, address, cpus or 1, gpus or 0.0, progress) as cluster:
             request.keep(place)
-            sweeps.run_all(points, place, device, signs.titled, signs.fetching, how, cluster)
-        signs.stage("drawing")
+            sweeps.run_all(points, place, device, progress, how, cluster)
+        progress("drawing")
         found = sweeps.found(place, points)
         sweep_summary.write_csv(found, place)
         configs = [point.config for point in points]
@@ -266,7 +265,7 @@ def _expect_executor(executor: str, options: Mapping[str, object], device: str) 
 
 @contextmanager
 def _machines(
-    executor: str, address: str | None, cpus: int, gpus: float, signs: Signs
+    executor: str, address: str | None, cpus: int, gpus: float, progress: Progress
 ) -> Iterator[Cluster | None]:
     """None: this one."""
     if executor == "local":
@@ -274,7 +273,7 @@ def _machines(
         return
     from topdp.runs.ray_cluster import ray_cluster
 
-    signs.stage("joining the cluster")
+    progress("joining the cluster")
     with ray_cluster(address, cpus, gpus) as cluster:
         yield cluster
 
@@ -292,8 +291,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """A trained network as a file that others can read. Reads no data."""
-    with signs_of_life(err, "export") as signs:
-        signs.stage("loading torch")
+    with signs_of_life(err, "export") as progress:
+        progress("loading torch")
         from topdp.runs.model_export import export_run, format_of
 
         written = export_run(run, file, format, agent, best)

@@ -55,11 +55,11 @@ def select(batches: Sequence[Batches], seed: int, round: int, device: Device = N
     each, where = tuple(batches), str(device or "cpu")
     kinds = {type(one) for one in each}
     if kinds == {Full}:
-        return _all(each, where)
+        return _full_batches(each, where)
     if kinds == {Cycle}:
-        return _turn(each, seed, round, where)
+        return _cycle_batch(each, seed, round, where)
     if kinds == {Poisson}:
-        return _drawn(each, seed, round, where)
+        return _poisson_batch(each, seed, round, where)
     got = ", ".join(sorted(kind.kind for kind in kinds)) or "none"
     raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
 
@@ -79,12 +79,12 @@ def select_many(batches: Sequence[Batches], seed: int, rounds: range) -> list[Se
         found = zip(indices[row, turns], weights[row, turns], strict=True)
         return [Selection(chosen, weight, divisor) for chosen, weight in found]
     if kinds == {Poisson}:
-        coins = _coins(each)
-        return [_tossed(coins, seed, round, "cpu") for round in rounds]
+        coins = _poisson_batches(each)
+        return [_draw_poisson(coins, seed, round, "cpu") for round in rounds]
     return [select(each, seed, round, "cpu") for round in rounds]
 
 
-def of_agents(
+def select_for_agents(
     agents: Sequence[int], batches: Sequence[Batches], seed: int, round: int, device: Device = None
 ) -> Selection:
     """What `select` says of some `agents`, given the batches of all."""
@@ -97,7 +97,7 @@ def of_agents(
 
 
 @lru_cache(maxsize=8)
-def _all(batches: tuple[Batches, ...], device: str) -> Selection:
+def _full_batches(batches: tuple[Batches, ...], device: str) -> Selection:
     counts = [one.records for one in batches]
     N = torch.tensor(counts, device=device)
     if len(set(counts)) == 1:
@@ -105,7 +105,7 @@ def _all(batches: tuple[Batches, ...], device: str) -> Selection:
     return Selection(None, (torch.arange(max(counts), device=device) < N[:, None]).float(), N.float())
 
 
-def _turn(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
+def _cycle_batch(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
     indices, weights, periods, divisor = _cycles(batches, seed, device)
     turn = torch.from_numpy(round % periods).to(indices.device)
     row = torch.arange(len(batches), device=indices.device)
@@ -131,7 +131,7 @@ def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tenso
     )
 
 
-class _Coins(NamedTuple):
+class _PoissonBatches(NamedTuple):
     """Of Poisson batches, one for each agent."""
 
     records: Ints  # [n, 1]
@@ -140,34 +140,34 @@ class _Coins(NamedTuple):
     divisor: tuple[float, ...]
 
 
-def _drawn(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
-    return _tossed(_coins(batches), seed, round, device)
+def _poisson_batch(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
+    return _draw_poisson(_poisson_batches(batches), seed, round, device)
 
 
-def _coins(batches: tuple[Batches, ...]) -> _Coins:
+def _poisson_batches(batches: tuple[Batches, ...]) -> _PoissonBatches:
     N = np.array([one.records for one in batches])[:, None]
     q = np.array([one.rate for one in batches])[:, None]
     divisor = tuple(float(one.divisor) for one in batches)
-    return _Coins(N, q, max(one.divisor for one in batches), divisor)
+    return _PoissonBatches(N, q, max(one.divisor for one in batches), divisor)
 
 
-def usual_width(batches: Sequence[Batches]) -> int:
+def typical_batch_width(batches: Sequence[Batches]) -> int:
     """Records of one agent in a round: the most there can be; of Poisson batches, what hardly any exceeds."""
     if not any(isinstance(one, Poisson) for one in batches):
         return max(one.divisor for one in batches)
-    return min(max(one.records for one in batches), _columns(max(one.divisor for one in batches)))
+    return min(max(one.records for one in batches), _geometric_draws(max(one.divisor for one in batches)))
 
 
-def _columns(largest: int) -> int:
+def _geometric_draws(largest: int) -> int:
     return int(largest + 6 * largest**0.5) + 4
 
 
-def _tossed(coins: _Coins, seed: int, round: int, device: str) -> Selection:
+def _draw_poisson(coins: _PoissonBatches, seed: int, round: int, device: str) -> Selection:
     N, q, largest, divisor = coins
     generator = stream(seed, "poisson", round)
     # The gaps between the chosen records of independent trials are geometric: this is Poisson sampling
     # exactly, at the cost of the chosen records instead of all of them.
-    columns = _columns(largest)
+    columns = _geometric_draws(largest)
     places = np.cumsum(generator.geometric(q, (len(N), columns)), axis=1) - 1
     while (places[:, -1] < N[:, 0]).any():
         more = np.cumsum(generator.geometric(q, (len(N), columns)), axis=1)

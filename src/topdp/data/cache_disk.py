@@ -10,7 +10,7 @@ from pathlib import Path
 from topdp.base.files import FileError
 from topdp.errors import DataError
 
-_REASONS = {
+_DISK_REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the file system is read-only",
@@ -31,14 +31,14 @@ def disk_error(folder: Path, reason: str, needed: int) -> DiskError:
 
 
 @contextmanager
-def disk_errors(folder: Path, needed: int) -> Iterator[None]:
+def translate_disk_errors(folder: Path, needed: int) -> Iterator[None]:
     """Turn a folder that cannot be written to into a `DiskError` that says what is needed where."""
     try:
         yield
     except (FileError, OSError) as error:
         cause = error.__cause__ if isinstance(error, FileError) else error
         # Errors of a network are OSErrors too, and name no file.
-        if not isinstance(cause, OSError) or (cause.errno not in _REASONS and cause.filename is None):
+        if not isinstance(cause, OSError) or (cause.errno not in _DISK_REASONS and cause.filename is None):
             raise
-        reason = _REASONS.get(cause.errno or 0, str(cause.strerror))
+        reason = _DISK_REASONS.get(cause.errno or 0, str(cause.strerror))
         raise disk_error(folder, reason, needed) from error

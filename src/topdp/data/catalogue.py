@@ -36,7 +36,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """One data set: its arrays, its scaling, and every place and form it comes in."""
 
     name: str
@@ -59,7 +59,9 @@ class Entry:
     installed: tuple[str, ...] = ()
     """Where a package manager of the system puts the files; `python:` begins a folder of a Python package."""
     classes: int | None = 10
-    types: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(image_decoding.NAMES, "uint8"))
+    types: Mapping[str, str] = field(
+        default_factory=lambda: dict.fromkeys(image_decoding.ARRAY_NAMES, "uint8")
+    )
     target_range: tuple[float, float] | None = None
     """Numbers to predict are brought from this range to [-1, 1]."""
     tokens: int = 0
@@ -74,15 +76,15 @@ class Entry:
 
 def _shapes(train: int, test: int, *record: int) -> dict[str, tuple[int, ...]]:
     return dict(
-        zip(image_decoding.NAMES, ((train, *record), (train,), (test, *record), (test,)), strict=True)
+        zip(image_decoding.ARRAY_NAMES, ((train, *record), (train,), (test, *record), (test,)), strict=True)
     )
 
 
-def _four(*values: str) -> dict[str, str]:
-    return dict(zip(image_decoding.NAMES, values, strict=True))
+def _by_array(*values: str) -> dict[str, str]:
+    return dict(zip(image_decoding.ARRAY_NAMES, values, strict=True))
 
 
-_IDX = (
+_IDX_FILES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
     "t10k-images-idx3-ubyte.gz",
@@ -90,15 +92,15 @@ _IDX = (
 )
 
 
-def _idx(*md5: str) -> dict[str, str]:
-    return dict(zip(_IDX, md5, strict=True))
+def _by_idx_file(*md5: str) -> dict[str, str]:
+    return dict(zip(_IDX_FILES, md5, strict=True))
 
 
-MNIST = Entry(
+MNIST = CatalogueEntry(
     name="mnist",
     description="handwritten digits, 60,000 + 10,000 grey images of 28 x 28",
     shapes=_shapes(60_000, 10_000, 1, 28, 28),
-    sha256=_four(
+    sha256=_by_array(
         "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
         "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
         "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
@@ -106,7 +108,7 @@ MNIST = Entry(
     ),
     mean=(0.1307,),
     deviation=(0.3081,),
-    md5=_idx(
+    md5=_by_idx_file(
         "f68b3c2dcbeaaa9fbdd348bbdeb94873",
         "d53e105ee54ea40749a09fcbcd1e9432",
         "9fb629c4189551a2d022fa330f9573f3",
@@ -123,11 +125,11 @@ MNIST = Entry(
     folders=("mnist", "MNIST/raw", "MNIST", ""),
 )
 
-FASHION_MNIST = Entry(
+FASHION_MNIST = CatalogueEntry(
     name="fashion-mnist",
     description="pieces of clothing, 60,000 + 10,000 grey images of 28 x 28",
     shapes=_shapes(60_000, 10_000, 1, 28, 28),
-    sha256=_four(
+    sha256=_by_array(
         "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
         "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
         "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
@@ -135,7 +137,7 @@ FASHION_MNIST = Entry(
     ),
     mean=(0.2860,),
     deviation=(0.3530,),
-    md5=_idx(
+    md5=_by_idx_file(
         "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
         "25c81989df183df01b3e8a0aad5dffbe",
         "bef4ecab320f06d8554ea6380940ec79",
@@ -153,11 +155,11 @@ FASHION_MNIST = Entry(
     installed=("/usr/share/datasets/fashion-mnist",),
 )
 
-CIFAR10 = Entry(
+CIFAR10 = CatalogueEntry(
     name="cifar10",
     description="things and animals, 50,000 + 10,000 colour images of 32 x 32",
     shapes=_shapes(50_000, 10_000, 3, 32, 32),
-    sha256=_four(
+    sha256=_by_array(
         "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
         "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
         "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
@@ -192,11 +194,11 @@ _PATIENTS = (
 
 _SKLEARN = Package("pip", "scikit-learn", "1.7.2", ("3.11", "manylinux2014_x86_64"))
 
-BREAST_CANCER = Entry(
+BREAST_CANCER = CatalogueEntry(
     name="breast-cancer",
     description="breast masses, benign or malignant, 456 + 113 records of 30 measures",
     shapes=_shapes(456, 113, 30),
-    sha256=_four(
+    sha256=_by_array(
         "b68a0cdeba707a23ef3eb259e4425728b6b1b8ad5f3ada82d5e189807b909c5c",
         "2ffc9e958cf77ed8a54964eb41e525845c8ffc2e5a7aa9c457b6b83d6394e89f",
         "da8b97d0b70ae7dd9889881b8cc24cad4b56c14b77a4c5827b333b1ba1be3fd5",
@@ -213,14 +215,14 @@ BREAST_CANCER = Entry(
     folders=("breast-cancer", ""),
     installed=("python:sklearn/datasets/data",),
     classes=2,
-    types=_four("float32", "uint8", "float32", "uint8"),
+    types=_by_array("float32", "uint8", "float32", "uint8"),
 )
 
-DIABETES = Entry(
+DIABETES = CatalogueEntry(
     name="diabetes",
     description="progression of diabetes in a year, a number; 354 + 88 records of 10 measures",
     shapes=_shapes(354, 88, 10),
-    sha256=_four(
+    sha256=_by_array(
         "1412faac51dac20220384adaf4c19958e6cfd1bf8a6f3db4741cdd16d0e3ca71",
         "84b4d2a21db01b0a718772a9b9e4f15150e45f1e6d57845067c0f38bb82a7d21",
         "99b4976dc556da76c39c1519f8cea197dd0dac554e39c563dd1586f4fe24c2ad",
@@ -237,15 +239,15 @@ DIABETES = Entry(
     folders=("diabetes", ""),
     installed=("python:sklearn/datasets/data",),
     classes=None,
-    types=dict.fromkeys(image_decoding.NAMES, "float32"),
+    types=dict.fromkeys(image_decoding.ARRAY_NAMES, "float32"),
     target_range=(0.0, 350.0),
 )
 
-SPAM = Entry(
+SPAM = CatalogueEntry(
     name="spam-assassin",
     description="e-mail, wanted or spam, 4,837 + 1,209 messages as 128 token ids out of 4,096",
     shapes=_shapes(4837, 1209, table_decoding.SPAM_LENGTH),
-    sha256=_four(
+    sha256=_by_array(
         "fb8466fad4bcc6d189771f594de2e12c3e28e542d9d913f1d51b492262e7aeb4",
         "8d92d8de9db0750d6f08d080ec7dabd4245d7a2608753ca61e03bd92af767b62",
         "9697f570b65a29c8cb7ca35474cd000d813298aa3913588aef0030795c4c3463",
@@ -261,10 +263,10 @@ SPAM = Entry(
     members=("0????.*.json",),
     folders=("spam-assassin", ""),
     classes=2,
-    types=_four("uint16", "uint8", "uint16", "uint8"),
+    types=_by_array("uint16", "uint8", "uint16", "uint8"),
     tokens=table_decoding.SPAM_VOCABULARY,
 )
 
-CATALOGUE: dict[str, Entry] = {
+CATALOGUE: dict[str, CatalogueEntry] = {
     entry.name: entry for entry in (MNIST, FASHION_MNIST, CIFAR10, BREAST_CANCER, DIABETES, SPAM)
 }

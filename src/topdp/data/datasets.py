@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data import npz_files
-from topdp.data.catalogue import CATALOGUE, Entry
-from topdp.data.fetch import cache_file, fetch, from_folder, known
-from topdp.data.readers.record_paths import TABLES, train_and_test
+from topdp.data.catalogue import CATALOGUE, CatalogueEntry
+from topdp.data.fetch import cache_file, catalogue_entry, fetch, from_folder
+from topdp.data.readers.record_paths import TABLE_SUFFIXES, train_and_test
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array, check_records, check_same_shape
 from topdp.errors import DataError
@@ -80,7 +80,7 @@ class Dataset:
         return self.scale(self.test_inputs), self.test_targets
 
 
-class Available(NamedTuple):
+class DatasetStatus(NamedTuple):
     """One line of `topdp data list`."""
 
     name: str
@@ -94,7 +94,7 @@ def load(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     schema: Schema | None = None,
     test: str | os.PathLike[str] | None = None,
 ) -> Dataset:
@@ -114,25 +114,23 @@ def load(
     """
     if not isinstance(name, str) or name not in CATALOGUE:
         text = os.fspath(name)
-        if os.sep not in text and not text.endswith((".npz", *TABLES)) and not os.path.exists(text):
-            known(text)
-        if test is not None or not _arrays_at(text):
-            return _own_records(text, schema, test)
+        if os.sep not in text and not text.endswith((".npz", *TABLE_SUFFIXES)) and not os.path.exists(text):
+            catalogue_entry(text)
+        if test is not None or not _holds_arrays(text):
+            return _load_user_records(text, schema, test)
         if schema is not None:
             raise DataError(f"{text}: expected no schema for .npz arrays, which are taken as they are.")
-        arrays = npz_files.read(text)
+        arrays = npz_files.read_npz_dataset(text)
         test_inputs, test_targets = arrays.test or (None, None)
         return Dataset(text, *arrays.train, test_inputs, test_targets, arrays.classes)
     if schema is not None or test is not None:
         raise DataError(
             f"{name}: expected no schema and no other test records for a data set of the catalogue."
         )
-    entry = known(name)
+    entry = catalogue_entry(name)
     stored = from_folder(entry, data_dir)
     if stored is None:
         stored = fetch(name, data_dir=data_dir, download=download, progress=progress).arrays
-        if progress is not None:
-            progress("")
     return Dataset(
         name=name,
         train_inputs=stored["train_inputs"],
@@ -146,7 +144,7 @@ def load(
     )
 
 
-def _targets(entry: Entry, stored: Array) -> Array:
+def _targets(entry: CatalogueEntry, stored: Array) -> Array:
     """Labels as int64; numbers to predict in [-1, 1], by the entry's public range."""
     if entry.target_range is None:
         return stored.astype(np.int64)
@@ -154,16 +152,16 @@ def _targets(entry: Entry, stored: Array) -> Array:
     return (2 * (stored - low) / (high - low) - 1).astype(np.float32)
 
 
-def _arrays_at(text: str) -> bool:
+def _holds_arrays(text: str) -> bool:
     """Whether `text` is a path of `.npz` arrays, or of nothing at all: then they are asked for."""
     place = Path(text).expanduser()
     if not place.is_dir():
-        return place.suffix not in TABLES
-    others = any(each.is_dir() or each.suffix in TABLES for each in place.iterdir())
+        return place.suffix not in TABLE_SUFFIXES
+    others = any(each.is_dir() or each.suffix in TABLE_SUFFIXES for each in place.iterdir())
     return (place / "train.npz").exists() or not others
 
 
-def _own_records(text: str, schema: Schema | None, test: str | os.PathLike[str] | None) -> Dataset:
+def _load_user_records(text: str, schema: Schema | None, test: str | os.PathLike[str] | None) -> Dataset:
     """A user's own files or folders, checked as arrays are."""
     train, held_out = train_and_test(text, schema, test)
     inputs, targets = check_records(train.inputs, train.targets, text)
@@ -185,13 +183,13 @@ def _own_records(text: str, schema: Schema | None, test: str | os.PathLike[str] 
     )
 
 
-def available() -> list[Available]:
+def available() -> list[DatasetStatus]:
     """The data sets we know, whether the cache holds each, and its size there.
 
     >>> [(row.name, row.bytes) for row in available() if row.name == "mnist"]
     [('mnist', 54950000)]
     """
     return [
-        Available(entry.name, cache_file(entry.name).exists(), entry.bytes, entry.description)
+        DatasetStatus(entry.name, cache_file(entry.name).exists(), entry.bytes, entry.description)
         for entry in CATALOGUE.values()
     ]

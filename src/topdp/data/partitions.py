@@ -46,7 +46,7 @@ def iid(labels: Labels, agents: int, seed: int) -> list[Ints]:
 
     The remainder, records mod agents, fewer than one per agent, is left out, so that sizes are the same.
     """
-    _check(labels, agents)
+    _expect_enough_records(labels, agents)
     size = len(labels) // agents
     order = stream(seed, "partition").permutation(len(labels))
     return list(order[: size * agents].reshape(agents, size))
@@ -65,7 +65,7 @@ def sizes(
     rounded down). `ratio` makes sizes fall geometrically from agent 0, which holds `ratio` times as many
     records as the last agent; all records are dealt, but for fewer than one per agent.
     """
-    _check(labels, agents)
+    _expect_enough_records(labels, agents)
     records = len(labels)
     if (sizes is None) == (ratio is None):
         raise InputError("Expected exactly one of the options 'sizes' and 'ratio' for the partition 'sizes'.")
@@ -104,11 +104,11 @@ def dirichlet(
     The proportions are drawn again until every agent holds at least `minimum` records, `attempts` times at
     most.
     """
-    _check(labels, agents, minimum)
+    _expect_enough_records(labels, agents, minimum)
     if not (math.isfinite(alpha) and alpha > 0):
         raise InputError(f"Expected alpha > 0, got {alpha}.")
     generator = stream(seed, "partition")
-    held = _by_label(labels, generator)
+    held = _records_by_label(labels, generator)
     of_each = np.array([len(records) for records in held])
     best = 0
     for _ in range(attempts):
@@ -135,9 +135,9 @@ def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> 
     shared evenly. A label's records are cut into equal shares, up to one record, for the agents that hold it;
     labels that nobody holds, which there are only if agents * labels_per_agent < labels, are left out.
     """
-    _check(labels, agents)
+    _expect_enough_records(labels, agents)
     generator = stream(seed, "partition")
-    held = _by_label(labels, generator)
+    held = _records_by_label(labels, generator)
     if not 1 <= labels_per_agent <= len(held):
         raise DataError(f"Expected labels_per_agent in 1..{len(held)}, got {labels_per_agent}.")
     holders: list[list[int]] = [[] for _ in held]
@@ -165,7 +165,7 @@ PARTITIONS: dict[str, Callable[..., list[Ints]]] = {
 }
 
 
-def _check(labels: Labels, agents: int, minimum: int = 1) -> None:
+def _expect_enough_records(labels: Labels, agents: int, minimum: int = 1) -> None:
     if agents < 1:
         raise InputError(f"Expected at least 1 agent, got {agents}.")
     if minimum < 1:
@@ -178,7 +178,7 @@ def _check(labels: Labels, agents: int, minimum: int = 1) -> None:
         )
 
 
-def _by_label(labels: Labels, generator: np.random.Generator) -> list[Ints]:
+def _records_by_label(labels: Labels, generator: np.random.Generator) -> list[Ints]:
     """For each label that occurs, its records in random order."""
     if labels.ndim != 1 or labels.dtype.kind not in "uib":
         raise DataError(

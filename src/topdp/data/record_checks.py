@@ -12,9 +12,9 @@ from topdp.base.array_types import Ints
 from topdp.errors import DataError
 
 Array = npt.NDArray[Any]
-MANY_CLASSES = 1000
+MAX_UNSTATED_CLASSES = 1000
 """So many classes, and more than records, are not believed unless they are stated."""
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def check_records(inputs: Array, targets: Array, what: str) -> tuple[Array, Array]:
@@ -79,7 +79,7 @@ def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
 def is_numbering(labels: Sequence[Array]) -> bool:
     """Whether whole numbers of all agents can number classes: 10^9 among a hundred records cannot."""
     largest, records = max(int(each.max()) for each in labels), sum(len(each) for each in labels)
-    return largest < max(MANY_CLASSES, records)
+    return largest < max(MAX_UNSTATED_CLASSES, records)
 
 
 def count_classes(labels: Sequence[Array], what: str) -> int:
@@ -109,10 +109,10 @@ def _expect_finite(values: Array, what: str, called: str) -> None:
     # NaN passes through min and max and fails both comparisons; the culprits are looked for only then.
     with np.errstate(invalid="ignore"):
         # As Python's numbers: float16 has none so large, and compares with infinity instead.
-        if float(values.min()) >= -_LARGEST and float(values.max()) <= _LARGEST:
+        if float(values.min()) >= -_MAX_FLOAT32 and float(values.max()) <= _MAX_FLOAT32:
             return
         values = values.astype(np.float64)
-        fine = (values >= -_LARGEST) & (values <= _LARGEST)
+        fine = (values >= -_MAX_FLOAT32) & (values <= _MAX_FLOAT32)
     bad = np.flatnonzero(~fine.reshape(len(values), -1).all(axis=1))
     raise DataError(
         f"{what}: expected finite {called} (in float32), got NaN, infinite or larger ones in "

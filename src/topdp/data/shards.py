@@ -16,14 +16,14 @@ from torch.utils.data import Dataset as TorchDataset
 
 from topdp.base.array_types import Ints
 from topdp.data.datasets import Dataset
-from topdp.data.readers.site_records import Sites, files_of_sites, frames_of_sites
+from topdp.data.readers.site_records import SiteRecords, read_site_files, read_site_frames
 from topdp.data.readers.table_schema import Schema
 from topdp.data.readers.torch_loaders import read_items
 from topdp.data.record_checks import Array, check_labels, check_records, check_same_shape, is_numbering
 from topdp.errors import DataError
 
-Records = tuple[Any, Any]
-_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
+AgentRecords = tuple[Any, Any]
+_NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +149,7 @@ class Shards:
         for agent, part in enumerate(parts):
             if len(part) and not (part.min() >= 0 and part.max() < records):
                 raise DataError(f"agent {agent}: expected record indices in 0..{records - 1}, got others.")
-        _check_disjoint(parts if held_out is None else [*parts, held_out])
+        _expect_disjoint(parts if held_out is None else [*parts, held_out])
         counts = _counts(parts)
         longest = max(counts)
         if only is not None:
@@ -170,8 +170,8 @@ class Shards:
 
     @staticmethod
     def from_arrays(
-        agents: Sequence[Records],
-        test: Records | None = None,
+        agents: Sequence[AgentRecords],
+        test: AgentRecords | None = None,
         classes: int | None = None,
         *,
         dtype: torch.dtype = torch.float32,
@@ -183,11 +183,11 @@ class Shards:
         and truth values are kept in int64, others in float32 or float64. With `classes` they must be labels;
         without, one whole number of at least 0 for each record is a label, and `classes` the largest + 1.
         """
-        _expect_one_for_each(agents)
-        checked = [_checked(pair, dtype, f"agent {agent}") for agent, pair in enumerate(agents)]
+        _expect_sequence(agents)
+        checked = [_checked_pair(pair, dtype, f"agent {agent}") for agent, pair in enumerate(agents)]
         names = [f"agent {agent}" for agent in range(len(checked))]
         if test is not None:
-            checked.append(_checked(test, dtype, "test records"))
+            checked.append(_checked_pair(test, dtype, "test records"))
             names.append("test records")
         for (inputs, targets), name in zip(checked, names, strict=True):
             check_same_shape(inputs, checked[0][0].shape[1:], name, "agent 0")
@@ -220,7 +220,7 @@ class Shards:
         Each item is read once, now: a random transform is drawn once, not every round. A loader is gone
         through once, in its order.
         """
-        _expect_one_for_each(agents)
+        _expect_sequence(agents)
         pairs = [read_items(source, f"agent {agent}") for agent, source in enumerate(agents)]
         held_out = None if test is None else read_items(test, "test records")
         return Shards.from_arrays(pairs, held_out, classes, dtype=dtype)
@@ -236,7 +236,7 @@ class Shards:
         `schema` says what is publicly known of the records; patterns such as `sites/*.csv` are filled in in
         sorted order. How records become numbers follows from the schema alone, never from the records.
         """
-        return _of_sites(files_of_sites(agents, test, None if schema is None else Schema.of(schema)))
+        return _site_shards(read_site_files(agents, test, None if schema is None else Schema.of(schema)))
 
     @staticmethod
     def from_frames(
@@ -251,10 +251,10 @@ class Shards:
         >>> Shards.from_frames(frames, schema=schema).inputs[1, :, 0].tolist()
         [0.6000000238418579, -0.800000011920929]
         """
-        return _of_sites(frames_of_sites(agents, test, Schema() if schema is None else Schema.of(schema)))
+        return _site_shards(read_site_frames(agents, test, Schema() if schema is None else Schema.of(schema)))
 
 
-def _expect_one_for_each(agents: Any) -> None:
+def _expect_sequence(agents: Any) -> None:
     if isinstance(agents, TorchDataset | DataLoader | Tensor | np.ndarray) or not isinstance(
         agents, Sequence
     ):
@@ -266,7 +266,7 @@ def _expect_one_for_each(agents: Any) -> None:
         raise DataError("Expected the records of at least one agent, got none.")
 
 
-def _of_sites(sites: Sites) -> Shards:
+def _site_shards(sites: SiteRecords) -> Shards:
     dtype = torch.int64 if sites.tokens else torch.float32
     return Shards.from_arrays(sites.agents, sites.test, sites.classes, dtype=dtype)
 
@@ -280,7 +280,7 @@ def _counts(parts: Sequence[Array]) -> tuple[int, ...]:
     return tuple(len(part) for part in parts)
 
 
-def _check_disjoint(parts: Sequence[Ints]) -> None:
+def _expect_disjoint(parts: Sequence[Ints]) -> None:
     """A record held twice would be protected half as well as the accounts say."""
     if not parts:
         return
@@ -298,24 +298,24 @@ def _classes(targets: Sequence[Array]) -> int | None:
     return max(int(one.max()) for one in targets) + 1 if labels and is_numbering(targets) else None
 
 
-def _checked(pair: Records, dtype: torch.dtype, what: str) -> tuple[Array, Array]:
+def _checked_pair(pair: AgentRecords, dtype: torch.dtype, what: str) -> tuple[Array, Array]:
     if isinstance(pair, TorchDataset | DataLoader):
         raise DataError(
             f"{what}: expected a pair (inputs, targets) of arrays, got a {type(pair).__name__}: use "
             "Shards.from_torch."
         )
     try:
-        inputs, targets = (_array(part) for part in pair)
+        inputs, targets = (_as_array(part) for part in pair)
     except (TypeError, ValueError) as error:
         raise DataError(f"{what}: expected a pair (inputs, targets) of arrays ({error}).") from error
     inputs, targets = check_records(inputs, targets, what)
-    if dtype not in _DTYPES:
-        raise DataError(f"Expected a dtype out of {', '.join(map(str, _DTYPES))}, got {dtype}.")
-    converted = inputs.astype(_DTYPES[dtype])
+    if dtype not in _NUMPY_TYPES:
+        raise DataError(f"Expected a dtype out of {', '.join(map(str, _NUMPY_TYPES))}, got {dtype}.")
+    converted = inputs.astype(_NUMPY_TYPES[dtype])
     if dtype == torch.int64 and not np.array_equal(converted, inputs):
         raise DataError(f"{what}: expected inputs that are whole numbers for {dtype}, got others.")
     return converted, targets
 
 
-def _array(values: Any) -> Array:
+def _as_array(values: Any) -> Array:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

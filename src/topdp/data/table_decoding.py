@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from topdp.data.image_decoding import DAMAGE, NAMES, Arrays, damaged
+from topdp.data.image_decoding import ARRAY_NAMES, DECODING_ERRORS, Arrays, damage_error
 from topdp.data.readers.token_ids import token_ids
 
 SPAM_LENGTH = 128
@@ -29,8 +29,8 @@ def breast_cancer(folder: Path) -> Arrays | None:
     file = folder / "breast_cancer.csv"
     if not file.is_file():
         return None
-    table = _numbers(file, delimiter=",", skip=1, columns=31)
-    return _split(table[:, :-1].astype(np.float32), table[:, -1].astype(np.uint8))
+    table = _read_numbers(file, delimiter=",", skip=1, columns=31)
+    return _split_every_fifth(table[:, :-1].astype(np.float32), table[:, -1].astype(np.uint8))
 
 
 def diabetes(folder: Path) -> Arrays | None:
@@ -38,8 +38,10 @@ def diabetes(folder: Path) -> Arrays | None:
     files = [folder / "diabetes_data_raw.csv.gz", folder / "diabetes_target.csv.gz"]
     if not all(file.is_file() for file in files):
         return None
-    inputs, targets = (_numbers(file, None, 0, columns) for file, columns in zip(files, (10, 1), strict=True))
-    return _split(inputs.astype(np.float32), targets[:, 0].astype(np.float32))
+    inputs, targets = (
+        _read_numbers(file, None, 0, columns) for file, columns in zip(files, (10, 1), strict=True)
+    )
+    return _split_every_fifth(inputs.astype(np.float32), targets[:, 0].astype(np.float32))
 
 
 def spam_assassin(folder: Path) -> Arrays | None:
@@ -56,28 +58,28 @@ def spam_assassin(folder: Path) -> Arrays | None:
         try:
             message = json.loads(file.read_text(encoding="utf-8"))
             found.append((str(message["group"]), file.name, str(message["text"])))
-        except (*DAMAGE, TypeError, KeyError) as error:
-            raise damaged(file, error) from error
+        except (*DECODING_ERRORS, TypeError, KeyError) as error:
+            raise damage_error(file, error) from error
     found.sort()
-    ids = token_ids([_said(text) for _, _, text in found], SPAM_LENGTH, SPAM_VOCABULARY)
+    ids = token_ids([_message_text(text) for _, _, text in found], SPAM_LENGTH, SPAM_VOCABULARY)
     spam = np.array([group.startswith("spam") for group, _, _ in found])
-    return _split(ids.astype(np.uint16), spam.astype(np.uint8))
+    return _split_every_fifth(ids.astype(np.uint16), spam.astype(np.uint8))
 
 
-def _said(message: str) -> str:
+def _message_text(message: str) -> str:
     headers, _, body = message.partition("\n\n")
     subject = re.search(r"^subject:(.*)$", headers, re.IGNORECASE | re.MULTILINE)
     text = f"{subject[1] if subject else ''} {_MARKUP.sub(' ', body)}"
     return text.encode("ascii", "replace").decode("ascii").replace("?", " ")
 
 
-def _split(inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Arrays:
+def _split_every_fifth(inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Arrays:
     test = np.arange(len(inputs)) % 5 == 4
     parts = (inputs[~test], targets[~test], inputs[test], targets[test])
-    return dict(zip(NAMES, parts, strict=True))
+    return dict(zip(ARRAY_NAMES, parts, strict=True))
 
 
-def _numbers(file: Path, delimiter: str | None, skip: int, columns: int) -> npt.NDArray[np.float64]:
+def _read_numbers(file: Path, delimiter: str | None, skip: int, columns: int) -> npt.NDArray[np.float64]:
     try:
         content = file.read_bytes()
         if content[:2] == b"\x1f\x8b":
@@ -86,6 +88,6 @@ def _numbers(file: Path, delimiter: str | None, skip: int, columns: int) -> npt.
         table = np.array([[float(value) for value in line.split(delimiter)] for line in lines])
         if table.ndim != 2 or table.shape[1] != columns:
             raise ValueError(f"expected lines of {columns} numbers")
-    except (*DAMAGE, UnicodeDecodeError) as error:
-        raise damaged(file, error) from error
+    except (*DECODING_ERRORS, UnicodeDecodeError) as error:
+        raise damage_error(file, error) from error
     return table

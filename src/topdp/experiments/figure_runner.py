@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from topdp import __version__
-from topdp.base.files import new_folder, write_whole
+from topdp.base.files import make_folder, write_atomically
 from topdp.errors import Interrupted
 from topdp.experiments.figure_stacks import assembled, stackable
 from topdp.experiments.noise_store import KeptNoise
@@ -51,7 +51,7 @@ class KeptRuns:
         self.device = torch.device(device)
         self.test_records = test_records
         self.say = say
-        new_folder(folder)
+        make_folder(folder)
         self.noise = KeptNoise(folder / "sigma.json", say)
         self._dealer = Dealer(self.device)
 
@@ -87,7 +87,9 @@ class KeptRuns:
             share = round((time.perf_counter() - started) / len(configs), 4)
             made = {"seconds": share, **_here(self.device)}
             for config, sigma, curve in zip(configs, sigmas, curves, strict=True):
-                write_whole(self._file(config), json.dumps({"made": made, "sigma": sigma, "curve": curve}))
+                write_atomically(
+                    self._file(config), json.dumps({"made": made, "sigma": sigma, "curve": curve})
+                )
 
     def _read(self, config: RunConfig) -> dict[str, Any]:
         """Empty where there is no result, or one of another version or with other noise."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from topdp.experiments.shared_plans import shared_plans
 from topdp.runs import run_stacks
 from topdp.runs.config import RunConfig
+from topdp.runs.methods import METHODS
 from topdp.runs.run_stacks import Dealer, Stack
 
 
@@ -33,5 +34,5 @@ def _bytes(config: RunConfig) -> tuple[float, float]:
         image *= 5  # 81 numbers in the place of 16
     parameters = {"linear": 10 * image, "mlp": 100 * image}.get(config.model.name, 80_000)
     records = config.data.records or 60_000 // agents
-    rows = agents * (4 if config.method.name.startswith("top") else 1)
+    rows = agents * (4 if METHODS[config.method.name].reuses_noise else 1)
     return 4.0 * agents * records * image, 4.0 * parameters * (2 * rows + 2 * agents)

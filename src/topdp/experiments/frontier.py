@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.experiments import frontier_report
 from topdp.experiments.contenders import Contender, contenders, frontier_run
 from topdp.experiments.figure_runner import KeptRuns, OutOfTime
@@ -76,7 +76,7 @@ def redraw(name: str, scale: Scale, out: Path) -> None:
     """The picture and the table, from the CSV file in `out`."""
     rows, scale = frontier_report.read_rows(out / f"{name}.csv"), scale.of(data_of(name))
     frontier_report.draw(rows, scale, out / name)
-    write_whole(out / f"{name}.md", frontier_report.table(name, rows, scale))
+    write_atomically(out / f"{name}.md", frontier_report.table(name, rows, scale))
 
 
 def data_of(name: str) -> str:

@@ -14,13 +14,14 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.experiments.figures.figure_numbers import REMEDY
 from topdp.experiments.figures.figure_picture import ENDINGS
 from topdp.experiments.lenses import Scale
 from topdp.runs import builders
 from topdp.runs.config import RunConfig
+from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.coinciding_lines import coinciding, named
 
@@ -78,7 +79,7 @@ class FrontierRow(NamedTuple):
     ) -> FrontierRow:
         """`config`: that of one of the seeds, whose accuracies these are."""
         method, power = config.method, builders.noise_kind(config) == "power"
-        gossips = method.name in ("muffliato", "correlated") and method.gossip != "auto"
+        gossips = METHODS[method.name].gossips and method.gossip != "auto"
         rate = config.train.learning_rate
         assert isinstance(rate, float)  # the frontier is of single step sizes
         return cls(
@@ -96,14 +97,14 @@ class FrontierRow(NamedTuple):
     def name(self) -> str:
         """The method in words, and whom its ε is against."""
         word = NAMES.get(self.method, self.method)
-        if self.method != "correlated":
+        if not METHODS[self.method].shares_noise:
             return word
         return f"{word}, {self.colluders} collude{'s' if self.colluders == 1 else ''}"
 
     def setting(self) -> str:
         """In few words."""
         parts = [f"{self.rounds} rounds", f"λ {self.learning_rate:g}", f"clip {self.clip:g}"]
-        parts += [f"α {self.alpha:g}", self.mode] if self.method in ("plain", "top") else []
+        parts += [f"α {self.alpha:g}", self.mode] if "async" in METHODS[self.method].modes else []
         parts += [f"exponent {self.exponent:g}"] if self.exponent else []
         parts += [f"gossip {self.gossip}"] if self.gossip else []
         return ", ".join(parts)
@@ -130,7 +131,7 @@ def write_rows(rows: list[FrontierRow], path: Path) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(FrontierRow._fields)
     table.writerows(rows)
-    write_whole(path, text.getvalue())
+    write_atomically(path, text.getvalue())
 
 
 def read_rows(path: Path) -> list[FrontierRow]:

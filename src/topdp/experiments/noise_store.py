@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.experiments.lenses import GUARANTEES
 from topdp.experiments.process_map import in_processes
@@ -32,7 +32,6 @@ from topdp.runs.config import RunConfig, parse
 from topdp.runs.planning import plan_writer, query_of
 
 UNIT_RECORDS = 100
-BROADCASTS = ("dsgd", "muffliato", "correlated", "central")
 """Methods all of whose rows everybody may see: what rounds tell adds up, whatever is between them."""
 
 LITTLE_WORK = 2e4  # accounts that take less are not worth starting processes for
@@ -56,7 +55,7 @@ class KeptNoise:
         for done, (unit, sigma) in enumerate(in_processes(_sigma_of, missing, worthwhile), 1):
             self.known[run_name(unit)] = sigma
             if worthwhile or done == len(missing):
-                write_whole(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
+                write_atomically(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
             if worthwhile:
                 self.say(f"calibrated {done} of {len(missing)} plans")
 
@@ -118,8 +117,9 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
         )
     tree = config.model_dump(exclude_none=True)
     kind = builders.noise_kind(config)
-    if config.method.name in BROADCASTS:
-        keys = ("secrets_degree", "pair_noise") if config.method.name == "correlated" else ()
+    method = builders.method(config)
+    if "async" not in method.modes:  # all noise is in the gradient releases
+        keys = [key for key in method.tuned if key != "gossip"]
         if kind == "steps" or any(tree["method"][key] == "auto" for key in keys):
             raise InputError(
                 f"Expected numbers for {', '.join(keys)} and no step decay, got {config.method!r}."
@@ -146,7 +146,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
 
 def _work(unit: RunConfig) -> float:
     """Rounds times agents; far less where every row is seen, and no filter is needed."""
-    hidden = builders.method(unit).name in ("top", "top-dp") and unit.method.mode == "sync"
+    hidden = builders.method(unit).reuses_noise and unit.method.mode == "sync"
     return unit.rounds * unit.topology.agents / (1 if hidden else 50)
 
 

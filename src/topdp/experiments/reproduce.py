@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.experiments import frontier
 from topdp.experiments.figure_runner import KeptRuns
 from topdp.experiments.figures import FIGURES
@@ -158,7 +158,7 @@ def _redraw(figure: PaperFigure, lens: str, scale: Scale, out: Path) -> list[Cla
         for claim in figure.claims
         if lens in claim.lenses
     ]
-    write_whole(stem.with_suffix(".md"), _table(figure, lens, verdicts, scale))
+    write_atomically(stem.with_suffix(".md"), _table(figure, lens, verdicts, scale))
     return verdicts
 
 
@@ -189,7 +189,7 @@ def _note(out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: Ke
     file = out / "made.json"
     made = read_json(file)
     made[stem] = {"command": _command(stem, scale), "seeds": list(scale.seeds), **runs.made(configs)}
-    write_whole(file, json.dumps(made, indent=1, sort_keys=True) + "\n")
+    write_atomically(file, json.dumps(made, indent=1, sort_keys=True) + "\n")
     return float(made[stem]["seconds"])
 
 

@@ -1,7 +1,8 @@
-"""A model in two parts: what is frozen and comes first, and what is trained.
+"""Split a model into a frozen backbone and the trained part after it.
 
-What frozen layers make of a record never changes, so it can be computed once (`data/features/own`). Only
-splits; nothing here runs a model. Adapters inside of frozen layers (`adapters`) leave nothing to split off.
+The output of frozen layers for a record never changes, so it can be computed once
+(`data/features/user_features`). This module only splits; it runs no model. A model with adapters inside
+frozen layers (`lora_adapters`) has nothing to split off.
 """
 
 from __future__ import annotations
@@ -10,43 +11,48 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 
-def split(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
-    """(frozen, trained), one after the other; None where that is not the model, or would gain nothing.
+def split_backbone(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
+    """Return (frozen, trained), to be run one after the other; None if the model has no such form or nothing
+    would be gained.
 
-    A chain alone can be split: `nn.Sequential(backbone, head)`, also with chains inside. What comes first
-    must have weights, none of which is trained, and must not draw random numbers in the mode it is in.
+    Only a sequential model can be split: `nn.Sequential(backbone, head)`, also with nested `Sequential`s. The
+    frozen part must have weights, none of them trained, and must not draw random numbers in its current mode.
 
     >>> body = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).requires_grad_(False)
-    >>> frozen, trained = split(nn.Sequential(body, nn.Linear(8, 2)))
+    >>> frozen, trained = split_backbone(nn.Sequential(body, nn.Linear(8, 2)))
     >>> len(frozen), trained
     (2, Sequential(
       (0): Linear(in_features=8, out_features=2, bias=True)
     ))
     """
-    layers = _chain(model)
-    first = next((at for at, layer in enumerate(layers) if _is_trained(layer) or _draws(layer)), len(layers))
-    frozen, trained = layers[:first], layers[first:]
+    layers = _sequential_layers(model)
+    first_trained = next(
+        (at for at, layer in enumerate(layers) if _is_trained(layer) or _may_draw(layer)), len(layers)
+    )
+    frozen, trained = layers[:first_trained], layers[first_trained:]
     if not trained or not any(True for layer in frozen for _ in layer.parameters()):
         return None
     return nn.Sequential(*frozen), nn.Sequential(*trained)
 
 
-def _chain(model: nn.Module) -> list[nn.Module]:
-    """The layers that a chain runs one after the other; hooks make of a chain something else."""
+def _sequential_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that a sequential model runs one after the other. A model with hooks counts as one
+    layer.
+    """
     hooks = (
         model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, model._backward_pre_hooks
     )  # fmt: skip
     if type(model) is not nn.Sequential or any(hooks) or "forward" in vars(model):
         return [model]
-    return [layer for part in model for layer in _chain(part)]
+    return [layer for part in model for layer in _sequential_layers(part)]
 
 
 def _is_trained(layer: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in layer.parameters())
 
 
-def _draws(layer: nn.Module) -> bool:
-    """Whether it may draw random numbers. Code that is not torch's may, unless in evaluation mode."""
+def _may_draw(layer: nn.Module) -> bool:
+    """Whether the layer may draw random numbers. Layers from outside torch may, unless in evaluation mode."""
     for inner in layer.modules():
         of_torch = type(inner).__module__.startswith("torch.nn.modules.")
         random = isinstance(inner, _DropoutNd | nn.RReLU) or getattr(inner, "dropout", 0) != 0

@@ -1,4 +1,4 @@
-"""Threads for many small pieces of work on a processor, each with one core of its own."""
+"""Thread pools for many small computations on a CPU, each on one core."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ import torch
 
 
 def single_threaded_pool(workers: int) -> ThreadPoolExecutor:
-    """Threads that each use one core: the setting of the calling thread stays as it is."""
+    """Return a pool whose threads each use one core. The calling thread keeps its own setting."""
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
-    # All of them now: one that begins later would change the setting of the others.
-    everybody = Barrier(workers)
+    # Start all threads now: one that starts later would change the setting of the others.
+    all_started = Barrier(workers)
     try:
-        list(pool.map(lambda _: everybody.wait(), range(workers)))
-    except BaseException:  # no more threads, or an interrupt: nobody waits for who never comes
-        everybody.abort()
+        list(pool.map(lambda _: all_started.wait(), range(workers)))
+    except BaseException:  # no more threads, or an interrupt: release the waiting threads
+        all_started.abort()
         raise
     torch.set_num_threads(workers)
     return pool
 
 
-def in_parts(work: Callable[[slice], object], count: int) -> None:
-    """`work` on as many parts of 0 .. count-1 as torch may use threads, each by a thread.
+def run_in_parts(work: Callable[[slice], object], count: int) -> None:
+    """Cut 0 .. count-1 into one part per thread that torch may use, and run `work` on each part in its own
+    thread.
 
-    However it ends, by an error of one part or an interrupt too, no part is still being worked on then: what
-    they write may be written anew by whoever tries again.
+    When this function returns or raises, also on an interrupt, no part is still running, so the caller may
+    write to the same memory again.
     """
     workers = min(torch.get_num_threads(), count)
     if workers < 2:
@@ -38,18 +39,20 @@ def in_parts(work: Callable[[slice], object], count: int) -> None:
         return
     bounds = [count * part // workers for part in range(workers + 1)]
     parts = [slice(*pair) for pair in pairwise(bounds)]
-    pool = _common_pool(torch.get_num_threads(), os.getpid())
-    begun: list[Future[object]] = []
+    pool = _process_pool(torch.get_num_threads(), os.getpid())
+    futures: list[Future[object]] = []
     try:
         for part in parts:
-            begun.append(pool.submit(work, part))
-        for one in begun:
-            one.result()
+            futures.append(pool.submit(work, part))
+        for future in futures:
+            future.result()
     finally:
-        wait(begun)
+        wait(futures)
 
 
 @lru_cache(1)
-def _common_pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """Of one process: threads do not survive a fork."""
+def _process_pool(workers: int, process: int) -> ThreadPoolExecutor:
+    """Return the pool of this process. Threads do not survive a fork, so `process` is part of the cache
+    key.
+    """
     return single_threaded_pool(workers)

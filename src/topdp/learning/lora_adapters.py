@@ -1,8 +1,8 @@
-"""LoRA: a frozen model in which each linear layer learns a change of low rank (Hu et al. 2022).
+"""LoRA: a frozen model in which each linear layer learns a low-rank change (Hu et al. 2022).
 
-Only adapters, and layers that are named, are trained, noised, mixed and sent: for a large model that is far
-less noise, and far less to send. Layers inside of `nn.MultiheadAttention` have no adapters: it reads their
-weights past them.
+Only adapters and explicitly named layers are trained, noised, mixed and sent. For a large model that means
+far less noise and far less traffic. Layers inside `nn.MultiheadAttention` get no adapters, because it reads
+their weights without calling them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from topdp.errors import InputError
 
 @final
 class LoraLinear(nn.Module):
-    """y = W x + b + scale · B A x, where A and B alone are trained. B begins at zero: nothing changes yet."""
+    """y = W x + b + scale · B A x, where only A and B are trained. B starts at zero, so the output is
+    unchanged at first.
+    """
 
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """For code that reads the weight of a linear layer."""
+        """The effective weight, for code that reads the weight of a linear layer."""
         return self.base.weight + self.scale * self.up.weight @ self.down.weight
 
     @property
@@ -46,10 +48,9 @@ class LoraLinear(nn.Module):
 
 
 def lora(model: nn.Module, rank: int = 4, scale: float = 1.0, train: Sequence[str] = ()) -> nn.Module:
-    """A copy of `model` with adapters in its linear layers, and everything else frozen.
+    """Return a copy of `model` with adapters in its linear layers and everything else frozen.
 
-    `train`: layers, by their names in the model, that are trained whole; a new head, for example. They get
-    no adapters.
+    `train` names layers of the model that are trained in full, for example a new head. They get no adapters.
 
     >>> from torch import nn
     >>> model = lora(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)), rank=2, train=["2"])
@@ -59,24 +60,24 @@ def lora(model: nn.Module, rank: int = 4, scale: float = 1.0, train: Sequence[st
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise InputError(f"Expected a rank of at least 1, got {rank!r}.")
     model = copy.deepcopy(model).requires_grad_(False)
-    known = dict(model.named_modules())
-    missing = [name for name in train if name not in known or not name]
+    layers = dict(model.named_modules())
+    missing = [name for name in train if name not in layers or not name]
     if missing:
         raise InputError(
-            f"Expected names of layers to train, got {missing}. Known: {', '.join(known)[:300]}."
+            f"Expected names of layers to train, got {missing}. Known: {', '.join(layers)[:300]}."
         )
     for name in train:
-        known[name].requires_grad_(True)
-    spared = [*train, *(path for path, layer in known.items() if isinstance(layer, nn.MultiheadAttention))]
-    found = [
+        layers[name].requires_grad_(True)
+    excluded = [*train, *(path for path, layer in layers.items() if isinstance(layer, nn.MultiheadAttention))]
+    linear_layers = [
         (path, layer)
-        for path, layer in known.items()
+        for path, layer in layers.items()
         if type(layer) is nn.Linear
-        and not any(path == name or path.startswith(f"{name}.") or name == "" for name in spared)
+        and not any(path == name or path.startswith(f"{name}.") or name == "" for name in excluded)
     ]
-    if not found:
+    if not linear_layers:
         raise InputError("Expected a model with linear layers for adapters, got none.")
-    adapted: dict[int, LoraLinear] = {id(layer): LoraLinear(layer, rank, scale) for _, layer in found}
+    adapted: dict[int, LoraLinear] = {id(layer): LoraLinear(layer, rank, scale) for _, layer in linear_layers}
     if id(model) in adapted:
         return adapted[id(model)]
     for path, layer in list(model.named_modules(remove_duplicate=False)):
@@ -87,18 +88,20 @@ def lora(model: nn.Module, rank: int = 4, scale: float = 1.0, train: Sequence[st
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """A copy in which adapters have become part of the weights: a model of the kind that `lora` was given."""
+    """Return a copy in which the adapters are merged into the weights: a model of the kind that was passed to
+    `lora`.
+    """
     model = copy.deepcopy(model)
     if isinstance(model, LoraLinear):
-        return _folded(model)
+        return _merged_linear(model)
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, LoraLinear):
             parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, _folded(layer))
+            setattr(model.get_submodule(parent), name, _merged_linear(layer))
     return model
 
 
-def _folded(layer: LoraLinear) -> nn.Linear:
+def _merged_linear(layer: LoraLinear) -> nn.Linear:
     plain = layer.base
     with torch.no_grad():
         plain.weight.copy_(layer.weight)

@@ -1,6 +1,7 @@
-"""Losses, one value for each example. A new one is a function here and its name in `LOSSES`.
+"""Losses with one value per example. To add one, write a function here and register its name in `LOSSES`.
 
-What targets and outputs a named loss needs is in `tasks`; what is reported beside it, in `metrics`.
+What a named loss requires of targets and outputs is in `tasks`; the metrics reported beside it are in
+`metrics`.
 """
 
 from __future__ import annotations
@@ -17,141 +18,154 @@ from topdp.errors import InputError
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [b, ...], targets [b, ...]) -> losses [b]"""
 
-OWN = "own"
-"""The name of a loss that is a user's function."""
+CUSTOM_LOSS = "own"
+"""The name of a loss that is a user's own function."""
 
-FEW = 32
-"""Classes up to which the other layout is faster; for ten of them four to seven times."""
+MAX_TRANSPOSED_CLASSES = 32
+"""Up to this many classes the transposed layout is faster: for ten classes, by four to seven times."""
 
-UNIT = 16  # numbers that a processor takes at once; where it can, two such at a time
+VECTOR_WIDTH = 16  # numbers in one vector register of a CPU; some process two at a time
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of class scores [b, classes, ...] and labels [b, ...]; over several positions, their mean.
+    """Cross-entropy of class scores [b, classes, ...] and labels [b, ...]; over several positions, their
+    mean.
 
     >>> import torch
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))
     tensor([1.3863, 1.3863])
     """
-    if outputs.dim() == 2 and targets.dim() == 1 and outputs.shape[1] <= FEW and outputs.device.type == "cpu":
-        # Examples beside each other: a processor takes many of them at once. The last ones, which do not fill
-        # its units, are rounded otherwise; filled up, an example has the same bits wherever it stands.
-        filled = functional.pad(outputs.mT, (0, -len(outputs) % UNIT))
-        scores = functional.log_softmax(filled, 0).mT[: len(outputs)]
+    if (
+        outputs.dim() == 2
+        and targets.dim() == 1
+        and outputs.shape[1] <= MAX_TRANSPOSED_CLASSES
+        and outputs.device.type == "cpu"
+    ):
+        # Examples lie beside each other, so the CPU processes many at once. A remainder that does not fill a
+        # vector register is rounded differently. With padding, an example has the same bits at any position.
+        padded = functional.pad(outputs.mT, (0, -len(outputs) % VECTOR_WIDTH))
+        scores = functional.log_softmax(padded, 0).mT[: len(outputs)]
         return functional.nll_loss(scores, targets, reduction="none")
-    return _one_each(functional.cross_entropy(outputs, targets, reduction="none"))
+    return _mean_per_example(functional.cross_entropy(outputs, targets, reduction="none"))
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The squared difference; of several numbers, their mean.
+    """The squared difference; over several numbers, their mean.
 
     >>> import torch
     >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]))
     tensor([0., 4.])
     """
-    return _one_each(functional.mse_loss(*aligned(outputs, targets), reduction="none"))
+    return _mean_per_example(functional.mse_loss(*aligned(outputs, targets), reduction="none"))
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the squared difference up to 1, and linear beyond; of several numbers, their mean.
+    """Half the squared difference up to 1, and linear beyond; over several numbers, their mean.
 
     >>> import torch
     >>> huber(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     tensor([0.5000, 2.5000])
     """
-    return _one_each(functional.huber_loss(*aligned(outputs, targets), reduction="none"))
+    return _mean_per_example(functional.huber_loss(*aligned(outputs, targets), reduction="none"))
 
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy of logits and targets from 0 to 1; of several labels, their mean.
+    """Binary cross-entropy of logits and targets from 0 to 1; over several labels, their mean.
 
     >>> import torch
     >>> bce(torch.zeros(2, 3), torch.tensor([[0, 1, 1], [0, 0, 1]]))
     tensor([0.6931, 0.6931])
     """
-    both = aligned(outputs, targets)
-    count = both[0].numel()
-    # Filled up as in `cross_entropy`: a number has the same bits wherever it stands.
-    scores, labels = (functional.pad(part.reshape(-1), (0, -count % (2 * UNIT))) for part in both)
+    pair = aligned(outputs, targets)
+    count = pair[0].numel()
+    # Padded as in `cross_entropy`: a number has the same bits at any position.
+    scores, labels = (functional.pad(part.reshape(-1), (0, -count % (2 * VECTOR_WIDTH))) for part in pair)
     losses = functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")[:count]
-    return _one_each(losses.view(both[0].shape))
+    return _mean_per_example(losses.view(pair[0].shape))
 
 
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "huber": huber, "bce": bce}
-"""Each treats examples one by one, whatever the values: gradients rely on it."""
+"""Each of them treats examples one by one, for any values: the gradients rely on it."""
 
-ALIASES = {"cross_entropy": "cross-entropy"}
+LOSS_ALIASES = {"cross_entropy": "cross-entropy"}
 
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the shape of the targets and the type of the outputs. Nothing is ever broadcast.
+    """Return both in the shape of the targets and the type of the outputs. Nothing is ever broadcast.
 
-    Shapes may differ in axes of length 1 after the first: one number is one number as [b] and as [b, 1].
+    Shapes may differ only in axes of length 1 after the first: one number per example may be [b] or [b, 1].
 
     >>> import torch
     >>> [part.shape for part in aligned(torch.zeros(5, 1), torch.zeros(5))]
     [torch.Size([5]), torch.Size([5])]
     """
     if outputs.shape != targets.shape:
-        one = outputs.dim() == 0 and targets.numel() == 1  # `squeeze` in a model, on a batch of one
-        if not one and (outputs.shape[:1] != targets.shape[:1] or _long_axes(outputs) != _long_axes(targets)):
+        single_number = (
+            outputs.dim() == 0 and targets.numel() == 1
+        )  # a model that squeezes, on a batch of one
+        if not single_number and (
+            outputs.shape[:1] != targets.shape[:1]
+            or _axes_longer_than_one(outputs) != _axes_longer_than_one(targets)
+        ):
             raise InputError(
                 f"Expected outputs of the shape of the targets, got outputs of shape {tuple(outputs.shape)} "
-                f"for targets of shape {tuple(targets.shape)}. Let the model return "
+                f"for targets of shape {tuple(targets.shape)}. Make the model return "
                 f"[batch{''.join(f', {length}' for length in targets.shape[1:])}]."
             )
         outputs = outputs.reshape(targets.shape)
     return outputs, targets.to(outputs.dtype)
 
 
-def named_loss(loss: str | Loss) -> PerExample:
-    """A loss by name, or the caller's own; one that does not give one value per example is refused."""
-    if isinstance(loss, PerExample):
+def named_loss(loss: str | Loss) -> PerExampleLoss:
+    """Return a loss by name, or wrap the caller's own function. Calling it checks that it returns one value
+    per example.
+    """
+    if isinstance(loss, PerExampleLoss):
         return loss
     if callable(loss):
-        name = next((name for name, known in LOSSES.items() if known is loss), OWN)
-        return PerExample(loss, name)
-    name = ALIASES.get(loss, loss)
+        name = next((name for name, known in LOSSES.items() if known is loss), CUSTOM_LOSS)
+        return PerExampleLoss(loss, name)
+    name = LOSS_ALIASES.get(loss, loss)
     if name not in LOSSES:
         raise InputError(
             f"Expected loss {' or '.join(map(repr, LOSSES))} or a function of (outputs, targets) with one "
             f"loss per example, got {loss!r}."
         )
-    return PerExample(LOSSES[name], name)
+    return PerExampleLoss(LOSSES[name], name)
 
 
-def is_known(loss: Loss) -> bool:
-    """Whether it is one of `LOSSES`, as `named_loss` gives them."""
-    return isinstance(loss, PerExample) and loss.loss in LOSSES.values()
+def is_named_loss(loss: Loss) -> bool:
+    """Whether `loss` is one of `LOSSES`, as returned by `named_loss`."""
+    return isinstance(loss, PerExampleLoss) and loss.loss in LOSSES.values()
 
 
 def is_cross_entropy(loss: Loss) -> bool:
-    """Whether it takes the softmax of outputs."""
-    return isinstance(loss, PerExample) and loss.loss is cross_entropy
+    """Whether `loss` takes the softmax of the outputs."""
+    return isinstance(loss, PerExampleLoss) and loss.loss is cross_entropy
 
 
 @final
 @dataclass(frozen=True)
-class PerExample:
-    """A loss whose shape is checked."""
+class PerExampleLoss:
+    """A loss that checks the shape of its result."""
 
     loss: Loss
-    name: str = OWN
+    name: str = CUSTOM_LOSS
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         losses = self.loss(outputs, targets)
         if not isinstance(losses, Tensor) or losses.shape != targets.shape[:1]:
-            came = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+            result = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise InputError(
-                f"Expected one loss per example {tuple(targets.shape[:1])}, got {came}. "
+                f"Expected one loss per example {tuple(targets.shape[:1])}, got {result}. "
                 "Use reduction='none' and reduce over all axes but the first."
             )
         return losses
 
 
-def _one_each(losses: Tensor) -> Tensor:
+def _mean_per_example(losses: Tensor) -> Tensor:
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
 
 
-def _long_axes(values: Tensor) -> list[int]:
+def _axes_longer_than_one(values: Tensor) -> list[int]:
     return [length for length in values.shape[1:] if length != 1]

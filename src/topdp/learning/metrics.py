@@ -1,8 +1,8 @@
-"""What is reported of a model on test records, by name or as a function. A new one: a `Metric` in `METRICS`.
+"""Metrics of a model on test records, by name or as functions. To add one, put a `Metric` into `METRICS`.
 
-A metric gets the outputs of one agent on all test records and their targets, and gives a number; or several,
-one for each class. It decides nothing: no gradient, no noise and no round depends on it. What a loss needs of
-targets is in `tasks`; which agents are evaluated when, the engine and the loop know.
+A metric receives one agent's outputs for all test records and their targets. It returns one number, or one
+per class. Gradients, noise and rounds do not depend on metrics. What a loss requires of targets is in
+`tasks`; which agents are evaluated when is decided by the engine and the training loop.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from topdp.errors import InputError
-from topdp.learning.losses import OWN, aligned
+from topdp.learning.losses import CUSTOM_LOSS, aligned
 
-Function = Callable[[Tensor, Tensor], Any]
-"""(outputs [M, ...], targets [M, ...]) -> a number, or [k] where there are several"""
+MetricFunction = Callable[[Tensor, Tensor], Any]
+"""(outputs [M, ...], targets [M, ...]) -> a number, or [k] numbers"""
 
-CLASSES, NUMBERS = "classes", "numbers"
-"""What a metric is about: labels of classes, or numbers as they are."""
+CLASS_TARGETS, NUMBER_TARGETS = "classes", "numbers"
+"""What a metric is about: class labels, or real numbers."""
 
 
 @final
 @dataclass(frozen=True)
 class Metric:
-    """A number for all test records, with its name.
+    """A named number computed from all test records.
 
     >>> import torch
     >>> bias = Metric("bias", lambda outputs, targets: (outputs - targets).mean(), larger_is_better=None)
@@ -37,19 +37,19 @@ class Metric:
     """
 
     name: str
-    function: Function
+    function: MetricFunction
     larger_is_better: bool | None = True
-    """None: neither is, as for a bias."""
+    """None if neither is better, as for a bias."""
     about: str | None = None
     each: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Where the metric is a mean over records: the value of each. Then outputs need not be kept."""
+    """For a metric that is a mean over records: the value of each record. Then outputs need not be kept."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
         return self.function(outputs, targets)
 
 
-def named_metric(metric: str | Metric | Function) -> Metric:
-    """A metric by name, or of the caller's own function, which is called by its own name."""
+def named_metric(metric: str | Metric | MetricFunction) -> Metric:
+    """Return a metric by name, or wrap the caller's own function under the function's name."""
     if isinstance(metric, Metric):
         return metric
     if callable(metric):
@@ -63,10 +63,12 @@ def named_metric(metric: str | Metric | Function) -> Metric:
 
 
 def labels_and_scores(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets and outputs as labels [k] and scores [k, classes], or as labels and scores [k, labels], 0 or 1.
+    """Return targets and outputs as labels [k] and scores [k, classes], or as 0/1 labels and scores [k,
+    labels].
 
-    Whole numbers with an output axis more are classes; over several positions, each counts. Anything else
-    must be logits in the shape of the targets: one for yes and no, or one for each of several labels.
+    Integer targets with one more axis in the outputs are classes; with several positions, each counts. All
+    other outputs must be logits in the shape of the targets: one for a yes/no question, or one for each of
+    several labels.
     """
     if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
         return targets.flatten(), outputs.movedim(1, -1).flatten(0, -2)
@@ -74,73 +76,81 @@ def labels_and_scores(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
     return (truth > 0.5).long().reshape(len(truth), -1), logits.reshape(len(logits), -1)
 
 
-def _said(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """True and said labels, [k] for classes, [k, labels] for yes and no."""
+def _labels_and_predictions(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return true and predicted labels: [k] for classes, [k, labels] for yes/no questions."""
     truth, scores = labels_and_scores(outputs, targets)
     return truth, scores.argmax(1) if truth.dim() == 1 else (scores > 0).long()
 
 
-def _right(outputs: Tensor, targets: Tensor) -> Tensor:
-    truth, said = _said(outputs, targets)
-    return (truth == said).double().reshape(len(targets), -1).mean(1)
+def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    truth, predicted = _labels_and_predictions(outputs, targets)
+    return (truth == predicted).double().reshape(len(targets), -1).mean(1)
 
 
-def _right_among_five(outputs: Tensor, targets: Tensor) -> Tensor:
+def _correct_in_top_five(outputs: Tensor, targets: Tensor) -> Tensor:
     truth, scores = labels_and_scores(outputs, targets)
     if truth.dim() != 1:
-        raise InputError("top-5-accuracy: expected a score for each class, got logits of yes and no.")
+        raise InputError("top-5-accuracy: expected a score for each class, got yes/no logits.")
     own = scores.gather(1, truth[:, None])
     return ((scores > own).sum(1) < 5).double().reshape(len(targets), -1).mean(1)
 
 
-def _several(truth: Tensor) -> bool:
-    """Whether a record may have several labels; one logit for yes and no is two classes."""
+def _is_multilabel(truth: Tensor) -> bool:
+    """Whether a record may have several labels. A single yes/no logit counts as two classes."""
     return truth.dim() == 2 and truth.shape[1] > 1
 
 
-def _counts(truth: Tensor, said: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each class or label: rightly said, true, said."""
-    if _several(truth):
-        right, true, named = (part.sum(0).double() for part in (truth * said, truth, said))
-        return right, true, named
-    truth, said = truth.flatten(), said.flatten()
-    right, true, named = (
+def _class_counts(truth: Tensor, predicted: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for each class or label, how often it is predicted correctly, true, and predicted."""
+    if _is_multilabel(truth):
+        correct, true, predicted_counts = (
+            part.sum(0).double() for part in (truth * predicted, truth, predicted)
+        )
+        return correct, true, predicted_counts
+    truth, predicted = truth.flatten(), predicted.flatten()
+    correct, true, predicted_counts = (
         torch.bincount(part, minlength=max(classes, 2)).double()
-        for part in (truth[truth == said], truth, said)
+        for part in (truth[truth == predicted], truth, predicted)
     )
-    return right, true, named
+    return correct, true, predicted_counts
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean, over classes that occur, of the share of their records that are recognised."""
+    """The mean of `per_class_accuracy` over the classes that occur."""
     return per_class_accuracy(outputs, targets).nanmean()
 
 
 def per_class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[classes]: the share of each class's records that are recognised; NaN for a class that does not occur.
+    """[classes]: the share of each class's records that are classified correctly; NaN for a class that does
+    not occur.
 
-    Of several labels: how often each is said rightly.
+    With several labels per record: how often each label is predicted correctly.
     """
-    truth, said = _said(outputs, targets)
-    if _several(truth):
-        return (truth == said).double().mean(0)
-    right, true, _ = _counts(truth, said, outputs.shape[1] if outputs.dim() > 1 else 2)
-    return right / true
+    truth, predicted = _labels_and_predictions(outputs, targets)
+    if _is_multilabel(truth):
+        return (truth == predicted).double().mean(0)
+    correct, true, _ = _class_counts(truth, predicted, outputs.shape[1] if outputs.dim() > 1 else 2)
+    return correct / true
 
 
 def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean of F1 = 2·right / (true + said) over classes that occur or are said; of labels, over all."""
-    truth, said = _said(outputs, targets)
-    right, true, named = _counts(truth, said, outputs.shape[1] if outputs.dim() > 1 else 2)
-    each = 2 * right / (true + named).clamp_min(1)
-    return each.mean() if _several(truth) else each[true + named > 0].mean()
+    """The mean of F1 = 2·correct / (true + predicted) over classes that occur or are predicted; for labels,
+    over all.
+    """
+    truth, predicted = _labels_and_predictions(outputs, targets)
+    correct, true, predicted_counts = _class_counts(
+        truth, predicted, outputs.shape[1] if outputs.dim() > 1 else 2
+    )
+    each = 2 * correct / (true + predicted_counts).clamp_min(1)
+    return each.mean() if _is_multilabel(truth) else each[true + predicted_counts > 0].mean()
 
 
 def auroc(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How often a record of the class has the higher score than one of another; a tie is a half.
+    """The probability that a record of the class scores higher than a record of another class; a tie counts
+    as a half.
 
-    Yes and no: that. Several labels, or more than two classes (each against the rest, by softmax): the mean
-    over those that have records of both kinds; NaN where there is none.
+    For several labels, or more than two classes (each against the rest, by softmax), the mean over those that
+    have records of both kinds; NaN if there is none.
     """
     truth, scores = labels_and_scores(outputs, targets)
     scores = scores.double()
@@ -151,74 +161,79 @@ def auroc(outputs: Tensor, targets: Tensor) -> Tensor:
         scores = scores[:, 1:] - scores[:, :1] if classes == 2 else scores.softmax(1)
         truth = truth[:, None] == torch.arange(classes, device=truth.device)
         truth = truth[:, 1:].long() if classes == 2 else truth.long()
-    return torch.stack([_area(yes, score) for yes, score in zip(truth.T, scores.T, strict=True)]).nanmean()
+    return torch.stack(
+        [_area_under_roc(yes, score) for yes, score in zip(truth.T, scores.T, strict=True)]
+    ).nanmean()
 
 
-def _area(truth: Tensor, scores: Tensor) -> Tensor:
-    """Hanley and McNeil 1982: the Mann-Whitney statistic, ties at their mean rank; NaN without both kinds."""
-    _, place, times = torch.unique(scores, return_inverse=True, return_counts=True)
-    last = times.cumsum(0).double()
-    rank = (last - (times - 1) / 2)[place]
-    yes = truth.double().sum()
-    no = len(truth) - yes
-    above: Tensor = (rank * truth).sum() - yes * (yes + 1) / 2
-    return above / (yes * no)
+def _area_under_roc(truth: Tensor, scores: Tensor) -> Tensor:
+    """The Mann-Whitney statistic (Hanley and McNeil 1982) with mean ranks for ties; NaN unless both kinds
+    occur.
+    """
+    _, place, ties = torch.unique(scores, return_inverse=True, return_counts=True)
+    last = ties.cumsum(0).double()
+    rank = (last - (ties - 1) / 2)[place]
+    positives = truth.double().sum()
+    negatives = len(truth) - positives
+    above: Tensor = (rank * truth).sum() - positives * (positives + 1) / 2
+    return above / (positives * negatives)
 
 
-def _distance(outputs: Tensor, targets: Tensor) -> Tensor:
+def _absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     outputs, targets = aligned(outputs, targets)
     return (outputs.double() - targets.double()).abs().reshape(len(targets), -1).mean(1)
 
 
-def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     outputs, targets = aligned(outputs, targets)
     return (outputs.double() - targets.double()).square().reshape(len(targets), -1).mean(1)
 
 
 def r2(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 - Σ(target - output)² / Σ(target - mean)²; of several numbers, their mean.
+    """1 - Σ(target - output)² / Σ(target - mean)²; over several numbers, their mean.
 
-    Targets that are all equal leave nothing to explain: 1 where they are met, 0 where they are not.
+    If all targets are equal there is nothing to explain: the result is 1 if the outputs meet them, else 0.
     """
     outputs, targets = (part.double().reshape(len(targets), -1) for part in aligned(outputs, targets))
-    missed = (targets - outputs).square().sum(0)
+    residual = (targets - outputs).square().sum(0)
     total = (targets - targets.mean(0)).square().sum(0)
     constant = total == 0
-    explained = 1 - missed / torch.where(constant, torch.ones_like(total), total)
-    return torch.where(constant, (missed == 0).double(), explained).mean()
+    explained = 1 - residual / torch.where(constant, torch.ones_like(total), total)
+    return torch.where(constant, (residual == 0).double(), explained).mean()
 
 
-def _mean(name: str, each: Callable[[Tensor, Tensor], Tensor], about: str, larger: bool) -> Metric:
+def _mean_metric(name: str, each: Callable[[Tensor, Tensor], Tensor], about: str, larger: bool) -> Metric:
     return Metric(name, lambda outputs, targets: each(outputs, targets).mean(), larger, about, each)
 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        _mean("accuracy", _right, CLASSES, True),
-        Metric("balanced-accuracy", balanced_accuracy, True, CLASSES),
-        Metric("per-class-accuracy", per_class_accuracy, True, CLASSES),
-        _mean("top-5-accuracy", _right_among_five, CLASSES, True),
-        Metric("f1-macro", f1_macro, True, CLASSES),
-        Metric("auroc", auroc, True, CLASSES),
-        _mean("mae", _distance, NUMBERS, False),
-        _mean("mse", _squared, NUMBERS, False),
-        Metric("r2", r2, True, NUMBERS),
+        _mean_metric("accuracy", _correct, CLASS_TARGETS, True),
+        Metric("balanced-accuracy", balanced_accuracy, True, CLASS_TARGETS),
+        Metric("per-class-accuracy", per_class_accuracy, True, CLASS_TARGETS),
+        _mean_metric("top-5-accuracy", _correct_in_top_five, CLASS_TARGETS, True),
+        Metric("f1-macro", f1_macro, True, CLASS_TARGETS),
+        Metric("auroc", auroc, True, CLASS_TARGETS),
+        _mean_metric("mae", _absolute_error, NUMBER_TARGETS, False),
+        _mean_metric("mse", _squared_error, NUMBER_TARGETS, False),
+        Metric("r2", r2, True, NUMBER_TARGETS),
     )
 }
 
-USUAL = {
+DEFAULT_METRICS = {
     "cross-entropy": ("accuracy",),
     "bce": ("accuracy",),
     "mse": ("mae", "r2"),
     "huber": ("mae", "r2"),
-    OWN: (),
+    CUSTOM_LOSS: (),
 }
-"""What is reported unless something is asked for, by loss; the loss itself always is."""
+"""What is reported for a loss unless metrics are chosen. The loss itself is always reported."""
 
 
 def larger_is_better(name: str) -> bool | None:
-    """Of a metric by name, or of the loss; None of a function's, which does not say.
+    """Whether a larger value is better, for a metric by name or for the loss; None for a user's function,
+    where it is unknown.
 
     >>> larger_is_better("accuracy"), larger_is_better("loss"), larger_is_better("my_own")
     (True, False, None)

@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 
 from topdp.errors import InputError
 
-# In half precision, rounding a sum of clipped gradients changes it by more than one record may.
-PRECISE = {torch.float32, torch.float64}
+# In half precision, rounding a sum of clipped gradients may change it by more than one record can.
+TRAINABLE_DTYPES = {torch.float32, torch.float64}
 
 
 @final
@@ -74,7 +74,7 @@ class FlatModel:
     dtype: torch.dtype
 
     def __init__(self, module: nn.Module) -> None:
-        _refuse_what_cannot_be_private(module)
+        _expect_private_layers(module)
         slots, start, dtypes = [], 0, set()
         for name, parameter in module.named_parameters():
             if is_lazy(parameter):
@@ -89,7 +89,7 @@ class FlatModel:
                 start = stop
         if not slots:
             raise InputError("Expected a module with at least one parameter to train, got none.")
-        if len(dtypes) > 1 or not dtypes <= PRECISE:
+        if len(dtypes) > 1 or not dtypes <= TRAINABLE_DTYPES:
             raise InputError(
                 "Expected all parameters in one real floating type, float32 or float64, got "
                 f"{sorted(map(str, dtypes))}. "
@@ -108,7 +108,9 @@ class FlatModel:
         self.dtype = dtypes.pop()
 
     def flatten(self, module: nn.Module | None = None) -> Tensor:
-        """The row [d] of `module`'s trained parameters; without one, of the module this was built from."""
+        """Return the row [d] of `module`'s trained parameters; by default of the module this was built
+        from.
+        """
         parameters = dict((self.module if module is None else module).named_parameters())
         shapes = {name: p.shape for name, p in parameters.items() if p.requires_grad}
         expected = {slot.name: slot.shape for slot in self.slots}
@@ -119,17 +121,17 @@ class FlatModel:
         return torch.cat([parameters[slot.name].detach().reshape(-1) for slot in self.slots])
 
     def named(self, row: Tensor) -> dict[str, Tensor]:
-        """Views into `row` under the names of the parameters, tied ones once."""
+        """Return views into `row` under the names of the parameters, tied parameters once."""
         if row.shape != (self.dimension,):
             raise InputError(f"Expected a row of {self.dimension} numbers, got shape {tuple(row.shape)}.")
         return {slot.name: row[slot.start : slot.stop].view(slot.shape) for slot in self.slots}
 
     def load(self, row: Tensor) -> nn.Module:
-        """A new module with the parameters in `row`, in its type and on its device.
+        """Return a new module with the parameters in `row`, in its type and on its device.
 
-        A row that is kept in fewer bits than a model may have is widened to the type of this one.
+        A row stored in half precision is converted to the type of this model.
         """
-        row = row if row.dtype in PRECISE else row.to(self.dtype)
+        row = row if row.dtype in TRAINABLE_DTYPES else row.to(self.dtype)
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
@@ -138,7 +140,7 @@ class FlatModel:
         return module
 
 
-def _refuse_what_cannot_be_private(module: nn.Module) -> None:
+def _expect_private_layers(module: nn.Module) -> None:
     for path, layer in module.named_modules():
         where = f"{path!r}" if path else "the module itself"
         if isinstance(layer, _BatchNorm) and not has_frozen_statistics(layer):
@@ -147,27 +149,27 @@ def _refuse_what_cannot_be_private(module: nn.Module) -> None:
             raise InputError(
                 f"Expected a model that treats examples one by one, got {type(layer).__name__} at {where}. "
                 "It mixes the examples of a batch, so clipping one example's gradient does not bound that "
-                "example's influence, and its running statistics leave without noise. "
-                f"Replace it by nn.GroupNorm({groups}, {features}); or, in a pre-trained backbone, keep the "
-                "statistics it has: call .eval() on the layer or the backbone before you hand the model over."
+                "example's influence, and its running statistics would leave without noise. "
+                f"Replace it by nn.GroupNorm({groups}, {features}); or, in a pre-trained backbone, keep its "
+                "statistics: call .eval() on the layer or the backbone before passing the model."
             )
         if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
             raise InputError(
                 f"Expected a model without statistics of the data, got {type(layer).__name__} with "
-                f"track_running_stats=True at {where}. Its running statistics leave without noise. "
+                f"track_running_stats=True at {where}. Its running statistics would leave without noise. "
                 f"Replace it by nn.{type(layer).__name__}({layer.num_features}, affine={layer.affine})."
             )
 
 
 def has_frozen_statistics(layer: _BatchNorm) -> bool:
-    """Whether it is a function of one example: in evaluation mode, with statistics of its own."""
+    """Whether the layer is a function of one example: in evaluation mode and with stored statistics."""
     return not layer.training and layer.running_mean is not None and layer.running_var is not None
 
 
 def initial_row(factory: Callable[[], nn.Module], seed: int) -> Tensor:
-    """The row of `factory()`, made with torch's CPU generator seeded; the generator is restored."""
+    """Return the row of `factory()`, called with torch's CPU generator seeded; the generator is restored."""
     with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed: it would reseed the generators of all devices as well.
+        # torch.manual_seed would also reseed the generators of all devices.
         torch.default_generator.manual_seed(seed)
         return FlatModel(factory()).flatten()
 
@@ -180,10 +182,10 @@ def mlp(inputs: int = 784, hidden: int = 100, classes: int = 10) -> nn.Sequentia
 
 
 def linear(inputs: int = 784, classes: int = 10) -> nn.Sequential:
-    """One linear layer that starts from zero: all classes are equally likely, and no draw decides.
+    """One linear layer that starts from zero: all classes are equally likely, and no random draw matters.
 
-    Without a bias: on records of length 1 it would double the square of every gradient's norm, all of which
-    the noise has to hide (-0.4 points on MNIST at ε = 1, -1.0 on Fashion-MNIST, -1.0 on CIFAR-10 at 3).
+    It has no bias: on records of length 1 a bias would double the square of every gradient's norm, which the
+    noise has to hide (-0.4 points on MNIST at ε = 1, -1.0 on Fashion-MNIST, -1.0 on CIFAR-10 at 3).
     """
     layer = nn.Linear(inputs, classes, bias=False)
     nn.init.zeros_(layer.weight)

@@ -1,8 +1,8 @@
-"""Loops that Numba makes machine code of: compiled when they are first called, and kept on disk where it can.
+"""Loops compiled to machine code by Numba on their first call, and cached on disk where possible.
 
-For what neither torch nor NumPy does in one pass over memory. Python's lock is free while such a loop runs,
-so threads can share its work. Sums are not reordered and no two steps are fused: the bits are the same on
-every processor.
+For what neither torch nor NumPy does in one pass over memory. Compiled loops release the GIL, so threads can
+share the work. Sums are not reordered and no two operations are fused: the results are the same bit for bit
+on every processor.
 """
 
 from __future__ import annotations
@@ -19,63 +19,63 @@ Loop = Callable[..., Any]
 
 
 def compiled(loop: Loop) -> Loop:
-    """The same function as machine code; its arguments are numbers and NumPy's arrays."""
+    """Return the same function as machine code. Its arguments must be numbers and NumPy arrays."""
     options = {"nogil": True, "error_model": "numpy"}
     try:
-        made: Any = njit(cache=True, **options)(loop)
-    except RuntimeError:  # no folder to keep it in: every process compiles for itself
-        made = njit(**options)(loop)
+        dispatcher: Any = njit(cache=True, **options)(loop)
+    except RuntimeError:  # no folder for the cache: every process compiles for itself
+        dispatcher = njit(**options)(loop)
     else:
-        _forgive(made._cache)
-        # Numba looks at the file of the loop alone, and would keep what it was when it calls others.
-        with suppress(OSError):  # of an archive, it looks at the whole
-            made._cache._cache_file._source_stamp = _stamp(loop)
-    compiled_loop: Loop = made
+        _ignore_cache_errors(dispatcher._cache)
+        # Numba checks only the loop's own file, and would miss changes in the loops that it calls.
+        with suppress(OSError):  # in an archive, Numba checks the archive
+            dispatcher._cache._cache_file._source_stamp = _source_stamp(loop)
+    compiled_loop: Loop = dispatcher
     return compiled_loop
 
 
 def compiled_for(types: str) -> Callable[[Loop], Loop]:
-    """As `compiled`, at once and for arguments of these `types` alone, as Numba writes them.
+    """Like `compiled`, but compile now, and only for arguments of these `types` (a Numba signature).
 
-    Whether arrays have gaps makes no difference then: what is called with either is compiled once.
+    One compiled version then serves contiguous and strided arrays.
     """
 
     def compile(loop: Loop) -> Loop:
-        made: Any = compiled(loop)
-        made.compile(types)
-        made.disable_compile()
-        compiled_loop: Loop = made
+        dispatcher: Any = compiled(loop)
+        dispatcher.compile(types)
+        dispatcher.disable_compile()
+        compiled_loop: Loop = dispatcher
         return compiled_loop
 
     return compile
 
 
-def _stamp(loop: Loop) -> list[tuple[str, float, int]]:
-    """When the files of a loop, and of the loops that it calls, were changed, and how long they are."""
+def _source_stamp(loop: Loop) -> list[tuple[str, float, int]]:
+    """The modification times and sizes of the files of a loop and of the loops it calls."""
     loops, files = [loop], set()
     while loops:
-        one = loops.pop()
-        files.add(one.__code__.co_filename)
-        called = (one.__globals__.get(name) for name in one.__code__.co_names)
+        current = loops.pop()
+        files.add(current.__code__.co_filename)
+        called = (current.__globals__.get(name) for name in current.__code__.co_names)
         loops += [other.py_func for other in called if isinstance(other, Dispatcher)]
-    found = ((file, os.stat(file)) for file in sorted(files))
-    return [(file, about.st_mtime, about.st_size) for file, about in found]
+    stats = ((file, os.stat(file)) for file in sorted(files))
+    return [(file, stat.st_mtime, stat.st_size) for file, stat in stats]
 
 
-def _forgive(kept: Any) -> None:
-    """What is damaged on disk is compiled anew; what cannot be kept there is not: no run ends for that."""
-    load, save = kept.load_overload, kept.save_overload
+def _ignore_cache_errors(cache: Any) -> None:
+    """Compile again if the cache is damaged, and continue if it cannot be written: neither ends a run."""
+    load, save = cache.load_overload, cache.save_overload
 
-    def load_or_compile(*asked: Any) -> Any:
+    def load_or_compile(*arguments: Any) -> Any:
         try:
-            return load(*asked)
-        except Exception:  # bytes that are no machine code can raise anything
+            return load(*arguments)
+        except Exception:  # damaged bytes can raise anything
             with suppress(Exception):
-                kept.flush()
+                cache.flush()
             return None
 
-    def save_if_possible(*found: Any) -> None:
+    def save_if_possible(*arguments: Any) -> None:
         with suppress(Exception):
-            save(*found)
+            save(*arguments)
 
-    kept.load_overload, kept.save_overload = load_or_compile, save_if_possible
+    cache.load_overload, cache.save_overload = load_or_compile, save_if_possible

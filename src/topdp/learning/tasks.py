@@ -1,7 +1,7 @@
-"""A task: a loss with its metrics, and what both need of targets and of a model's outputs.
+"""A task: a loss with its metrics, and what both require of targets and of a model's outputs.
 
-What does not fit is said before anything is computed. Losses and metrics themselves are in `losses` and
-`metrics`.
+What does not fit is refused before anything is computed. The losses and metrics themselves are in `losses`
+and `metrics`.
 """
 
 from __future__ import annotations
@@ -15,70 +15,91 @@ import torch
 from torch import Tensor
 
 from topdp.errors import DataError, InputError
-from topdp.learning.losses import OWN, Loss, PerExample, aligned, named_loss
-from topdp.learning.metrics import CLASSES, METRICS, NUMBERS, USUAL, Function, Metric, named_metric
+from topdp.learning.losses import CUSTOM_LOSS, Loss, PerExampleLoss, aligned, named_loss
+from topdp.learning.metrics import (
+    CLASS_TARGETS,
+    DEFAULT_METRICS,
+    METRICS,
+    NUMBER_TARGETS,
+    Metric,
+    MetricFunction,
+    named_metric,
+)
 
-ABOUT = {"cross-entropy": CLASSES, "bce": CLASSES, "mse": NUMBERS, "huber": NUMBERS}
-RESERVED = ("round", "loss")
+LOSS_SUBJECTS = {
+    "cross-entropy": CLASS_TARGETS,
+    "bce": CLASS_TARGETS,
+    "mse": NUMBER_TARGETS,
+    "huber": NUMBER_TARGETS,
+}
+RESERVED_METRIC_NAMES = ("round", "loss")
 
-Metrics = str | Metric | Function | Sequence[str | Metric | Function] | None
+MetricChoice = str | Metric | MetricFunction | Sequence[str | Metric | MetricFunction] | None
 
 
 @final
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and what is reported of it."""
+    """What is learned and which metrics are reported."""
 
-    loss: PerExample
+    loss: PerExampleLoss
     metrics: tuple[Metric, ...]
 
     @classmethod
     def of(
         cls,
         loss: str | Loss = "cross-entropy",
-        metrics: Metrics = None,
+        metrics: MetricChoice = None,
     ) -> Task:
-        """`metrics`: one or several, by name or as functions; None: those that are usual for the loss.
+        """Return the task of a loss and its metrics.
+
+        `metrics`: one or several, by name or as functions; None selects the defaults for the loss.
 
         >>> [metric.name for metric in Task.of("mse").metrics]
         ['mae', 'r2']
         """
-        made = named_loss(loss)
+        task_loss = named_loss(loss)
         if isinstance(metrics, str) or callable(metrics):
             metrics = [metrics]
-        chosen = tuple(named_metric(one) for one in (USUAL[made.name] if metrics is None else metrics))
+        chosen = tuple(
+            named_metric(metric)
+            for metric in (DEFAULT_METRICS[task_loss.name] if metrics is None else metrics)
+        )
         names = [metric.name for metric in chosen]
         for name in names:
-            if names.count(name) > 1 or name in RESERVED or name.endswith("_per_agent"):
+            if names.count(name) > 1 or name in RESERVED_METRIC_NAMES or name.endswith("_per_agent"):
                 raise InputError(
-                    f"Expected metrics with names of their own, none of {', '.join(RESERVED)}, got {name!r}"
+                    f"Expected metrics with unique names other than {', '.join(RESERVED_METRIC_NAMES)}, "
+                    f"got {name!r}"
                     f"{' twice' if names.count(name) > 1 else ''}. Use topdp.Metric(name, function)."
                 )
-        about = ABOUT.get(made.name)
+        about = LOSS_SUBJECTS.get(task_loss.name)
         for metric in chosen:
             if None not in (about, metric.about) and metric.about != about:
                 fits = ", ".join(name for name, known in METRICS.items() if known.about == about)
                 raise InputError(
-                    f"metrics: expected some out of {fits} under the loss {made.name}, got {metric.name!r}: "
+                    f"metrics: expected one of {fits} for the loss {task_loss.name}, got {metric.name!r}: "
                     f"it is about {metric.about}."
                 )
-        return cls(made, chosen)
+        return cls(task_loss, chosen)
 
     def targets(self, targets: Tensor, what: str) -> Tensor:
-        """`targets` [records, ...] in the type that the loss needs; a `DataError` begins with `what`."""
-        return _NEEDS.get(self.loss.name, _as_they_are)(targets, what)
+        """Return `targets` [records, ...] in the type that the loss needs; the message of a `DataError`
+        begins with `what`.
+        """
+        return _TARGET_CONVERSIONS.get(self.loss.name, _unchanged)(targets, what)
 
     def outputs(self, targets: Tensor, classes: int | None) -> int:
-        """How many outputs a model made for these `targets` [records, ...] has."""
-        if self.loss.name == "cross-entropy" or (self.loss.name == OWN and classes is not None):
+        """Return how many outputs a model for these `targets` [records, ...] has."""
+        if self.loss.name == "cross-entropy" or (self.loss.name == CUSTOM_LOSS and classes is not None):
             return classes if classes is not None else int(targets.max()) + 1
         return math.prod(targets.shape[1:])
 
     def expect_outputs(self, outputs: Tensor, targets: Tensor, classes: int | None) -> None:
-        """Refuses a model whose `outputs` for some records do not go with their `targets`."""
+        """Refuse a model whose `outputs` for some records do not fit their `targets`."""
         if self.loss.name == "cross-entropy":
-            _expect_a_score_for_each_class(outputs, targets, classes)
-        elif self.loss.name != OWN:
+            _expect_class_scores(outputs, targets, classes)
+        elif self.loss.name != CUSTOM_LOSS:
             aligned(outputs, targets)
         try:
             self.loss(outputs, targets)
@@ -93,14 +114,14 @@ class Task:
 
 
 def _labels(targets: Tensor, what: str) -> Tensor:
-    """Whole numbers of at least 0: one a record, or one for each position."""
+    """Return targets as int64 labels of at least 0: one per record, or one per position."""
     bad = (targets < 0) | (targets != targets.floor()) if targets.is_floating_point() else targets < 0
     if bool(bad.any()):
         at = int(bad.flatten(1).any(1).nonzero()[0]) if bad.dim() > 1 else int(bad.nonzero()[0])
         value = targets[bad][0].item()
         raise DataError(
             f"{what}: expected labels that are whole numbers of at least 0 for cross-entropy, got {value:g} "
-            f"at index {at}. For numbers as they are use the loss mse or huber."
+            f"at index {at}. For real numbers use the loss mse or huber."
         )
     return targets.to(torch.int64)
 
@@ -109,14 +130,14 @@ def _numbers(targets: Tensor, what: str) -> Tensor:
     return targets if targets.is_floating_point() else targets.to(torch.float32)
 
 
-def _shares(targets: Tensor, what: str) -> Tensor:
-    """From 0 to 1."""
+def _probabilities(targets: Tensor, what: str) -> Tensor:
+    """Return targets as floats, all of them from 0 to 1."""
     bad = (targets < 0) | (targets > 1)
     if bool(bad.any()):
         advice = (
-            "For one of several classes use the loss cross-entropy, or one number for each class."
+            "For one of several classes use the loss cross-entropy, or give one number for each class."
             if not targets.is_floating_point() or bool((targets == targets.floor()).all())
-            else "For numbers as they are use the loss mse or huber."
+            else "For real numbers use the loss mse or huber."
         )
         raise DataError(
             f"{what}: expected targets from 0 to 1 for bce, got {targets[bad][0].item():g}. {advice}"
@@ -124,35 +145,37 @@ def _shares(targets: Tensor, what: str) -> Tensor:
     return _numbers(targets, what)
 
 
-def _as_they_are(targets: Tensor, what: str) -> Tensor:
+def _unchanged(targets: Tensor, what: str) -> Tensor:
     return targets
 
 
-_NEEDS: dict[str, Callable[[Tensor, str], Tensor]] = {
+_TARGET_CONVERSIONS: dict[str, Callable[[Tensor, str], Tensor]] = {
     "cross-entropy": _labels,
     "mse": _numbers,
     "huber": _numbers,
-    "bce": _shares,
+    "bce": _probabilities,
 }
 
 
-_LOST = "Every record keeps its place on the first axis, one alone too: squeeze(-1), not squeeze()."
+_KEEP_FIRST_AXIS = (
+    "The first axis is that of the records, also for a single record: use squeeze(-1), not squeeze()."
+)
 
 
-def _expect_a_score_for_each_class(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
+def _expect_class_scores(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
     positions = tuple(targets.shape[1:])
-    wanted = f"[batch, classes{''.join(f', {length}' for length in positions)}]"
-    came = f"got outputs of shape {tuple(outputs.shape)} for one record"
+    expected = f"[batch, classes{''.join(f', {length}' for length in positions)}]"
+    result = f"got outputs of shape {tuple(outputs.shape)} for one record"
     if outputs.dim() != targets.dim() + 1 or tuple(outputs.shape[2:]) != positions:
-        turned = outputs.dim() > 2 and tuple(outputs.shape[1:-1]) == positions
+        classes_last = outputs.dim() > 2 and tuple(outputs.shape[1:-1]) == positions
         raise InputError(
-            f"Expected a model with an output for each class, {wanted}, {came}. "
-            + ("Put the classes first: outputs.movedim(-1, 1)." if turned else "")
-            + (_LOST if outputs.shape[:1] != targets.shape[:1] else "")
+            f"Expected a model with an output for each class, {expected}, {result}. "
+            + ("Put the classes first: outputs.movedim(-1, 1)." if classes_last else "")
+            + (_KEEP_FIRST_AXIS if outputs.shape[:1] != targets.shape[:1] else "")
             + ("For one logit use the loss bce." if outputs.shape == targets.shape else "")
         )
     if classes is not None and outputs.shape[1] < classes:
         advice = " For one logit use the loss bce." if outputs.shape[1] == 1 and classes == 2 else ""
         raise InputError(
-            f"Expected a model with an output for each of the {classes} classes, {came}.{advice}"
+            f"Expected a model with an output for each of the {classes} classes, {result}.{advice}"
         )

@@ -5,7 +5,9 @@ changes along the rounds; `Full`, `Cycle` and `Poisson` say which records a rele
 every random choice its own generator.
 """
 
+from topdp.plan.adaptive_steps import AdamSettings, AdaptiveSteps
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
+from topdp.plan.capabilities import Capability, ReleaseKind, unsupported
 from topdp.plan.description import describe
 from topdp.plan.optimisers import Optimiser, optimised
 from topdp.plan.plan import NOBODY, PerRound, Plan, PlanError, Round, prune
@@ -16,8 +18,11 @@ from topdp.plan.schedules import Schedule, for_curvature, learning_rates, power_
 
 __all__ = [
     "NOBODY",
+    "AdamSettings",
+    "AdaptiveSteps",
     "Adjacency",
     "Batches",
+    "Capability",
     "Cycle",
     "Full",
     "Optimiser",
@@ -25,6 +30,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Poisson",
+    "ReleaseKind",
     "Robust",
     "Round",
     "Schedule",
@@ -39,4 +45,5 @@ __all__ = [
     "schedule",
     "step_decay",
     "stream",
+    "unsupported",
 ]

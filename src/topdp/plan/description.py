@@ -35,8 +35,8 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
     for r in rounds if rounds is not None else range(plan.releases):
         this = plan[r]
         lines.append(f"round {r}")
-        if plan.adjusts is not None and plan.adjusts[r]:
-            lines.append(f"  every agent: Adam, steps of {plan.adjusts[r]:.4g}")
+        if plan.adaptive is not None and plan.adaptive.rate[r]:
+            lines.append(f"  every agent: {plan.adaptive.title}, steps of {plan.adaptive.rate[r]:.4g}")
             continue
         for m in np.flatnonzero(this.exists):
             terms = [

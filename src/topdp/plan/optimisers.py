@@ -7,7 +7,7 @@ where a memory would change what one record can do (heavy ball: by 1/(1 - β)).
 
 **Guarantees.** Memories carry no gradient and take no draw: they are functions of their owner's estimates.
 Momentum, decay and averages are linear, so every account of the plan covers them, hidden rows and reused
-noise included. Adam is not: its plans say so (`Plan.adjusts`), and only accounts in which every row counts
+noise included. Adam is not: its plans say so (`Plan.needs`), and only accounts in which every row counts
 as seen cover them; the others refuse.
 """
 
@@ -20,10 +20,12 @@ import numpy as np
 
 from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
+from topdp.plan.adaptive_steps import AdamSettings
 from topdp.plan.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
 
-KINDS = ("sgd", "momentum", "nesterov", "adam")
+ADAPTIVE_KINDS = ("adam",)
+KINDS = ("sgd", "momentum", "nesterov", *ADAPTIVE_KINDS)
 NONE: Ints = np.empty(0, np.int64)
 
 
@@ -58,14 +60,19 @@ class Optimiser:
                 raise InputError(f"Expected a finite {name} {least}, got {value}.")
 
     @property
+    def adaptive(self) -> bool:
+        """Whether a non-linear step ends each round, in a release of its own."""
+        return self.kind in ADAPTIVE_KINDS
+
+    @property
     def plain(self) -> bool:
         """Whether plans stay as protocols write them."""
-        moves = self.kind == "adam" or (self.kind != "sgd" and self.momentum > 0)
-        return not (moves or self.weight_decay or self.average)
+        moves = self.kind != "sgd" and self.momentum > 0
+        return not (self.adaptive or moves or self.weight_decay or self.average)
 
     def inner(self, schedule: Schedule) -> Schedule:
-        """The steps of the plan beneath: Adam's rows carry whole gradients, and its own step comes after."""
-        if self.kind != "adam":
+        """The schedule of the inner plan: before an adaptive step rows carry whole gradients."""
+        if not self.adaptive:
             return schedule
         return Schedule(np.ones(schedule.releases), schedule.noise / schedule.rate)
 
@@ -93,7 +100,7 @@ def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
             f"Expected weight_decay times the step size below 1, got {optimiser.weight_decay:g} and steps up "
             f"to {largest:g}: parameters would change their sign. Use a smaller one."
         )
-    if optimiser.kind == "adam":
+    if optimiser.adaptive:
         plan = _with_adam(plan, optimiser, rate)
     else:
         plan = _with_momentum(plan, optimiser)
@@ -142,7 +149,7 @@ def _with_adam(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
     """Adam (Kingma and Ba 2015) on what a whole round changed: one more release at the end of each round.
 
     There an agent makes its estimate anew from where the round began, P, and from its averages of d = P - y
-    and d²: `Plan.adjusts` has the step size of these releases, `Plan.adam` the other numbers.
+    and d²: `Plan.adaptive` has the step size of these releases and the other settings.
     """
     n, own = plan.agents, np.arange(plan.agents)
     for r in range(1, plan.releases):
@@ -174,8 +181,13 @@ def _with_adam(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
             sheets.add(source, weight)
     return replace(
         sheets.bound(plan, before),
-        adjusts=np.insert(np.zeros(plan.releases), before, rate),
-        adam=np.array([optimiser.momentum, optimiser.second, optimiser.floor, optimiser.weight_decay]),
+        adaptive=AdamSettings(
+            rate=np.insert(np.zeros(plan.releases), before, rate),
+            momentum=optimiser.momentum,
+            second_moment=optimiser.second,
+            floor=optimiser.floor,
+            weight_decay=optimiser.weight_decay,
+        ),
     )
 
 

@@ -28,10 +28,13 @@ from numpy.typing import NDArray
 
 from topdp.base.array_types import Bools, Floats, Indices
 from topdp.errors import InputError
+from topdp.plan.adaptive_steps import AdaptiveSteps
+from topdp.plan.capabilities import Capability, ReleaseKind, unsupported
 from topdp.plan.robust_rules import Robust
 
 ROUNDED = ("bfloat16",)  # what rows can be rounded to
 NOBODY = -1  # pads the lists of sources, draws and readers
+ADAPTIVE_RATE = "adjusts"  # the name of `AdaptiveSteps.rate` in plan files and digests
 
 
 class PlanError(InputError):
@@ -139,8 +142,7 @@ class Plan:
     protocol: str = "custom"
     pruned: bool = False
     reported: Indices | None = None  # [n] the rows that users are shown; None: the estimates
-    adjusts: Floats | None = None  # [releases] Adam's step size where a release is one; None: nowhere
-    adam: Floats | None = None  # its two shares of the past, the floor of its root, and its weight decay
+    adaptive: AdaptiveSteps | None = None  # steps of a non-linear optimiser, such as Adam; None: nowhere
     robust: Robust | None = None  # how rows of others enter a mix; None: by their weights
     rounded: str | None = None  # to what rows are rounded when they are made; None: they stay sums
 
@@ -186,18 +188,62 @@ class Plan:
         return _exists(self.source.values)[self.source.which]
 
     @cached_property
+    def kinds(self) -> tuple[ReleaseKind, ...]:
+        """The kind of each release."""
+        carries = np.asarray(self.carries.values.any(axis=1))[self.carries.which]
+        kinds = [ReleaseKind.GRADIENT] * self.releases
+        mixing: dict[tuple[int, int], bool] = {}
+        for r in np.flatnonzero(~carries).tolist():
+            if self.adaptive is not None and self.adaptive.rate[r]:
+                kinds[r] = ReleaseKind.ADAPTIVE
+                continue
+            which = int(self.source.which[r]), int(self.weight.which[r])
+            if which not in mixing:
+                mixing[which] = bool(self.received(r).any())
+            if mixing[which]:
+                kinds[r] = ReleaseKind.GOSSIP
+        return tuple(kinds)
+
+    @property
+    def rounds(self) -> int:
+        """T: the gradient releases, without the one before the loop."""
+        return max(1, self.kinds.count(ReleaseKind.GRADIENT)) - 1
+
+    @property
+    def releases_per_round(self) -> int:
+        """A gradient release, and the gossip and adaptive releases that follow it."""
+        return self.releases // (self.rounds + 1)
+
+    @cached_property
+    def needs(self) -> frozenset[Capability]:
+        """What those that execute or account for the plan must support."""
+        needs = {
+            Capability.ADAPTIVE_STEPS: self.adaptive is not None,
+            Capability.ROBUST_MIXING: self.robust is not None,
+            Capability.ROUNDED_ROWS: self.rounded is not None,
+            Capability.SHARED_DRAWS: self._shares_draws(),
+            Capability.PRUNED_ROWS: self.pruned,
+        }
+        return frozenset(need for need, needed in needs.items() if needed)
+
+    def _shares_draws(self) -> bool:
+        shared = np.flatnonzero((self.known_by >= 0).sum(axis=1) > 1)
+        return bool(len(shared)) and bool(np.isin(self.draw.values, shared).any())
+
+    @cached_property
     def memories(self) -> Bools:
         """[m]: rows that nobody reads, without gradients or draws, made of their owner's estimates alone."""
         n, sources = self.agents, self.source.values
         noisy = ((self.draw.values >= 0).any(axis=(0, 2))) | (self.std.values != 0).any(axis=(0, 2))
         kept = ~noisy & ~self.carries.values.any(axis=0) & (self.readers.values == NOBODY).all(axis=(0, 2))
         kept[:n] = False
-        while True:
+        while kept.any():
             own = (self.owner[sources] == self.owner[:, None]) & (kept[sources] | (sources < n))
             fewer = kept & (own | (sources < 0)).all(axis=(0, 2))
             if (fewer == kept).all():
-                return np.asarray(kept)
+                break
             kept = fewer
+        return np.asarray(kept)
 
     def received(self, round: int) -> Bools:
         """[m, w]: which sources of `round` are rows of somebody else."""
@@ -265,6 +311,8 @@ def arrays_of(plan: Plan) -> dict[str, NDArray[Any]]:
         if isinstance(value, PerRound):
             arrays[f"{field.name}.values"] = value.values
             arrays[f"{field.name}.which"] = value.which
+        elif isinstance(value, AdaptiveSteps):
+            arrays |= {ADAPTIVE_RATE: value.rate, value.stored_as: value.settings()}
         elif isinstance(value, np.ndarray):
             arrays[field.name] = value
     return arrays
@@ -303,28 +351,25 @@ def _validate(plan: Plan) -> None:
             raise PlanError(f"Expected {name} to be finite" + (f" and >= {least:g}." if least == 0 else "."))
     if plan.reported is not None and not np.array_equal(plan.owner[plan.reported], np.arange(n)):
         raise PlanError(f"Expected a reported row of each of the agents 0..{n - 1}, in their order.")
-    _validate_adam(plan)
+    _validate_adaptive(plan)
     _validate_robust(plan)
     _validate_rounded(plan)
     if len(plan.scale) != R:
         raise PlanError(f"Expected scale for {R} releases, got {len(plan.scale)}.")
 
 
-def _validate_adam(plan: Plan) -> None:
-    if plan.adjusts is None and plan.adam is None:
+def _validate_adaptive(plan: Plan) -> None:
+    steps = plan.adaptive
+    if steps is None:
         return
-    if plan.adjusts is None or plan.adam is None or plan.adam.shape != (4,):
-        raise PlanError("Expected Adam's four numbers with its step sizes, got one without the other.")
-    if plan.adjusts.shape != plan.rate.shape or not (np.isfinite(plan.adjusts) & (plan.adjusts >= 0)).all():
-        raise PlanError(f"Expected finite steps >= 0 of Adam for {plan.releases} releases, got others.")
-    r = np.flatnonzero(plan.adjusts)
+    if steps.rate.shape != plan.rate.shape or not (np.isfinite(steps.rate) & (steps.rate >= 0)).all():
+        raise PlanError(f"Expected {plan.releases} finite steps >= 0 of {steps.title}, got others.")
+    r, sources = np.flatnonzero(steps.rate), 1 + steps.memories
     if plan.carries.values[plan.carries.which[r]].any() or (plan.draw.values[plan.draw.which[r]] >= 0).any():
-        raise PlanError("Expected releases in which Adam steps without gradients and draws, got others.")
-    if (
-        plan.source.values.shape[2] < 4
-        or (plan.source.values[plan.source.which[r], : plan.agents, :4] < 0).any()
-    ):
-        raise PlanError("Expected estimates that Adam makes of four rows each, got others.")
+        raise PlanError(f"Expected no gradients and draws where {steps.title} steps, got some.")
+    values, which = plan.source.values, plan.source.which[r]
+    if values.shape[2] < sources or (values[which, : plan.agents, :sources] < 0).any():
+        raise PlanError(f"Expected estimates that {steps.title} makes of {sources} rows each, got others.")
 
 
 def _validate_rounded(plan: Plan) -> None:
@@ -332,9 +377,9 @@ def _validate_rounded(plan: Plan) -> None:
         return
     if plan.rounded not in ROUNDED:
         raise PlanError(f"Expected rows that are rounded to {', '.join(ROUNDED)}, got {plan.rounded!r}.")
-    if plan.adjusts is not None or plan.robust is not None:
-        what = "Adam" if plan.robust is None else f"the robust rule {plan.robust.rule}"
-        raise PlanError(f"Expected sums of rows where they are rounded to {plan.rounded}, got {what}.")
+    linear = {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}
+    if reason := unsupported(plan, linear):
+        raise PlanError(f"Expected sums of rows where they are rounded to {plan.rounded}, got {reason}.")
 
 
 def _validate_robust(plan: Plan) -> None:

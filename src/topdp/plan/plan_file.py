@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from topdp.base.files import DAMAGE
+from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.errors import InputError
-from topdp.plan.plan import PerRound, Plan, PlanError, arrays_of
+from topdp.plan.adaptive_steps import ADAPTIVE
+from topdp.plan.plan import ADAPTIVE_RATE, PerRound, Plan, PlanError, arrays_of
 from topdp.plan.robust_rules import Robust
 
 FORMAT = 1
@@ -67,7 +68,7 @@ def load(path: Path) -> Plan:
             "protocol": str(meta["protocol"]),
             "pruned": bool(meta["pruned"]),
         }
-    except DAMAGE as error:
+    except UNREADABLE_FILE_ERRORS as error:
         raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
     expected = ROBUST_FORMAT if "robust" in meta else ROUNDED_FORMAT if "rounded" in meta else FORMAT
     if version != expected:
@@ -81,11 +82,19 @@ def load(path: Path) -> Plan:
             values["robust"] = Robust(**meta["robust"])
         for field in fields(Plan):
             if field.name in arrays:
-                values[field.name] = arrays[field.name]
+                values[field.name] = arrays.pop(field.name)
             elif f"{field.name}.values" in arrays:
-                values[field.name] = PerRound(arrays[f"{field.name}.values"], arrays[f"{field.name}.which"])
+                parts = arrays.pop(f"{field.name}.values"), arrays.pop(f"{field.name}.which")
+                values[field.name] = PerRound(*parts)
+        for steps in ADAPTIVE:
+            if steps.stored_as in arrays:
+                rate, settings = arrays.pop(ADAPTIVE_RATE), arrays.pop(steps.stored_as)
+                names = [field.name for field in fields(steps) if field.name != "rate"]
+                values["adaptive"] = steps(rate=rate, **dict(zip(names, settings.tolist(), strict=True)))
+        if arrays:
+            raise PlanError(f"Expected arrays that this version knows in {path}, got {', '.join(arrays)}.")
         return Plan(**values)
     except InputError:
         raise
-    except DAMAGE as error:
+    except UNREADABLE_FILE_ERRORS as error:
         raise PlanError(f"Expected a complete plan in {path}: {error}") from error

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Floats
+from topdp.base.progress import silent
 from topdp.plan import PerRound, Plan
 from topdp.privacy.answers import AnswerKind
 from topdp.privacy.basics.exposure import Exposure
@@ -116,11 +117,11 @@ class BudgetExcess:
         )
 
     def _observe(self, plan: Plan, bound: Bound = "upper", report: bool = True) -> View:
-        progress = self.query.progress
-        if progress is not None:
-            progress = partial(progress, note=self._note) if report else None
-        query = replace(self.query, progress=progress)
+        query = replace(self.query, progress=self._report if report else silent)
         return query.observe(self.kind, plan, self.exposure, query, bound)
+
+    def _report(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
+        self.query.progress(f"{stage}: {self._note}" if self._note else stage, done, total, **details)
 
 
 def _beginning(plan: Plan, releases: int) -> Plan:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from topdp.base.progress import Progress, silent
+
 if TYPE_CHECKING:
     from topdp.plan import Plan
     from topdp.privacy.answers import AnswerKind
     from topdp.privacy.basics.exposure import Exposure
-    from topdp.privacy.observers.view import Bound, Progress, View
+    from topdp.privacy.observers.view import Bound, View
 
 
 class Observe(Protocol):
@@ -34,7 +36,7 @@ class Query:
 
     `colluders`: how many agents pool what they see, in answers that count them. `allow_slow`: compute answers
     that take very long, too; without it they are refused, or replaced by an upper bound. `progress` is called
-    with (done, total) after each step. `observe` computes what observers learn; a cache can take its place.
+    after each step. `observe` computes what observers learn; a cache can take its place.
 
     >>> Query(colluders=2).allow_slow
     False
@@ -42,7 +44,7 @@ class Query:
 
     colluders: int = 1
     allow_slow: bool = False
-    progress: Progress | None = None
+    progress: Progress = silent
     observe: Observe = observe
 
 

@@ -15,7 +15,7 @@ from scipy import sparse
 
 from topdp.base.array_types import AnyArray, Floats
 from topdp.errors import InputError
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 
 MAX_DENSE_ROWS = 100  # rows
 CACHED_MATRICES = 16  # kinds of rounds that are held at once
@@ -32,12 +32,8 @@ class ResidualNoise(NamedTuple):
 
 
 def supports(plan: Plan) -> str | None:
-    """Why residual noise has no formula for the plan; None where it has."""
-    if plan.adjusts is not None:
-        return "Expected a plan of linear rows, got one with Adam: its noise has no formula."
-    if plan.robust is not None:
-        return "Expected a plan of linear rows, got robust mixing: its noise has no formula."
-    return None
+    """None, or what in `plan` is not linear. Rounding is supported, and left out of the result."""
+    return unsupported(plan, {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 
 def residual_noise(plan: Plan) -> ResidualNoise:
@@ -52,8 +48,8 @@ def residual_noise(plan: Plan) -> ResidualNoise:
     >>> found.average.round(3).tolist(), found.between.round(3).tolist()
     ([0.25, 0.25, 0.5, 0.5], [0.75, 0.0, 0.75, 0.0])
     """
-    if (reason := supports(plan)) is not None:
-        raise InputError(reason)
+    if reason := supports(plan):
+        raise InputError(f"Expected a plan of linear rows, got {reason}: its noise has no formula.")
     n, m = plan.agents, plan.rows
     mixing, fresh = _mixing(plan), _fresh(plan)
     C, average, between = np.zeros((m, m)), np.zeros(plan.releases), np.zeros(plan.releases)

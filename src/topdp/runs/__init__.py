@@ -3,24 +3,22 @@
 What needs torch is imported when first asked for, so that runs can be planned and reported without it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from topdp.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from topdp.runs.callbacks import StopEarly
     from topdp.runs.result import Result
-    from topdp.runs.run import train
+    from topdp.runs.user_training import train
 
 __all__ = ["Result", "StopEarly", "train"]
 
-_LAZY = {
-    "Result": "topdp.runs.result",
-    "StopEarly": "topdp.runs.callbacks",
-    "train": "topdp.runs.run",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'topdp.runs' has no attribute {name!r}")
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Result": "result",
+        "StopEarly": "callbacks",
+        "train": "user_training",
+    },
+)

@@ -15,21 +15,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data import Shards, batch_selection
 from topdp.data.featured_shards import of_shards
-from topdp.data.features.user_features import OwnFeatures
+from topdp.data.features.user_features import UserFeatures
 from topdp.data.record_checks import count_classes, expect_two_classes
 from topdp.errors import InputError
-from topdp.learning.backbone import split
+from topdp.learning.backbone import split_backbone
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.model_calls import called, without_kernels_for_inference
-from topdp.learning.losses import OWN
+from topdp.learning.losses import CUSTOM_LOSS
 from topdp.learning.models import FlatModel
 from topdp.learning.tasks import Task
 from topdp.plan import Batches, Plan
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.model_fit import expect_fitting
 from topdp.runs.resolve_auto import settled
 from topdp.simulator.engine import Engine, Fetch
 from topdp.simulator.hostile import Attack
@@ -65,7 +65,7 @@ class Assembly:
         cls,
         config: RunConfig,
         device: torch.device | str = "cpu",
-        progress: Progress | None = None,
+        progress: Progress = silent,
         shards: Shards | None = None,
         everyone: Everyone | None = None,
         graph: Topology | None = None,
@@ -145,11 +145,11 @@ class Assembly:
 
         The rows are the same: parameters that are not trained have no place in them.
         """
-        parts = split(self.flat.module)
+        parts = split_backbone(self.flat.module)
         if parts is None or self.flat.dtype != torch.float32:  # the type in which features are kept
             return self.gradients, self.shards
         frozen, trained = parts
-        features = OwnFeatures(frozen)
+        features = UserFeatures(frozen)
         try:
             shape = features.shape(self.shards.inputs[0, 0].cpu())
         except InputError:  # no function of one record: then it is one part of the model, and looked at there
@@ -171,7 +171,7 @@ class Assembly:
         gradients, shards = self._after_backbone
         attack, seed, batches = self.attack, self.config.seed, self.batches
         held = range(self.graph.agents) if layout is None else layout.agents.tolist()
-        select = None if layout is None else partial(batch_selection.of_agents, held, batches, seed)
+        select = None if layout is None else partial(batch_selection.select_for_agents, held, batches, seed)
         return Engine(
             plan,
             gradients,
@@ -230,7 +230,7 @@ def _fitted(shards: Shards, task: Task) -> Shards:
     targets, test = task.targets(shards.targets, "padding"), shards.test_targets
     if test is not None:
         test = task.targets(test, "test records")
-    classes = shards.classes if task.loss.name in (OWN, "cross-entropy") else None
+    classes = shards.classes if task.loss.name in (CUSTOM_LOSS, "cross-entropy") else None
     if task.loss.name == "cross-entropy" and targets.dim() == 2:
         held = [targets[agent, :count].cpu().numpy() for agent, count in enumerate(shards.counts)]
         known = count_classes(held, "all agents") if classes is None else classes
@@ -246,25 +246,6 @@ def _largest(shards: Shards, task: Task) -> int | None:
         return None
     labels = [shards.targets, *([] if shards.test_targets is None else [shards.test_targets])]
     return max(shards.classes or 0, *(int(one.max()) + 1 for one in labels))
-
-
-def expect_fitting(flat: FlatModel, task: Task, inputs: Tensor, targets: Tensor, classes: int | None) -> None:
-    """Refuses a model whose outputs for one record, [1, ...], do not go with its target under the loss."""
-    inputs, targets = (
-        part.to("cpu", flat.dtype) if part.is_floating_point() else part.cpu() for part in (inputs, targets)
-    )
-    module = flat.load(flat.flatten().cpu()).eval()
-    with torch.no_grad():
-        outputs = called(without_kernels_for_inference(module), {}, inputs)
-        if not isinstance(outputs, Tensor):
-            raise ConfigError(
-                "Expected a model that returns one tensor, a score for each class or a number for each "
-                f"target; got a {type(outputs).__name__}. Wrap it in a module that returns the tensor."
-            )
-        try:
-            task.expect_outputs(outputs, targets, classes)
-        except InputError as error:
-            raise ConfigError(str(error)) from error
 
 
 def choose_device(name: str) -> torch.device:

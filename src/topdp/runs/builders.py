@@ -18,6 +18,7 @@ import numpy as np
 
 from topdp import topology
 from topdp.base.array_types import Floats, Ints
+from topdp.base.progress import Progress, silent
 from topdp.errors import InputError, TopdpError
 from topdp.plan import Optimiser, Robust, schedules
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from topdp.base.progress import Progress
     from topdp.data import Dataset, Shards
     from topdp.data.features.feature_maps import FeatureMap
     from topdp.data.readers.table_schema import Schema
@@ -106,11 +106,7 @@ def _listed_rates(rates: list[float], rounds: int, warmup: int) -> Floats:
 def optimiser(config: RunConfig) -> Optimiser:
     """What agents make of the rows that they released."""
     train = config.train
-    if train.optimiser == "adam" and config.method.noise_on == "estimate":
-        raise ConfigError(
-            'train.optimiser: "adam" needs method.noise_on = "gradient", whose scale it undoes.'
-        )
-    return Optimiser(
+    optimiser = Optimiser(
         train.optimiser,
         train.momentum,
         train.second_moment,
@@ -118,6 +114,11 @@ def optimiser(config: RunConfig) -> Optimiser:
         train.weight_decay,
         train.average,
     )
+    if optimiser.adaptive and config.method.noise_on == "estimate":
+        raise ConfigError(
+            f'train.optimiser: "{train.optimiser}" needs method.noise_on = "gradient", whose scale it undoes.'
+        )
+    return optimiser
 
 
 def robust(config: RunConfig) -> Robust | None:
@@ -139,7 +140,7 @@ def rounded(config: RunConfig) -> str | None:
     for key, there, why in (
         ("robust.rule", config.robust.rule != "mean", "robust rules mix rows as they are"),
         ("attack.name", config.attack.name != "none", "attacks change rows as they are"),
-        ("train.optimiser", train.optimiser == "adam", "Adam's averages change by less than it holds"),
+        ("train.optimiser", optimiser(config).adaptive, "its averages change by less than it holds"),
         ("train.average", train.average > 0, "averages of estimates change by less than it holds"),
     ):
         if there:
@@ -267,19 +268,21 @@ def counts(config: RunConfig, agents: int) -> tuple[int, ...]:
 
 def features(config: RunConfig) -> FeatureMap | None:
     """What a record becomes before the model sees it; None: it stays as it is."""
-    from topdp.data.features.feature_maps import MAPS
+    if config.data.features == "none":
+        return None
+    from topdp.data.features.feature_maps import FEATURE_MAPS
 
     if config.data.features == "given":
         raise ConfigError(
             'data.features: "given" stands for a function: use topdp.train(..., features=function).'
         )
-    return MAPS[config.data.features](config.data.feature_groups)
+    return FEATURE_MAPS[config.data.features](config.data.feature_groups)
 
 
 def shards(
     config: RunConfig,
     agents: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     device: torch.device | str = "cpu",
     only: Sequence[int] | None = None,
 ) -> Shards:
@@ -300,7 +303,7 @@ def shards(
     return featured_shards.of_dataset(dataset, parts, named, held_out, device, progress)
 
 
-def _dataset(config: RunConfig, progress: Progress | None = None) -> Dataset:
+def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
     from topdp import data
 
     if config.data.partition == "sizes" and config.data.sizes is None:
@@ -327,7 +330,7 @@ def _sites(config: RunConfig) -> list[str] | None:
 
 def _shards_of_sites(config: RunConfig, agents: int, only: Sequence[int] | None = None) -> Shards:
     from topdp.data import Shards
-    from topdp.data.readers.record_paths import sites
+    from topdp.data.readers.record_paths import expand_paths
 
     c, files = config.data, _sites(config)
     assert files is not None
@@ -336,7 +339,7 @@ def _shards_of_sites(config: RunConfig, agents: int, only: Sequence[int] | None 
             "data: expected no partition, validation or records where each agent has a file of its own: the "
             "files say who holds what, and data.test what is tested on."
         )
-    paths = sites(files)
+    paths = expand_paths(files)
     pools = method(config).pools
     parties = _links(config).agents if pools else agents
     if len(paths) != parties:

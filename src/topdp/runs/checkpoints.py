@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from topdp.base.array_types import Ints
-from topdp.base.files import DAMAGE, written_whole
+from topdp.base.files import UNREADABLE_FILE_ERRORS, atomic_path
 from topdp.runs.row_arrays import as_array
 from topdp.runs.run_folder import Checkpoint, RunFolder, RunFolderError
 from topdp.runs.tensor_files import read_tensor, write_tensors
@@ -89,7 +89,7 @@ class Checkpoints:
             "numbers": self.layout.made(releases - 1).astype(np.int64),
             "rows": rows,
         }
-        with written_whole(self.path / name) as beside:
+        with atomic_path(self.path / name) as beside:
             write_tensors(beside, tensors, None)
 
     def _parts(self) -> list[Part]:
@@ -105,7 +105,7 @@ class Checkpoints:
                     )
                 found.append(Part(releases, np.flatnonzero(plan.exists[releases - 1]), file))
             elif PART.fullmatch(file.name):
-                with suppress(*DAMAGE, SafetensorError), safe_open(file, "numpy") as opened:
+                with suppress(*UNREADABLE_FILE_ERRORS, SafetensorError), safe_open(file, "numpy") as opened:
                     numbers = opened.get_tensor("numbers")
                     if opened.get_slice("rows").get_shape()[0] == len(numbers):
                         found.append(Part(int(opened.get_tensor("releases")[0]), numbers, file))

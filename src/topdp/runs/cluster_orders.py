@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
+from topdp.base.progress import silent
 from topdp.data import Shards
-from topdp.errors import Interrupted, TopdpError, enough_memory
+from topdp.errors import Interrupted, TopdpError, translate_memory_errors
 from topdp.learning.gradients import DivergedError
 from topdp.learning.models import MODELS
 from topdp.runs.assembly import choose_device
@@ -113,7 +114,7 @@ def unpacked(sent: Mapping[str, Any]) -> Shards:
 def answer(sent: bytes, records: Sequence[Mapping[str, Any]], where: str = "") -> Answer:
     """What comes of an order, whatever happens: nothing is raised."""
     try:
-        with enough_memory():
+        with translate_memory_errors():
             return Made(carry_out(pickle.loads(sent), records), where)
     except Interrupted:
         return Lost(f"the process on {where} was told to stop")
@@ -132,7 +133,7 @@ def carry_out(order: Order, records: Sequence[Mapping[str, Any]]) -> list[Finish
     dealer = Dealer(device, dealt=dealt, graphs=order.graphs)
     if len(order.configs) > 1:
         try:
-            return together(order.configs, dealer, None)
+            return together(order.configs, dealer, silent)
         except DivergedError:
             pass  # one of them: alone it says so
     return [alone(config, dealer) for config in order.configs]

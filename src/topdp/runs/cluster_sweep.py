@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from topdp.base.progress import Progress
 from topdp.errors import (
     BudgetError,
     DataError,
@@ -32,7 +33,6 @@ from topdp.runs.config import ConfigError
 from topdp.runs.result import Metrics
 from topdp.runs.run_stacks import Dealer
 from topdp.runs.sweep_grid import Point
-from topdp.runs.training_loop import Watcher
 
 TRIES = 4
 """How often an order is given out before those who lose it are believed: it may be what ends them."""
@@ -90,7 +90,7 @@ def dispatched(
     cluster: Cluster,
     dealer: Dealer,
     place: Path,
-    watch: Watcher,
+    progress: Progress,
     done: int,
     total: int,
     patience: float = PATIENCE,
@@ -104,7 +104,7 @@ def dispatched(
     alive = time.monotonic()
     with _told_to_stop(), _cancelled_at_the_end(cluster):
         while waiting or out:
-            watch("sweeping", done, total, last)
+            progress("sweeping", done, total, unit="run", metrics=last)
             places = cluster.places()
             while waiting and places and len(out) < places + AHEAD:
                 work = waiting.popleft()
@@ -121,7 +121,7 @@ def dispatched(
                 elif isinstance(answer, Lost) and work.lost + 1 < TRIES:
                     work.lost += 1
                     again = f"given out again ({work.lost} of {TRIES - 1})"
-                    watch(f"{_names(work.stack)}: {answer.message}; {again}", 0, 1, None)
+                    progress(f"{_names(work.stack)}: {answer.message}; {again}")
                     waiting.appendleft(work)
                 else:
                     failed.append((work, answer))
@@ -135,7 +135,7 @@ def dispatched(
                     f"Expected a node with room for a run, found none for {patience:.0f} s: nodes are gone. "
                     "What is done is kept."
                 )
-        watch("sweeping", done, total, last)
+        progress("sweeping", done, total, unit="run", metrics=last)
     if failed:
         raise _error_of(failed)
 

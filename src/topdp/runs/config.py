@@ -10,7 +10,7 @@ import json
 import warnings
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import tomli_w
 from pydantic import (
@@ -26,6 +26,12 @@ from pydantic_core import PydanticKnownError
 
 from topdp.base import toml_text
 from topdp.errors import InputError
+from topdp.plan.optimisers import KINDS
+from topdp.plan.plan import ROUNDED
+from topdp.plan.robust_rules import RULES
+from topdp.protocols.pair_secrets import Secrets
+from topdp.runs.methods import METHODS
+from topdp.topology import FAMILIES
 
 # What is larger overflows when it is multiplied by other numbers of a configuration.
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
@@ -40,6 +46,20 @@ Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
 GIVEN = "given in Python"  # instead of the name of a data set, model, loss or metric
 
 
+if TYPE_CHECKING:
+    TopologyKind: TypeAlias = str
+    MethodName: TypeAlias = str
+    OptimiserKind: TypeAlias = str
+    RobustRule: TypeAlias = str
+    RowType: TypeAlias = str
+else:  # the names in the registries: a new entry there needs no change here
+    TopologyKind = Literal[tuple(FAMILIES)]
+    MethodName = Literal[tuple(METHODS)]
+    OptimiserKind = Literal[KINDS]
+    RobustRule = Literal["mean", *RULES]
+    RowType = Literal["model", *ROUNDED]
+
+
 class ConfigError(InputError):
     """A configuration that cannot be run: says what was expected, what came and what to do."""
 
@@ -49,18 +69,7 @@ class Section(BaseModel):
 
 
 class TopologyConfig(Section):
-    kind: Literal[
-        "random",
-        "ring",
-        "star",
-        "tree",
-        "mesh",
-        "complete",
-        "grid",
-        "small-world",
-        "regular",
-        "file",
-    ] = "random"
+    kind: TopologyKind = "random"
     agents: Annotated[int, Field(ge=2)] = 30
     connection: Annotated[float, Field(gt=0, le=1)] = 0.2
     hubs: Count = 2
@@ -102,27 +111,14 @@ class NoiseScheduleConfig(Section):
 
 
 class MethodConfig(Section):
-    name: Literal[
-        "no-noise",
-        "plain",
-        "li18",
-        "li18-ma",
-        "udp",
-        "optimal",
-        "top",
-        "top-dp",
-        "dsgd",
-        "muffliato",
-        "correlated",
-        "central",
-    ] = "top-dp"
+    name: MethodName = "top-dp"
     mode: Literal["sync", "async"] = "sync"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
     own_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the noise that equal agents add to a message
     calibration: Literal["tight", "optimal", "udp", "moments", "advanced", "theorem1"] | None = None
     noise_on: Literal["gradient", "estimate"] = "gradient"
     offline: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    secrets: Literal["regular", "all", "links"] = "regular"  # who draws noise with whom (correlated)
+    secrets: Secrets = "regular"  # who draws noise with whom (correlated)
     secrets_degree: Count | Auto = "auto"  # partners of an agent, where they are regular
     pair_noise: NotNegative | Auto = "auto"  # deviation of a pair's draw, over that of own noise
     gossip: Annotated[int, Field(ge=0)] | Auto = "auto"  # steps of averaging between gradients
@@ -232,19 +228,19 @@ class TrainConfig(Section):
     fading_period: Count | None = None  # after so many rounds each; None: a third of all
     warmup: Annotated[int, Field(ge=0)] = 0  # rounds in which steps grow to their size
     rounds_per_epoch: Count | None = None
-    optimiser: Literal["sgd", "momentum", "nesterov", "adam"] = "sgd"  # after the noise
+    optimiser: OptimiserKind = "sgd"  # after the noise
     momentum: Share = 0.9  # of momentum and nesterov, and Adam's first
     second_moment: Share = 0.999  # Adam's
     floor: Positive = 1e-8  # of Adam's root
     weight_decay: NotNegative = 0.0
     average: Share = 0.0  # the share of the past in the average of estimates that is reported; 0: none
-    rows: Literal["model", "bfloat16"] = "model"  # in which numbers rows are kept; model: in those of its own
+    rows: RowType = "model"  # in which numbers rows are kept; model: in those of its own
     evaluate_every: Count = 10
     checkpoint_every: Count = 100
 
 
 class RobustConfig(Section):
-    rule: Literal["mean", "clipped", "trimmed", "nearest"] = "mean"  # how rows of others enter a mix
+    rule: RobustRule = "mean"  # how rows of others enter a mix
     hostile: Count = 1  # of the rows that an agent mixes, at most so many are hostile
     radius: Positive | Auto = "auto"  # of "clipped"; auto: by the distances of the rows that came
 
@@ -311,7 +307,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         text = (_preset_folder() / f"{name}.toml").read_text(encoding="utf-8")
         origin = f"preset {name}"
     try:
-        tree = toml_text.parsed(text)
+        tree = toml_text.parse_toml(text)
     except ValueError as error:  # also a number of thousands of digits
         raise ConfigError(f"Expected TOML in {origin}: {error}.") from error
     for change in changes or []:
@@ -322,7 +318,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
 
 def changed(text: str, changes: list[str]) -> RunConfig:
     """A configuration that is TOML already, with `key=value` changes."""
-    tree = toml_text.parsed(text)
+    tree = toml_text.parse_toml(text)
     for change in changes:
         _apply(tree, change)
     return parse(tree, ", ".join(changes))
@@ -393,9 +389,9 @@ def _take_in_schema(tree: dict[str, Any]) -> None:
     """The path of a schema becomes what it says: run folders and manifests state it whole."""
     data = tree.get("data")
     if isinstance(data, dict) and isinstance(data.get("schema"), str):
-        from topdp.data.readers.table_schema import read_tree
+        from topdp.data.readers.table_schema import read_schema_keys
 
-        data["schema"] = read_tree(data["schema"])
+        data["schema"] = read_schema_keys(data["schema"])
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
@@ -413,7 +409,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"Expected --set key=value, for example privacy.epsilon=2, got {change!r}.")
     try:
-        value = toml_text.parsed(f"value = {text}")["value"]
+        value = toml_text.parse_toml(f"value = {text}")["value"]
     except ValueError:  # no TOML, a number of thousands of digits, or of brackets
         value = text.strip()  # a bare word is a string: --set method.name=plain
     *sections, last = key.strip().split(".")

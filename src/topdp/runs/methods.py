@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from topdp.errors import InputError
 from topdp.protocols import (
@@ -22,7 +22,9 @@ from topdp.protocols import (
     TopAsynchronous,
     TopSynchronous,
 )
-from topdp.runs.config import ConfigError, MethodConfig
+
+if TYPE_CHECKING:
+    from topdp.runs.config import MethodConfig
 
 Number = TypeVar("Number", int, float)
 
@@ -65,10 +67,22 @@ class Method:
     calibration: str | None = None
     modes: tuple[str, ...] = ("sync", "async")
     pools: bool = False  # all records in one place: needs a trusted party
+    gossips: bool = False  # averaging steps between gradients: the key `gossip`
+    shares_noise: bool = False  # pairs of agents draw the same noise: the keys `secrets_degree`, `pair_noise`
+    reuses_noise: bool = False  # noise in received rows counts towards an agent's own
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """The keys of `method` that may be `auto`, and matter."""
+        return ("secrets_degree", "pair_noise") * self.shares_noise + ("gossip",) * self.gossips
+
+    def gossip_steps(self, c: MethodConfig) -> int:
+        """Averaging steps between two gradients."""
+        return settled("gossip", c.gossip) if self.gossips else 0
 
     def protocol(self, c: MethodConfig) -> Protocol:
         if c.mode not in self.modes:
-            raise ConfigError(
+            raise InputError(
                 f"method.mode: {self.name} has {' and '.join(self.modes)} alone, got {c.mode!r}."
             )
         return self.writer(c)
@@ -90,11 +104,18 @@ METHODS = {
         Method("li18-ma", _plain, calibration="moments"),
         Method("udp", _plain, calibration="udp"),
         Method("optimal", _plain, calibration="optimal"),
-        Method("top", _top),
-        Method("top-dp", _top, noise_kind="steps"),
+        Method("top", _top, reuses_noise=True),
+        Method("top-dp", _top, noise_kind="steps", reuses_noise=True),
         Method("dsgd", lambda c: Dsgd(), modes=("sync",), noise_kind="power"),
-        Method("muffliato", _muffliato, modes=("sync",), noise_kind="power"),
-        Method("correlated", _correlated, modes=("sync",), noise_kind="power"),
+        Method("muffliato", _muffliato, modes=("sync",), noise_kind="power", gossips=True),
+        Method(
+            "correlated",
+            _correlated,
+            modes=("sync",),
+            noise_kind="power",
+            gossips=True,
+            shares_noise=True,
+        ),
         Method("central", lambda c: Central(), modes=("sync",), noise_kind="power", pools=True),
     )
 }

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from topdp import __version__
-from topdp.base.files import new_folder, written_whole
+from topdp.base.files import atomic_path, make_folder
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.runs import builders
@@ -110,8 +110,8 @@ def write_tensors(tensors: dict[str, Tensor], file: Path, format: str | None) ->
     save: Callable[[Path], object] = lambda beside: torch.save(plain, beside)  # noqa: E731
     if kind == "safetensors":
         save = lambda beside: save_file(plain, beside, {"format": "pt", "topdp": __version__})  # noqa: E731
-    new_folder(file.parent)
-    with written_whole(file) as beside:
+    make_folder(file.parent)
+    with atomic_path(file) as beside:
         save(beside)
     return file
 
@@ -162,8 +162,8 @@ def _write_onnx(module: nn.Module, file: Path, inputs: InputKind | None) -> Path
     device = next(module.parameters()).device
     # Two records, not one: torch takes a dimension of one for a constant.
     blank, records = inputs.blank(2).to(device), torch.export.Dim("records")
-    new_folder(file.parent)
-    with written_whole(file) as beside:
+    make_folder(file.parent)
+    with atomic_path(file) as beside:
         try:
             with _in_silence():
                 program = torch.onnx.export(

@@ -5,24 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from topdp.base.files import DAMAGE
-from topdp.plan import Plan, optimised
+from topdp.base.files import UNREADABLE_FILE_ERRORS
+from topdp.base.progress import Progress, silent
+from topdp.plan import Plan
 from topdp.privacy.account import FALSE_ALARMS, Account, account
 from topdp.privacy.answers import expect_on_request
-from topdp.privacy.budget_excess import Writer
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
-from topdp.privacy.observers.view import Progress, View
+from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import Observe, Query, observe
 from topdp.runs import builders
 from topdp.runs.config import RunConfig
+from topdp.runs.plan_writing import plan_writer as plan_writer
 from topdp.runs.resolve_auto import settled, shares
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.topology import Topology, read_edge_list
@@ -34,7 +34,7 @@ def plan_and_account(
     config: RunConfig,
     graph: Topology,
     counts: tuple[int, ...],
-    progress: Progress | None = None,
+    progress: Progress = silent,
     observe: Observe = observe,
 ) -> tuple[Plan, Account]:
     """The plan, calibrated unless σ is given, and its answers; agent i holds counts[i] records.
@@ -69,7 +69,7 @@ def accounted(
     plan: Plan,
     analysis: Analysis,
     known: View | None,
-    progress: Progress | None,
+    progress: Progress,
     observe: Observe = observe,
 ) -> Account:
     """The answers that the configuration asks for; `known`: that of its guarantee, where there is one."""
@@ -85,7 +85,7 @@ def accounted(
     )
 
 
-def query_of(config: RunConfig, progress: Progress | None = None, observe: Observe = observe) -> Query:
+def query_of(config: RunConfig, progress: Progress = silent, observe: Observe = observe) -> Query:
     """How the configuration asks for its account."""
     return Query(
         colluders=config.privacy.colluders,
@@ -93,21 +93,6 @@ def query_of(config: RunConfig, progress: Progress | None = None, observe: Obser
         progress=progress,
         observe=observe,
     )
-
-
-def plan_writer(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Writer:
-    """The plan of the configuration for any noise; the random choices are the same every time."""
-    protocol, schedule = builders.protocol(config), builders.schedule(config, min(counts))
-    optimiser, robust, rounded = builders.optimiser(config), builders.robust(config), builders.rounded(config)
-    inner = optimiser.inner(schedule)
-
-    def write(deviation: np.ndarray) -> Plan:
-        plan = optimised(protocol.plan(graph, inner, deviation, config.seed), optimiser, schedule.rate)
-        if robust is None and rounded is None:
-            return plan
-        return replace(plan, robust=robust, rounded=rounded)
-
-    return write
 
 
 def expect_plan_of(
@@ -165,7 +150,7 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
         )
     try:
         found = Account.from_details(privacy, analysis)
-    except DAMAGE as error:
+    except UNREADABLE_FILE_ERRORS as error:
         raise RunFolderError(
             f"Expected the account of a run in {folder.path / 'privacy.json'}, could not read it: {error!r}."
         ) from error
@@ -193,7 +178,7 @@ def graph_of_run(config: RunConfig, path: Path) -> Topology:
 
 
 def account_of_run(
-    path: Path, answers: Collection[str] = (), progress: Progress | None = None
+    path: Path, answers: Collection[str] = (), progress: Progress = silent
 ) -> tuple[RunConfig, Plan, Account]:
     """The account of the plan that a run executed, taken afresh from its plan.npz; also of other answers."""
     folder = RunFolder.open(path)
@@ -220,7 +205,7 @@ def _records(folder: RunFolder) -> tuple[int, ...]:
 
 
 def coalition_account(
-    plan: Plan, found: Account, size: int, seed: int, progress: Progress | None = None
+    plan: Plan, found: Account, size: int, seed: int, progress: Progress = silent
 ) -> Coalitions | None:
     """What coalitions of `size` agents see; None for single agents, which the account has already."""
     if size == 1:

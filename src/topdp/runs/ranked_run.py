@@ -23,10 +23,10 @@ import torch
 
 from topdp import __version__
 from topdp.base.array_types import Ints
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data import Shards
-from topdp.learning.backbone import split
-from topdp.learning.gradients.path_check import drops
+from topdp.learning.backbone import split_backbone
+from topdp.learning.gradients.path_check import draws_dropout
 from topdp.plan import prune
 from topdp.privacy.account import Account
 from topdp.runs import builders, metric_sinks
@@ -42,7 +42,6 @@ from topdp.runs.result import Result
 from topdp.runs.row_arrays import as_tensor
 from topdp.runs.run import Job, Ranked, begun_job, execute, new_run_folder, planned, room_for, unfinished
 from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
-from topdp.runs.training_loop import Watcher
 from topdp.simulator.ranks.agent_partition import Partition, partition
 from topdp.simulator.ranks.border_exchange import Exchange
 from topdp.simulator.ranks.process_group import Group, joined, local_device
@@ -57,8 +56,7 @@ def run_on_ranks(
     config: RunConfig | None,
     out: Path,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Result | None:
     """The run of `config` in `out`, begun or continued; None: the configuration is that of the folder.
 
@@ -67,18 +65,17 @@ def run_on_ranks(
     place = choose_device(local_device(device))
     if config is not None:
         expect_supported(config)
-    if watch is not None and (left := others()):
-        watch(f"waiting for {left} other rank{'s' if left > 1 else ''}", 0, 1, None)
+    if left := others():
+        progress(f"waiting for {left} other rank{'s' if left > 1 else ''}")
     with joined(place) as group:
-        if watch is not None:
-            watch("reading records", 0, 1, None)
+        progress("reading records")
         # Before anything else: who does something else would wait for what never comes.
         group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
         asked = _asked(config, place)
         group.expect_same(
             "configuration", asked, "give every rank the same file, --set and version of topdp."
         )
-        return _joined_run(group, config, out, place, watch if group.leads else None, progress)
+        return _joined_run(group, config, out, place, progress)
 
 
 def expect_supported(config: RunConfig) -> None:
@@ -110,8 +107,7 @@ def _joined_run(
     config: RunConfig | None,
     out: Path,
     device: torch.device,
-    watch: Watcher | None,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Result | None:
     state = group.led(group.together(lambda: _state_of(out, config) if group.leads else ""))
     if state not in ("", STARTING) or config is None:
@@ -123,8 +119,9 @@ def _joined_run(
     cut: Partition = group.led(group.together(lambda: partition(graph, group.size) if group.leads else None))
     parts = _assembled(group, config, cut.home, device, progress)
     folder = RunFolder(out) if group.leads else None
+    reported = progress if group.leads else silent
     new = state in ("", STARTING)
-    job = _job(group, parts, None if new else folder, watch)
+    job = _job(group, parts, None if new else folder, reported)
     if group.leads and new:
         folder = new_run_folder(out, job)
     if state == "done":
@@ -137,7 +134,7 @@ def _joined_run(
     expect_room(engine, group)
     called = Callbacks(metric_sinks.named(config.report.sinks)) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
-    result = execute(job, folder, watch, called, Ranked(RankedEngine(engine, group), checkpoints))
+    result = execute(job, folder, reported, called, Ranked(RankedEngine(engine, group), checkpoints))
     group.any(False)  # rank 0 has written everything
     if result.stopped is None:
         checkpoints.forget()
@@ -176,7 +173,7 @@ def _parsed(text: str) -> RunConfig:
 
 
 def _assembled(
-    group: Group, config: RunConfig, home: Ints, device: torch.device, progress: Progress | None
+    group: Group, config: RunConfig, home: Ints, device: torch.device, progress: Progress
 ) -> Assembly:
     """The graph, the model, and the records of the agents held here; with what has to be known of all."""
     mine = np.flatnonzero(home == group.rank).tolist()
@@ -196,12 +193,12 @@ def _assembled(
 
 
 def _expect_supported_model(parts: Assembly) -> None:
-    if any(map(drops, parts.flat.module.modules())):
+    if any(map(draws_dropout, parts.flat.module.modules())):
         raise ConfigError(
             f"model.name: {parts.config.model.name!r} has layers that drop at random, in an order that goes "
             "over all agents: start one process, without torchrun."
         )
-    if split(parts.flat.module) is not None:
+    if split_backbone(parts.flat.module) is not None:
         raise ConfigError(
             f"model.name: {parts.config.model.name!r} begins with frozen layers, which are applied to all "
             "records at once: start one process, without torchrun."
@@ -232,13 +229,13 @@ def _digest(group: Group, shards: Shards, home: Ints, counts: tuple[int, ...]) -
     return str(group.led(sha.hexdigest()))
 
 
-def _job(group: Group, parts: Assembly, begun: RunFolder | None, watch: Watcher | None) -> Job:
+def _job(group: Group, parts: Assembly, begun: RunFolder | None, progress: Progress) -> Job:
     """Planned and accounted by rank 0, or read from its folder; the others write the plan, and compare."""
 
     def found() -> Job | None:
         if not group.leads:
             return None
-        return planned(parts, watch) if begun is None else begun_job(parts, begun)
+        return planned(parts, progress) if begun is None else begun_job(parts, begun)
 
     job = group.together(found)
     deviation = group.led(None if job is None else job.plan.full_scale)

@@ -1,11 +1,11 @@
-"""The machines of a Ray cluster, for sweeps (`dispatch.py`): the only file that knows Ray.
+"""The machines of a Ray cluster, for sweeps (`cluster_sweep.py`): the only file that knows Ray.
 
 Every order is one task with the processors and GPUs that it is said to need; records are put into Ray's
-object store once. Ray is asked to retry nothing: who is lost is counted in `dispatch.py`, with a limit, also
-where a node ran out of memory. Tasks write no files; what Ray itself keeps, and where, is in docs/scale.md.
+object store once. Ray retries nothing: `cluster_sweep.py` counts lost tasks, up to a limit, also if a
+node runs out of memory. Tasks write no files; what Ray itself keeps, and where, is in docs/scale.md.
 
 **Guarantees.** Every task compares the code of its machine with that of the driver before anything is
-computed (`fingerprint.py`), on nodes that came later, too.
+computed (`code_fingerprint.py`), on nodes that came later, too.
 """
 
 from __future__ import annotations

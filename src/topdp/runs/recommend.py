@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from topdp.base.progress import Progress, silent
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
 from topdp.privacy.answers import ADAPTIVE
@@ -91,17 +92,14 @@ def recommend(
     config: RunConfig,
     graph: Topology,
     counts: tuple[int, ...],
-    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
 ) -> Recommendation:
-    """For the agents, graph, records, budget and colluders of `config`; its method is not looked at.
-
-    `say` is told which method is tried.
-    """
+    """For the agents, graph, records, budget and colluders of `config`; its method is not looked at."""
     if METHODS[config.method.name].pools:
         raise ConfigError("method.name: central has no graph to recommend a method for; leave it away.")
     options = []
     for number, name in enumerate(COMPARED, 1):
-        say(f"calibrating {name}, method {number} of {len(COMPARED)}")
+        progress(f"calibrating {name}, method {number} of {len(COMPARED)}")
         options.append(_option(config, graph, counts, name))
     options.sort(key=_rank)
     best = options[0]
@@ -137,11 +135,11 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
     except TopdpError as error:
         return Option(name, None, None, 0, str(error), {})
     plan = write(noise.deviation)
-    left, each = residual_noise(plan), plan.releases // (TRIAL + 1)
+    left, each = residual_noise(plan), plan.releases_per_round
     pooled = pooled_noise(asked, counts, float(epsilon.min()))
     average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
-    if name == "correlated":
+    if METHODS[name].shares_noise:
         c = asked.method
         settings = {
             "method.secrets_degree": c.secrets_degree,
@@ -151,7 +149,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         reason += (
             f", with {c.secrets_degree} partners for each agent, against any {privacy.colluders} that collude"
         )
-    elif name == "muffliato":
+    elif METHODS[name].gossips:
         settings = {"method.gossip": asked.method.gossip}
     return Option(name, average, between, max(1, each - 1), reason + ".", settings)
 
@@ -167,9 +165,8 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
     graph, pooled = builders.graph(central), (sum(counts),)
     write = plan_writer(central, graph, pooled)
     analysis = builders.analysis(central, pooled)
-    noise = calibrate(
-        write, analysis, ADAPTIVE.name, np.array([epsilon]), config.privacy.delta, Query(colluders=0)
-    )
+    delta, query = config.privacy.delta, Query(colluders=0)
+    noise = calibrate(write, analysis, ADAPTIVE.name, np.array([epsilon]), delta, query)
     return float(residual_noise(write(noise.deviation)).average[-1])
 
 

@@ -53,9 +53,10 @@ def settled(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunC
         return _with(config, privacy={"colluders": 0})
     expect_colluders(config.privacy.colluders, graph.agents)
     config = _not_accelerated(config)
-    if config.method.name == "correlated":
+    method = builders.method(config)
+    if method.shares_noise:
         config = _correlated(config, graph, counts)
-    elif config.method.name == "muffliato" and config.method.gossip == "auto":
+    elif method.gossips and config.method.gossip == "auto":
         averaging, ones, chebyshev = _Averaging(graph), np.ones(graph.agents), config.method.chebyshev
         steps = _steps(config, counts)
         best = min(steps, key=lambda gossip: averaging.price(ones, ones, 0.0, gossip, chebyshev))
@@ -71,7 +72,7 @@ def _not_accelerated(config: RunConfig) -> RunConfig:
 
 def shares(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Floats | None:
     """[agents] own noise up to a common factor, where agents with shared noise need different amounts."""
-    if config.method.name != "correlated":
+    if not builders.method(config).shares_noise:
         return None
     alone = _alone(config, graph, counts)
     if np.ptp(alone) <= 1e-12 * alone.max():
@@ -162,9 +163,9 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
 def _steps(config: RunConfig, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Of averaging: those worth a try with which all batches of a cycle are used, if there are some."""
     periods = {batches.period for batches in builders.batches(config, counts)}
-    adjusts = config.train.optimiser == "adam"
+    adaptive = builders.optimiser(config).adaptive
     fits = tuple(
-        steps for steps in STEPS if all(math.gcd(period, 1 + steps + adjusts) == 1 for period in periods)
+        steps for steps in STEPS if all(math.gcd(period, 1 + steps + adaptive) == 1 for period in periods)
     )
     return fits or STEPS
 
@@ -244,13 +245,14 @@ def _expect_all_batches(config: RunConfig, counts: tuple[int, ...]) -> None:
     """Batches come in turn, release by release: those of releases that only mix would never be used."""
     if not isinstance(config.data.batch, CycleBatch):
         return
-    gossip = config.method.gossip if config.method.name in ("correlated", "muffliato") else 0
-    adam = config.train.optimiser == "adam"
-    each = 1 + int(gossip) + adam
+    gossip = builders.method(config).gossip_steps(config.method)
+    optimiser = builders.optimiser(config)
+    each = 1 + gossip + optimiser.adaptive
+    settings = f"gossip = {gossip}" + (f" and {optimiser.kind}" if optimiser.adaptive else "")
     for batches in builders.batches(config, counts):
         if (common := math.gcd(batches.period, each)) > 1:
             raise ConfigError(
-                f"data.batch: with gossip = {gossip}{' and adam' if adam else ''} only "
+                f"data.batch: with {settings} only "
                 f"{batches.period // common} of {batches.period} "
                 f"batches would be used, since {batches.period} and {each} have a common factor. "
                 "Take another gossip, another size of batches, or full ones."

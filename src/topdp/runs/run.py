@@ -6,53 +6,38 @@
     train      plan, model, shards         -> metrics, final estimates        loop.py
     save       runs/<id>/                                                     folder.py
 
-`run` takes a configuration; `train` takes a user's own model, shards and graph. Both take the same walk.
+`run` takes a configuration; `train` (user_training.py) takes a user's own model, shards and graph. Both take
+the same walk.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import networkx as nx
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from topdp import __version__
-from topdp.base.files import gone_if_it_fails
-from topdp.base.progress import Progress
-from topdp.data import Shards, featured_shards
-from topdp.data.features.user_features import OwnFeatures
-from topdp.learning.losses import OWN, Loss
-from topdp.learning.metrics import METRICS
-from topdp.learning.tasks import Metrics, Task
+from topdp.base.files import remove_new_folders_on_error
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import Account
-from topdp.runs import builders, metric_sinks
+from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.best_estimates import Best
 from topdp.runs.best_estimates import read as read_best
 from topdp.runs.callbacks import Callbacks, Running, expect_list
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.config import (
-    ConfigError,
-    MethodConfig,
-    PrivacyConfig,
-    ReportConfig,
     RunConfig,
-    Section,
-    TrainConfig,
-    did_you_mean,
-    parse,
 )
 from topdp.runs.memory_check import expect_room, expect_room_for_records
-from topdp.runs.methods import METHODS
 from topdp.runs.metric_labels import metric_names, picture_name
 from topdp.runs.model_export import InputKind, facts_of, notes_of
 from topdp.runs.pictures.learning_curves import curves, heading
@@ -61,34 +46,30 @@ from topdp.runs.resolve_auto import agrees
 from topdp.runs.result import Result, Stopped
 from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
-from topdp.runs.run_folder import GIVEN, GRAPH_FILE, STARTING, RunFolder, RunFolderError
-from topdp.runs.train_arguments import expect_place_and_watcher, expect_shards, plain
-from topdp.runs.training_loop import Watcher, accounting, train_to_the_end
+from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
+from topdp.runs.training_loop import train_to_the_end
 from topdp.simulator.engine import Engine
 from topdp.simulator.ranks.ranked_engine import RankedEngine
-from topdp.topology import Topology, alone, as_topology
 
 
 def run(
     config: RunConfig,
     out: Path,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Executes a configuration and leaves a run folder in `out`."""
     called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
     with room_for(out):
-        job = planned(Assembly.of(config, choose_device(device), progress), watch)
-    return execute(job, new_run_folder(out, job), watch, called)
+        job = planned(Assembly.of(config, choose_device(device), progress), progress)
+    return execute(job, new_run_folder(out, job), progress, called)
 
 
 def resume(
     path: Path,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Continues an unfinished run where its last checkpoint stands; ends as if it had not been broken off."""
@@ -101,120 +82,33 @@ def resume(
         )
     called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
     job = begun_job(Assembly.of(config, choose_device(device), progress), folder)
-    return execute(job, folder, watch, called)
+    return execute(job, folder, progress, called)
 
 
 def run_or_continue(
     config: RunConfig,
     out: Path,
     device: str = "auto",
-    watch: Watcher | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Result:
     """The run of a configuration in `out`: read where it is done, continued where it was broken off.
 
     One that is read is checked as one that is continued: its plan and account hold for the data of today.
     """
     if not (out / "run.json").exists():
-        return run(config, out, device, watch, progress)
+        return run(config, out, device, progress)
     folder = RunFolder.open(out)
     if folder.state == STARTING:
         folder.forget_start()
-        return run(config, out, device, watch, progress)
+        return run(config, out, device, progress)
     if not agrees(config, folder.config):
         raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
     if folder.state != "done":
-        return resume(out, device, watch, progress)
+        return resume(out, device, progress)
     job = begun_job(Assembly.of(folder.config, choose_device(device), progress), folder)
     seconds = float(folder.fact("seconds"))
     estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
     return job.result(folder.metrics, estimates, seconds, out, read_best(folder))
-
-
-def train(
-    model: nn.Module,
-    shards: Shards,
-    topology: Topology | nx.Graph | str | Path,
-    *,
-    loss: str | Loss = "cross-entropy",
-    metrics: Metrics = None,
-    rounds: int = 150,
-    seed: int = 0,
-    out: str | Path | None = None,
-    resume: bool = False,
-    device: str = "auto",
-    watch: Watcher | None = None,
-    features: str | Callable[[torch.Tensor], Any] | None = None,
-    progress: Progress | None = None,
-    callbacks: Iterable[object] = (),
-    **settings: Any,
-) -> Result:
-    """Trains a user's own module on a user's own shards and graph.
-
-    The graph is a `Topology`, a networkx graph (nodes sorted are the agents; `topology.from_networkx` takes
-    another order), or the path of an edge list. Shards stand in the order of its agents.
-
-    With `out` a run folder is written; `resume=True` continues an unfinished one, given the same arguments.
-
-    `loss`: "cross-entropy" of labels, "bce" of one or several yes and no, "mse" and "huber" of numbers, or a
-    function of outputs [b, ...] and targets [b, ...] with one value for each record. `metrics`: what is
-    reported of the test records, by name or as functions of all outputs and targets; None: what is usual
-    for the loss ("accuracy", or "mae" and "r2").
-
-    `features`: what a record becomes before the model sees it. "scattering", or a function of one record (a
-    torch module gets a batch of one), which must not be chosen by looking at private records.
-
-    `callbacks`: functions or objects that are called as the run goes, and may stop it (`runs/callbacks.py`).
-    `sinks=["tensorboard"]` (or mlflow, wandb) sends metrics there as well.
-
-    `settings` are the keys of the configuration's sections method, privacy, data (batch, feature_groups),
-    train, robust and report by their plain names: `method="plain"`, `alpha=0.5`, `sigma=0.1`,
-    `batch={"cycle": 20}`, `robust="trimmed"`; those of attack as `attack="drift"`, `attack_share=0.2`.
-
-    >>> import torch, topdp
-    >>> inputs = torch.rand(4, 50, 3)  # four agents with 50 records each
-    >>> shards = topdp.Shards.from_arrays([(x, (x.sum(1) > 1.5).long()) for x in inputs])
-    >>> model = torch.nn.Linear(3, 2)
-    >>> result = topdp.train(model, shards, topdp.topology.ring(4), epsilon=2.0, clip=1.0, rounds=5)
-    >>> result.estimates.shape, result.config.rounds
-    (torch.Size([4, 8]), 5)
-    """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"Expected model to be a torch module, got a {type(model).__name__}.")
-    expect_shards(shards)
-    expect_place_and_watcher(out, watch)
-    topology = as_topology(topology)
-    own = None if features is None or isinstance(features, str) else OwnFeatures(features)
-    named = "none" if features is None else features if own is None else "given"
-    task = Task.of(loss, metrics)
-    settings |= {"features": named, "loss": task.loss.name if task.loss.name != OWN else GIVEN}
-    if metrics is not None:
-        known = [METRICS.get(metric.name) is metric for metric in task.metrics]
-        names = [metric.name for metric in task.metrics]
-        settings["metrics"] = [n if k else f"{GIVEN}: {n}" for n, k in zip(names, known, strict=True)]
-    config = _config_of(topology, rounds, seed, settings)
-    called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
-    if resume and out is None:
-        raise RunFolderError("Expected out, the folder of the run to resume, got none.")
-    begun = unfinished(Path(out)) if resume and out is not None else None
-    if begun is not None and not agrees(config, begun.config):
-        raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
-    if begun is not None:
-        config = begun.config
-    if METHODS[config.method.name].pools:
-        topology, shards = alone(), shards.pooled()
-    new = Path(out) if begun is None and out is not None else None
-    with room_for(new):
-        place = choose_device(device)
-        mapped = own or builders.features(config)
-        if mapped is not None:
-            shards = featured_shards.of_shards(shards, mapped, place, progress)
-        parts = Assembly.given(config, topology, model, shards, place, task)
-        job = planned(parts, watch) if begun is None else begun_job(parts, begun)
-    if new is not None:
-        begun = new_run_folder(new, job)
-        begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
-    return execute(job, begun, watch, called)
 
 
 class Ranked(NamedTuple):
@@ -256,10 +150,9 @@ class Job:
         )
 
 
-def planned(parts: Assembly, watch: Watcher | None) -> Job:
-    if watch is not None:
-        watch("planning", 0, 1, None)
-    found = plan_and_account(parts.config, parts.graph, parts.counts, accounting(watch))
+def planned(parts: Assembly, progress: Progress) -> Job:
+    progress("planning")
+    found = plan_and_account(parts.config, parts.graph, parts.counts, progress)
     return Job(parts, *found)
 
 
@@ -279,7 +172,7 @@ def begun_job(parts: Assembly, folder: RunFolder) -> Job:
 def execute(
     job: Job,
     folder: RunFolder | None,
-    watch: Watcher | None,
+    progress: Progress,
     callbacks: Callbacks | None = None,
     ranked: Ranked | None = None,
 ) -> Result:
@@ -287,8 +180,7 @@ def execute(
     callbacks = callbacks or Callbacks()
     started = time.perf_counter()
     parts, path = job.parts, folder.path if folder else None
-    if watch is not None:
-        watch("preparing", 0, 1, None)
+    progress("preparing")
     if folder is not None or ranked is None:  # of several ranks, the one that has it says so
         warn_of_lost_steps(job.plan, parts.start)
     engine: Engine | RankedEngine
@@ -309,7 +201,7 @@ def execute(
 
     try:
         found = train_to_the_end(
-            engine, parts.start, parts.config, folder, watch, callbacks, seen_as, checkpoints
+            engine, parts.start, parts.config, folder, progress, callbacks, seen_as, checkpoints
         )
         seconds = time.perf_counter() - started
         engine.forget_buffers()
@@ -383,7 +275,7 @@ def room_for(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
-    with gone_if_it_fails(out):
+    with remove_new_folders_on_error(out):
         RunFolder.make_room(out)
         yield
 
@@ -410,34 +302,3 @@ def begun_facts(job: Job) -> dict[str, Any]:
     """What run.json says from the start on, beside the state."""
     parts = job.parts
     return {"records": list(parts.counts), "data": parts.digest(), **facts_of(parts)}
-
-
-def _config_of(topology: Topology, rounds: int, seed: int, settings: dict[str, Any]) -> RunConfig:
-    tree: dict[str, Any] = {
-        "seed": plain(seed),
-        "rounds": plain(rounds),
-        "topology": {"agents": topology.agents, "kind": "file", "path": GRAPH_FILE},
-        "method": {},
-        "privacy": {},
-        "data": {"name": GIVEN},
-        "model": {"name": GIVEN},
-        "train": {},
-        "robust": {},
-        "attack": {},
-        "report": {},
-    }
-    places = {"method": ("method", "name"), "robust": ("robust", "rule"), "attack": ("attack", "name")}
-    places |= {key: ("robust", key) for key in ("hostile", "radius")}
-    places |= {f"attack_{key}": ("attack", key) for key in ("share", "strength", "agents")}
-    places.update({key: ("data", key) for key in ("batch", "features", "feature_groups")})
-    sections: dict[str, type[Section]] = {
-        "method": MethodConfig, "privacy": PrivacyConfig, "train": TrainConfig, "report": ReportConfig
-    }  # fmt: skip
-    for section, model in sections.items():
-        places.update({key: (section, key) for key in model.model_fields if key != "name"})
-    for key, value in settings.items():
-        if key not in places:
-            raise ConfigError(f"train(): no such setting {key!r}.{did_you_mean(key, list(places))}")
-        section, name = places[key]
-        tree[section][name] = plain(value)
-    return parse(tree, "train()")

@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 
 from topdp import __version__
 from topdp.base import toml_text
-from topdp.base.files import DAMAGE, FileError, new_folder, written_whole
+from topdp.base.files import UNREADABLE_FILE_ERRORS, FileError, atomic_path, make_folder
 from topdp.errors import InputError
 from topdp.plan import Plan, plan_file
 from topdp.runs.config import GIVEN as GIVEN
@@ -67,7 +67,7 @@ class RunFolder:
             _forget(path, "run.json", leftovers_only=True)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunFolderError(f"--out: expected a new or empty folder, {_in_the_way(path)}.")
-        new_folder(path)
+        make_folder(path)
 
     @classmethod
     def create(cls, path: Path, config: str, plan: Plan) -> RunFolder:
@@ -191,14 +191,14 @@ class RunFolder:
     def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
         try:
             return read(self.path / name)
-        except (*DAMAGE, SafetensorError) as error:
+        except (*UNREADABLE_FILE_ERRORS, SafetensorError) as error:
             raise RunFolderError(
                 f"Expected a run written by topdp in {self.path}, could not read {name}: {_words(error)}"
             ) from error
 
     def _write(self, name: str, write: Callable[[Path], Any]) -> None:
         try:
-            with written_whole(self.path / name) as beside:
+            with atomic_path(self.path / name) as beside:
                 write(beside)
         except SafetensorError as error:  # its way to say that the disk is full
             raise FileError(f"Could not write {self.path / name}: {error}.") from error
@@ -218,7 +218,7 @@ def _in_the_way(path: Path) -> str:
 
 
 def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
-    """Removes a file, and what a kill in the middle of writing it has left beside it (`written_whole`)."""
+    """Removes a file, and what a kill in the middle of writing it has left beside it (`atomic_path`)."""
     for leftover in folder.glob(f".{name}.*"):
         leftover.unlink(missing_ok=True)
     if not leftovers_only:
@@ -226,7 +226,7 @@ def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
 
 
 def _read_config(file: Path) -> RunConfig:
-    return parse_stored(toml_text.parsed(file.read_text(encoding="utf-8")), str(file))
+    return parse_stored(toml_text.parse_toml(file.read_text(encoding="utf-8")), str(file))
 
 
 def _read_estimates(file: Path, notes: Sequence[str]) -> tuple[NDArray[Any], dict[str, str]]:

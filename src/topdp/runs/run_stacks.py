@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.data import Shards
 from topdp.plan import Plan
 from topdp.runs import builders
@@ -62,7 +62,7 @@ class Stack:
         processor; on a GPU, of those that are to be, and perhaps some others."""
         engine, first, advance = self.engine, self.config, advancing(self.engine)
         state = engine.start(self.starts)
-        each = engine.plan.releases // (first.rounds + 1)  # one that carries gradients, and those that mix
+        each = engine.plan.releases_per_round
         while state.releases < engine.plan.releases:
             state = advance(state, until_seen(state.releases, each, first.rounds, first.train.evaluate_every))
             t, within = divmod(state.releases - each, each)  # rounds done; one release is before the loop
@@ -98,7 +98,7 @@ class Dealer:
     def __init__(
         self,
         device: torch.device,
-        progress: Progress | None = None,
+        progress: Progress = silent,
         dealt: Mapping[str, Shards] | None = None,
         graphs: Mapping[str, Topology] | None = None,
     ) -> None:
@@ -171,14 +171,15 @@ def _in_common(config: RunConfig) -> str:
     }
     # A stack is tested on the records of its first run: what one seed holds out, another trains on.
     held_out = config.data.validation and config.seed
-    releases = config.method.gossip if config.method.name in ("muffliato", "correlated") else 0
+    method = builders.method(config)
+    releases = config.method.gossip if method.gossips else 0
     alone = str(config) if not _fits(config) else ""
-    return str((config.rounds, releases, builders.method(config).pools, held_out, alone, sections))
+    return str((config.rounds, releases, method.pools, held_out, alone, sections))
 
 
 def _fits(config: RunConfig) -> bool:
-    """Steps of Adam, robust mixing and rounding are no sums of rows, attacks and sinks are of one run."""
-    linear = config.train.optimiser != "adam" and config.robust.rule == "mean"
+    """Adaptive steps, robust mixing and rounding are not linear; attacks and sinks belong to one run."""
+    linear = not builders.optimiser(config).adaptive and config.robust.rule == "mean"
     return (
         linear and config.train.rows == "model" and config.attack.name == "none" and not config.report.sinks
     )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from topdp.base.progress import Progress, silent
 from topdp.errors import InputError
 from topdp.learning.gradients import DivergedError
 from topdp.runs import best_estimates
@@ -20,18 +21,15 @@ from topdp.runs.planning import plan_and_account
 from topdp.runs.result import Metrics, metrics_of
 from topdp.runs.run import Job, execute, planned
 from topdp.runs.run_stacks import Dealer, Stack
-from topdp.runs.training_loop import Watcher, accounting
 
 
-def together(configs: Sequence[RunConfig], dealer: Dealer, watch: Watcher | None) -> list[Finished]:
+def together(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress) -> list[Finished]:
     """Runs that can go together (`stacks.stackable`), as one; if one of them diverges, so do all."""
     started = time.perf_counter()
     runs = dealer.assemblies(configs)
     jobs = []
     for parts in runs:
-        jobs.append(
-            Job(parts, *plan_and_account(parts.config, parts.graph, parts.shards.counts, accounting(watch)))
-        )
+        jobs.append(Job(parts, *plan_and_account(parts.config, parts.graph, parts.shards.counts, progress)))
     first = runs[0]
     if first.shards.test_inputs is None:
         raise InputError("Expected runs with test records in a stack, got some without.")
@@ -48,8 +46,7 @@ def together(configs: Sequence[RunConfig], dealer: Dealer, watch: Watcher | None
             ):
                 own.append(metrics_of(t, evaluation))
                 keeper.see(own[-1], rows.detach)
-        if watch is not None:
-            watch("training", t, one.config.rounds, None)
+        progress("training", t, one.config.rounds, unit="round")
     share = (time.perf_counter() - started) / len(runs)
     return [
         Finished.of(job, job.result(own, rows.detach().cpu().clone(), share, None, keeper.best))
@@ -57,11 +54,11 @@ def together(configs: Sequence[RunConfig], dealer: Dealer, watch: Watcher | None
     ]
 
 
-def alone(config: RunConfig, dealer: Dealer, watch: Watcher | None = None) -> Finished:
+def alone(config: RunConfig, dealer: Dealer, progress: Progress = silent) -> Finished:
     """One run to its end, or until it diverges."""
     (parts,) = dealer.assemblies([config])
-    job = planned(parts, watch)
+    job = planned(parts, progress)
     try:
-        return Finished.of(job, execute(job, None, watch))
+        return Finished.of(job, execute(job, None, progress))
     except DivergedError:
         return Finished.of(job, None)

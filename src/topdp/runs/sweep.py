@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,11 @@ from typing import Any
 import torch
 
 from topdp.base import toml_text
-from topdp.base.files import exclusive_lock, new_folder, write_whole
-from topdp.base.progress import Progress
+from topdp.base.files import exclusive_lock, make_folder, write_atomically
+from topdp.base.progress import Progress, titled
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
-from topdp.learning.gradients.path_check import drops
+from topdp.learning.gradients.path_check import draws_dropout
 from topdp.runs import builders
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.cluster_sweep import Cluster, dispatched
@@ -41,15 +40,12 @@ from topdp.runs.run_stacks import LIMITS, Dealer, stackable
 from topdp.runs.stacked import together
 from topdp.runs.sweep_grid import Axis, Point, points
 from topdp.runs.sweep_summary import Spread
-from topdp.runs.training_loop import InterruptedRun, Watcher
+from topdp.runs.training_loop import InterruptedRun
 
 FORMAT = 1
 SMALL = 4e6
 """Bytes of records and estimates below which one run does not fill a processor, and several go together: of
 larger ones a stack was no faster, and has no checkpoints. GPUs take any."""
-
-Watching = Callable[[str], AbstractContextManager[Watcher]]
-"""Shows, under a title, how far the work is."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +68,10 @@ class Request:
             return
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise RunFolderError(f"Expected a new or empty folder, {place} exists: name another --out.")
-        new_folder(place)
+        make_folder(place)
         over = {axis.key: list(axis.values) for axis in self.axes}
         told = {"format": FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
-        write_whole(file, json.dumps(told, indent=2) + "\n")
+        write_atomically(file, json.dumps(told, indent=2) + "\n")
 
     @classmethod
     def read(cls, place: Path) -> Request:
@@ -84,7 +80,7 @@ class Request:
             if told["format"] != FORMAT:
                 raise ValueError(f"format {told['format']}, of another version of topdp")
             axes = tuple(Axis(str(key), tuple(map(str, values))) for key, values in told["over"].items())
-            base = parse_stored(toml_text.parsed(told["base"]), "sweep.json").to_toml()
+            base = parse_stored(toml_text.parse_toml(told["base"]), "sweep.json").to_toml()
             return cls(base, axes, int(told["seeds"]))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise RunFolderError(f"Expected a sweep of topdp in {place}: {error}") from error
@@ -98,23 +94,21 @@ def run_all(
     points: Sequence[Point],
     place: Path,
     device: str,
-    watching: Watching,
-    progress: Progress | None,
+    progress: Progress,
     how_to_continue: str,
     cluster: Cluster | None = None,
 ) -> None:
     """Whatever of the points has no result in `place` yet, here or by the machines of a cluster."""
-    new_folder(place)
+    make_folder(place)
     with exclusive_lock(place):
-        _run_missing(points, place, device, watching, progress, how_to_continue, cluster)
+        _run_missing(points, place, device, progress, how_to_continue, cluster)
 
 
 def _run_missing(
     points: Sequence[Point],
     place: Path,
     device: str,
-    watching: Watching,
-    progress: Progress | None,
+    progress: Progress,
     how_to_continue: str,
     cluster: Cluster | None,
 ) -> None:
@@ -131,14 +125,12 @@ def _run_missing(
     done, total = len(points) - len(missing), len(points)
     try:
         if cluster is not None:
-            with watching("sweep") as watch:
-                dispatched(stacks, cluster, dealer, place, watch, done, total)
+            dispatched(stacks, cluster, dealer, place, progress, done, total)
             return
         for stack in [*([point] for point in begun), *stacks]:
             numbers = f"{done + 1}" if len(stack) == 1 else f"{done + 1} to {done + len(stack)}"
             title = f"run{'s' * (len(stack) > 1)} {numbers} of {total}"
-            with watching(title) as watch:
-                _run_stack(stack, place, dealer, device, watch, progress)
+            _run_stack(stack, place, dealer, device, titled(progress, title))
             done += len(stack)
     except (Interrupted, KeyboardInterrupt):
         raise InterruptedRun(place, how_to_continue) from None
@@ -228,7 +220,7 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
 
 def _random(parts: Assembly) -> bool:
     """Layers that draw do so for the whole stack: a run would not draw what it draws alone."""
-    return any(map(drops, parts.flat.module.modules()))
+    return any(map(draws_dropout, parts.flat.module.modules()))
 
 
 def _run_stack(
@@ -236,12 +228,11 @@ def _run_stack(
     place: Path,
     dealer: Dealer,
     device: str,
-    watch: Watcher,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     if len(stack) > 1:
         try:
-            made = together([point.config for point in stack], dealer, watch)
+            made = together([point.config for point in stack], dealer, progress)
         except DivergedError:
             pass  # one of them: alone it says so in its own folder
         else:
@@ -250,6 +241,6 @@ def _run_stack(
             return
     for point in stack:
         try:
-            run_or_continue(point.config, place / point.folder, device, watch, progress)
+            run_or_continue(point.config, place / point.folder, device, progress)
         except DivergedError:
             continue

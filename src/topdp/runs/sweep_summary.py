@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.privacy.answers import WORST_CASE, answer_kind
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.runs.epsilon_text import epsilon_text
@@ -148,7 +148,7 @@ def write_csv(spreads: Sequence[Spread], place: Path) -> None:
     for name, lines in (("runs.csv", each), ("sweep.csv", over)):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(lines)
-        write_whole(place / name, text.getvalue())
+        write_atomically(place / name, text.getvalue())
 
 
 def cost_together(spreads: Sequence[Spread]) -> str:

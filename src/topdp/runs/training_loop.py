@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from topdp.base.progress import Progress
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
-from topdp.privacy.observers.view import Progress
 from topdp.runs.best_estimates import Best, BestSoFar
 from topdp.runs.callbacks import Callbacks, Running
 from topdp.runs.checkpoints import Checkpoints
@@ -31,20 +31,6 @@ from topdp.simulator.engine import Engine, State, WrongReplayError
 from topdp.simulator.ranks.process_group import Group
 from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.simulator.stepping import advancing, until_seen
-
-Watcher = Callable[[str, int, int, Metrics | None], None]
-"""Called with (stage, steps done, steps in all, the last metrics): "accounting" and "training" step by step,
-"planning" and "preparing" once, when they begin. On a GPU several rounds may be one step."""
-
-
-def accounting(watch: Watcher | None) -> Progress | None:
-    """The part of a watcher that accountants call."""
-
-    def show(done: int, total: int, note: str = "") -> None:
-        assert watch is not None
-        watch(f"accounting: {note}" if note else "accounting", done, total, None)
-
-    return None if watch is None else show
 
 
 class InterruptedRun(Interrupted):
@@ -71,7 +57,7 @@ def train_to_the_end(
     start: torch.Tensor,
     config: RunConfig,
     folder: RunFolder | None,
-    watch: Watcher | None,
+    progress: Progress,
     callbacks: Callbacks,
     seen_as: Callable[[list[Metrics]], Running],
     checkpoints: Checkpoints | None,
@@ -82,7 +68,7 @@ def train_to_the_end(
     `RankedEngine`, and do the same in the same order; rank 0 alone has a folder.
     """
     group = engine.group if isinstance(engine, RankedEngine) else None
-    each = engine.plan.releases // (config.rounds + 1)  # one that carries gradients, and those that only mix
+    each = engine.plan.releases_per_round
     state, metrics = _begin(engine, start, folder, each, checkpoints)
     larger = {metric.name: metric.larger_is_better for metric in engine.metrics}
     run = seen_as(metrics)
@@ -108,8 +94,7 @@ def train_to_the_end(
                 metrics.append(metrics_of(t, engine.evaluate(state)))
                 best.see(metrics[-1], partial(engine.reported, state))
             keep(state, t % config.train.checkpoint_every == 0)
-            if watch is not None:
-                watch("training", t, config.rounds, metrics[-1] if metrics else None)
+            progress("training", t, config.rounds, unit="round", metrics=metrics[-1] if metrics else None)
             if asked_to_stop():
                 raise KeyboardInterrupt
             run.advance(t, due, partial(engine.reported, state))

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from topdp.learning.gradients.failure_flags import Watch
+from topdp.learning.gradients.failure_flags import FailureFlags
 from topdp.simulator.engine import Engine, State
 from topdp.simulator.round_tables import Chunk, Tables
 from topdp.simulator.row_mixing_cuda import Fused, Packed
@@ -26,7 +26,7 @@ class Program:
     not finite are left out, or `watch` says that there were some, and nothing made since may be used.
     """
 
-    def __init__(self, engine: Engine, tables: Tables, watch: Watch) -> None:
+    def __init__(self, engine: Engine, tables: Tables, watch: FailureFlags) -> None:
         self.watch = watch
         assert isinstance(engine._mix, Fused)
         self._engine, self._mixer, self._tables = engine, engine._mix, tables
@@ -110,7 +110,7 @@ class Program:
         """As the engine's, with divisors as weights of records."""
         engine = self._engine
         inputs, targets, weights = self._batch()
-        with engine.gradients.noted_by(self.watch):
+        with engine.gradients.noting_failures(self.watch):
             engine.gradients.clipped_sum(
                 before[: engine._held], inputs, targets, weights, out=self.sums, copies=engine._copies,
                 fresh=True,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from topdp.learning.gradients import DivergedError
-from topdp.learning.gradients.failure_flags import Watch
+from topdp.learning.gradients.failure_flags import FailureFlags
 from topdp.simulator.cuda_graphs import Graphs
 from topdp.simulator.cuda_program import Program
 from topdp.simulator.engine import Engine, State, WrongReplayError
@@ -109,7 +109,7 @@ class Stretches:
         except BaseException:
             program.put_back(state)
             raise
-        if seen.well:
+        if seen.ok:
             return program.end(state, count)
         program.put_back(state)
         self._one_by_one_until = r + count
@@ -139,7 +139,7 @@ class Stretches:
         try:
             self._compare(program, kind[1], State(round, before))
         except _MismatchError as error:
-            if not program.watch.read().well:  # then the whole stretch is made again
+            if not program.watch.read().ok:  # then the whole stretch is made again
                 return True
             if number > 2:
                 raise WrongReplayError(
@@ -197,7 +197,7 @@ class Stretches:
             carries = engine.plan.carries
             self._carries: list[bool] = np.asarray(carries.values.any(axis=1))[carries.which].tolist()
             self._tables = Tables(engine, engine._mix, ahead=on_device)
-            self._program = Program(engine, self._tables, Watch(engine.device, self._blanks))
+            self._program = Program(engine, self._tables, FailureFlags(engine.device, self._blanks))
             self._recorder: Record = self._record or Graphs(engine.device)
         return self._program, self._tables
 
@@ -239,7 +239,7 @@ def _why_not(engine: Engine | RankedEngine, anywhere: bool) -> str | None:
         "rows are not mixed by one kernel": not isinstance(engine._mix, Fused),
         "parameters are not of type float32": engine.gradients.flat.dtype != torch.float32,
         "rows are rounded": plan.rounded is not None,
-        "Adam adjusts rounds": plan.adjusts is not None,
+        "Adam adjusts rounds": plan.adaptive is not None,
         "rows come from other processes": engine._fetch is not None or not engine.layout.whole,
         "something looks into rounds": engine._plant is not None or engine._tamper is not None,
         "layers draw random numbers": engine._random_layers,

@@ -23,14 +23,14 @@ from topdp.data import batch_selection
 from topdp.data.shards import Shards
 from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.learning.gradients.gradient_inputs import diverged
-from topdp.learning.gradients.path_check import drops
+from topdp.learning.gradients.gradient_inputs import divergence_error
+from topdp.learning.gradients.path_check import draws_dropout
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
-from topdp.plan import Plan, prune
+from topdp.plan import Plan, ReleaseKind, prune
 from topdp.plan.batches import Batches, Full
 from topdp.plan.random_streams import stream
-from topdp.simulator.adam_step import adam_step
+from topdp.simulator.adaptive_step import adaptive_step
 from topdp.simulator.evaluation import Evaluation, evaluate
 from topdp.simulator.robust_mixing import RobustRows, own_part
 from topdp.simulator.row_layout import Layout
@@ -150,7 +150,7 @@ class Engine:
         self._copies = copies
         self._select = select or partial(batch_selection.select, tuple(batches), seed)
         self._plant, self._tamper, self._hostile = plant, tamper, list(hostile)
-        self._random_layers = any(map(drops, gradients.flat.module.modules()))
+        self._random_layers = any(map(draws_dropout, gradients.flat.module.modules()))
         self._fetch = fetch
         self._held = held
         self._capacity = self.layout.capacity
@@ -198,8 +198,8 @@ class Engine:
     def advance(self, state: State) -> State:
         """Makes the next release."""
         r = state.releases
-        if self.plan.adjusts is not None and self.plan.adjusts[r]:
-            return self._adjusted(state)
+        if self.plan.kinds[r] is ReleaseKind.ADAPTIVE:
+            return self._adaptive_release(state)
         made = self.layout.made(r)
         out = self._place(r, len(made))
         before, arrive = self._with_guests(state)
@@ -247,16 +247,17 @@ class Engine:
         arrive()
         self._mix(work._replace(only=only[waits[only]]))
 
-    def _adjusted(self, state: State) -> State:
-        """Where Adam makes new estimates of rows that are there: no data, no noise, nothing to mix."""
+    def _adaptive_release(self, state: State) -> State:
+        """New estimates by a non-linear optimiser: no data, no noise, nothing to mix."""
+        assert self.plan.adaptive is not None
         r = state.releases
         place, made = self.layout.place(r), self.layout.made(r)
         out = self._place(r, len(made))
-        out.copy_(state.rows[torch.from_numpy(place[made])])  # what Adam leaves alone stays as it is
-        four = self.plan.source[r][self.layout.agents, :4]
+        out.copy_(state.rows[torch.from_numpy(place[made])])  # other rows stay as they are
+        columns = self.plan.source[r][self.layout.agents, : 1 + self.plan.adaptive.memories].T
         position = self.layout.place_made(r)
-        before = [state.rows[torch.from_numpy(place[rows])] for rows in four.T]
-        for rows, value in zip(four.T, adam_step(self.plan, r, before), strict=True):
+        before = [state.rows[torch.from_numpy(place[rows])] for rows in columns]
+        for rows, value in zip(columns, adaptive_step(self.plan, r, before), strict=True):
             if self.plan.exists[r][rows].all():  # a pruned plan lacks what is not needed again
                 out[torch.from_numpy(position[rows])] = value
         return self._sent(State(r + 1, out))
@@ -346,7 +347,7 @@ class Engine:
         """The same, with the numbers that agents have in the plan."""
         norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
         bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
-        return diverged(self.layout.agents[bad].tolist()) if self._copies == 1 else error
+        return divergence_error(self.layout.agents[bad].tolist()) if self._copies == 1 else error
 
     def _dropout_of(self, round: int) -> AbstractContextManager[None]:
         """Random layers draw from torch's global generators: named by the round too, and given back."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.losses import Loss, is_known
+from topdp.learning.losses import Loss, is_named_loss
 from topdp.learning.metrics import Metric
 
 CHUNK = 1000  # test records at once
@@ -122,7 +122,7 @@ def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Floats:
 
 def _by_example(loss: Loss) -> Loss:
     """A loss of our own as it is; a user's sees one example at a time, as in training, where that differs."""
-    if is_known(loss):
+    if is_named_loss(loss):
         return loss
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Tables:
         self._engine, self._mixer = engine, mixer
         plan, agents = engine.plan, len(engine.batches)
         self.whole = all(isinstance(one, Full) for one in engine.batches)
-        self.width = 0 if self.whole else batch_selection.usual_width(engine.batches)
+        self.width = 0 if self.whole else batch_selection.typical_batch_width(engine.batches)
         made = plan.exists.sum(axis=1)
         numbers = max(agents * self.width, int(made.max()) * plan.source.values.shape[2])
         self.length = min(ROUNDS, plan.releases, max(1, NUMBERS // numbers))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from topdp.base.array_types import Ints
 from topdp.errors import InputError
-from topdp.learning.core_threads import in_parts
+from topdp.learning.core_threads import run_in_parts
 from topdp.plan import Plan
 from topdp.simulator.row_layout import Layout
 from topdp.simulator.simulated_noise import Draws
@@ -62,7 +62,7 @@ class RowByRow:
             def make(some: slice, recipes: tuple[Any, ...] = recipes) -> None:
                 fused_rows.make(before, gradient, out, *(part[some] for part in recipes), rounded)
 
-            in_parts(make, len(places))
+            run_in_parts(make, len(places))
 
     def _recipes(self, work: Work, places: Ints, kind: np.dtype[Any]) -> tuple[Any, ...]:
         """Of what rows are made, as `one_pass.make` takes it: one line a row, numbers of this `kind`."""

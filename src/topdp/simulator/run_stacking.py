@@ -23,23 +23,24 @@ from topdp.base.array_types import Ints
 from topdp.data.batch_selection import Device, Selection, select
 from topdp.data.shards import Shards
 from topdp.errors import InputError
-from topdp.plan import NOBODY, PerRound, Plan, prune
+from topdp.plan import NOBODY, Capability, PerRound, Plan, prune, unsupported
 from topdp.plan.batches import Batches, Full
 from topdp.simulator.simulated_noise import Draws, Noise, Words
 
 KEPT_ROUNDS = 2000  # selections of a cycle that are kept
 
 
+def supports(plan: Plan) -> str | None:
+    """None, or what keeps a run with this plan out of a stack."""
+    return unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
+
+
 def stack_plans(plans: Sequence[Plan]) -> Plan:
     """One pruned plan whose agents, rows and draws are those of all `plans`, run after run."""
     if not plans or any(plan.releases != plans[0].releases for plan in plans):
         raise InputError("Expected at least one plan, all of the same number of rounds.")
-    if any(plan.adjusts is not None for plan in plans):
-        raise InputError("Expected runs without Adam in a stack of runs: run those one by one.")
-    if any(plan.robust is not None for plan in plans):
-        raise InputError("Expected runs without robust mixing in a stack of runs: run those one by one.")
-    if any(plan.rounded is not None for plan in plans):
-        raise InputError("Expected runs whose rows are not rounded in a stack of runs: run those one by one.")
+    if reason := next(filter(None, map(supports, plans)), None):
+        raise InputError(f"Expected runs without {reason} in a stack of runs: run those one by one.")
     pruned = [plan if plan.pruned else prune(plan) for plan in plans]
     R = plans[0].releases
     agents = _offsets([plan.agents for plan in pruned])

@@ -7,38 +7,28 @@ The directed edge i→j is *covered* when N_i^j is not empty: then i has a neigh
 read, and whose noise may stand in for part of i's own in what i sends to j.
 """
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from topdp.topology.edge_lists import read_edge_list
-from topdp.topology.families import (
-    alone,
-    complete,
-    grid,
-    mesh,
-    random,
-    regular,
-    ring,
-    small_world,
-    star,
-    tree,
-)
+from topdp.base.lazy_exports import lazy_exports
 from topdp.topology.graph import Topology, TopologyError, from_edges
-from topdp.topology.graph_statistics import describe
-from topdp.topology.user_graphs import as_topology, from_networkx
 
-FAMILIES: dict[str, Callable[..., Topology]] = {
-    "random": random,
-    "ring": ring,
-    "star": star,
-    "tree": tree,
-    "mesh": mesh,
-    "complete": complete,
-    "grid": grid,
-    "small-world": small_world,
-    "regular": regular,
-    "file": read_edge_list,
-}
-"""The names of `topology.kind` in a configuration."""
+if TYPE_CHECKING:
+    from topdp.topology.edge_lists import read_edge_list
+    from topdp.topology.families import (
+        FAMILIES,
+        alone,
+        complete,
+        grid,
+        mesh,
+        random,
+        regular,
+        ring,
+        small_world,
+        star,
+        tree,
+    )
+    from topdp.topology.graph_statistics import describe
+    from topdp.topology.user_graphs import as_topology, from_networkx
 
 __all__ = [
     "FAMILIES",
@@ -60,3 +50,27 @@ __all__ = [
     "star",
     "tree",
 ]
+
+_FAMILIES = (
+    "FAMILIES",
+    "alone",
+    "complete",
+    "grid",
+    "mesh",
+    "random",
+    "regular",
+    "ring",
+    "small_world",
+    "star",
+    "tree",
+)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        **dict.fromkeys(_FAMILIES, "families"),
+        "as_topology": "user_graphs",
+        "describe": "graph_statistics",
+        "from_networkx": "user_graphs",
+        "read_edge_list": "edge_lists",
+    },
+)

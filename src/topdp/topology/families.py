@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from topdp.plan.random_streams import stream
+from topdp.topology.edge_lists import read_edge_list
 from topdp.topology.graph import Topology, TopologyError, components, from_edges, whole_number
 
 TRIES = 1000
@@ -197,3 +198,18 @@ def _degree(agents: int, degree: int) -> int:
             f"{agents - 1} neighbours."
         )
     return degree
+
+
+FAMILIES: dict[str, Callable[..., Topology]] = {
+    "random": random,
+    "ring": ring,
+    "star": star,
+    "tree": tree,
+    "mesh": mesh,
+    "complete": complete,
+    "grid": grid,
+    "small-world": small_world,
+    "regular": regular,
+    "file": read_edge_list,
+}
+"""The names of `topology.kind` in a configuration."""

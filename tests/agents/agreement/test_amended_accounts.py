@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from history import Wire, faults, federation, sharing
+from history import Wire, abandon, faults, federation, sharing
 from scipy.stats import norm
 from symbolic import symbolic
 
 from topdp import topology
 from topdp.agents.node import amending
-from topdp.agents.node.amending import Change, amend
+from topdp.agents.node.amending import MembershipChange, amend
 from topdp.agents.runtime.run_end import end_with
 from topdp.privacy.basics.gaussian import delta_of, epsilon_of, mu_of
 from topdp.runs import builders
@@ -40,7 +40,7 @@ CASES = {
     "shared draws": lambda f: sharing(f),
     "shared draws, momentum": lambda f: sharing(f, "train.optimiser=momentum"),
     "shared draws, averaging": lambda f: sharing(f, rounds=4, gossip=1),
-    "shared draws, go on": lambda f: sharing(f, goes_on=True),
+    "shared draws, go on": lambda f: sharing(f, tolerates_silence=True),
 }
 
 # Of a ring, as far as rows reach those who have not heard of the amendment.
@@ -53,7 +53,7 @@ def ended(made, beyond):
     for number, more in enumerate(beyond):
         agent = made.agent(number, wire.transport(made.names[number]))
         end_with(agent.ledger, LAST + more)
-        agent.abandon()
+        abandon(agent)
     return made.lived(wire=wire)
 
 
@@ -131,17 +131,17 @@ def test_budgets_hold_whatever_it_was_that_made_people_end_a_run():
 def test_where_no_account_covers_such_a_choice_it_is_said(tmp_path):
     def said(*changes):
         before = SimpleNamespace(config=configurations.read(changes=changes))
-        return " ".join(amending.not_by_what_was_seen(before))
+        return " ".join(amending.round_choice_remarks(before))
 
     assert said() == said("data.batch={cycle=10}") == said("privacy.guarantee=worst-case") == ""
     assert "under Poisson samples" in said("data.batch={poisson=10}")
     made = ring(tmp_path, "method.name=plain", "privacy.guarantee=view")
-    words = amend(made.setup.manifest, Change(LAST, remove=("fay",), links=(("ada", "eve"),)))[2]
+    words = amend(made.setup.manifest, MembershipChange(LAST, remove=("fay",), links=(("ada", "eve"),)))[2]
     assert "under privacy.guarantee = view" in " ".join(words)
 
 
 def test_averaging_steps_are_no_rounds_that_are_left(tmp_path):
     made = sharing(tmp_path, rounds=6, gossip=2)
     change = {"remove": ("fay",), "links": (("ada", "eve"),)}
-    left = [amend(made.setup.manifest, Change(r, **change))[0].config.rounds for r in (2, 8, 19)]
+    left = [amend(made.setup.manifest, MembershipChange(r, **change))[0].config.rounds for r in (2, 8, 19)]
     assert left == [6, 4, 1]

@@ -5,16 +5,23 @@ import json
 from dataclasses import replace
 
 import pytest
-from history import CARDS, IDENTITIES, Wire, faults, federation, live, on_virtual_time, sharing
+from history import CARDS, IDENTITIES, Wire, abandon, faults, federation, live, on_virtual_time, sharing
 
 from topdp.agents.agreement import amendments, identity, manifest
-from topdp.agents.agreement.amendments import Before, amendment_of, end_of, expect_agreed, remaining, sign
-from topdp.agents.agreement.ledger_mark import BooksMark
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.amendments import (
+    PreviousRun,
+    amendment_of,
+    expect_all_signed,
+    final_round,
+    remaining_budget,
+    sign_amendment,
+)
+from topdp.agents.agreement.rollback_mark import RollbackMark
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.node import agent_process, amending
-from topdp.agents.node.amending import Change, amend, budgets
+from topdp.agents.node.amending import MembershipChange, amend, granted_budgets
 from topdp.agents.runtime.run_end import ENDS, end_with
 from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
@@ -22,7 +29,7 @@ from topdp.errors import BudgetError, InputError, TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")
 LAST = 3
-NEW = identity.make("zoe", "z.org:1")
+NEW = identity.generate("zoe", "z.org:1")
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +41,19 @@ def made(tmp_path_factory):
 def amended(made):
     """Without the last one; the ring is closed by a new link."""
     names = made.names
-    change = Change(LAST, remove=(names[-1],), links=((names[0], names[-2]),))
+    change = MembershipChange(LAST, remove=(names[-1],), links=((names[0], names[-2]),))
     return amend(made.setup.manifest, change)[0]
 
 
 def signed_by(amended, path, *names):
     amended.write(path)
     for name in names:
-        sign(path, manifest.read(path), [IDENTITIES[name]])
-    return manifest.read(path)
+        sign_amendment(path, manifest.read_manifest(path), [IDENTITIES[name]])
+    return manifest.read_manifest(path)
 
 
 def test_what_is_left_and_what_was_spent_add_up_to_what_was_granted(made, amended):
-    before, told, left = budgets(made.setup.manifest), amendment_of(amended), budgets(amended)
+    before, told, left = granted_budgets(made.setup.manifest), amendment_of(amended), granted_budgets(amended)
     assert told.manifest == made.setup.manifest.hash and told.granted == before
     assert (
         amended.names == made.names[:-1] and amended.config.rounds == made.setup.manifest.config.rounds - LAST
@@ -66,7 +73,7 @@ def test_all_end_after_the_named_round_having_spent_what_the_amendment_says(tmp_
         for number in range(len(made.names)):
             agent = made.agent(number, wire.transport(made.names[number]))
             end_with(agent.ledger, LAST)
-            agent.abandon()
+            abandon(agent)
         return await live(made, wire)
 
     assert not faults(on_virtual_time(lived()))
@@ -111,7 +118,7 @@ def test_who_leaves_and_is_gone_is_not_stayed_for(tmp_path, leaves):
     for number, name in enumerate(made.names):
         agent = made.agent(number, Wire().transport(name))
         end_with(agent.ledger, LAST, leaves)
-        agent.abandon()
+        abandon(agent)
     lived = live(made, failpoints={5: f"after_ledger:{LAST + 1}"}, for_good=[5])
     if leaves:
         assert not faults(run := on_virtual_time(lived, 60.0))
@@ -129,13 +136,13 @@ def test_nobody_begins_before_all_have_signed(made, amended, tmp_path):
     path = tmp_path / "manifest-2.toml"
     names = amended.names
     with pytest.raises(TrustError, match=names[0]):
-        expect_agreed(signed_by(amended, path))
+        expect_all_signed(signed_by(amended, path))
     with pytest.raises(TrustError, match=f"and {names[-1]} did not"):
-        end_of(made.setup.manifest, signed_by(amended, path, *names[:-1]))
+        final_round(made.setup.manifest, signed_by(amended, path, *names[:-1]))
     whole = signed_by(amended, path, *names)
-    assert end_of(made.setup.manifest, whole) == LAST and whole.hash == amended.hash
+    assert final_round(made.setup.manifest, whole) == LAST and whole.hash == amended.hash
     with pytest.raises(TrustError, match="an amendment of the manifest"):
-        end_of(whole, whole)
+        final_round(whole, whole)
 
 
 def test_a_signature_of_somebody_else_or_of_something_else_is_found_out(made, amended, tmp_path):
@@ -143,21 +150,21 @@ def test_a_signature_of_somebody_else_or_of_something_else_is_found_out(made, am
     first, second = amended.names[:2]
     swapped = replace(whole, signatures={**whole.signatures, first: whole.signatures[second]})
     with pytest.raises(TrustError, match=f"a signature of {first}"):
-        expect_agreed(swapped)
-    other = amend(made.setup.manifest, Change(LAST + 1, remove=(made.names[-1],)))[0]
+        expect_all_signed(swapped)
+    other = amend(made.setup.manifest, MembershipChange(LAST + 1, remove=(made.names[-1],)))[0]
     with pytest.raises(TrustError, match="a signature of"):
-        expect_agreed(replace(other, signatures=whole.signatures))
+        expect_all_signed(replace(other, signatures=whole.signatures))
     text = whole.to_toml().replace(f"round = {LAST}", f"round = {LAST + 1}")
     with pytest.raises(TrustError, match="expected the hash"):
-        manifest.parse(text)
+        manifest.parse_manifest(text)
     with pytest.raises(InputError, match="amends none"):
-        sign(tmp_path / "x", made.setup.manifest, [IDENTITIES[first]])
+        sign_amendment(tmp_path / "x", made.setup.manifest, [IDENTITIES[first]])
     with pytest.raises(TrustError, match="another one"):
-        sign(tmp_path / "x", amended, [identity.make(first, "a.org:1")])
+        sign_amendment(tmp_path / "x", amended, [identity.generate(first, "a.org:1")])
 
 
 def test_somebody_joins(made):
-    change = Change(LAST, (NEW.card,), links=(("zoe", made.names[0]),), records=(40,), rounds=9)
+    change = MembershipChange(LAST, (NEW.card,), links=(("zoe", made.names[0]),), records=(40,), rounds=9)
     found = amend(made.setup.manifest, change)[0]
     assert found.names == (*made.names, "zoe") and found.config.rounds == 9
     assert found.neighbours("zoe") == (made.names[0],)
@@ -167,13 +174,13 @@ def test_somebody_joins(made):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (Change(LAST), "to add or to remove"),
-        (Change(-1, remove=("bob",)), "from-round"),
-        (Change(99, remove=("bob",)), "from-round"),
-        (Change(LAST, remove=("nobody",)), "nobody"),
-        (Change(LAST, (CARDS[0],), records=(3,)), "not in the manifest"),
-        (Change(LAST, (NEW.card,)), "records"),
-        (Change(LAST, (NEW.card,), records=(3,)), "connected"),
+        (MembershipChange(LAST), "to add or to remove"),
+        (MembershipChange(-1, remove=("bob",)), "from-round"),
+        (MembershipChange(99, remove=("bob",)), "from-round"),
+        (MembershipChange(LAST, remove=("nobody",)), "nobody"),
+        (MembershipChange(LAST, (CARDS[0],), records=(3,)), "not in the manifest"),
+        (MembershipChange(LAST, (NEW.card,)), "records"),
+        (MembershipChange(LAST, (NEW.card,), records=(3,)), "connected"),
     ],
 )
 def test_what_cannot_be_changed_is_refused(made, change, words):
@@ -183,86 +190,86 @@ def test_what_cannot_be_changed_is_refused(made, change, words):
 
 def test_an_amendment_is_not_amended(amended):
     with pytest.raises(InputError, match="amends none"):
-        amend(amended, Change(1, remove=(amended.names[0],)))
+        amend(amended, MembershipChange(1, remove=(amended.names[0],)))
 
 
 @pytest.mark.parametrize("broken", [{}, {"manifest": "00"}, {"round": -1}, {"spent": {}}, {"delta": "1"}])
 def test_a_manifest_that_says_nonsense_about_the_one_before_is_refused(amended, broken):
     tree = {**amended.tree["amends"], **broken} if broken else {}
     with pytest.raises(InputError, match="amends"):
-        amendment_of(manifest.amending(amended, tree))
+        amendment_of(manifest.as_amendment(amended, tree))
 
 
 def test_the_books_of_the_run_before_say_what_is_left(amended):
     told, name = amendment_of(amended), amended.names[0]
     granted, spent = told.granted[name], told.spent[name]
-    books = Before(told.manifest, name, True, spent / 2)
-    assert remaining(amended, name, books) == granted - spent
-    assert remaining(amended, name, replace(books, spent=spent * 1.2)) == granted - spent * 1.2
+    books = PreviousRun(told.manifest, name, True, spent / 2)
+    assert remaining_budget(amended, name, books) == granted - spent
+    assert remaining_budget(amended, name, replace(books, spent=spent * 1.2)) == granted - spent * 1.2
     own = replace(books, budget=(granted + spent) / 2)  # stays, as over a restart
-    assert remaining(amended, name, own) == pytest.approx((granted - spent) / 2)
+    assert remaining_budget(amended, name, own) == pytest.approx((granted - spent) / 2)
     for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}, {"ended": False}):
         with pytest.raises(TrustError, match=f"expected the books of {name} for the run"):
-            remaining(amended, name, replace(books, **other))
+            remaining_budget(amended, name, replace(books, **other))
     for other in ({"spent": granted}, {"spent": None}, {"budget": spent}):
         with pytest.raises(BudgetError):
-            remaining(amended, name, replace(books, **other))
+            remaining_budget(amended, name, replace(books, **other))
 
 
 def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
     name, told = amended.names[0], amendment_of(amended)
     whole = signed_by(amended, tmp_path / "m.toml", *amended.names)
     state = tmp_path / "state"
-    options = agent_process.Options(tmp_path / "m.toml", tmp_path, "", tmp_path / "new")
+    options = agent_process.AgentOptions(tmp_path / "m.toml", tmp_path, "", tmp_path / "new")
     with pytest.raises(InputError, match="--after"):
-        agent_process._left(options, whole, name)
+        agent_process._own_budget(options, whole, name)
     with pytest.raises(TrustError, match="signed by all"):
-        agent_process._left(options, amended, name)
+        agent_process._own_budget(options, amended, name)
     ledger = Ledger(state, told.manifest, name)
     for round in range(LAST + 1):
-        ledger.release(round, Cost(told.granted[name] / 5, 1.0, 1.0), {}, b"", ())
+        ledger.release(round, ReleaseCost(told.granted[name] / 5, 1.0, 1.0), {}, b"", ())
     ledger.close()
     options = replace(options, after=state)
     with pytest.raises(TrustError, match="have not ended"):
-        agent_process._left(options, whole, name)
+        agent_process._own_budget(options, whole, name)
     ledger = Ledger(state, told.manifest, name)
     end_with(ledger, LAST)
     end_with(ledger, LAST + 2)
     assert ledger.meta[ENDS] == str(LAST)
     ledger.close()
-    assert agent_process._left(options, whole, name) == pytest.approx(told.granted[name] / 5)
-    assert agent_process._left(replace(options, epsilon=1e-3), whole, name) == 1e-3
-    mark, name_of_books = BooksMark(options.identity, told.manifest), ledger.meta.get("books", "")
+    assert agent_process._own_budget(options, whole, name) == pytest.approx(told.granted[name] / 5)
+    assert agent_process._own_budget(replace(options, epsilon=1e-3), whole, name) == 1e-3
+    mark, name_of_books = RollbackMark(options.identity, told.manifest), ledger.meta.get("books", "")
     mark.note(name_of_books, LAST + 1, "of an entry that these books do not have")
     with pytest.raises(TrustError, match="old copy"):
-        agent_process._left(options, whole, name)
+        agent_process._own_budget(options, whole, name)
     mark.note("another state folder", 1, "one of its entries")
     with pytest.raises(TrustError, match="expected the newest books"):
-        agent_process._left(options, whole, name)
+        agent_process._own_budget(options, whole, name)
 
 
 def ended_books(folder, told, name):
     ledger = Ledger(folder, told.manifest, name)
     for round in range(LAST + 1):
-        ledger.release(round, Cost(told.granted[name] / 5, 1.0, 1.0), {}, b"", ())
+        ledger.release(round, ReleaseCost(told.granted[name] / 5, 1.0, 1.0), {}, b"", ())
     end_with(ledger, LAST)
     ledger.close()
 
 
 def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_path):
     name, told = amended.names[0], amendment_of(amended)
-    other = amend(made.setup.manifest, Change(LAST, remove=(made.names[2],)))[0]
+    other = amend(made.setup.manifest, MembershipChange(LAST, remove=(made.names[2],)))[0]
     first, second = (
         signed_by(one, tmp_path / f"{number}.toml", *one.names) for number, one in enumerate([amended, other])
     )
     ended_books(tmp_path / "state", told, name)
-    options = agent_process.Options(
+    options = agent_process.AgentOptions(
         tmp_path / "0.toml", tmp_path, "", tmp_path / "new", after=tmp_path / "state"
     )
-    left = agent_process._left(options, first, name)
+    left = agent_process._own_budget(options, first, name)
     with pytest.raises(TrustError, match="cannot be spent twice"):
-        agent_process._left(options, second, name)
-    assert agent_process._left(options, first, name) == left  # over a restart
+        agent_process._own_budget(options, second, name)
+    assert agent_process._own_budget(options, first, name) == left  # over a restart
 
 
 @pytest.mark.parametrize("knows", ["--after", "its mark"])
@@ -271,29 +278,29 @@ def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_pa
     tree = {**amended.tree["amends"]}
     for key in ("granted", "spent"):
         tree[key] = {other: value for other, value in tree[key].items() if other != name}
-    forgetful = signed_by(manifest.amending(amended, tree), tmp_path / "m.toml", *amended.names)
-    options = agent_process.Options(tmp_path / "m.toml", tmp_path, "", tmp_path / "new")
-    assert agent_process._left(options, forgetful, name) is None  # nobody here knows of an earlier run
+    forgetful = signed_by(manifest.as_amendment(amended, tree), tmp_path / "m.toml", *amended.names)
+    options = agent_process.AgentOptions(tmp_path / "m.toml", tmp_path, "", tmp_path / "new")
+    assert agent_process._own_budget(options, forgetful, name) is None  # nobody here knows of an earlier run
     ended_books(tmp_path / "state", told, name)
     if knows == "--after":
         options = replace(options, after=tmp_path / "state")
     else:
-        BooksMark(tmp_path, told.manifest).note("its books", LAST, "an entry")
+        RollbackMark(tmp_path, told.manifest).note("its books", LAST, "an entry")
     with pytest.raises(TrustError, match="does not list it"):
-        agent_process._left(options, forgetful, name)
+        agent_process._own_budget(options, forgetful, name)
 
 
 def test_after_is_not_ignored_where_nothing_is_amended(made, tmp_path):
-    options = agent_process.Options(
+    options = agent_process.AgentOptions(
         tmp_path / "m.toml", tmp_path, "", tmp_path / "new", after=tmp_path / "state"
     )
     with pytest.raises(InputError, match="amends none"):
-        agent_process._left(options, made.setup.manifest, made.names[0])
+        agent_process._own_budget(options, made.setup.manifest, made.names[0])
 
 
 def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):
     """It is no neighbour, and its manifest is another one."""
-    new = replace(made, setup=Setup.of(amended), folder=tmp_path)
+    new = replace(made, setup=RunSetup.of(amended), folder=tmp_path)
 
     async def told():
         wire = Wire()
@@ -302,13 +309,13 @@ def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):
             row = Message.of(MessageKind.ROW, 0, b"numbers")
             assert (await agent.peers.handle(made.names[-1], row)).code is ReplyCode.STRANGER
         finally:
-            agent.abandon()
+            abandon(agent)
 
     on_virtual_time(told())
 
 
 def test_the_file_keeps_signatures_beside_what_is_signed(amended, tmp_path):
     whole = signed_by(amended, tmp_path / "m.toml", amended.names[0])
-    assert manifest.parse(whole.to_toml()).signatures == whole.signatures != {}
+    assert manifest.parse_manifest(whole.to_toml()).signatures == whole.signatures != {}
     assert json.dumps(whole.tree).count(whole.signatures[amended.names[0]]) == 0
-    assert amendments.unsigned(whole) == list(amended.names[1:])
+    assert amendments.missing_signatures(whole) == list(amended.names[1:])

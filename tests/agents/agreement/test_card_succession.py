@@ -7,21 +7,21 @@ import pytest
 
 from topdp.agents.agreement import card_succession, identity
 from topdp.agents.agreement.card_succession import (
-    Directory,
-    ForkError,
+    CardDirectory,
+    CardForkError,
     NotASuccessorError,
-    NotInOrderError,
     Successor,
-    named,
+    SuccessorOrderError,
+    sign_successor,
 )
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.identity_card import Card
-from topdp.agents.agreement.manifest import create
+from topdp.agents.agreement.manifest import new_manifest
 from topdp.errors import InputError, TrustError
 from topdp.runs.config import RunConfig
 
 ADA, BOB, NEW, NEWER, THIEF = (
-    identity.make(name, address)
+    identity.generate(name, address)
     for name, address in [
         ("ada", "a.org:1"),
         ("bob", "b.org:1"),
@@ -34,83 +34,89 @@ ADA, BOB, NEW, NEWER, THIEF = (
 
 @pytest.fixture
 def directory():
-    return Directory(create([ADA.card, BOB.card], [("ada", "bob")], RunConfig()))
+    return CardDirectory(new_manifest([ADA.card, BOB.card], [("ada", "bob")], RunConfig()))
 
 
 def test_each_card_follows_the_one_before_and_both_are_known(directory):
-    assert directory.take(named(1, ADA, NEW)) and directory.take(named(2, NEW, NEWER))
+    assert directory.accept(sign_successor(1, ADA, NEW)) and directory.accept(sign_successor(2, NEW, NEWER))
     assert directory.card("ada") == NEWER.card and directory.number("ada") == 2
     assert directory.cards("ada") == (ADA.card, NEW.card, NEWER.card)
     assert directory.card("bob") == BOB.card and directory.number("bob") == 0
 
 
 def test_a_link_may_show_the_card_before_until_it_has_shown_the_new_one(directory):
-    directory.take(named(1, ADA, NEW))
+    directory.accept(sign_successor(1, ADA, NEW))
     assert directory.acceptable("ada") == (NEW.card, ADA.card)
-    directory.show(ADA.card)
+    directory.mark_shown(ADA.card)
     assert directory.acceptable("ada") == (NEW.card, ADA.card)
-    directory.show(NEW.card)
+    directory.mark_shown(NEW.card)
     assert directory.acceptable("ada") == (NEW.card,)
-    directory.take(named(2, NEW, NEWER))
+    directory.accept(sign_successor(2, NEW, NEWER))
     assert directory.acceptable("ada") == (NEWER.card, NEW.card)
 
 
 def test_old_successors_that_are_repeated_do_nothing(directory):
-    first, second = named(1, ADA, NEW), named(2, NEW, NEWER)
-    directory.take(first), directory.take(second)
-    assert not directory.take(first) and not directory.take(second)
-    assert not directory.take(named(1, ADA, NEW))  # signed once more: another signature of the same
+    first, second = sign_successor(1, ADA, NEW), sign_successor(2, NEW, NEWER)
+    directory.accept(first), directory.accept(second)
+    assert not directory.accept(first) and not directory.accept(second)
+    assert not directory.accept(
+        sign_successor(1, ADA, NEW)
+    )  # signed once more: another signature of the same
     assert directory.card("ada") == NEWER.card
 
 
 def test_two_successors_of_one_card_are_a_fork_and_the_first_stays(directory):
-    directory.take(named(1, ADA, NEW))
-    with pytest.raises(ForkError, match="two hands"):
-        directory.take(named(1, ADA, THIEF))
-    directory.take(named(2, NEW, NEWER))
-    with pytest.raises(ForkError):
-        directory.take(named(1, ADA, THIEF))
-    with pytest.raises(NotInOrderError):
-        directory.take(named(3, ADA, THIEF))  # of a later number, by the key that was given up
+    directory.accept(sign_successor(1, ADA, NEW))
+    with pytest.raises(CardForkError, match="two hands"):
+        directory.accept(sign_successor(1, ADA, THIEF))
+    directory.accept(sign_successor(2, NEW, NEWER))
+    with pytest.raises(CardForkError):
+        directory.accept(sign_successor(1, ADA, THIEF))
+    with pytest.raises(SuccessorOrderError):
+        directory.accept(sign_successor(3, ADA, THIEF))  # of a later number, by the key that was given up
     assert directory.card("ada") == NEWER.card
 
 
 @pytest.mark.parametrize(
     "forged",
     [
-        named(1, BOB, THIEF),  # somebody else's key
-        named(1, ADA, Identity(Card("bob", "b.org:1", NEW.card.certificate), NEW.key)),  # of somebody else
-        Successor(**{**vars(named(1, ADA, THIEF)), "proof": named(1, ADA, NEW).proof}),  # a key it has not
-        Successor(**{**vars(named(1, ADA, NEW)), "number": 2}),
-        Successor(**{**vars(named(1, ADA, NEW)), "card": THIEF.card}),
-        named(1, ADA, identity.make("ada", "")),  # no address any more: who would dial?
+        sign_successor(1, BOB, THIEF),  # somebody else's key
+        sign_successor(
+            1, ADA, Identity(Card("bob", "b.org:1", NEW.card.certificate), NEW.key)
+        ),  # of somebody else
+        Successor(
+            **{**vars(sign_successor(1, ADA, THIEF)), "proof": sign_successor(1, ADA, NEW).proof}
+        ),  # a key it has not
+        Successor(**{**vars(sign_successor(1, ADA, NEW)), "number": 2}),
+        Successor(**{**vars(sign_successor(1, ADA, NEW)), "card": THIEF.card}),
+        sign_successor(1, ADA, identity.generate("ada", "")),  # no address any more: who would dial?
     ],
 )
 def test_what_the_key_of_the_card_has_not_named_is_refused(directory, forged):
     with pytest.raises(TrustError):
-        directory.take(forged)
+        directory.accept(forged)
     assert directory.cards("ada") == (ADA.card,) and directory.cards("bob") == (BOB.card,)
 
 
 def test_a_forged_rival_is_no_fork(directory):
-    directory.take(named(1, ADA, NEW))
+    directory.accept(sign_successor(1, ADA, NEW))
     with pytest.raises(NotASuccessorError):
-        directory.take(named(1, BOB, THIEF))
+        directory.accept(sign_successor(1, BOB, THIEF))
 
 
 def test_after_its_time_a_card_names_nobody(directory):
     late = datetime.now(UTC) + timedelta(days=4000)
-    with pytest.raises(NotInOrderError, match="valid from"):
-        directory.take(named(1, ADA, NEW), late)
-    directory.take(named(1, ADA, NEW))  # in time; on the books it stays
-    directory.restore(named(1, ADA, NEW))
+    with pytest.raises(SuccessorOrderError, match="valid from"):
+        directory.accept(sign_successor(1, ADA, NEW), late)
+    directory.accept(sign_successor(1, ADA, NEW))  # in time; on the books it stays
+    directory.restore(sign_successor(1, ADA, NEW))
 
 
 def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no_books_shut(directory):
-    old = identity.make("ada", "a.org:1", datetime(2000, 1, 1, tzinfo=UTC), timedelta(days=20000))
-    bomb = named(1, ADA, old)
-    with pytest.raises(NotInOrderError, match="begins earlier"):
-        directory.take(bomb)
+    old = identity.generate("ada", "a.org:1", datetime(2000, 1, 1, tzinfo=UTC), timedelta(days=20000))
+    bomb = sign_successor(1, ADA, old)
+    with pytest.raises(SuccessorOrderError, match="begins earlier"):
+        directory.accept(bomb)
     assert directory.number("ada") == 0
     directory.restore(bomb)  # books that have it, from before it was refused, open all the same
     assert directory.card("ada") == old.card
@@ -118,9 +124,9 @@ def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no
 
 def test_what_is_short_only_without_its_blanks_is_refused_at_once():
     """It would be booked with them, and could not be read again."""
-    parts = json.loads(named(1, ADA, NEW).text())
+    parts = json.loads(sign_successor(1, ADA, NEW).text())
     bare = len(json.dumps(parts, separators=(",", ":")))
-    padded = [*parts[:3], parts[3] + " " * (card_succession.LARGEST - bare), parts[4]]
+    padded = [*parts[:3], parts[3] + " " * (card_succession.MAX_SUCCESSOR_BYTES - bare), parts[4]]
     with pytest.raises(NotASuccessorError):
         Successor.read(json.dumps(padded, separators=(",", ":")))
 
@@ -133,39 +139,39 @@ def test_what_is_no_successor_is_refused(text):
 
 @pytest.mark.parametrize("number", [0, -1, 2**31, 10**30, True, 1.5, "1", None])
 def test_numbers_that_cannot_be_are_refused(number):
-    parts = json.loads(named(1, ADA, NEW).text())
+    parts = json.loads(sign_successor(1, ADA, NEW).text())
     with pytest.raises(NotASuccessorError):
         Successor.read(json.dumps([number, *parts[1:]]))
 
 
 def test_renewals_are_made_in_the_folder_of_an_identity(tmp_path):
-    first = identity.init(tmp_path, "ada", "a.org:1")
+    first = identity.create_identity(tmp_path, "ada", "a.org:1")
     renewed = card_succession.renew(tmp_path)
     moved = card_succession.renew(tmp_path, "a.org:9", keep_key=True)
-    held = card_succession.generations(tmp_path)
+    held = card_succession.load_identities(tmp_path)
     assert [one.card for one in held] == [first.card, renewed.card, moved.card]
     assert moved.card.fingerprint == renewed.card.fingerprint != first.card.fingerprint
     assert (tmp_path / "renewed-1" / "key.pem").stat().st_mode & 0o777 == 0o600
-    directory = Directory(create([first.card, BOB.card], [("ada", "bob")], RunConfig()))
-    for successor in card_succession.successors(tmp_path):
-        assert directory.take(Successor.read(successor.text()))
+    directory = CardDirectory(new_manifest([first.card, BOB.card], [("ada", "bob")], RunConfig()))
+    for successor in card_succession.load_successors(tmp_path):
+        assert directory.accept(Successor.read(successor.text()))
     assert directory.card("ada").address == "a.org:9"
 
 
 def test_a_renewal_that_was_broken_off_is_made_again(tmp_path):
-    identity.init(tmp_path, "ada", "a.org:1")
-    identity.init(tmp_path / "renewed-1", "ada", "a.org:1")
-    assert len(card_succession.generations(tmp_path)) == 1
-    assert card_succession.renew(tmp_path).number == 1 and len(card_succession.generations(tmp_path)) == 2
+    identity.create_identity(tmp_path, "ada", "a.org:1")
+    identity.create_identity(tmp_path / "renewed-1", "ada", "a.org:1")
+    assert len(card_succession.load_identities(tmp_path)) == 1
+    assert card_succession.renew(tmp_path).number == 1 and len(card_succession.load_identities(tmp_path)) == 2
 
 
 def test_what_cannot_be_renewed_is_refused(tmp_path):
-    identity.init(tmp_path, "ada", "a.org:1")
+    identity.create_identity(tmp_path, "ada", "a.org:1")
     with pytest.raises(InputError, match="nothing would change"):
         card_succession.renew(tmp_path, keep_key=True)
     with pytest.raises(InputError, match="before and after"):
         card_succession.renew(tmp_path, "")
-    old = identity.make("eve", "e.org:1", datetime.now(UTC) - timedelta(days=9), timedelta(days=1))
-    identity.keep(tmp_path / "old", old)
+    old = identity.generate("eve", "e.org:1", datetime.now(UTC) - timedelta(days=9), timedelta(days=1))
+    identity.save(tmp_path / "old", old)
     with pytest.raises(TrustError, match="while it is valid"):
         card_succession.renew(tmp_path / "old")

@@ -5,9 +5,9 @@ import pytest
 from topdp import topology
 from topdp.agents.agreement import federation_manifest
 from topdp.agents.agreement import manifest as manifests
-from topdp.agents.agreement.identity import make
+from topdp.agents.agreement.identity import generate
 from topdp.agents.agreement.manifest import Rules
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.runs import config
 from topdp.runs.config import ConfigError
 
@@ -15,9 +15,9 @@ from topdp.runs.config import ConfigError
 def test_a_delta_that_protects_nobody_is_refused_and_one_that_is_large_for_some_is_said():
     def made(delta, counts=(100, 200)):
         changes = [f"privacy.delta={delta}", "topology.agents=2", "rounds=2", "model.name=linear"]
-        cards = [make(name, f"a.org:{port}").card for port, name in enumerate(("ada", "bob"), 1)]
+        cards = [generate(name, f"a.org:{port}").card for port, name in enumerate(("ada", "bob"), 1)]
         graph = topology.from_edges([(0, 1)], 2)
-        return federation_manifest.of(cards, graph, counts, config.read(changes=changes), Rules())
+        return federation_manifest.build_manifest(cards, graph, counts, config.read(changes=changes), Rules())
 
     for delta in (0.9, 0.01):
         with pytest.raises(ConfigError, match=r"privacy\.delta: expected less than 1/100"):
@@ -28,10 +28,10 @@ def test_a_delta_that_protects_nobody_is_refused_and_one_that_is_large_for_some_
     tree = {**manifest.tree, "run": {**manifest.tree["run"]}}  # as somebody could write it by hand
     tree["run"]["privacy"] = {**tree["run"]["privacy"], "delta": 0.5}
     with pytest.raises(ConfigError, match=r"privacy\.delta"):
-        Setup.of(manifests._from_tree(tree, "by hand"))
+        RunSetup.of(manifests._from_tree(tree, "by hand"))
 
 
 def test_sinks_are_refused_before_anything_is_calibrated():
     wanted = config.read(changes=['report.sinks=["wandb"]'])
     with pytest.raises(ConfigError, match=r"report\.sinks.*simulator's.*--metrics"):
-        federation_manifest.of([], topology.ring(3), (10, 10, 10), wanted, Rules())
+        federation_manifest.build_manifest([], topology.ring(3), (10, 10, 10), wanted, Rules())

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from topdp.agents.agreement import identity
-from topdp.agents.agreement.identity import Identity, init, load, make
+from topdp.agents.agreement.identity import Identity, create_identity, generate, load_identity
 from topdp.agents.agreement.identity_card import Card, IdentityError, parse_card, read_card
 from topdp.errors import TrustError
 
@@ -18,7 +18,7 @@ from topdp.errors import TrustError
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "identity"
-    return folder, init(folder, "clinic-1", "clinic.example.org:7400")
+    return folder, create_identity(folder, "clinic-1", "clinic.example.org:7400")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def copy(made, tmp_path):
 
 def test_an_identity_comes_back(made):
     folder, first = made
-    again = load(folder)
+    again = load_identity(folder)
     assert again.card == first.card == read_card(folder / "card.toml")
     assert again.key_pem() == first.key_pem()
     assert first.card.name == "clinic-1" and first.card.address == "clinic.example.org:7400"
@@ -37,7 +37,7 @@ def test_an_identity_comes_back(made):
 def test_the_key_is_for_its_owner_alone_whatever_the_umask(tmp_path):
     before = os.umask(0o000)
     try:
-        init(tmp_path / "site", "a")
+        create_identity(tmp_path / "site", "a")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "site" / "key.pem").stat().st_mode) == 0o600
@@ -56,8 +56,8 @@ def test_no_private_key_outside_its_file(made):
 def test_an_identity_is_never_replaced(made):
     folder, own = made
     with pytest.raises(IdentityError, match="Expected no identity"):
-        init(folder, "other")
-    assert load(folder).key_pem() == own.key_pem()
+        create_identity(folder, "other")
+    assert load_identity(folder).key_pem() == own.key_pem()
 
 
 def test_fingerprint_is_the_hash_of_the_certificate(made):
@@ -69,7 +69,7 @@ def test_fingerprint_is_the_hash_of_the_certificate(made):
 
 
 def test_signatures(made):
-    own, other = made[1], make("other")
+    own, other = made[1], generate("other")
     signature = own.sign(b"words")
     assert own.card.signed(signature, b"words")
     assert not own.card.signed(signature, b"other words")
@@ -81,26 +81,26 @@ def test_signatures(made):
 def test_a_missing_file_is_named(copy, missing):
     (copy / missing).unlink()
     with pytest.raises(IdentityError, match=missing):
-        load(copy)
+        load_identity(copy)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
 def test_a_key_that_others_can_read_is_refused(copy, mode):
     (copy / "key.pem").chmod(mode)
     with pytest.raises(TrustError, match="mode 600"):
-        load(copy)
+        load_identity(copy)
 
 
 def test_a_foreign_key_is_refused(copy):
-    (copy / "key.pem").write_bytes(make("clinic-1").key_pem())
+    (copy / "key.pem").write_bytes(generate("clinic-1").key_pem())
     with pytest.raises(TrustError, match="got another key"):
-        load(copy)
+        load_identity(copy)
 
 
 def test_a_foreign_certificate_is_refused(copy):
-    (copy / "certificate.pem").write_text(make("clinic-1").card.certificate)
+    (copy / "certificate.pem").write_text(generate("clinic-1").card.certificate)
     with pytest.raises(TrustError, match="got another one"):
-        load(copy)
+        load_identity(copy)
 
 
 def test_a_key_of_another_kind_is_refused(copy):
@@ -111,17 +111,17 @@ def test_a_key_of_another_kind_is_refused(copy):
         )
     )
     with pytest.raises(IdentityError, match="P-256"):
-        load(copy)
+        load_identity(copy)
     (copy / "key.pem").write_bytes(b"nothing")
     with pytest.raises(IdentityError, match="private key"):
-        load(copy)
+        load_identity(copy)
 
 
 def test_an_expired_identity_is_refused(made):
     folder, own = made
-    late = datetime.now(UTC) + identity.VALIDITY
+    late = datetime.now(UTC) + identity.CERTIFICATE_VALIDITY
     with pytest.raises(TrustError, match="valid from"):
-        load(folder, now=late)
+        load_identity(folder, now=late)
     assert own.card.expired(datetime.now(UTC) - timedelta(days=2))
     assert not own.card.expired()
 
@@ -129,7 +129,7 @@ def test_an_expired_identity_is_refused(made):
 def test_a_changed_card_is_refused(made):
     text = made[1].card.to_toml()
     assert parse_card(text) == made[1].card
-    other = make("clinic-1").card
+    other = generate("clinic-1").card
     changes = [
         (made[1].card.fingerprint, other.fingerprint, "fingerprint"),
         (made[1].card.certificate, other.certificate, "fingerprint"),
@@ -153,7 +153,7 @@ def test_a_changed_card_is_refused(made):
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a\n", "ä", "a" * 65])
 def test_names(name):
     with pytest.raises(IdentityError, match="name of 1 to 64"):
-        make(name)
+        generate(name)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ def test_names(name):
 )
 def test_addresses(address):
     with pytest.raises(IdentityError, match="host:port"):
-        make("a", address)
+        generate("a", address)
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:1", "[::1]:7400", "a.example:65535"])
 def test_good_addresses(address):
-    assert make("a", address).card.address == address
+    assert generate("a", address).card.address == address
 
 
 def test_two_certificates_are_not_a_card(made):
@@ -177,10 +177,10 @@ def test_two_certificates_are_not_a_card(made):
 
 def test_a_key_without_its_certificate_is_no_identity(made):
     with pytest.raises(TrustError, match="another key"):
-        Identity(made[1].card, make("x").key)
+        Identity(made[1].card, generate("x").key)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(IdentityError, match="Could not write"):
-        init(tmp_path / "file" / "site", "a")
+        create_identity(tmp_path / "file" / "site", "a")

@@ -10,19 +10,26 @@ from hypothesis import strategies as st
 
 from topdp import topology
 from topdp.agents.agreement import manifest as manifests
-from topdp.agents.agreement.identity import make
+from topdp.agents.agreement.identity import generate
 from topdp.agents.agreement.identity_card import Card
-from topdp.agents.agreement.manifest import Manifest, ManifestError, Rules, create, parse, read
+from topdp.agents.agreement.manifest import (
+    Manifest,
+    ManifestError,
+    Rules,
+    new_manifest,
+    parse_manifest,
+    read_manifest,
+)
 from topdp.errors import TrustError
 from topdp.runs.config import RunConfig
 
-IDENTITIES = [make(name, f"127.0.0.1:{7400 + k}") for k, name in enumerate(["ant", "bee", "cat", "dog"])]
+IDENTITIES = [generate(name, f"127.0.0.1:{7400 + k}") for k, name in enumerate(["ant", "bee", "cat", "dog"])]
 CARDS = [one.card for one in IDENTITIES]
 RING = [("ant", "bee"), ("bee", "cat"), ("cat", "dog"), ("dog", "ant")]
 
 
 def ring(**changes):
-    return create(CARDS, RING, RunConfig(rounds=7), Rules(**changes))
+    return new_manifest(CARDS, RING, RunConfig(rounds=7), Rules(**changes))
 
 
 def signed(tree):
@@ -40,7 +47,7 @@ def changed(change):
 def test_what_is_written_is_read(tmp_path):
     first = ring(dead_neighbour="go-on", idle_timeout=2.5)
     first.write(tmp_path / "manifest.toml")
-    again = read(tmp_path / "manifest.toml")
+    again = read_manifest(tmp_path / "manifest.toml")
     assert again == first and again.hash == first.hash and re.fullmatch("[0-9a-f]{64}", again.hash)
     assert again.config == RunConfig(rounds=7) and again.rules.dead_neighbour == "go-on"
     assert again.cards == tuple(CARDS)
@@ -61,33 +68,33 @@ def test_one_rule_decides_who_dials():
     m = ring()
     assert m.dialer("ant", "bee") == m.dialer("bee", "ant") == "ant"
     closed = Card("bee", "", CARDS[1].certificate)
-    m = create([CARDS[0], closed], [("bee", "ant")], RunConfig())
+    m = new_manifest([CARDS[0], closed], [("bee", "ant")], RunConfig())
     assert m.dialer("ant", "bee") == m.dialer("bee", "ant") == "bee"
 
 
 def test_a_link_between_two_sites_without_ports_is_refused():
     closed = [Card(card.name, "", card.certificate) for card in CARDS[:2]]
     with pytest.raises(ManifestError, match="ant - bee"):
-        create(closed, [("ant", "bee")], RunConfig())
+        new_manifest(closed, [("ant", "bee")], RunConfig())
 
 
 def test_the_hash_says_what_was_agreed():
     assert ring().hash == ring().hash
-    same = create(CARDS, [("bee", "ant"), *RING[1:], RING[0]], RunConfig(rounds=7), Rules())
+    same = new_manifest(CARDS, [("bee", "ant"), *RING[1:], RING[0]], RunConfig(rounds=7), Rules())
     assert same.hash == ring().hash
     others = [
         ring(idle_timeout=29.0),
-        create(CARDS, RING, RunConfig(rounds=8)),
-        create(CARDS, RING[1:], RunConfig(rounds=7)),
-        create([make("ant", "127.0.0.1:7400").card, *CARDS[1:]], RING, RunConfig(rounds=7)),
-        create([CARDS[1], CARDS[0], *CARDS[2:]], RING, RunConfig(rounds=7)),
+        new_manifest(CARDS, RING, RunConfig(rounds=8)),
+        new_manifest(CARDS, RING[1:], RunConfig(rounds=7)),
+        new_manifest([generate("ant", "127.0.0.1:7400").card, *CARDS[1:]], RING, RunConfig(rounds=7)),
+        new_manifest([CARDS[1], CARDS[0], *CARDS[2:]], RING, RunConfig(rounds=7)),
     ]
     assert len({ring().hash, *(m.hash for m in others)}) == 1 + len(others)
 
 
 def test_layout_and_comments_do_not_matter():
     text = "# for all sites\n\n" + ring().to_toml()
-    assert parse(text).hash == ring().hash
+    assert parse_manifest(text).hash == ring().hash
 
 
 def test_a_changed_document_is_refused():
@@ -95,7 +102,7 @@ def test_a_changed_document_is_refused():
     for old, new in [("rounds = 7", "rounds = 8"), ("wait", "go-on"), ("7401", "7409"), ("hash =", "hush =")]:
         assert old in text
         with pytest.raises(TrustError, match="expected the hash"):
-            parse(text.replace(old, new, 1))
+            parse_manifest(text.replace(old, new, 1))
 
 
 @settings(max_examples=60)
@@ -105,7 +112,7 @@ def test_a_damaged_document_is_refused_or_the_same(data):
     at = data.draw(st.integers(0, len(text) - 1))
     damaged = text[:at] + data.draw(st.sampled_from(["", "x", "0", '"', "\n", "[", "\x00"])) + text[at + 1 :]
     try:
-        found = parse(damaged)
+        found = parse_manifest(damaged)
     except (ManifestError, TrustError):
         return
     assert found.hash == ring().hash
@@ -163,18 +170,18 @@ def test_what_an_insider_may_not_write_is_refused_by_name(case):
         text = changed(change)
     kind = TrustError if words == "fingerprint" else ManifestError
     with pytest.raises(kind, match=re.escape(words)):
-        parse(text)
+        parse_manifest(text)
 
 
 def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path):
     with pytest.raises(ManifestError, match=re.escape("none.toml")):
-        read(tmp_path / "none.toml")
+        read_manifest(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ManifestError, match=re.escape("bytes.toml")):
-        read(tmp_path / "bytes.toml")
+        read_manifest(tmp_path / "bytes.toml")
     (tmp_path / "words.toml").write_text("no = = toml")
     with pytest.raises(ManifestError, match=re.escape("words.toml")):
-        read(tmp_path / "words.toml")
+        read_manifest(tmp_path / "words.toml")
 
 
 def test_no_secret_in_a_manifest():

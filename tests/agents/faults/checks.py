@@ -65,7 +65,7 @@ def _excused(injector, ledger):
     reserve for as many departures as the manifest says. Data enter no further round in any case.
     """
     manifest = injector.federation.setup.manifest
-    gone = len(ledger.counted_out())
+    gone = len(ledger.departed_members())
     too_many = gone > getattr(manifest.rules, "departures", 0)
     by_view = manifest.config.privacy.guarantee in ("view", "claimed") and ledger.departed is not None
     return by_view or too_many

@@ -142,15 +142,15 @@ class Injector:
         left; and with its result written, where the last word of a neighbour was lost, which nobody can rule
         out.
         """
-        if (self.gone or self.too_late) and not self.job.job.goes_on:
+        if (self.gone or self.too_late) and not self.job.job.tolerates_silence:
             return True
         agent, ended = self.running.get(name, (None, None))[1], {*self.outcomes, *self.gone}
         if agent is None:
             return False
-        if agent.sharing is not None and not agent.sharing.gossip.begun:
-            return bool(ended.intersection(agent.sharing.missing()))
+        if agent.shared_draws is not None and not agent.shared_draws.gossip.begun:
+            return bool(ended.intersection(agent.shared_draws.missing()))
         ended |= {*agent.peers.left_by, *filter(agent.peers.contacts.given_up, agent.peers.neighbours)}
-        may = self.job.job.goes_on or agent.life.all_done
+        may = self.job.job.tolerates_silence or agent.loop.all_done
         return may and ended.issuperset(agent.peers.neighbours)
 
     def _stands(self, name):
@@ -234,7 +234,9 @@ class Injector:
         return True
 
     def _may_be_refused(self, name, error):
-        left_behind = self.job.job.shares_draws and self.job.job.goes_on and "gone on without" in str(error)
+        left_behind = (
+            self.job.job.shares_draws and self.job.job.tolerates_silence and "gone on without" in str(error)
+        )
         return name in self.lost or left_behind
 
     # Faults at a moment
@@ -295,14 +297,14 @@ class Injector:
 
     async def _copy(self, name):
         state = self.federation.state(self.job.names.index(name))
-        if (state / ledger_database.FILE).exists():
+        if (state / ledger_database.LEDGER_FILE).exists():
             self.copies[name] = state.with_name(f"{name}.copy")
             private = self._private(name)
             shutil.rmtree(private.with_name(f"{name}.copy"), ignore_errors=True)
             if private.exists():
                 shutil.copytree(private, private.with_name(f"{name}.copy"))
             with (
-                contextlib.closing(sqlite3.connect(state / ledger_database.FILE)) as source,
+                contextlib.closing(sqlite3.connect(state / ledger_database.LEDGER_FILE)) as source,
                 contextlib.closing(sqlite3.connect(self.copies[name])) as target,
             ):
                 source.backup(target)
@@ -312,7 +314,7 @@ class Injector:
 
     def _put_back(self, number, name, whole_disk):
         state = self.federation.state(number)
-        if name not in self.copies or not (state / ledger_database.FILE).exists():
+        if name not in self.copies or not (state / ledger_database.LEDGER_FILE).exists():
             return
         books = Ledger(state, writable=False)
         self.lost.setdefault(name, []).extend(books.entries())
@@ -321,7 +323,7 @@ class Injector:
         books.close()
         shutil.rmtree(state)
         state.mkdir(mode=0o700)
-        shutil.copy(self.copies[name], state / ledger_database.FILE)
+        shutil.copy(self.copies[name], state / ledger_database.LEDGER_FILE)
         private = self._private(name)
         if whole_disk:
             shutil.rmtree(private, ignore_errors=True)
@@ -339,7 +341,7 @@ def quick():
     torch.set_num_threads(1)
     try:
         with (
-            mock.patch.object(ledger_database, "SYNCHRONOUS", "OFF"),
+            mock.patch.object(ledger_database, "SYNCHRONOUS_MODE", "OFF"),
             mock.patch.object(live_pairing_loop, "CHANCE", lambda: random.Random(next(seeds))),
             mock.patch("os.fsync", lambda handle: None),
             disks(),

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import history
+import torch
 from history import Federation
 
 from topdp import topology
+from topdp.agents.development.development_hooks import DevelopmentHooks
 from topdp.agents.runtime.agent import Agent
-from topdp.agents.runtime.agent_draws import SeededDraws, SystemDraws
 
 
 @dataclass(frozen=True)
@@ -23,20 +24,27 @@ class Job:
 
     name: str
     make: Callable[..., Federation]
-    goes_on: bool = False
+    tolerates_silence: bool = False
     live_pairing: bool = False
     shares_draws: bool = False
     budgets: dict[int, float] = field(default_factory=dict)
 
     @property
     def follows_plan(self):
-        return not (self.goes_on or self.live_pairing)
+        return not (self.tolerates_silence or self.live_pairing)
 
 
-def _job(name, *changes, sharing=False, live_pairing=False, budgets=None, goes_on=False, **how):
-    make = partial(history.sharing if sharing else history.federation, goes_on=goes_on, **how)
+def _job(name, *changes, sharing=False, live_pairing=False, budgets=None, tolerates_silence=False, **how):
+    make = partial(
+        history.sharing if sharing else history.federation, tolerates_silence=tolerates_silence, **how
+    )
     return Job(
-        name, lambda folder: make(folder, *changes), goes_on, live_pairing, sharing, dict(budgets or {})
+        name,
+        lambda folder: make(folder, *changes),
+        tolerates_silence,
+        live_pairing,
+        sharing,
+        dict(budgets or {}),
     )
 
 
@@ -46,13 +54,15 @@ JOBS = {
     job.name: job
     for job in (
         _job("sync-wait", graph=topology.ring(4), rounds=6),
-        _job("sync-go-on", graph=topology.complete(4), rounds=7, goes_on=True),
+        _job("sync-go-on", graph=topology.complete(4), rounds=7, tolerates_silence=True),
         _job(
             "cyclic", "data.batch={cycle=7}", "method.name=plain", graph=topology.random(5, 0.5, 1), rounds=6
         ),
         _job("view-full", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=5, guarantee="view"),
         _job("async", "method.mode=async", graph=topology.random(6, 0.5, 1), rounds=6),
-        _job("async-go-on", "method.mode=async", graph=topology.complete(4), rounds=8, goes_on=True),
+        _job(
+            "async-go-on", "method.mode=async", graph=topology.complete(4), rounds=8, tolerates_silence=True
+        ),
         _job(
             "live",
             "method.mode=async",
@@ -62,7 +72,7 @@ JOBS = {
             live_pairing=True,
         ),
         _job("shared-wait", sharing=True, graph=topology.ring(4), rounds=5),
-        _job("shared-go-on", sharing=True, graph=topology.complete(5), rounds=6, goes_on=True),
+        _job("shared-go-on", sharing=True, graph=topology.complete(5), rounds=6, tolerates_silence=True),
         _job("unequal", graph=topology.star(4), rounds=6, budgets={1: 20.0}),
         _job("adam", *ADAM, "train.average=0.5", graph=topology.complete(3), rounds=4),
         _job(
@@ -85,7 +95,7 @@ class Prepared:
         self.names = self.made.names
         self.idle_timeout = self.made.setup.manifest.rules.idle_timeout
         self._equipment = {
-            i: self.made.equipment(i, epsilon=job.budgets.get(i)) for i in range(len(self.names))
+            i: self.made.context(i, epsilon=job.budgets.get(i)) for i in range(len(self.names))
         }
 
     def in_folder(self, folder):
@@ -99,24 +109,17 @@ class Prepared:
         return self._equipment[number].epsilon
 
     def agent(self, number, transport, failpoints, seeded):
-        mine = self._equipment[number]
-        plan = mine.setup.plan
-        fresh = (
-            SeededDraws(mine.manifest.config.seed, plan)
-            if seeded
-            else SystemDraws(frozenset(mine.part.partner))
-        )
-        mine = replace(mine, draws=fresh, gradients=_with(mine.gradients, fresh))
-        made = self.made
-        return Agent(
-            mine, made.state(number), transport, failpoints, self.job.live_pairing, made.private(number)
-        )
+        mine, made = self._equipment[number], self.made
+        hooks = DevelopmentHooks(seeded=seeded, failpoints=failpoints)
+        draws = hooks.draws(mine.part, mine.manifest.config.seed, torch.float32)
+        mine = replace(mine, hooks=hooks, draws=draws, gradients=_with(mine.gradients, draws, hooks))
+        return Agent(mine, made.state(number), transport, self.job.live_pairing, made.private(number))
 
 
-def _with(gradients, draws):
-    found = object.__new__(type(gradients))
-    found.__dict__.update(gradients.__dict__, draws=draws)
-    return found
+def _with(gradients, draws, hooks):
+    copy = object.__new__(type(gradients))
+    copy.__dict__.update(gradients.__dict__, draws=draws, hooks=hooks)
+    return copy
 
 
 @cache

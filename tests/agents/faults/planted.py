@@ -16,8 +16,8 @@ from faults import injector
 from faults.injector import run
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.agent_loop import Life
-from topdp.agents.runtime.outbox_sender import Sending
+from topdp.agents.runtime.agent_loop import AgentLoop
+from topdp.agents.runtime.outbox_sender import OutboxSender
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
@@ -27,7 +27,7 @@ from topdp.errors import TopdpError
 @contextlib.contextmanager
 def sent_before_it_is_booked():
     """Rows leave, and then the charge is written: who is killed between has spent what no book knows."""
-    release = Life._release
+    release = AgentLoop._release
 
     def early(self, round, kind, cost, bodies, *others, **more):
         for peer, body in bodies.items():
@@ -36,14 +36,14 @@ def sent_before_it_is_booked():
             leaving.close()
         return release(self, round, kind, cost, bodies, *others, **more)
 
-    with mock.patch.object(Life, "_release", early):
+    with mock.patch.object(AgentLoop, "_release", early):
         yield
 
 
 @contextlib.contextmanager
 def fresh_bytes_on_resend():
     """What was not acknowledged is made again, with other noise, and not taken from the books."""
-    original, sent = Sending._next, set()
+    original, sent = OutboxSender._next, set()
 
     def fresh(self, peer):
         message = original(self, peer)
@@ -56,7 +56,7 @@ def fresh_bytes_on_resend():
         sent.add(name)
         return message
 
-    with mock.patch.object(Sending, "_next", fresh):
+    with mock.patch.object(OutboxSender, "_next", fresh):
         yield
 
 
@@ -79,7 +79,7 @@ def swallowed_cancellation():
 
     Not among `PLANTED`: an agent that is asked to stop ends whatever hangs, so this one is survived.
     """
-    greet = Sending._greet
+    greet = OutboxSender._greet
 
     async def deaf(self, peer):
         try:
@@ -87,7 +87,7 @@ def swallowed_cancellation():
         except asyncio.CancelledError:
             raise Unreachable("cancelled") from None
 
-    with mock.patch.object(Sending, "_greet", deaf):
+    with mock.patch.object(OutboxSender, "_greet", deaf):
         yield
 
 

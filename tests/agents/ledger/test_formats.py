@@ -8,9 +8,9 @@ import pytest
 from topdp.agents.ledger import event_journal, start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import FILE, LedgerError, TamperedError
-from topdp.agents.ledger.ledger_entries import Cost, digest_of
-from topdp.agents.ledger.ledger_schema import FORMAT
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError, TamperedError
+from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
+from topdp.agents.ledger.ledger_schema import LEDGER_FORMAT
 from topdp.agents.node import agent_process
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
@@ -22,7 +22,7 @@ MINE = {"federation": "federation", "agent": "ada", "guarantee": "adaptive"}
 @pytest.fixture
 def old(tmp_path):
     """The books of ada, in the middle of a run: eve is quarantined, bob owes answers, rounds are missing."""
-    db = sqlite3.connect(tmp_path / FILE)
+    db = sqlite3.connect(tmp_path / LEDGER_FILE)
     db.execute("PRAGMA journal_mode = WAL")
     db.executescript(FORMAT_4.read_text())
     db.close()
@@ -38,17 +38,17 @@ def dump(path):
 
 
 def test_an_old_ledger_goes_on_with_its_charges_and_verifies(old):
-    before = dump(old / FILE)
+    before = dump(old / LEDGER_FILE)
     ledger = Ledger(old, **MINE)
-    assert (ledger.total, ledger.round, ledger.charged, ledger.last.number) == (1.625, 9, 6, 8)
-    assert ledger.meta["format"] == str(FORMAT) and ledger.meta["migrated_from"] == "4"
-    assert ledger.waiting("bob") == [4, 5, 6] and ledger.body("bob", 5) == b"row 5"
-    assert (ledger.seen("bob"), ledger.stopped_at, ledger.counted_out()) == (5, 6, {"eve": 4})
+    assert (ledger.total, ledger.round, ledger.last_sent_round, ledger.last_entry.number) == (1.625, 9, 6, 8)
+    assert ledger.meta["format"] == str(LEDGER_FORMAT) and ledger.meta["migrated_from"] == "4"
+    assert ledger.unacknowledged("bob") == [4, 5, 6] and ledger.body("bob", 5) == b"row 5"
+    assert (ledger.last_received("bob"), ledger.stopped_at, ledger.departed_members()) == (5, 6, {"eve": 4})
     assert ledger.quarantined("eve").code is ReplyCode.EQUIVOCATION and ledger.finished("eve")
     assert verify(ledger) == 9
     for round in range(10, 90):  # and is compacted on the way
-        ledger.release(round, Cost(0.0, 3.0, 0.0), {"bob": b"new %d" % round}, b"state", kind="noise")
-        for each in ledger.waiting("bob"):
+        ledger.release(round, ReleaseCost(0.0, 3.0, 0.0), {"bob": b"new %d" % round}, b"state", kind="noise")
+        for each in ledger.unacknowledged("bob"):
             ledger.acknowledge("bob", each)
     assert verify(ledger) == 89 and ledger.total == 1.625
     assert ledger.digest_sent("bob", 2) == digest_of(b"row 2") and ledger.digest_sent("bob", 9) is None
@@ -57,15 +57,15 @@ def test_an_old_ledger_goes_on_with_its_charges_and_verifies(old):
     again = Ledger(old, **MINE)
     assert verify(again) == 89
     again.close()
-    assert dump(old / f"{FILE}.format-4") == before
+    assert dump(old / f"{LEDGER_FILE}.format-4") == before
 
 
 def test_who_only_reads_an_old_ledger_changes_nothing(old):
-    before = (old / FILE).read_bytes()
+    before = (old / LEDGER_FILE).read_bytes()
     reader = Ledger(old, writable=False)
-    assert verify(reader) == 9 and reader.total == 1.625 and reader.known_peers() == ["bob", "eve"]
+    assert verify(reader) == 9 and reader.total == 1.625 and reader.recorded_peers() == ["bob", "eve"]
     reader.close()
-    assert (old / FILE).read_bytes() == before and not list(old.glob("*.format-4"))
+    assert (old / LEDGER_FILE).read_bytes() == before and not list(old.glob("*.format-4"))
 
 
 def test_a_kill_while_it_is_brought_up_leaves_the_old_one(old, monkeypatch):
@@ -73,10 +73,10 @@ def test_a_kill_while_it_is_brought_up_leaves_the_old_one(old, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(event_journal, "begin", die)
+        patch.setattr(event_journal, "backfill", die)
         with pytest.raises(KeyboardInterrupt):
             Ledger(old, **MINE)
-    db = sqlite3.connect(old / FILE)
+    db = sqlite3.connect(old / LEDGER_FILE)
     assert db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() == ("4",)
     assert db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'notes'").fetchone() == (0,)
     db.close()
@@ -87,35 +87,35 @@ def test_a_kill_while_it_is_brought_up_leaves_the_old_one(old, monkeypatch):
 
 @pytest.mark.parametrize("writable", [True, False])
 def test_what_was_tampered_with_does_not_become_a_newer_ledger(old, writable):
-    db = sqlite3.connect(old / FILE)
+    db = sqlite3.connect(old / LEDGER_FILE)
     db.execute("UPDATE charges SET entry = replace(entry, '\"charge\": 0.25', '\"charge\": 0.05')")
     db.commit()
     db.close()
     with pytest.raises(TamperedError):
         verify(Ledger(old, **MINE, writable=writable))
-    db = sqlite3.connect(old / FILE)
+    db = sqlite3.connect(old / LEDGER_FILE)
     assert db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() == ("4",)
     db.close()
 
 
-@pytest.mark.parametrize("format", [str(FORMAT + 1), "3", "none"])
+@pytest.mark.parametrize("format", [str(LEDGER_FORMAT + 1), "3", "none"])
 @pytest.mark.parametrize("writable", [True, False])
 def test_a_format_that_is_not_known_is_left_alone(old, format, writable):
-    db = sqlite3.connect(old / FILE)
+    db = sqlite3.connect(old / LEDGER_FILE)
     db.execute("UPDATE meta SET value = ? WHERE key = 'format'", (format,))
     db.commit()
     db.close()
-    before = (old / FILE).read_bytes()
+    before = (old / LEDGER_FILE).read_bytes()
     with pytest.raises(LedgerError, match="another version of topdp"):
         Ledger(old, **MINE, writable=writable)
-    assert (old / FILE).read_bytes() == before
+    assert (old / LEDGER_FILE).read_bytes() == before
 
 
 def test_books_after_the_change_are_bound_as_those_of_a_new_ledger(old):
     ledger = Ledger(old, **MINE)
-    ledger.release(10, Cost(0.0, 3.0, 0.0), {}, b"state", kind="noise")
+    ledger.release(10, ReleaseCost(0.0, 3.0, 0.0), {}, b"state", kind="noise")
     ledger.close()
-    db = sqlite3.connect(old / FILE)
+    db = sqlite3.connect(old / LEDGER_FILE)
     db.execute("UPDATE inbox SET digest = 'other' WHERE sender = 'bob' AND round = 0")
     db.commit()
     db.close()
@@ -126,30 +126,32 @@ def test_books_after_the_change_are_bound_as_those_of_a_new_ledger(old):
 def test_rows_that_nobody_signed_are_gone_on_with_once_a_person_has_said_so(old):
     """An old copy of such books could not be found out: neighbours have nothing to show."""
     with pytest.raises(TrustError, match="--upgrade"):
-        agent_process._books(old, upgrade=False)
-    assert agent_process._books(old, upgrade=True)["agent"] == "ada"
+        agent_process._read_ledger_facts(old, upgrade=False)
+    assert agent_process._read_ledger_facts(old, upgrade=True)["agent"] == "ada"
     ledger = Ledger(old, **MINE)
-    ledger.release(10, Cost(0.0, 3.0, 0.0), {}, b"state", kind="noise")  # by another command, or killed since
+    ledger.release(
+        10, ReleaseCost(0.0, 3.0, 0.0), {}, b"state", kind="noise"
+    )  # by another command, or killed since
     ledger.close()
     with pytest.raises(TrustError, match="did not sign rows"):
-        agent_process._books(old, upgrade=False)
+        agent_process._read_ledger_facts(old, upgrade=False)
     ledger = Ledger(old, **MINE)
-    start_choices.agree_to_upgrade(ledger)
+    start_choices.record_upgrade(ledger)
     assert verify(ledger) == 10
     ledger.close()
-    assert agent_process._books(old, upgrade=False)["agent"] == "ada"
+    assert agent_process._read_ledger_facts(old, upgrade=False)["agent"] == "ada"
 
 
 def test_nothing_is_asked_where_no_row_was_sent_or_all_were_signed(old, tmp_path):
     new = Ledger(tmp_path / "new", **MINE)
-    new.release(0, Cost(1.0, 1.0, 1.0), {"bob": b"row"}, b"state")
-    start_choices.agree_to_upgrade(new)
-    assert start_choices.UPGRADE not in new.meta
+    new.release(0, ReleaseCost(1.0, 1.0, 1.0), {"bob": b"row"}, b"state")
+    start_choices.record_upgrade(new)
+    assert start_choices.UPGRADE_KEY not in new.meta
     new.close()
-    db = sqlite3.connect(old / FILE)
+    db = sqlite3.connect(old / LEDGER_FILE)
     for table in ("charges", "outbox", "inbox", "state", "pairs"):
         db.execute(f"DELETE FROM {table}")
     db.commit()
     db.close()
     for folder in (old, tmp_path / "new"):
-        assert agent_process._books(folder, upgrade=False)["agent"] == "ada"
+        assert agent_process._read_ledger_facts(folder, upgrade=False)["agent"] == "ada"

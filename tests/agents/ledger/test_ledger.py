@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from topdp.agents.ledger import start_choices
-from topdp.agents.ledger.compaction import RESENT
+from topdp.agents.ledger.compaction import MAX_RESENT_ROWS
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import FILE, LedgerError, TamperedError
-from topdp.agents.ledger.ledger_entries import Cost, digest_of
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError, TamperedError
+from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import DataError
 
@@ -35,30 +35,35 @@ def reopened(ledger):
 
 def three_rounds(ledger):
     for r in range(3):
-        ledger.release(r, Cost(0.25, 0.5 * (r + 1), 0.1), {"bob": b"row %d" % r}, b"state %d" % r)
+        ledger.release(r, ReleaseCost(0.25, 0.5 * (r + 1), 0.1), {"bob": b"row %d" % r}, b"state %d" % r)
 
 
 def test_a_release_is_charged_stored_and_survives(ledger):
-    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row", "eve": b"row"}, b"state")
+    ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row", "eve": b"row"}, b"state")
     again = reopened(ledger)
-    assert (again.total, again.round, again.charged, again.state()) == (0.25, 0, 0, (0, b"state"))
+    assert (again.total, again.round, again.last_sent_round, again.state()) == (0.25, 0, 0, (0, b"state"))
     assert again.body("bob", 0) == b"row"
-    assert again.waiting("bob") == [0]
+    assert again.unacknowledged("bob") == [0]
     assert verify(again) == 1
     again.close()
 
 
 def test_nothing_of_a_release_is_there_when_it_dies_inside(ledger):
-    ledger.release(0, Cost(0.25), {"bob": b"row"}, b"state")
+    ledger.release(0, ReleaseCost(0.25), {"bob": b"row"}, b"state")
 
     def die():
         raise KeyboardInterrupt
 
     ledger.before_commit = die
     with pytest.raises(KeyboardInterrupt):
-        ledger.release(1, Cost(0.25), {"bob": b"other"}, b"state 1")
+        ledger.release(1, ReleaseCost(0.25), {"bob": b"other"}, b"state 1")
     again = reopened(ledger)
-    assert (again.total, again.round, again.waiting("bob"), again.state()) == (0.25, 0, [0], (0, b"state"))
+    assert (again.total, again.round, again.unacknowledged("bob"), again.state()) == (
+        0.25,
+        0,
+        [0],
+        (0, b"state"),
+    )
     assert verify(again) == 1
     again.close()
 
@@ -66,109 +71,116 @@ def test_nothing_of_a_release_is_there_when_it_dies_inside(ledger):
 @pytest.mark.parametrize("charge", [-1e-9, math.nan, math.inf, -math.inf, None])
 def test_charges_that_cannot_be_are_refused(ledger, charge):
     with pytest.raises(LedgerError, match="not booked"):
-        ledger.release(0, Cost(charge), {"bob": b"row"}, b"state")
-    assert ledger.total == 0 and ledger.waiting("bob") == []
+        ledger.release(0, ReleaseCost(charge), {"bob": b"row"}, b"state")
+    assert ledger.total == 0 and ledger.unacknowledged("bob") == []
 
 
 def test_a_round_is_charged_once_and_only_forward(ledger):
     three_rounds(ledger)
     for r in (0, 2):
         with pytest.raises(LedgerError, match="Expected a round after 2"):
-            ledger.release(r, Cost(0.1), {}, b"state")
+            ledger.release(r, ReleaseCost(0.1), {}, b"state")
 
 
 def test_what_is_skipped_sends_and_costs_nothing_and_what_no_data_enter_tells_nothing(ledger):
-    for cost, bodies in ((Cost(0.1), {}), (Cost(), {"bob": b"row"})):
+    for cost, bodies in ((ReleaseCost(0.1), {}), (ReleaseCost(), {"bob": b"row"})):
         with pytest.raises(LedgerError, match="a skip that sends or charges"):
             ledger.release(0, cost, bodies, b"state", kind="skip")
     for kind in ("skip", "noise"):
         for information in (0.1, None):
             with pytest.raises(LedgerError, match=f"a {kind} that has information about data"):
-                ledger.release(0, Cost(0.0, 0.5, information), {}, b"state", kind=kind)
-    ledger.release(0, Cost(0.0, 0.5, 0.0), {"bob": b"row"}, b"state", kind="noise")
-    ledger.release(1, Cost(0.3, 0.5, 0.0), {}, b"state", kind="noise")  # what earlier releases have cost
-    assert verify(ledger) == 2 and ledger.waiting("bob") == [0] and ledger.total == 0.3
+                ledger.release(0, ReleaseCost(0.0, 0.5, information), {}, b"state", kind=kind)
+    ledger.release(0, ReleaseCost(0.0, 0.5, 0.0), {"bob": b"row"}, b"state", kind="noise")
+    ledger.release(
+        1, ReleaseCost(0.3, 0.5, 0.0), {}, b"state", kind="noise"
+    )  # what earlier releases have cost
+    assert verify(ledger) == 2 and ledger.unacknowledged("bob") == [0] and ledger.total == 0.3
 
 
 def test_a_late_charge_stands_between_two_rounds_and_sends_nothing(ledger):
     three_rounds(ledger)
-    ledger.charge_late(Cost(0.5, 2.0, 0.0))
-    assert (ledger.total, ledger.round, ledger.last.kind, ledger.last.digests) == (1.25, 2, "late", {})
-    ledger.release(3, Cost(0.25), {"bob": b"row 3"}, b"state 3")
+    ledger.charge_late(ReleaseCost(0.5, 2.0, 0.0))
+    assert (ledger.total, ledger.round, ledger.last_entry.kind, ledger.last_entry.digests) == (
+        1.25,
+        2,
+        "late",
+        {},
+    )
+    ledger.release(3, ReleaseCost(0.25), {"bob": b"row 3"}, b"state 3")
     again = reopened(ledger)
     assert verify(again) == 5 and again.total == 1.5
-    for cost in (Cost(-0.1), Cost(math.nan), Cost(math.inf)):
+    for cost in (ReleaseCost(-0.1), ReleaseCost(math.nan), ReleaseCost(math.inf)):
         with pytest.raises(LedgerError, match="not booked"):
             again.charge_late(cost)
     with pytest.raises(LedgerError, match="no data entered"):
-        again.charge_late(Cost(0.1, 1.0, 0.3))
+        again.charge_late(ReleaseCost(0.1, 1.0, 0.3))
     again.close()
 
 
 def test_the_order_of_records_is_kept_from_the_first_release_on(ledger):
     for order in ("one", "another"):  # nothing has been released: it may still change
-        start_choices.expect_order(ledger, order)
-    ledger.release(0, Cost(0.1), {"bob": b"row"}, b"state")
+        start_choices.expect_record_order(ledger, order)
+    ledger.release(0, ReleaseCost(0.1), {"bob": b"row"}, b"state")
     ledger = reopened(ledger)
-    start_choices.expect_order(ledger, "another")
+    start_choices.expect_record_order(ledger, "another")
     with pytest.raises(DataError, match="in the order, with which this agent began"):
-        start_choices.expect_order(ledger, "one")
+        start_choices.expect_record_order(ledger, "one")
     ledger.close()
-    with sqlite3.connect(ledger.folder / FILE) as db:
+    with sqlite3.connect(ledger.folder / LEDGER_FILE) as db:
         db.execute("DELETE FROM meta WHERE key = 'order'")
     db.close()
     with pytest.raises(TamperedError, match="written down: order"):
         Ledger(ledger.folder, "federation", "ada")
-    with sqlite3.connect(ledger.folder / FILE) as db:
+    with sqlite3.connect(ledger.folder / LEDGER_FILE) as db:
         db.execute("DELETE FROM notes WHERE key = 'order'")
     db.close()
     ledger = Ledger(ledger.folder, "federation", "ada")
     with pytest.raises(TamperedError, match="it is gone"):
-        start_choices.expect_order(ledger, "another")
+        start_choices.expect_record_order(ledger, "another")
     ledger.close()
 
 
 def test_a_received_row_is_applied_once(ledger):
-    ledger.store("bob", 0, digest_of(b"row"), b"row")
-    ledger.release(0, Cost(), {}, b"state", kind="skip")
-    ledger.release(1, Cost(0.1), {}, b"state", applied=[("bob", 0)])
+    ledger.store_row("bob", 0, digest_of(b"row"), b"row")
+    ledger.release(0, ReleaseCost(), {}, b"state", kind="skip")
+    ledger.release(1, ReleaseCost(0.1), {}, b"state", applied=[("bob", 0)])
     with pytest.raises(LedgerError, match="not applied before"):
-        ledger.release(2, Cost(0.1), {}, b"state", applied=[("bob", 0)])
-    assert ledger.round == 1 and ledger.received("bob", 0) is None
+        ledger.release(2, ReleaseCost(0.1), {}, b"state", applied=[("bob", 0)])
+    assert ledger.round == 1 and ledger.unapplied_body("bob", 0) is None
 
 
 def test_acknowledged_bytes_are_dropped_once_they_cannot_be_lost_and_their_digest_stays(ledger):
-    for round in range(RESENT + 3):
-        ledger.release(round, Cost(0.1), {"bob": b"row %d" % round}, b"state")
-    for round in range(1, RESENT + 2):
+    for round in range(MAX_RESENT_ROWS + 3):
+        ledger.release(round, ReleaseCost(0.1), {"bob": b"row %d" % round}, b"state")
+    for round in range(1, MAX_RESENT_ROWS + 2):
         ledger.acknowledge("bob", round)
-    assert ledger.waiting("bob") == [0, RESENT + 2]
-    ledger.release(RESENT + 3, Cost(0.1), {}, b"state")
-    assert ledger.body("bob", 2) == b"row 2" and ledger.waiting("bob") == [0, RESENT + 2]
-    ledger.store("bob", 7, digest_of(b"his"), b"his")  # he has used all that was sent before round 7
-    ledger.acknowledge("bob", RESENT + 2)
-    ledger.release(RESENT + 4, Cost(0.1), {}, b"state")
+    assert ledger.unacknowledged("bob") == [0, MAX_RESENT_ROWS + 2]
+    ledger.release(MAX_RESENT_ROWS + 3, ReleaseCost(0.1), {}, b"state")
+    assert ledger.body("bob", 2) == b"row 2" and ledger.unacknowledged("bob") == [0, MAX_RESENT_ROWS + 2]
+    ledger.store_row("bob", 7, digest_of(b"his"), b"his")  # he has used all that was sent before round 7
+    ledger.acknowledge("bob", MAX_RESENT_ROWS + 2)
+    ledger.release(MAX_RESENT_ROWS + 4, ReleaseCost(0.1), {}, b"state")
     again = reopened(ledger)
-    assert again.waiting("bob") == [0, *range(7, RESENT + 3)]
+    assert again.unacknowledged("bob") == [0, *range(7, MAX_RESENT_ROWS + 3)]
     for dropped in (1, 2, 6):
         with pytest.raises(LedgerError, match="in the outbox, got none"):
             again.body("bob", dropped)
         assert again.digest_sent("bob", dropped) == digest_of(b"row %d" % dropped)
-    assert verify(again) == RESENT + 5
+    assert verify(again) == MAX_RESENT_ROWS + 5
     again.close()
 
 
 def test_what_was_acknowledged_and_lost_is_owed_again_as_the_same_bytes(ledger):
     for round in range(4):
-        ledger.release(round, Cost(0.1), {"bob": b"row %d" % round}, b"state")
+        ledger.release(round, ReleaseCost(0.1), {"bob": b"row %d" % round}, b"state")
         ledger.acknowledge("bob", round)
-    ledger.release(4, Cost(0.1), {}, b"state")
-    assert ledger.waiting("bob") == [] and ledger.send_again("bob", 3, most=9) == 0
-    assert ledger.send_again("bob", 0, most=2) == 2 and ledger.waiting("bob") == [1, 2]
+    ledger.release(4, ReleaseCost(0.1), {}, b"state")
+    assert ledger.unacknowledged("bob") == [] and ledger.requeue("bob", 3, most=9) == 0
+    assert ledger.requeue("bob", 0, most=2) == 2 and ledger.unacknowledged("bob") == [1, 2]
     assert [ledger.body("bob", round) for round in (1, 2)] == [b"row 1", b"row 2"]
     ledger.acknowledge("bob", 1)
-    assert ledger.waiting("bob") == [2]
-    assert ledger.send_again("eve", -1, most=9) == 0
+    assert ledger.unacknowledged("bob") == [2]
+    assert ledger.requeue("eve", -1, most=9) == 0
     assert verify(ledger) == 5
 
 
@@ -202,7 +214,7 @@ def test_tampering_is_found(ledger, what):
     three_rounds(ledger)
     verify(ledger)
     ledger.close()
-    with sqlite3.connect(ledger.folder / FILE) as db:
+    with sqlite3.connect(ledger.folder / LEDGER_FILE) as db:
         db.execute(TAMPERING[what])
     db.close()
     with pytest.raises(TamperedError), contextlib.closing(Ledger(ledger.folder, writable=False)) as reader:
@@ -215,14 +227,14 @@ def test_a_full_disk_and_a_read_only_one_are_said_and_nothing_is_booked(ledger):
     pages = db.execute("PRAGMA page_count").fetchone()[0]
     db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(LedgerError, match="Make room on the disk"):
-        ledger.release(3, Cost(0.1), {"bob": bytes(1 << 20)}, b"state")
+        ledger.release(3, ReleaseCost(0.1), {"bob": bytes(1 << 20)}, b"state")
     db.execute("PRAGMA max_page_count = 1000000")
     db.execute("PRAGMA query_only = 1")
     with pytest.raises(LedgerError, match="Make the folder writable"):
-        ledger.release(3, Cost(0.1), {"bob": b"row"}, b"state")
+        ledger.release(3, ReleaseCost(0.1), {"bob": b"row"}, b"state")
     db.execute("PRAGMA query_only = 0")
-    assert ledger.round == 2 and ledger.waiting("bob") == [0, 1, 2]
-    ledger.release(3, Cost(0.1), {"bob": b"row"}, b"state")
+    assert ledger.round == 2 and ledger.unacknowledged("bob") == [0, 1, 2]
+    ledger.release(3, ReleaseCost(0.1), {"bob": b"row"}, b"state")
     assert verify(ledger) == 4
 
 
@@ -232,7 +244,9 @@ def test_a_folder_that_cannot_be_one_is_said(tmp_path):
         Ledger(tmp_path / "file", "federation", "ada")
     with pytest.raises(LedgerError, match="there is none"):
         Ledger(tmp_path / "nothing", writable=False)
-    (tmp_path / FILE).write_text("no database at all, but long enough to be read as the head of one" * 20)
+    (tmp_path / LEDGER_FILE).write_text(
+        "no database at all, but long enough to be read as the head of one" * 20
+    )
     with pytest.raises(TamperedError, match="Do not delete it"):
         Ledger(tmp_path, "federation", "ada")
 
@@ -257,7 +271,7 @@ def test_the_inbox_says_why(ledger):
     assert "two different rows for round 1" in ledger.quarantined("bob").words
     assert ledger.quarantined("bob").code is ReplyCode.EQUIVOCATION and ledger.quarantined("eve") is None
     assert judged("bob", 1, b"b") is ReplyCode.QUARANTINED
-    assert ledger.seen("bob") == 3
+    assert ledger.last_received("bob") == 3
 
 
 class Books(RuleBasedStateMachine):
@@ -288,21 +302,21 @@ class Books(RuleBasedStateMachine):
         self.ledger.before_commit = die if dies else lambda: None
         bodies = {"bob": self.body(), "eve": self.body()}
         try:
-            self.ledger.release(self.round + 1, Cost(charge), bodies, b"state %d" % (self.round + 1))
+            self.ledger.release(self.round + 1, ReleaseCost(charge), bodies, b"state %d" % (self.round + 1))
             self.round, self.charges = self.round + 1, self.charges + charge
         except KeyboardInterrupt:
             self.crash()
 
     @rule(to=st.sampled_from(["bob", "eve"]), acknowledged=st.booleans())
     def send(self, to, acknowledged):
-        for round in self.ledger.waiting(to)[:1]:
+        for round in self.ledger.unacknowledged(to)[:1]:
             self.truth.setdefault((to, round), set()).add(self.ledger.body(to, round))
             if acknowledged:
                 self.ledger.acknowledge(to, round)
 
     @rule(to=st.sampled_from(["bob", "eve"]), seen=st.integers(-1, 5))
     def ask_again(self, to, seen):
-        self.ledger.send_again(to, seen, most=4)
+        self.ledger.requeue(to, seen, most=4)
 
     @rule(round=st.integers(0, 5), other=st.booleans())
     def receive(self, round, other):
@@ -332,7 +346,7 @@ class Books(RuleBasedStateMachine):
         assert self.ledger.round == self.round and self.ledger.total == pytest.approx(self.charges)
         assert len(self.truth) <= 2 * (self.round + 1)
         assert verify(self.ledger) == self.round + 1
-        assert self.ledger.seen("bob") == max(self.arrived, default=-1)
+        assert self.ledger.last_received("bob") == max(self.arrived, default=-1)
 
     def teardown(self):
         if hasattr(self, "ledger"):

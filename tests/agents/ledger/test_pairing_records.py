@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from topdp import topology
 from topdp.agents.development import failpoints
-from topdp.agents.ledger.ledger import ANYBODY, Ledger
+from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
 from topdp.agents.ledger.ledger_database import LedgerError
-from topdp.agents.ledger.ledger_entries import Cost
-from topdp.agents.ledger.pairing_records import Pairing
+from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.ledger.pairing_records import PairingRecords
 from topdp.agents.runtime.handover import Handover
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply
@@ -161,7 +161,7 @@ def test_a_proposal_that_is_never_committed_keeps_nobody_from_meeting_others_nor
             for n, name in ((0, "ada"), (2, "cleo"))
         }
         tasks = [asyncio.create_task(agent.run()) for agent in agents.values()]
-        while agents["ada"].ledger.round < 0 or agents["ada"].life.pairing.busy:
+        while agents["ada"].ledger.round < 0 or agents["ada"].loop.pairing.busy:
             await asyncio.sleep(0.001)
         reply = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"never"))
         again = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"another"))
@@ -176,7 +176,7 @@ def test_a_proposal_that_is_never_committed_keeps_nobody_from_meeting_others_nor
 
 def test_finding_open_meetings_scans_no_table(tmp_path):
     ledger = Ledger(tmp_path, "f", "ada")
-    pairing, queries = Pairing(ledger), []
+    pairing, queries = PairingRecords(ledger), []
     ledger.database.connection.set_trace_callback(queries.append)
     pairing.ready(), pairing.prepared(), pairing.untold(), pairing.find("x"), pairing.last_partner()
     ledger.database.connection.set_trace_callback(None)
@@ -203,9 +203,9 @@ def test_a_ledger_is_for_planned_partners_or_for_found_ones(tmp_path):
 
 def test_only_the_partner_hears_how_a_meeting_ended_and_only_until_it_knows(tmp_path):
     books = {name: Ledger(tmp_path / name, "f", name) for name in ("ada", "bob")}
-    pairing = {name: Pairing(ledger) for name, ledger in books.items()}
+    pairing = {name: PairingRecords(ledger) for name, ledger in books.items()}
     for name, ledger in books.items():
-        ledger.release(0, Cost(0.1), {ANYBODY: name.encode()}, b"state")
+        ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: name.encode()}, b"state")
     ada = pairing["ada"]
     id = ada.propose()
     assert ada.outcome(id, "bob") == (ReplyCode.UNDECIDED, None)
@@ -248,13 +248,13 @@ def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplo
 
     async def scene():
         agent = made.agent(0, Liar().transport("ada"), live_pairing=True)
-        agent.ledger.release(0, Cost(0.1), {ANYBODY: b"row"}, b"state")
+        agent.ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: b"row"}, b"state")
         if who == "acceptor":
-            await agent.life._ask()
+            await agent.loop._ask()
         else:
             reply = await agent.peers.handle("bob", Message.of(MessageKind.COMMIT, 0, GARBAGE[case]))
             assert reply.code is ReplyCode.NOT_A_ROW
-        found = agent.ledger.quarantined("bob"), agent.life.pairing.pairs(), agent.peers.fault
+        found = agent.ledger.quarantined("bob"), agent.loop.pairing.pairs(), agent.peers.fault
         agent.ledger.close()
         return found
 
@@ -268,7 +268,7 @@ def test_who_is_quarantined_already_fills_no_books_by_more_of_it(tmp_path):
 
     async def scene():
         agent = made.agent(0, Wire().transport("ada"), live_pairing=True)
-        agent.ledger.release(0, Cost(0.1), {ANYBODY: b"row"}, b"state")
+        agent.ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: b"row"}, b"state")
         lines = []
         for body in (b"", b"garbage", b"more"):
             await agent.peers.handle("bob", Message.of(MessageKind.COMMIT, 0, body))
@@ -286,17 +286,17 @@ def test_books_that_cannot_be_written_are_not_held_against_the_partner(tmp_path)
     async def scene():
         agent = made.agent(0, Wire().transport("ada"), live_pairing=True)
         agent.ledger.database.connection.execute("PRAGMA query_only = 1")
-        row = row_payload.encode(made.equipment(0).start.numpy())
-        id = agent.life.pairing.propose()
+        row = row_payload.encode(made.context(0).start.numpy())
+        id = agent.loop.pairing.propose()
         with pytest.raises(LedgerError, match="Make the folder writable"):
-            agent.life.pairing.commit(id, "bob", 0, 0, row)
-        agent.life.pairing.give_up()
+            agent.loop.pairing.commit(id, "bob", 0, 0, row)
+        agent.loop.pairing.give_up()
         agent.peers.transport.reaches = lambda peer: True
         agent.peers.transport.request = lambda *_: answered(
             Reply(ReplyCode.OK, body=Handover(0, "", row).pack())
         )
         with pytest.raises(LedgerError, match="Make the folder writable"):
-            await agent.life._ask()
+            await agent.loop._ask()
         agent.ledger.database.connection.execute("PRAGMA query_only = 0")
         found = agent.ledger.quarantined("bob")
         agent.ledger.close()
@@ -324,9 +324,9 @@ class Three(RuleBasedStateMachine):
     def begin(self):
         self.folder = self.root / str(next(self.fresh))
         self.books = {name: Ledger(self.folder / name, "f", name) for name in self.names}
-        self.pairing = {name: Pairing(ledger) for name, ledger in self.books.items()}
+        self.pairing = {name: PairingRecords(ledger) for name, ledger in self.books.items()}
         for name, ledger in self.books.items():
-            ledger.release(0, Cost(0.1), {ANYBODY: f"{name} 0".encode()}, b"state")
+            ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: f"{name} 0".encode()}, b"state")
         self.yes: list[tuple[str, str, str, int, bytes, int]] = []  # accepts under way
 
     @rule(one=st.sampled_from(names), other=st.sampled_from(names), lost=st.booleans())
@@ -380,7 +380,9 @@ class Three(RuleBasedStateMachine):
         self.pairing[one].forget_rows()
         applied = [(pair.partner, pair.partner_round)] if pair else []
         body = f"{one} {ledger.round + 1}".encode()
-        ledger.release(ledger.round + 1, Cost(0.1), {ANYBODY: body}, b"s", applied, pair.id if pair else None)
+        ledger.release(
+            ledger.round + 1, ReleaseCost(0.1), {ANY_RECEIVER: body}, b"s", applied, pair.id if pair else None
+        )
 
     @rule(one=st.sampled_from(names))
     def give_up(self, one):
@@ -390,7 +392,7 @@ class Three(RuleBasedStateMachine):
     def crash(self, one):
         self.books[one].close()
         self.books[one] = Ledger(self.folder / one, "f", one)
-        self.pairing[one] = Pairing(self.books[one])
+        self.pairing[one] = PairingRecords(self.books[one])
 
     @invariant()
     def who_was_told_was_not_told_a_lie(self):

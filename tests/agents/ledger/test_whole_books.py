@@ -11,13 +11,13 @@ import pytest
 
 from topdp.agents.agreement.signed_statements import Statement
 from topdp.agents.ledger import ledger_database, start_choices
-from topdp.agents.ledger.compaction import KEPT
+from topdp.agents.ledger.compaction import OUTBOX_ROUNDS
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import FILE, TamperedError
-from topdp.agents.ledger.ledger_entries import Cost, digest_of
-from topdp.agents.ledger.pairing_records import Pairing
-from topdp.agents.ledger.statement_store import News
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, TamperedError
+from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
+from topdp.agents.ledger.pairing_records import PairingRecords
+from topdp.agents.ledger.statement_store import StatementStore
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TopdpError
 
@@ -25,10 +25,14 @@ from topdp.errors import TopdpError
 def one_round(ledger, round):
     """As an agent in a ring of two: a row comes in, the one before is used, its own goes out."""
     row = b"row %d of bob" % round
-    ledger.store("bob", round, digest_of(row), row)
+    ledger.store_row("bob", round, digest_of(row), row)
     used = [("bob", round - 1)] if round else []
     ledger.release(
-        round, Cost(0.25, 0.5 * (round + 1), 0.1), {"bob": b"row %d" % round}, b"state %d" % round, used
+        round,
+        ReleaseCost(0.25, 0.5 * (round + 1), 0.1),
+        {"bob": b"row %d" % round},
+        b"state %d" % round,
+        used,
     )
     ledger.acknowledge("bob", round)
 
@@ -37,20 +41,20 @@ def one_round(ledger, round):
 def folder(tmp_path):
     """Books with something in every table."""
     ledger = Ledger(tmp_path / "state", "federation", "ada")
-    start_choices.expect_order(ledger, "order")
-    for round in range(KEPT + 10):
+    start_choices.expect_record_order(ledger, "order")
+    for round in range(OUTBOX_ROUNDS + 10):
         if round == 7:
             ledger.quarantine("eve", ReplyCode.NOT_A_ROW, "sent what is not a row")
-            News(ledger).add(Statement("ada", "run", "without eve", "4", "00"))
-            ledger.depart("round 7: nothing from eve")
+            StatementStore(ledger).add(Statement("ada", "run", "without eve", "4", "00"))
+            ledger.note_departure("round 7: nothing from eve")
         one_round(ledger, round)
-    pairing = Pairing(ledger)
+    pairing = PairingRecords(ledger)
     pairing.accept("meeting", "cleo")
     pairing.committed("meeting", "cleo", 3, b"row of cleo")
-    ledger.charge_late(Cost(0.25, 9.0, 0.0))
+    ledger.charge_late(ReleaseCost(0.25, 9.0, 0.0))
     ledger.note_finished("bob")
-    ledger.stop(ledger.round + 1)
-    assert verify(ledger) == KEPT + 11
+    ledger.stop_data(ledger.round + 1)
+    assert verify(ledger) == OUTBOX_ROUNDS + 11
     ledger.close()
     return ledger.folder
 
@@ -98,7 +102,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("what", CHANGED)
 def test_what_was_changed_is_found_in_every_table(folder, what):
-    db = sqlite3.connect(folder / FILE)
+    db = sqlite3.connect(folder / LEDGER_FILE)
     db.executescript(CHANGED[what])
     db.close()
     with pytest.raises(TamperedError), contextlib.closing(Ledger(folder, writable=False)) as reader:
@@ -116,11 +120,11 @@ def test_what_was_changed_is_found_in_every_table(folder, what):
 def test_bytes_that_wait_and_a_budget_that_grew_are_looked_at(tmp_path, change):
     ledger = Ledger(tmp_path / "state", "federation", "ada")
     for asked in (0.8, 0.7):
-        start_choices.settle(ledger, False, False, asked, 1.0)
+        start_choices.record_choices(ledger, False, False, asked, 1.0)
     one_round(ledger, 0)
     assert verify(ledger) == 1
     ledger.close()
-    db = sqlite3.connect(ledger.folder / FILE)
+    db = sqlite3.connect(ledger.folder / LEDGER_FILE)
     db.executescript(change)
     db.close()
     reader = Ledger(ledger.folder, writable=False)
@@ -139,7 +143,7 @@ def test_the_first_charge_of_a_new_topdp_binds_what_came_before_it(folder):
 
 
 def test_verify_gives_no_false_alarm_while_an_agent_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger_database, "SYNCHRONOUS", "OFF")
+    monkeypatch.setattr(ledger_database, "SYNCHRONOUS_MODE", "OFF")
     calls, most, faults = 0, 150, []
 
     def write():
@@ -149,7 +153,7 @@ def test_verify_gives_no_false_alarm_while_an_agent_writes(tmp_path, monkeypatch
                 one_round(ledger, round)
                 if round % 5 == 0:
                     ledger.quarantine("eve", ReplyCode.NOT_A_ROW, f"in round {round}")
-                    ledger.charge_late(Cost(0.0, 1.0, 0.0))
+                    ledger.charge_late(ReleaseCost(0.0, 1.0, 0.0))
                 while round > 20 + 2 * calls:  # so that it is still writing at the last call
                     time.sleep(0.0005)
             ledger.close()
@@ -177,34 +181,34 @@ def test_verify_gives_no_false_alarm_while_an_agent_writes(tmp_path, monkeypatch
 
 def test_what_is_acknowledged_goes_and_what_is_waited_for_stays(tmp_path):
     ledger = Ledger(tmp_path, "federation", "ada")
-    for round in range(3 * KEPT):
-        ledger.release(round, Cost(0.25), {"bob": b"b %d" % round, "eve": b"e %d" % round}, b"state")
+    for round in range(3 * OUTBOX_ROUNDS):
+        ledger.release(round, ReleaseCost(0.25), {"bob": b"b %d" % round, "eve": b"e %d" % round}, b"state")
         ledger.acknowledge("bob", round)
         if round != 5:
             ledger.acknowledge("eve", round)
-    assert verify(ledger) == 3 * KEPT
+    assert verify(ledger) == 3 * OUTBOX_ROUNDS
     rows = dict(ledger.database.rows("SELECT receiver, count(*) FROM outbox GROUP BY receiver"))
-    assert rows == {"bob": KEPT, "eve": 3 * KEPT - 5}
-    assert ledger.waiting("eve") == [5] and ledger.body("eve", 5) == b"e 5"
-    for round in (0, 5, 70, 3 * KEPT - 1):  # in the chain, where it is not in the outbox any more
+    assert rows == {"bob": OUTBOX_ROUNDS, "eve": 3 * OUTBOX_ROUNDS - 5}
+    assert ledger.unacknowledged("eve") == [5] and ledger.body("eve", 5) == b"e 5"
+    for round in (0, 5, 70, 3 * OUTBOX_ROUNDS - 1):  # in the chain, where it is not in the outbox any more
         assert ledger.digest_sent("bob", round) == digest_of(b"b %d" % round)
-    assert ledger.digest_sent("mallory", 3) is None and ledger.digest_sent("bob", 3 * KEPT) is None
+    assert ledger.digest_sent("mallory", 3) is None and ledger.digest_sent("bob", 3 * OUTBOX_ROUNDS) is None
     ledger.acknowledge("eve", 5)
-    ledger.release(3 * KEPT, Cost(0.25), {}, b"state")
-    assert ledger.database.one("SELECT count(*) FROM outbox WHERE receiver = 'eve'") == (KEPT - 1,)
-    assert verify(ledger) == 3 * KEPT + 1 and ledger.charged == 3 * KEPT - 1
+    ledger.release(3 * OUTBOX_ROUNDS, ReleaseCost(0.25), {}, b"state")
+    assert ledger.database.one("SELECT count(*) FROM outbox WHERE receiver = 'eve'") == (OUTBOX_ROUNDS - 1,)
+    assert verify(ledger) == 3 * OUTBOX_ROUNDS + 1 and ledger.last_sent_round == 3 * OUTBOX_ROUNDS - 1
     ledger.close()
 
 
 def test_bytes_for_a_round_that_is_over_go_unused(tmp_path):
     """Under the rule to go on a row may come while the round that reads it is made without it."""
     ledger = Ledger(tmp_path, "federation", "ada")
-    ledger.release(0, Cost(0.1), {}, b"state")
+    ledger.release(0, ReleaseCost(0.1), {}, b"state")
     for round in (0, 1):
-        ledger.store("bob", round, digest_of(b"row"), b"row")
-    ledger.release(1, Cost(0.1), {}, b"state")
-    assert ledger.received("bob", 0) is None and ledger.received("bob", 1) == b"row"
-    assert ledger.digest_seen("bob", 0) == digest_of(b"row") and verify(ledger) == 2
+        ledger.store_row("bob", round, digest_of(b"row"), b"row")
+    ledger.release(1, ReleaseCost(0.1), {}, b"state")
+    assert ledger.unapplied_body("bob", 0) is None and ledger.unapplied_body("bob", 1) == b"row"
+    assert ledger.digest_received("bob", 0) == digest_of(b"row") and verify(ledger) == 2
     ledger.close()
 
 
@@ -217,12 +221,12 @@ def flipped(whole, places, chance):
 
 def test_a_flipped_byte_is_said_to_be_damage_and_never_booked_on(folder, tmp_path):
     """Names of tables and the charges are where a reader stumbles, and where it would count from."""
-    with contextlib.closing(sqlite3.connect(folder / FILE)) as db:
+    with contextlib.closing(sqlite3.connect(folder / LEDGER_FILE)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     with contextlib.closing(Ledger(folder, writable=False)) as ledger:
         spent, charges = ledger.total, list(ledger.entries())
         last = charges[-1].text().encode()
-    whole, chance, damaged = (folder / FILE).read_bytes(), random.Random(0), 0
+    whole, chance, damaged = (folder / LEDGER_FILE).read_bytes(), random.Random(0), 0
     found = whole.index(last)
     places = [*chance.sample(range(len(whole)), 100), *range(found, found + len(last), 9)]
     places += [place for place in range(100, 4096, 40) if whole[place]]
@@ -230,10 +234,10 @@ def test_a_flipped_byte_is_said_to_be_damage_and_never_booked_on(folder, tmp_pat
         one = tmp_path / "one"
         shutil.rmtree(one, ignore_errors=True)
         one.mkdir()
-        (one / FILE).write_bytes(content)
+        (one / LEDGER_FILE).write_bytes(content)
         try:
             with contextlib.closing(Ledger(one, "federation", "ada")) as ledger:
-                ledger.release(ledger.round + 1, Cost(0.25, 50.0, 0.1), {"bob": b"new"}, b"new")
+                ledger.release(ledger.round + 1, ReleaseCost(0.25, 50.0, 0.1), {"bob": b"new"}, b"new")
                 assert ledger.total == spent + 0.25 and list(ledger.entries())[:-1] == charges, place
         except TopdpError as error:
             assert "Make the folder writable" not in str(error), place
@@ -242,7 +246,7 @@ def test_a_flipped_byte_is_said_to_be_damage_and_never_booked_on(folder, tmp_pat
 
 
 def test_a_flipped_byte_in_the_last_charge_is_not_shown_as_spent(folder):
-    with contextlib.closing(sqlite3.connect(folder / FILE)) as db, db:
+    with contextlib.closing(sqlite3.connect(folder / LEDGER_FILE)) as db, db:
         text, number = db.execute("SELECT entry, number FROM charges ORDER BY number DESC LIMIT 1").fetchone()
         less = text.replace('"total": 1', '"total": 0')
         assert less != text
@@ -254,15 +258,15 @@ def test_a_flipped_byte_in_the_last_charge_is_not_shown_as_spent(folder):
 @pytest.mark.parametrize("fact", ["departed", "stopped"])
 def test_a_flipped_byte_in_a_fact_shows_and_counts_no_smaller_epsilon(folder, fact):
     """Without the departure only the guarantee's share would be spent; without the stop data would enter."""
-    with contextlib.closing(sqlite3.connect(folder / FILE)) as db:
+    with contextlib.closing(sqlite3.connect(folder / LEDGER_FILE)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         spelt = b"".join(
             str(part).encode() for part in db.execute("SELECT * FROM meta WHERE key = ?", (fact,)).fetchone()
         )
-    whole = (folder / FILE).read_bytes()
+    whole = (folder / LEDGER_FILE).read_bytes()
     assert whole.count(spelt) == 2  # the fact, and its line in the journal
     for place in (whole.index(spelt), whole.rindex(spelt)):
-        (folder / FILE).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        (folder / LEDGER_FILE).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         for writable in (False, True):
             with pytest.raises(TamperedError, match="written down"):
                 Ledger(folder, "federation", "ada", writable)
@@ -272,7 +276,7 @@ def test_an_index_that_has_lost_a_row_is_found(tmp_path):
     """What waits to be sent is read from an index: a row that is in the table alone would wait for ever."""
     ledger = Ledger(tmp_path, "federation", "ada")
     for round in range(3):
-        ledger.release(round, Cost(0.25, 0.5, 0.1), {"bob": b"row %d" % round}, b"state %d" % round)
+        ledger.release(round, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row %d" % round}, b"state %d" % round)
     db = ledger.database.connection
     db.execute("PRAGMA writable_schema = ON")
     index = "SELECT sql FROM sqlite_master WHERE name = 'outbox_waiting'"
@@ -283,7 +287,7 @@ def test_an_index_that_has_lost_a_row_is_found(tmp_path):
     db.execute(change, (as_made,))
     ledger.close()
     ledger = Ledger(tmp_path, "federation", "ada")
-    assert ledger.waiting("bob") == [0, 2]
+    assert ledger.unacknowledged("bob") == [0, 2]
     with pytest.raises(TamperedError, match="damaged"):
         verify(ledger)
     ledger.close()

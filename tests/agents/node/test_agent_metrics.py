@@ -37,8 +37,8 @@ def served(tmp_path, scene):
 def test_every_number_has_its_name_and_labels(tmp_path):
     async def scene(agent):
         agent.ledger.quarantine("bob", ReplyCode.NOT_A_ROW, "garbage")
-        async with prometheus_metrics.served(agent, 0) as port:
-            return await asyncio.to_thread(read, port), agent.equipment.epsilon
+        async with prometheus_metrics.serve_metrics(agent, 0) as port:
+            return await asyncio.to_thread(read, port), agent.context.epsilon
 
     text, epsilon = served(tmp_path, scene)
     found = {
@@ -72,7 +72,7 @@ def test_every_number_has_its_name_and_labels(tmp_path):
 
 def test_only_loopback_is_listened_on_and_nothing_afterwards(tmp_path):
     async def scene(agent):
-        async with prometheus_metrics.served(agent, 0) as port:
+        async with prometheus_metrics.serve_metrics(agent, 0) as port:
             with socket.socket() as other, pytest.raises(OSError):
                 other.bind(("127.0.0.1", port))
             with socket.socket() as elsewhere:
@@ -85,7 +85,7 @@ def test_only_loopback_is_listened_on_and_nothing_afterwards(tmp_path):
 
 def test_books_that_are_closed_have_no_numbers(tmp_path):
     async def scene(agent):
-        async with prometheus_metrics.served(agent, 0) as port:
+        async with prometheus_metrics.serve_metrics(agent, 0) as port:
             agent.ledger.close()
             return await asyncio.to_thread(read, port)
 
@@ -94,11 +94,11 @@ def test_books_that_are_closed_have_no_numbers(tmp_path):
 
 def test_what_was_refused_paused_and_waited_for_is_counted(tmp_path):
     async def scene(agent):
-        agent.life.paused = lambda: True
-        agent.life.waits.now(["bob"])
+        agent.loop.paused = lambda: True
+        agent.loop.waits.now(["bob"])
         for kind in ("stranger", "stranger", "linked"):
-            agent.peers.told.tell("bob", kind, "words")
-        async with prometheus_metrics.served(agent, 0) as port:
+            agent.peers.refusals.report("bob", kind, "words")
+        async with prometheus_metrics.serve_metrics(agent, 0) as port:
             return await asyncio.to_thread(read, port)
 
     text = served(tmp_path, scene)
@@ -116,7 +116,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
             other.bind(("127.0.0.1", 0))
             other.listen()
             with pytest.raises(UnavailableError, match="--metrics: could not listen"):
-                async with prometheus_metrics.served(agent, other.getsockname()[1]):
+                async with prometheus_metrics.serve_metrics(agent, other.getsockname()[1]):
                     pass
 
     served(tmp_path, scene)

@@ -28,8 +28,16 @@ def sites(tmp_path, topdp, monkeypatch):
 
 
 def start(folder, name, manifest, state, *more, failpoint=None):
-    """`topdp agent start` in a process of its own, at a site whose book adds up all its runs."""
-    words = ["agent", "start", "--manifest", manifest, "--identity", f"{name}/identity", "--site"]
+    """An agent in a process of its own, at a site whose book adds up all its runs."""
+    words = [
+        "agent",
+        "rehearse" if failpoint else "start",
+        "--manifest",
+        manifest,
+        "--identity",
+        f"{name}/identity",
+        "--site",
+    ]
     words += [f"{name}/book", "--data", f"{name}/records.npz", "--state", f"{name}/{state}", *more]
     environment = {**os.environ, **fork_server.ALONE}
     if failpoint is not None:

@@ -43,20 +43,20 @@ def test_who_does_not_end_is_killed():
     said = []
     process = Child("trap '' TERM; exec sleep 60")
     began = time.monotonic()
-    assert child_processes.ended({0: process}, ["ada"], said.append, patience=0.3) == {0: -9}
+    assert child_processes.terminate_all({0: process}, ["ada"], said.append, patience=0.3) == {0: -9}
     assert time.monotonic() - began < 30 and "ada did not end" in said[0]
 
 
 @pytest.fixture
 def heard():
     """Nothing is ignored, also where the tests are run under `nohup`."""
-    before = {one: signal.signal(one, signal.default_int_handler) for one in child_processes.SIGNALS}
+    before = {one: signal.signal(one, signal.default_int_handler) for one in child_processes.END_SIGNALS}
     yield
     for one, handler in before.items():
         signal.signal(one, handler)
 
 
-@pytest.mark.parametrize("number", child_processes.SIGNALS)
+@pytest.mark.parametrize("number", child_processes.END_SIGNALS)
 def test_a_signal_ends_the_agents_of_a_demonstration_and_then_itself(number, heard, tmp_path, monkeypatch):
     """It comes while they are being started: one is there, the other is not."""
     made = []
@@ -68,18 +68,18 @@ def test_a_signal_ends_the_agents_of_a_demonstration_and_then_itself(number, hea
         return made[-1]
 
     monkeypatch.setattr(fork_server, "start", start)
-    before = [signal.getsignal(one) for one in child_processes.SIGNALS]
+    before = [signal.getsignal(one) for one in child_processes.END_SIGNALS]
     with pytest.raises(Interrupted, match=signal.Signals(number).name) as stopped:
         federation_demo.processes(tmp_path, ["ada", "bob"])
     assert stopped.value.code == ExitCode.INTERRUPTED
     assert [process.exitcode for process in made] == [-signal.SIGTERM] * 2
-    assert [signal.getsignal(one) for one in child_processes.SIGNALS] == before
+    assert [signal.getsignal(one) for one in child_processes.END_SIGNALS] == before
 
 
 def test_a_signal_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with child_processes.Asked() as asked:
+        with child_processes.EndSignals() as asked:
             os.kill(os.getpid(), signal.SIGHUP)
             asked.expect_not()
     finally:

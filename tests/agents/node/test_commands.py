@@ -9,7 +9,7 @@ import pytest
 
 from builders import blobs_file
 from topdp.agents.agreement import manifest
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.development import federation_demo
 from topdp.errors import InputError
 from topdp.runs import config, run
@@ -115,10 +115,10 @@ def test_from_nothing_to_a_manifest(tmp_path, topdp):
     common += ("--set", "rounds=5", "--set", "topology.kind=ring")
     made = topdp(*common, "--records", "100,80,60", "--out", place)
     assert made.code == 0, made.err
-    terms = manifest.read(place)
+    terms = manifest.read_manifest(place)
     assert terms.hash == json.loads(made.out)["hash"] and terms.links == ((0, 1), (1, 2))
     assert terms.config.data.sizes == [100, 80, 60] and len(terms.config.privacy.sigma) == 3
-    assert Setup.of(terms).counts == (100, 80, 60)
+    assert RunSetup.of(terms).counts == (100, 80, 60)
 
     agreed = place.read_bytes()
     over = topdp(*common, "--records", "100", "--out", place)

@@ -136,9 +136,9 @@ def served(tmp_path_factory):
 
     async def scene():
         agent = made.agent(0, Wire().transport("ada"))
-        agent.peers.told.tell("bob", "stranger", "words")
+        agent.peers.refusals.report("bob", "stranger", "words")
         try:
-            async with prometheus_metrics.served(agent, 0) as port:
+            async with prometheus_metrics.serve_metrics(agent, 0) as port:
                 place = f"http://127.0.0.1:{port}/metrics"
                 return await asyncio.to_thread(
                     lambda: urllib.request.urlopen(place, timeout=5).read().decode()

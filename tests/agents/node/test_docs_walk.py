@@ -19,7 +19,7 @@ import pytest
 
 from builders import blobs_file
 from command_lines import command, parsed
-from topdp.agents.node.status_file import Standing
+from topdp.agents.node.status_file import ProcessStatus
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 SITES = {"ada": 1200, "bob": 800, "cleo": 950}
@@ -106,7 +106,7 @@ def test_the_page_is_walked(sites, topdp, monkeypatch):
             if start is None:
                 start = words
                 running["ada"] = started(root / "ada", words)
-                until(lambda: (s := Standing.read(root / "ada" / "state")) is not None and s.round >= 0)
+                until(lambda: (s := ProcessStatus.read(root / "ada" / "state")) is not None and s.round >= 0)
             continue
         done = topdp(*words)
         assert done.code == 0, (words, done.err)
@@ -117,7 +117,7 @@ def test_the_page_is_walked(sites, topdp, monkeypatch):
                 shutil.copy(root / "manifest.toml", root / name)
         if what == "agent stop":
             assert running.pop("ada").wait(30) == 0
-    assert Standing.read(root / "ada" / "state").state == "ended"
+    assert ProcessStatus.read(root / "ada" / "state").state == "ended"
     assert any((root / "ada").glob("*.pt")) or any((root / "ada").glob("*.safetensors"))
     watched = ["--evaluate", "10", "--report", "0.2", "--json-log"]
     running |= {name: started(root / name, [*start, *watched * (name == "bob")]) for name in SITES}

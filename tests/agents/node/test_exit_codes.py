@@ -20,10 +20,10 @@ from topdp.agents.agreement.identity_card import read_card
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.wire.transport import Reply
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.runs import config
 
 
@@ -32,10 +32,10 @@ def made(tmp_path_factory):
     """Two sites that have agreed on a manifest; the records are ada's."""
     folder = tmp_path_factory.mktemp("sites")
     for port, name in ((7401, "ada"), (7402, "bob")):
-        identity.init(folder / name, name, f"localhost:{port}")
+        identity.create_identity(folder / name, name, f"localhost:{port}")
     cards = [folder / name / "card.toml" for name in ("ada", "bob")]
     wanted = config.read(changes=["rounds=3", "topology.agents=2", "privacy.guarantee=worst-case"])
-    terms, _, _ = federation_manifest.create(cards, "240", wanted, "ada-bob", {})
+    terms, _, _ = federation_manifest.create_manifest(cards, "240", wanted, "ada-bob", {})
     terms.write(folder / "manifest.toml")
     blobs_file(folder / "records.npz", 240)
     return folder
@@ -47,9 +47,9 @@ def site(made, tmp_path, topdp, monkeypatch):
     folder = shutil.copytree(made, tmp_path / "site")
     monkeypatch.chdir(tmp_path)
 
-    def start(*more):
+    def start(*more, command="start"):
         places = ("--manifest", folder / "manifest.toml", "--identity", folder / "ada")
-        return topdp("agent", "start", *places, "--data", folder / "records.npz", "--state", "state", *more)
+        return topdp("agent", command, *places, "--data", folder / "records.npz", "--state", "state", *more)
 
     def create(*more):
         cards = (folder / "ada" / "card.toml", folder / "bob" / "card.toml")
@@ -157,7 +157,7 @@ def test_a_manifest_that_is_no_text_is_2(site):
 
 def test_an_agent_that_the_manifest_does_not_name_is_2(site):
     shutil.rmtree(site.folder / "ada")
-    identity.init(site.folder / "ada", "adam")
+    identity.create_identity(site.folder / "ada", "adam")
     done = site.start()
     assert done.code == 2 and "Did you mean 'ada'" in one_line(done)
 
@@ -178,7 +178,7 @@ def test_a_state_folder_in_use_is_2(site, tmp_path):
 
 def test_a_wrong_failpoint_is_2(site, monkeypatch):
     monkeypatch.setenv("TOPDP_FAILPOINT", "nowhere:1")
-    done = site.start()
+    done = site.start(command="rehearse")
     assert done.code == 2 and "Expected TOPDP_FAILPOINT" in one_line(done)
 
 
@@ -215,14 +215,14 @@ def changed_manifest(site):
 
 def another_identity(site):
     shutil.rmtree(site.folder / "ada")
-    identity.init(site.folder / "ada", "ada")
+    identity.create_identity(site.folder / "ada", "ada")
 
 
 def expired(site):
-    old = identity.make("ada", start=datetime.now(UTC) - timedelta(days=30), validity=timedelta(days=29))
+    old = identity.generate("ada", start=datetime.now(UTC) - timedelta(days=30), validity=timedelta(days=29))
     (site.folder / "ada" / "key.pem").write_bytes(old.key_pem())
-    write_whole(site.folder / "ada" / "certificate.pem", old.card.certificate)
-    write_whole(site.folder / "ada" / "card.toml", old.card.to_toml())
+    write_atomically(site.folder / "ada" / "certificate.pem", old.card.certificate)
+    write_atomically(site.folder / "ada" / "card.toml", old.card.to_toml())
 
 
 DISTRUST = {
@@ -264,7 +264,7 @@ TAMPERING = {
 @pytest.mark.parametrize("case", TAMPERING)
 def test_books_that_were_changed_are_4(site, tmp_path, case):
     ledger = Ledger(tmp_path / "state", "federation", "ada")
-    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
     with sqlite3.connect(tmp_path / "state" / "ledger.sqlite") as db:
         db.execute(TAMPERING[case])
@@ -332,11 +332,13 @@ def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
     """Cyclic batches: which records come together must stay as it was."""
     changes = ["rounds=3", "topology.agents=2", "privacy.guarantee=worst-case", "data.batch={cycle=20}"]
     cards = [site.folder / name / "card.toml" for name in ("ada", "bob")]
-    terms, _, _ = federation_manifest.create(cards, "240", config.read(changes=changes), "ada-bob", {})
+    terms, _, _ = federation_manifest.create_manifest(
+        cards, "240", config.read(changes=changes), "ada-bob", {}
+    )
     terms.write(site.folder / "manifest.toml")
     ledger = Ledger(tmp_path / "state", terms.hash, "ada")
-    start_choices.expect_order(ledger, "another")
-    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    start_choices.expect_record_order(ledger, "another")
+    ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
     done = site.start()
     assert done.code == 5 and "in the order, with which this agent began" in one_line(done)
@@ -350,12 +352,12 @@ def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
 def test_status_says_what_is_spent_by_which_guarantee(site, tmp_path):
     """Once the plan is departed from, what was released has cost what the worst case says."""
     ledger = Ledger(tmp_path / "state", "federation", "ada", guarantee="adaptive")
-    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
-    ledger.stop(1)
+    ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    ledger.stop_data(1)
     ask = ("agent", "status", "--state", "state", "--json")
     found = json.loads(site.topdp(*ask).out)
     assert (found["epsilon"], found["charged_by"], found["stopped"]) == (0.25, "adaptive", 1)
-    ledger.depart("round 1: nothing from bob")
+    ledger.note_departure("round 1: nothing from bob")
     ledger.close()
     found = json.loads(site.topdp(*ask).out)
     assert (found["epsilon"], found["charged_by"]) == (0.5, "worst-case")
@@ -403,6 +405,6 @@ def test_seeded_runs_have_no_finite_sum_in_the_book_of_the_site(site, monkeypatc
     monkeypatch.setattr(
         "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
     )
-    assert site.start("--seeded").code == 4
+    assert site.start("--seeded", command="rehearse").code == 4
     shown = site.topdp("agent", "budget", "show", "--identity", site.folder / "ada", "--json")
     assert json.loads(shown.out)["epsilon"] == {"add-remove": None}

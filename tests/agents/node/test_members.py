@@ -57,7 +57,7 @@ def test_a_member_is_taken_out_by_an_amendment_that_the_others_sign(federation, 
     assert done.code == 0 and told["amends"]["round"] == 7 and set(told["budgets"]) == {"ada", "bob"}
     for name in ("ada", "bob"):
         assert told["amends"]["spent"][name] + told["budgets"][name] == pytest.approx(2.0)
-    assert told["delta"] == 2 * manifest.read(first).config.privacy.delta
+    assert told["delta"] == 2 * manifest.read_manifest(first).config.privacy.delta
     assert topdp(*way).code == 2  # nothing is written over
     state = ["--state", federation / "state", "--data", "nowhere.npz", "--identity", federation / "ada"]
     early = topdp("agent", "start", "--manifest", second, *state)

@@ -14,15 +14,15 @@ from history import NAMES, Wire, federation, on_virtual_time
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.node import agent_model_file
-from topdp.agents.node.agent_status import facts_of, in_words
-from topdp.agents.node.node_monitor import Monitor
-from topdp.agents.node.operator_orders import PAUSE, STOP, Orders
-from topdp.agents.node.site_scores import Scores
-from topdp.agents.node.status_file import Standing, birth
+from topdp.agents.node.agent_status import describe_status, read_status
+from topdp.agents.node.node_monitor import NodeMonitor
+from topdp.agents.node.operator_orders import PAUSE_FILE, STOP_FILE, OperatorOrders
+from topdp.agents.node.owner_evaluation import OwnerEvaluation
+from topdp.agents.node.status_file import ProcessStatus, process_birth
 from topdp.agents.runtime.run_end import end_with
-from topdp.agents.wire.link_refusals import QUIET, Told
+from topdp.agents.wire.link_refusals import QUIET, RefusalLog
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.cli import operator_commands
 from topdp.data import Dataset
@@ -36,15 +36,20 @@ def state(tmp_path):
     """The books of ada, with one release, as a process left them."""
     folder = tmp_path / "state"
     ledger = Ledger(folder, "federation", "ada")
-    ledger.release(0, Cost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
+    ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
     return folder
 
 
 def left(folder, **changes):
     """A standing as a process of this test wrote it."""
-    facts = {"process": os.getpid(), "begun": birth(os.getpid()), "written": time.time(), "state": "waits"}
-    found = Standing(**{**facts, "round": 0, "rounds": 8, "budget": 1.0, **changes})
+    facts = {
+        "process": os.getpid(),
+        "begun": process_birth(os.getpid()),
+        "written": time.time(),
+        "state": "waits",
+    }
+    found = ProcessStatus(**{**facts, "round": 0, "rounds": 8, "budget": 1.0, **changes})
     found.write(folder)
     return found
 
@@ -142,7 +147,7 @@ def test_people_are_not_told_what_is_not_so(topdp, state):
     said = topdp("agent", "status", "--state", state).out
     assert not any(word in said for word in ("seeded", "departed", "waits for", "scores", "False"))
     ledger = Ledger(state, "federation", "ada")
-    ledger.stop(0)
+    ledger.stop_data(0)
     end_with(ledger, 4)
     ledger.close()
     left(state)
@@ -152,16 +157,16 @@ def test_people_are_not_told_what_is_not_so(topdp, state):
 
 def test_status_shows_delta_beside_epsilon(tmp_path):
     ledger = Ledger(tmp_path / "books", "federation", "ada")
-    start_choices.note_delta(ledger, 2e-6)
+    start_choices.record_delta(ledger, 2e-6)
     ledger.close()
-    facts = facts_of(tmp_path / "books")
-    assert facts["delta"] == 2e-6 and "at delta 2e-06" in in_words(facts)["epsilon"]
+    facts = read_status(tmp_path / "books")
+    assert facts["delta"] == 2e-6 and "at delta 2e-06" in describe_status(facts)["epsilon"]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"begun": birth(os.getpid()) + "1"},  # the number of a dead process, used again by this one
+        {"begun": process_birth(os.getpid()) + "1"},  # the number of a dead process, used again by this one
         {"process": 2**22 + 1},
         {"state": "ended", "code": 0},
         {"begun": "another machine 77", "written": time.time() - 60},
@@ -234,12 +239,12 @@ def test_pausing_twice_and_resuming_twice(topdp, state):
 def test_a_very_long_path_is_no_obstacle(topdp, state, tmp_path):
     long = tmp_path / ("a" * 120) / ("b" * 120) / "state"
     shutil.copytree(state, long)
-    assert topdp("agent", "pause", "--state", long).code == 0 and Orders(long).paused()
+    assert topdp("agent", "pause", "--state", long).code == 0 and OperatorOrders(long).paused()
 
 
 def test_stopping_who_does_not_run_is_done(topdp, state):
     done = topdp("agent", "stop", "--state", state)
-    assert done.code == 0 and "is not running" in done.out and not (state / STOP).exists()
+    assert done.code == 0 and "is not running" in done.out and not (state / STOP_FILE).exists()
 
 
 def test_stopping_ends_in_bounded_time(topdp, state):
@@ -256,15 +261,15 @@ def test_orders_are_for_owners(topdp, state, monkeypatch):
 
 def test_an_order_of_somebody_else_is_not_obeyed(state, monkeypatch, caplog):
     (state / "target").write_text("")
-    (state / PAUSE).symlink_to(state / "target")
-    orders = Orders(state)
+    (state / PAUSE_FILE).symlink_to(state / "target")
+    orders = OperatorOrders(state)
     with caplog.at_level("WARNING", logger="topdp.agents"):
         assert not orders.paused() and not orders.paused()
     assert caplog.text.count("is not obeyed") == 1
-    (state / PAUSE).unlink()
-    (state / PAUSE).write_text("")
+    (state / PAUSE_FILE).unlink()
+    (state / PAUSE_FILE).write_text("")
     assert orders.paused()
-    os.chown(state / PAUSE, 12345, 12345) if os.geteuid() == 0 else None
+    os.chown(state / PAUSE_FILE, 12345, 12345) if os.geteuid() == 0 else None
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     assert not orders.paused()
 
@@ -313,22 +318,24 @@ async def until(so, limit=2000):
     raise AssertionError("it did not come to be")
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_who_is_paused_releases_nothing_and_goes_on_answering(tmp_path, goes_on):
+@pytest.mark.parametrize("tolerates_silence", [False, True])
+def test_who_is_paused_releases_nothing_and_goes_on_answering(tmp_path, tolerates_silence):
     async def scene(lives, tasks):
         held = [1]
-        lives[0].life.paused = lambda: bool(held) and lives[0].ledger.round >= 1
+        lives[0].loop.paused = lambda: bool(held) and lives[0].ledger.round >= 1
         await asyncio.sleep(1)
         before = lives[0].ledger.round
         await asyncio.sleep(40)  # ten idle timeouts
-        stood = lives[0].ledger.round, [list(agent.life.waits.since) for agent in lives[1:]]
+        stood = lives[0].ledger.round, [list(agent.loop.waits.since) for agent in lives[1:]]
         waited, departed = lives[1].ledger.round, [agent.ledger.departed for agent in lives]
         held.clear()
         lives[0].peers.changed.set()
         outcomes = await asyncio.gather(*tasks)
         return before, stood, waited, departed, outcomes
 
-    _, (before, stood, waited, departed, outcomes) = living(tmp_path, scene, rounds=6, goes_on=goes_on)
+    _, (before, stood, waited, departed, outcomes) = living(
+        tmp_path, scene, rounds=6, tolerates_silence=tolerates_silence
+    )
     assert 1 <= before < 6 and stood[0] == before and waited <= before + 1
     assert all("ada" in names for names in stood[1])
     assert departed == [None] * 3  # who answers is live, and is waited for under either rule
@@ -341,36 +348,36 @@ def test_a_pause_outlives_a_restart_and_a_stop_works_in_it(tmp_path, caplog):
     async def scene():
         wire = Wire()
         agent = made.agent(0, wire.transport("ada"))
-        orders = Orders(agent.folder)
-        orders.give(PAUSE)
-        orders.give(STOP)  # of before: not for this process
-        monitor = Monitor(agent, orders, agent.stop, report=5.0)
+        orders = OperatorOrders(agent.folder)
+        orders.give(PAUSE_FILE)
+        orders.give(STOP_FILE)  # of before: not for this process
+        monitor = NodeMonitor(agent, orders, agent.stop, report=5.0)
         beside = asyncio.create_task(monitor.run())
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(20)
         assert not task.done() and agent.ledger.round == -1
-        seen = Standing.read(agent.folder)
-        orders.give(STOP)
+        seen = ProcessStatus.read(agent.folder)
+        orders.give(STOP_FILE)
         outcome = await asyncio.wait_for(task, 10)
         beside.cancel()
         monitor.end(int(outcome.code))
-        return seen, outcome, Standing.read(agent.folder), orders
+        return seen, outcome, ProcessStatus.read(agent.folder), orders
 
     with caplog.at_level("INFO", logger="topdp.agents"):
         seen, outcome, last, orders = on_virtual_time(scene())
     assert seen.state == "paused" and seen.liveness == "running" and not outcome.finished
     assert last.state == "ended" and last.code == 0 and last.liveness == "not running"
-    assert orders.paused() and not (orders.folder / STOP).exists()
+    assert orders.paused() and not (orders.folder / STOP_FILE).exists()
     assert "is paused since before this start" in caplog.text and "asked to stop" in caplog.text
     assert "no release yet" in caplog.text  # the line of progress
 
 
 def test_a_pause_while_the_end_is_near_changes_nothing(tmp_path):
     async def scene(lives, tasks):
-        await until(lambda: lives[0].life.doing == "ends")
-        lives[0].life.paused = lambda: True
-        monitor = Monitor(lives[0], Orders(lives[0].folder), lives[0].stop)
-        lives[0].life.paused = lambda: True
+        await until(lambda: lives[0].loop.activity == "ends")
+        lives[0].loop.paused = lambda: True
+        monitor = NodeMonitor(lives[0], OperatorOrders(lives[0].folder), lives[0].stop)
+        lives[0].loop.paused = lambda: True
         found = monitor.standing()
         return found, await asyncio.gather(*tasks)
 
@@ -382,10 +389,10 @@ def test_the_status_file_cannot_be_written_and_the_agent_goes_on(tmp_path, monke
     def full(self, folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Standing, "write", full)
+    monkeypatch.setattr(ProcessStatus, "write", full)
 
     async def scene(lives, tasks):
-        monitor = Monitor(lives[0], Orders(lives[0].folder), lives[0].stop)
+        monitor = NodeMonitor(lives[0], OperatorOrders(lives[0].folder), lives[0].stop)
         for _ in range(3):
             monitor.look()
         return await asyncio.gather(*tasks)
@@ -409,8 +416,8 @@ def test_evaluating_changes_nothing_that_is_sent(tmp_path):
             dataset = Dataset("own", inputs, targets, None, None, classes=made.shards.classes)
             monitor = None
             if every:
-                scores = Scores(made.setup, dataset, "ada", every)
-                monitor = Monitor(lives[0], Orders(lives[0].folder), lives[0].stop, scores=scores)
+                scores = OwnerEvaluation(made.setup, dataset, "ada", every)
+                monitor = NodeMonitor(lives[0], OperatorOrders(lives[0].folder), lives[0].stop, scores=scores)
 
             over = asyncio.Event()
 
@@ -443,9 +450,9 @@ def test_evaluating_changes_nothing_that_is_sent(tmp_path):
 @pytest.mark.parametrize("ending", [".pt", ".safetensors"])
 def test_the_model_of_the_books_is_the_one_that_the_agent_reports(topdp, tmp_path, ending):
     async def scene(lives, tasks):
-        agent_model_file.note(lives[0].folder, lives[0].equipment, 3)
+        agent_model_file.write_model_facts(lives[0].folder, lives[0].context, 3)
         await until(lambda: lives[0].ledger.round >= 1)
-        return lives[0].folder, agent_model_file.export(lives[0].folder, tmp_path / f"early{ending}")
+        return lives[0].folder, agent_model_file.export_model(lives[0].folder, tmp_path / f"early{ending}")
 
     made, (folder, round) = living(tmp_path, scene)
     assert round >= 1
@@ -477,7 +484,7 @@ def test_a_model_that_is_not_there_yet_is_2(topdp, state, tmp_path):
     assert done.code == 2 and "model.json" in done.err
     Ledger(tmp_path / "new", "federation", "ada").close()
     with pytest.raises(InputError, match="nothing to export"):
-        agent_model_file.export(tmp_path / "new", tmp_path / "model.pt")
+        agent_model_file.export_model(tmp_path / "new", tmp_path / "model.pt")
 
 
 # Quarantine
@@ -486,7 +493,7 @@ def test_a_model_that_is_not_there_yet_is_2(topdp, state, tmp_path):
 def test_lifting_is_on_the_books_and_departures_stay(topdp, state):
     ledger = Ledger(state, "federation", "ada")
     ledger.quarantine("bob", ReplyCode.EQUIVOCATION, "sent two different rows for round 3")
-    ledger.depart("round 4: nothing from bob")
+    ledger.note_departure("round 4: nothing from bob")
     ledger.close()
     lift = ("agent", "quarantine", "lift", "bob", "--state", state)
     assert topdp(*lift, "--reason", " ").code == 2
@@ -518,15 +525,15 @@ def test_lifting_waits_until_the_agent_is_stopped(topdp, state):
 
 def test_what_goes_on_for_hours_is_told_once_an_hour_with_its_count(caplog):
     clock = [0.0]
-    told = Told("ada", clock=lambda: clock[0])
+    refusals = RefusalLog("ada", clock=lambda: clock[0])
     with caplog.at_level("INFO", logger="topdp.agents"):
         for _ in range(5 * 3600):
-            told.tell("bob", "stranger", "it showed another certificate")
+            refusals.report("bob", "stranger", "it showed another certificate")
             clock[0] += 1.0
     lines = caplog.messages
     assert len(lines) == 5 and "times" not in lines[0] and QUIET == 3600
     assert lines[1].endswith("(3600 times since this was last said)")
-    assert told.counts["bob", "stranger"] == 5 * 3600
+    assert refusals.counts["bob", "stranger"] == 5 * 3600
 
 
 def test_json_lines_have_agent_event_and_round_everywhere(capsys):
@@ -537,11 +544,11 @@ def test_json_lines_have_agent_event_and_round_everywhere(capsys):
     logger = logging.getLogger("topdp.agents")
     before = logger.handlers, logger.propagate, logger.level
     try:
-        speaker = agent_log.to_stderr(True)
+        speaker = agent_log.log_to_stderr(True)
         logger.info("first")
         speaker.agent, speaker.round = "ada", lambda: 7
         logger.info("second")
-        Told("ada").tell("bob", "linked", "words")
+        RefusalLog("ada").tell("bob", "linked", "words")
         logger.info("third", extra={"event": "progress", "round": 9, "facts": {"rounds": 20}})
     finally:
         logger.handlers, logger.propagate = before[0], before[1]

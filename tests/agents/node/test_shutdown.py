@@ -18,8 +18,8 @@ from topdp.agents.wire import transport
 PROGRAM = """
 import asyncio, sys, time
 from topdp.agents.node import agent_log, shutdown
-agent_log.to_stderr(False)
-shutdown.LIMIT, shutdown.BLOCKED = {limit}, 0.3
+agent_log.log_to_stderr(False)
+shutdown.SHUTDOWN_SECONDS, shutdown.BLOCKED_LOOP_SECONDS = {limit}, 0.3
 
 async def hangs_here():
     while True:
@@ -87,7 +87,7 @@ def test_a_life_in_the_middle_of_something_long_is_left_off(tmp_path, quick):
         async def long():
             await asyncio.sleep(1000)
 
-        agent.life._next_round = long
+        agent.loop._next_round = long
         running = asyncio.create_task(agent.run())
         await asyncio.sleep(1)
         agent.stop()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from topdp.agents.development import fork_server
-from topdp.agents.runtime.stage_timing import Stages
+from topdp.agents.runtime.stage_timing import StartTiming
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="agents are forked on Linux only")
@@ -27,7 +27,7 @@ print([name for name in slow if name in sys.modules], len(os.listdir("/proc/self
 
 
 def test_the_stages_of_a_start_begin_with_the_birth_of_the_process():
-    stages = Stages()
+    stages = StartTiming()
     stages.over("imports")
     stages.over("plan")
     assert stages.wall["imports"] > stages.processor["plan"] >= 0

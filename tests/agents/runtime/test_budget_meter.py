@@ -9,8 +9,8 @@ from history import faults, federation, live, on_virtual_time
 from builders import in_turn
 from topdp import topology
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
-from topdp.agents.runtime.budget_meter import allows, meter
+from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.runtime.budget_meter import allows, build_meter
 from topdp.privacy.account import account
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers import band_matrix
@@ -29,7 +29,7 @@ def books(made, number):
 
 
 def sent_to(made, number, round):
-    return [made.names[to] for to in made.equipment(number).part.sent(round)]
+    return [made.names[to] for to in made.context(number).part.sent(round)]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -67,7 +67,7 @@ def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
     stopped = ledger.stopped_at
     found = {}
     for round in (stopped - 1, stopped + 1):
-        ledger.stop(round)
+        ledger.stop_data(round)
         found[round] = faults(run)
     ledger.close()
     assert 0 < stopped < 6 and found == {
@@ -120,7 +120,7 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, g
     said = whole.answer(guarantee).epsilon
     assert said.max() == pytest.approx(1.0, rel=1e-3)
     for agent in range(6):
-        gauge = made.equipment(agent).meter
+        gauge = made.context(agent).meter
         total, history, totals = 0.0, [], []
         for r in range(made.setup.plan.releases):
             cost = gauge.cost(r, history, total, float(gauge.planned[r]), True)
@@ -136,10 +136,10 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, g
 def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
     made = federation(tmp_path, f"data.batch={batch}", graph=topology.random(6, 0.5, 1), rounds=60)
     analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
-    whole = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    whole = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
     monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 10)
     monkeypatch.setattr(band_matrix, "ROUNDS_PER_BLOCK", 8)
-    near = meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    near = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
     np.testing.assert_allclose(near, whole, rtol=1e-6)
     assert (near >= whole * (1 - 1e-9)).all()
 
@@ -147,7 +147,7 @@ def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
 def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=5)
     analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
-    gauge = meter(made.setup.plan, analysis, 0, 1e-5, "worst-case", True)
+    gauge = build_meter(made.setup.plan, analysis, 0, 1e-5, "worst-case", True)
     history = [(r, float(gauge.planned[r])) for r in range(6)]
     curve = [gauge.worst_case(history[: r + 1]) for r in range(6)]
     said = account(made.setup.plan, analysis, 1e-5).worst_case.epsilon[0]
@@ -157,10 +157,10 @@ def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
 def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_path):
     made = federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4)
     analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
-    gauge = meter(made.setup.plan, analysis, 0, 1e-5, "view", True)
+    gauge = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True)
     history = [(r, float(gauge.planned[r])) for r in range(3)]
     worst = gauge.worst_case(history)
-    assert gauge.owed(history, 0.5 * worst, planned=True) == Cost(0.0, worst, 0.0)
+    assert gauge.owed(history, 0.5 * worst, planned=True) == ReleaseCost(0.0, worst, 0.0)
     late = gauge.owed(history, 0.3 * worst, planned=False)
     assert 0.3 * worst + late.charge >= worst and late.charge == pytest.approx(0.7 * worst)
     assert gauge.owed(history, worst, planned=False).charge == 0 == gauge.owed([], 0.0, False).charge
@@ -170,8 +170,8 @@ def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_
 def test_who_does_not_wait_for_neighbours_is_charged_by_worst_case(tmp_path, guarantee):
     made = federation(tmp_path, f"privacy.guarantee={guarantee}", agents=4, rounds=4)
     analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
-    assert meter(made.setup.plan, analysis, 0, 1e-5, guarantee, True).by_plan is not None
-    assert meter(made.setup.plan, analysis, 0, 1e-5, guarantee, False).by_plan is None
+    assert build_meter(made.setup.plan, analysis, 0, 1e-5, guarantee, True).by_plan is not None
+    assert build_meter(made.setup.plan, analysis, 0, 1e-5, guarantee, False).by_plan is None
 
 
 def test_agents_charge_by_the_adaptive_answer_unless_told_otherwise(tmp_path):
@@ -186,8 +186,8 @@ def test_agents_charge_by_the_adaptive_answer_unless_told_otherwise(tmp_path):
 
 
 def test_a_budget_is_not_passed_by_the_next_charge():
-    assert allows(1.0, 0.75, Cost(0.25)) and not allows(1.0, 0.75, Cost(0.26))
-    assert not allows(1.0, 0.0, Cost(math.inf))
+    assert allows(1.0, 0.75, ReleaseCost(0.25)) and not allows(1.0, 0.75, ReleaseCost(0.26))
+    assert not allows(1.0, 0.0, ReleaseCost(math.inf))
 
 
 def test_rows_without_noise_are_refused_before_anything_is_sent(tmp_path):
@@ -197,4 +197,4 @@ def test_rows_without_noise_are_refused_before_anything_is_sent(tmp_path):
     analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
     silent = replace(made.setup.plan, scale=np.zeros_like(made.setup.plan.scale))
     with pytest.raises(PrivacyError, match="Expected noise in every row"):
-        meter(silent, analysis, 0, 1e-5, "worst-case", True)
+        build_meter(silent, analysis, 0, 1e-5, "worst-case", True)

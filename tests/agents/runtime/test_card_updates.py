@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from history import CARDS, IDENTITIES, Wire, faults, federation, live, on_virtual_time, sharing
+from history import CARDS, IDENTITIES, Wire, abandon, faults, federation, live, on_virtual_time, sharing
 from sites import Federation, run, until_answered
 
 from topdp.agents.agreement import card_succession, identity
-from topdp.agents.agreement.card_succession import Directory, named
+from topdp.agents.agreement.card_succession import CardDirectory, sign_successor
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.card_updates import KNOWN_TO, Cards, chosen, restored
+from topdp.agents.runtime.card_updates import KNOWN_TO, CardUpdates, chosen, restored
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
@@ -23,7 +23,7 @@ def renewing(made, number):
     """`topdp agent renew` on the site of an agent."""
     private = made.private(number)
     if not (private.folder / "key.pem").exists():
-        identity.keep(private.folder, private.identity)
+        identity.save(private.folder, private.identity)
     return card_succession.renew(private.folder)
 
 
@@ -43,7 +43,7 @@ def test_all_agents_learn_of_a_new_card_and_the_run_goes_on(tmp_path, kind):
 def test_an_agent_shows_its_new_card_once_all_neighbours_know_it(tmp_path):
     made = federation(tmp_path)
     renewing(made, 0)
-    manifest, held = made.setup.manifest, card_succession.generations(made.private(0).folder)
+    manifest, held = made.setup.manifest, card_succession.load_identities(made.private(0).folder)
     neighbours = manifest.neighbours(made.names[0])
     assert chosen(manifest, held, {}) == held[0]
     assert chosen(manifest, held, {KNOWN_TO + neighbours[0]: "1"}).card == held[0].card
@@ -53,7 +53,7 @@ def test_an_agent_shows_its_new_card_once_all_neighbours_know_it(tmp_path):
     assert chosen(manifest, held, ledger.meta).card == held[1].card
     ledger.close()
     with pytest.raises(TrustError, match="the manifest lists"):
-        chosen(manifest, [identity.make(made.names[0], "a.org:1")], {})
+        chosen(manifest, [identity.generate(made.names[0], "a.org:1")], {})
 
 
 def test_statements_of_an_agent_hold_under_its_new_key(tmp_path):
@@ -61,7 +61,7 @@ def test_statements_of_an_agent_hold_under_its_new_key(tmp_path):
     made = sharing(tmp_path)
     successor = renewing(made, 1)
     folder = made.private(1).folder
-    made.identities = {**IDENTITIES, made.names[1]: card_succession.generations(folder)[1]}
+    made.identities = {**IDENTITIES, made.names[1]: card_succession.load_identities(folder)[1]}
     found = on_virtual_time(live(made))
     assert not faults(found) and all(result["finished"] for result in made.results())
     assert successor.number == 1
@@ -70,17 +70,17 @@ def test_statements_of_an_agent_hold_under_its_new_key(tmp_path):
 def taken(tmp_path):
     made = federation(tmp_path)
     ledger = Ledger(tmp_path / "books", made.setup.manifest.hash, made.names[0])
-    return Cards(made.setup.manifest, made.names[0], ledger), ledger
+    return CardUpdates(made.setup.manifest, made.names[0], ledger), ledger
 
 
 def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fork(tmp_path):
     cards, ledger = taken(tmp_path)
     name = CARDS[3].name
-    new, thief = (identity.make(name, CARDS[3].address) for _ in range(2))
-    assert cards.take(named(1, IDENTITIES[name], new).text().encode())[0] is ReplyCode.OK
-    again = Cards(federation(tmp_path).setup.manifest, CARDS[0].name, ledger)
+    new, thief = (identity.generate(name, CARDS[3].address) for _ in range(2))
+    assert cards.take(sign_successor(1, IDENTITIES[name], new).text().encode())[0] is ReplyCode.OK
+    again = CardUpdates(federation(tmp_path).setup.manifest, CARDS[0].name, ledger)
     assert again.directory.card(name) == new.card
-    code, words, culprit = again.take(named(1, IDENTITIES[name], thief).text().encode())
+    code, words, culprit = again.take(sign_successor(1, IDENTITIES[name], thief).text().encode())
     assert (code, culprit) == (ReplyCode.EQUIVOCATION, name) and "two hands" in words
     assert again.directory.card(name) == new.card
     ledger.close()
@@ -101,19 +101,19 @@ def test_who_passes_on_a_forged_card_is_quarantined_and_so_is_who_signs_two(tmp_
         wire = Wire()
         agent = made.agent(0, wire.transport(name))
         try:
-            one, two = (identity.make(forked, "a.org:1") for _ in range(2))
+            one, two = (identity.generate(forked, "a.org:1") for _ in range(2))
             for new in (one, two):
-                body = named(1, IDENTITIES[forked], new).text().encode()
+                body = sign_successor(1, IDENTITIES[forked], new).text().encode()
                 await agent.peers.handle(forger, Message.of(MessageKind.CARD, 0, body))
             assert agent.ledger.quarantined(forked).code is ReplyCode.EQUIVOCATION
             assert agent.ledger.quarantined(forger) is None
             third = made.names[2]
-            honest = named(1, IDENTITIES[third], identity.make(third, "a.org:1"))
-            forged = replace(honest, card=identity.make(third, "evil.org:1").card).text().encode()
+            honest = sign_successor(1, IDENTITIES[third], identity.generate(third, "a.org:1"))
+            forged = replace(honest, card=identity.generate(third, "evil.org:1").card).text().encode()
             await agent.peers.handle(forger, Message.of(MessageKind.CARD, 0, forged))
             assert agent.ledger.quarantined(forger).code is ReplyCode.NOT_A_STATEMENT
         finally:
-            agent.abandon()
+            abandon(agent)
 
     on_virtual_time(told())
 
@@ -124,7 +124,7 @@ def moving(name, times):
     for number in range(1, times + 1):
         card = replace(before.card, address=f"a.org:{number}")
         after = identity.Identity(card, before.key)
-        found.append(named(number, before, after))
+        found.append(sign_successor(number, before, after))
         before = after
     return found
 
@@ -138,18 +138,18 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
         try:
             replies = [
                 await agent.peers.handle(pest, Message.of(MessageKind.CARD, 0, card.text().encode()))
-                for card in moving(pest, card_succession.MOST + 2)
+                for card in moving(pest, card_succession.MAX_SUCCESSORS + 2)
             ]
-            assert [reply.ok for reply in replies] == [True] * card_succession.MOST + [False, False]
+            assert [reply.ok for reply in replies] == [True] * card_succession.MAX_SUCCESSORS + [False, False]
             assert "at most" in agent.ledger.quarantined(pest).words
             told = 0
             while (card := agent.cards.untold(other)) is not None:
                 agent.cards.told(other, card[0], Reply(ReplyCode.OK))
                 told += 1
-            assert told == card_succession.MOST
+            assert told == card_succession.MAX_SUCCESSORS
         finally:
-            agent.abandon()
-        made.agent(0, Wire().transport(name)).abandon()  # and starts again
+            abandon(agent)
+        abandon(made.agent(0, Wire().transport(name)))  # and starts again
 
     on_virtual_time(told())
 
@@ -157,13 +157,13 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
 def test_an_honest_agent_keeps_below_that_and_says_so(tmp_path, caplog):
     cards, ledger = taken(tmp_path)
     cards.folder = tmp_path / "identity"
-    for card in moving(cards.name, card_succession.MOST + 1):
-        place = cards.folder / f"{card_succession.FOLDER}{card.number}"
+    for card in moving(cards.name, card_succession.MAX_SUCCESSORS + 1):
+        place = cards.folder / f"{card_succession.RENEWAL_FOLDER_PREFIX}{card.number}"
         place.mkdir(parents=True)
-        (place / card_succession.FILE).write_text(card.text())
+        (place / card_succession.SUCCESSOR_FILE).write_text(card.text())
     for _ in range(3):
         cards.look()
-    assert cards.directory.number(cards.name) == card_succession.MOST
+    assert cards.directory.number(cards.name) == card_succession.MAX_SUCCESSORS
     assert sum("make a new one" in record.message for record in caplog.records) == 1
     ledger.close()
 
@@ -172,10 +172,10 @@ def test_links_take_a_new_certificate_and_then_no_longer_the_old_one():
     """Over TLS, at the end that dials and at the one that is dialled, without a restart of the other."""
     site = Federation(("ant", "bee", "cat"))
     old = site.identities["bee"]
-    new = identity.make("bee", old.card.address)
+    new = identity.generate("bee", old.card.address)
 
     async def renewed():
-        directories = {name: Directory(site.manifest) for name in ("ant", "cat")}
+        directories = {name: CardDirectory(site.manifest) for name in ("ant", "cat")}
         ends = [site.transport(name, directory=known) for name, known in directories.items()]
         bee = site.transport("bee")
         try:
@@ -184,12 +184,12 @@ def test_links_take_a_new_certificate_and_then_no_longer_the_old_one():
             for end in ends:
                 assert (await until_answered(end, "bee", HELLO)).ok
             for known in directories.values():
-                known.take(named(1, old, new))
+                known.accept(sign_successor(1, old, new))
             for end in ends:
                 assert (await until_answered(end, "bee", HELLO)).ok  # links that are open stay
             await bee.close()
-            own = Directory(site.manifest)
-            own.take(named(1, old, new))
+            own = CardDirectory(site.manifest)
+            own.accept(sign_successor(1, old, new))
             bee = type(bee)(new, site.manifest, directory=own)
             await bee.start(echo)
             for end in ends:

@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
-from history import Wire, faults, federation, live, on_virtual_time
+from history import Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp.agents.development import failpoints
 from topdp.agents.ledger.ledger_database import LedgerError
@@ -44,29 +44,29 @@ def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
     from topdp.agents.wire import row_payload
 
     made = federation(tmp_path, agents=3, rounds=4)
-    original, sends = outbox_sender.Sending._next, []
+    original, sends = outbox_sender.OutboxSender._next, []
 
     def fresh(self, peer):
         message = original(self, peer)
         if message is None or message.kind is not outbox_sender.MessageKind.ROW:
             return message
         sends.append(message)
-        body = row_payload.encode(torch.randn(len(made.equipment(0).start)).numpy())
+        body = row_payload.encode(torch.randn(len(made.context(0).start)).numpy())
         return outbox_sender.Message.of(message.kind, message.round, body)
 
-    monkeypatch.setattr(outbox_sender.Sending, "_next", fresh)
+    monkeypatch.setattr(outbox_sender.OutboxSender, "_next", fresh)
     run = on_virtual_time(live(made, failpoints={0: "after_send:1"}))
     assert sends and any("bodies for round" in fault for fault in faults(run))
 
 
-@pytest.mark.parametrize("part", ["Meetings", "BooksMark"])
+@pytest.mark.parametrize("part", ["LivePairingLoop", "RollbackMark"])
 def test_a_start_that_fails_leaves_the_folder_to_the_next(tmp_path, monkeypatch, part):
     """Whatever it fails at: in one process nobody else gives the lock back."""
     made, wire = federation(tmp_path, "method.mode=async", "method.name=plain", agents=3, rounds=4), Wire()
     with monkeypatch.context() as patched, pytest.raises(LedgerError, match="full") as caught:
         patched.setattr(agent, part, mock.Mock(side_effect=LedgerError("full")))
         made.agent(0, wire.transport("ada"), live_pairing=True)
-    made.agent(0, wire.transport("ada"), live_pairing=True).abandon()
+    abandon(made.agent(0, wire.transport("ada"), live_pairing=True))
     assert caught.value.__traceback__  # which holds what was left behind
 
 

@@ -11,7 +11,7 @@ from history import Wire, faults, federation, live, on_virtual_time
 from builders import blobs_file, in_turn
 from topdp.agents.development import failpoints, federation_demo
 from topdp.agents.ledger.ledger_database import TamperedError
-from topdp.agents.runtime.agent_rows import Gradients
+from topdp.agents.runtime.agent_rows import AgentGradients
 from topdp.errors import DataError, TrustError
 from topdp.learning.gradients import ClippedGradients
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -27,7 +27,7 @@ def used(monkeypatch):
     """{agent: {record, as bytes: the rounds of the gradients that it was in}}"""
     found = defaultdict(lambda: defaultdict(list))
     now = []
-    mean, clipped_sum = Gradients.mean, ClippedGradients.clipped_sum_and_statistics
+    mean, clipped_sum = AgentGradients.mean, ClippedGradients.clipped_sum_and_statistics
 
     def in_round(self, round, estimate):
         now[:] = [self.agent, round]
@@ -40,14 +40,14 @@ def used(monkeypatch):
                 found[agent][record.numpy().tobytes()].append(round)
         return clipped_sum(self, rows, inputs, labels, weights, **how)
 
-    monkeypatch.setattr(Gradients, "mean", in_round)
+    monkeypatch.setattr(AgentGradients, "mean", in_round)
     monkeypatch.setattr(ClippedGradients, "clipped_sum_and_statistics", spied)
     return found
 
 
 def booked_and_true(made, used, agent):
     """(ε on the books, ε of the record that was used most), by worst case; the second from what was seen."""
-    mine = made.equipment(agent)
+    mine = made.context(agent)
     spent = mine.meter.spending.information
     most = max(sum(spent[r] for r in set(rounds)) for rounds in used[agent].values())
     return made.results()[agent]["spent"]["epsilon"], float(epsilon_of(np.array([most**0.5]), 1e-5)[0])
@@ -131,21 +131,21 @@ def test_an_old_copy_of_the_folder_has_the_same_order(tmp_path):
     made = federation(tmp_path / "now", "data.batch={cycle=7}", agents=3, rounds=4)
     made.agent(0, Wire().transport("ada")).ledger.close()
     shutil.copytree(made.state(0), tmp_path / "copy")
-    before = [made.equipment(0, seeded=False).gradients._chosen(r).tolist() for r in range(5)]
+    before = [made.context(0, seeded=False).gradients._chosen(r).tolist() for r in range(5)]
     on_virtual_time(live(made))
     shutil.rmtree(made.state(0))
     shutil.copytree(tmp_path / "copy", made.state(0))
     with pytest.raises(TrustError, match="old copy"):
         made.agent(0, Wire().transport("ada"), seeded=False)
-    again = made.equipment(0, seeded=False)
+    again = made.context(0, seeded=False)
     assert [again.gradients._chosen(r).tolist() for r in range(5)] == before
 
 
 def test_what_is_written_of_the_records_tells_nothing_without_the_key(tmp_path):
     made = federation(tmp_path, "data.batch={cycle=7}", agents=3, rounds=2)
-    gradients = made.equipment(0).gradients
+    gradients = made.context(0).gradients
     assert gradients.order(b"one") == gradients.order(b"one") != gradients.order(b"another")
-    assert gradients.order(b"one") != made.equipment(1).gradients.order(b"one")
+    assert gradients.order(b"one") != made.context(1).gradients.order(b"one")
     gradients.targets = gradients.targets.clone()
     before = gradients.order(b"one")
     gradients.targets[3] = (gradients.targets[3] + 1) % 3
@@ -155,7 +155,7 @@ def test_what_is_written_of_the_records_tells_nothing_without_the_key(tmp_path):
 def test_samples_are_drawn_anew_by_every_process_and_every_round(tmp_path):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=2)
     samples = {
-        tuple(made.equipment(0, seeded=False).gradients._chosen(r).tolist())
+        tuple(made.context(0, seeded=False).gradients._chosen(r).tolist())
         for r in (0, 0, 1)
         for _ in range(3)
     }
@@ -164,7 +164,7 @@ def test_samples_are_drawn_anew_by_every_process_and_every_round(tmp_path):
 
 def test_an_empty_sample_has_no_gradient(tmp_path, monkeypatch):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=2)
-    mine = made.equipment(0, seeded=False)
+    mine = made.context(0, seeded=False)
     monkeypatch.setattr("topdp.agents.runtime.agent_draws.coins", lambda count, rate: np.zeros(count, bool))
     assert torch.equal(mine.gradients.mean(0, mine.start), torch.zeros_like(mine.start))
 

@@ -14,7 +14,7 @@ from test_exhausted import books, truth
 
 from builders import in_turn
 from topdp import topology
-from topdp.agents.agreement.signed_statements import Statement, encode
+from topdp.agents.agreement.signed_statements import Statement, encode_statements
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime import budget_meter
 from topdp.agents.wire.transport import Message
@@ -35,7 +35,7 @@ def small(folder, *changes, graph=None, rounds=9, gossip=1, epsilon=2.0, **how):
         graph=graph,
         rounds=rounds,
         gossip=gossip,
-        goes_on=True,
+        tolerates_silence=True,
         **how,
     )
     return symbolic(made)
@@ -187,7 +187,7 @@ def test_those_who_are_left_are_killed_on_the_way_and_nothing_changes(tmp_path, 
 
 def test_samples_of_poissons_are_left_out_and_not_taken_back(tmp_path):
     changes = ("data.batch={poisson=10}", "privacy.epsilon=2.0")
-    made = sharing(tmp_path, *changes, graph=topology.complete(6), rounds=5, gossip=1, goes_on=True)
+    made = sharing(tmp_path, *changes, graph=topology.complete(6), rounds=5, gossip=1, tolerates_silence=True)
     run = on_virtual_time(live(made, failpoints={GONE: "after_ledger:3"}, for_good=[GONE]))
     assert faults(run) == [] and set(run.outcomes) == set(left(made))
     for agent in left(made):
@@ -288,7 +288,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
         codes = []
         for one in said:
             ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
-            message = Message.of(MessageKind.NEWS, 1, encode([one]))
+            message = Message.of(MessageKind.NEWS, 1, encode_statements([one]))
             codes.append((await ada.peers.handle("bob", message)).code)
         ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
         gone = ada.sharing.departures.gone()

@@ -10,12 +10,12 @@ from history import federation
 from torch import nn
 
 from topdp.agents.runtime.agent_draws import SystemDraws
-from topdp.agents.runtime.agent_rows import Gradients
-from topdp.agents.runtime.exact_gradients import Exact, terms
+from topdp.agents.runtime.agent_rows import AgentGradients
+from topdp.agents.runtime.exact_gradients import ExactGradients, terms
 from topdp.agents.runtime.row_sums import LARGEST_SHARE, rounded_share
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.per_example_path import PlainGradients
+from topdp.learning.gradients.per_example_path import PerExamplePath
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Full
 
@@ -36,7 +36,7 @@ def test_one_record_changes_how_all_others_are_rounded_in_float32_and_no_more_in
     ones, start = torch.ones(records, 1), torch.zeros(1)
     targets = 0.75 + torch.rand(records, 1, generator=torch.Generator().manual_seed(1)) / 4
     rough = ClippedGradients(flat, CLIP, "mse")
-    exact = Exact(flat, CLIP, "mse", "flat", ones[:1])
+    exact = ExactGradients(flat, CLIP, "mse", "flat", ones[:1])
     before = excess(lambda y: rough.clipped_sum(start[None], ones[None], y[None])[0, 0], targets)
     after = excess(lambda y: exact.sum(start, ones, y)[0][0], targets)
     assert before > 1e-5 and after <= exact.off(records, CLIP, 1) / CLIP < 1e-7
@@ -63,10 +63,10 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
     flat = FlatModel(Tagged(records))
     inputs = torch.stack([torch.arange(records).float(), torch.rand(records)], dim=1)
     row, classes = flat.flatten(), torch.arange(records) % 3
-    exact = Exact(flat, 0.1, "cross-entropy", "flat", inputs[:1])
+    exact = ExactGradients(flat, 0.1, "cross-entropy", "flat", inputs[:1])
 
     def found():
-        own = Gradients(exact, (inputs, classes), (Full(records),), 0, 0, SystemDraws())
+        own = AgentGradients(exact, (inputs, classes), (Full(records),), 0, 0, SystemDraws())
         return own.mean(1, row)[: 7 * records].view(records, 7)
 
     before = found()
@@ -74,7 +74,7 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
         classes = classes.index_fill(0, torch.tensor([17]), 0 if how == "another class" else 3)
     else:
         inputs[17] = {"no finite gradient": torch.tensor([17, torch.inf]), "the model raises": 999}[how]
-    with mock.patch.object(PlainGradients, "one_by_one", side_effect=AssertionError("by another path")):
+    with mock.patch.object(PerExamplePath, "one_by_one", side_effect=AssertionError("by another path")):
         after = found()
     others = torch.arange(records) != 17
     assert after[others].equal(before[others]) and not after[17].equal(before[17])
@@ -82,15 +82,15 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
 
 def test_what_rounding_is_left_is_in_the_bound_that_is_checked_at_the_start(tmp_path):
     made = federation(tmp_path, "method.name=plain", agents=3, rounds=2)
-    mine = made.equipment(0)
+    mine = made.context(0)
     off, moved = mine.gradients.exact.off(2000, 1.0, 2000), 1 / 2000
     facts = (made.setup.plan, 0, mine.meter.planned, moved, 1.0, 1e-9)
     assert 0 < rounded_share(*facts, off) - rounded_share(*facts) < 1e-8 < LARGEST_SHARE
     with (
-        mock.patch.object(Exact, "off", lambda *_: moved),
+        mock.patch.object(ExactGradients, "off", lambda *_: moved),
         pytest.raises(InputError, match="smaller batches"),
     ):
-        made.equipment(0)
+        made.context(0)
 
 
 def test_what_a_record_adds_up_by_itself_is_counted():
@@ -99,7 +99,7 @@ def test_what_a_record_adds_up_by_itself_is_counted():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     text = nn.Sequential(nn.Embedding(5, 8), layer, nn.Flatten(), nn.Linear(72, 2))
     assert terms(FlatModel(conv), image) == 16 and terms(FlatModel(text), words) >= 9
-    exact = Exact(FlatModel(conv), 1.0, "cross-entropy", "flat", image)
+    exact = ExactGradients(FlatModel(conv), 1.0, "cross-entropy", "flat", image)
     assert exact.off(2000, 1.0, 2000) * 2000 < LARGEST_SHARE / 10
 
 
@@ -110,7 +110,7 @@ class Narrow(nn.Linear):
 
 def test_a_model_that_cannot_run_in_float64_is_refused():
     with pytest.raises(InputError, match=r"also runs in float64.*no \.float\(\)"):
-        Exact(FlatModel(Narrow(3, 2)), 1.0, "cross-entropy", "flat", torch.zeros(1, 3))
+        ExactGradients(FlatModel(Narrow(3, 2)), 1.0, "cross-entropy", "flat", torch.zeros(1, 3))
 
 
 class Tied(nn.Module):
@@ -152,7 +152,7 @@ def test_rows_that_a_rule_takes_number_by_number_may_be_longer(tmp_path):
 def test_a_start_longer_than_rows_may_be_is_refused(tmp_path):
     made = federation(tmp_path, "method.name=plain", largest_norm=1e-3)
     with pytest.raises(InputError, match=r"largest_norm: expected at least .* the norm of the public start"):
-        made.equipment(0)
+        made.context(0)
 
 
 class Picky(nn.Linear):
@@ -163,4 +163,4 @@ class Picky(nn.Linear):
 
 def test_a_model_that_asks_for_float32_is_refused_in_words_whatever_it_raises():
     with pytest.raises(InputError, match=r"also runs in float64.*AssertionError"):
-        Exact(FlatModel(Picky(3, 2)), 1.0, "cross-entropy", "flat", torch.zeros(1, 3))
+        ExactGradients(FlatModel(Picky(3, 2)), 1.0, "cross-entropy", "flat", torch.zeros(1, 3))

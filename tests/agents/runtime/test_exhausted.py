@@ -7,7 +7,7 @@ from symbolic import symbolic
 
 from topdp import topology
 from topdp.agents.agreement import run_setup as setups
-from topdp.agents.agreement.manifest import create
+from topdp.agents.agreement.manifest import new_manifest
 from topdp.agents.development import failpoints
 from topdp.agents.ledger.ledger import Ledger
 from topdp.runs import builders
@@ -31,7 +31,7 @@ def ring(tmp_path, *changes, granted=100.0, rounds=10):
     tree = terms.config.model_dump(exclude_none=True)
     tree["privacy"]["epsilon"] = granted
     links = [(terms.names[i], terms.names[j]) for i, j in terms.links]
-    made.setup = setups.Setup.of(create(terms.cards, links, parse(tree, "test"), terms.rules))
+    made.setup = setups.RunSetup.of(new_manifest(terms.cards, links, parse(tree, "test"), terms.rules))
     return symbolic(made)
 
 
@@ -74,7 +74,7 @@ def test_the_worst_case_counts_the_rounds_that_data_entered(tmp_path, mode):
     made = ring(tmp_path, f"method.mode={mode}", "method.name=top")
     made.lived(options={0: {"epsilon": 0.6}})
     entries, stopped = books(made, 0)
-    spending = made.equipment(0).meter.spending
+    spending = made.context(0).meter.spending
     expected = spending.worst_case([(r, spending.information[r]) for r in range(stopped)])
     assert made.taken[0] == list(range(stopped))
     assert entries[-1].total == pytest.approx(expected, rel=1e-12) and truth(made, 0) <= expected
@@ -140,13 +140,15 @@ def test_batches_are_not_read_once_the_budget_has_ended(tmp_path, batch, own, mo
     made = federation(
         tmp_path, f"data.batch={batch}", "method.name=plain", "privacy.epsilon=2.0", agents=3, rounds=9
     )
-    from topdp.agents.runtime.agent_rows import Gradients
+    from topdp.agents.runtime.agent_rows import AgentGradients
 
-    read, original = [], Gradients._chosen
+    read, original = [], AgentGradients._chosen
     monkeypatch.setattr(
-        Gradients, "_chosen", lambda self, round: read.append((self.agent, round)) or original(self, round)
+        AgentGradients,
+        "_chosen",
+        lambda self, round: read.append((self.agent, round)) or original(self, round),
     )
-    monkeypatch.setattr(Gradients, "order", lambda self, key: "the same")
+    monkeypatch.setattr(AgentGradients, "order", lambda self, key: "the same")
     on_virtual_time(live(made, options={0: {"epsilon": own}}))
     _, stopped = books(made, 0)
     assert 0 < stopped < 9 and [r for agent, r in read if agent == 0] == list(range(stopped))

@@ -11,12 +11,12 @@ from test_planned_loop import alone, ended
 
 from topdp import topology
 from topdp.agents.agreement import federation_manifest as federations
-from topdp.agents.agreement.hidden_rows import hides, largest_exact
+from topdp.agents.agreement.hidden_rows import max_exact_norm, relies_on_hidden_rows
 from topdp.agents.agreement.manifest import Rules
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_rows import make
-from topdp.agents.runtime.hidden_row_limits import ALIKE, expect_exact, limits, mixing_share
+from topdp.agents.runtime.hidden_row_limits import ALIKE, expect_exact, hidden_norm_limits, mixing_share
 from topdp.agents.runtime.row_sums import grid_of, within
 from topdp.agents.wire import row_payload
 from topdp.errors import InputError
@@ -57,7 +57,7 @@ def longest(kit, row, round=1):
 
 def messages(made, draws):
     """The hidden rows of round 2, made of the longest that are taken; and what they are made of."""
-    kit = made.equipment(0)
+    kit = made.context(0)
     part, own = kit.part, {row: longest(kit, row) for row in kit.part.made(1)}
     received = {row: longest(kit, row) for row in part.read(1).values()}
     rows = make(part, 2, own, received, None, draws)
@@ -99,7 +99,7 @@ def test_noise_of_hidden_rows_survives_next_to_the_longest_rows_that_are_taken(t
 )
 def test_no_hidden_row_is_ever_too_long_whatever_neighbours_send(tmp_path, guarantee, changes):
     made = hiding(tmp_path, *changes, guarantee=guarantee, rounds=6, largest_norm=60.0)
-    kit = made.equipment(0)
+    kit = made.context(0)
     part, plan = kit.part, kit.part.plan
     own, received = {0: kit.start}, {}
     for round in range(plan.releases):
@@ -120,7 +120,7 @@ def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
-        kit = agent.equipment
+        kit = agent.context
         (peer, row), *_ = ((made.names[k], row) for k, row in kit.part.read(1).items())
         agent._check(peer, 1, row_payload.encode(longest(kit, row).numpy()))
         assert kit.limits.of(1, row) < 1e4
@@ -137,22 +137,24 @@ def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(
 
 
 def test_where_every_row_counts_as_seen_nothing_changes(tmp_path):
-    for name, guarantee, goes_on in (("top", "worst-case", False), ("plain", "adaptive", False)):
-        made = federation(tmp_path / name, f"method.name={name}", guarantee=guarantee, goes_on=goes_on)
-        assert not hides(guarantee, made.setup.plan, 1, not goes_on)
-        kit = made.equipment(0)
+    for name, guarantee, tolerates_silence in (("top", "worst-case", False), ("plain", "adaptive", False)):
+        made = federation(
+            tmp_path / name, f"method.name={name}", guarantee=guarantee, tolerates_silence=tolerates_silence
+        )
+        assert not relies_on_hidden_rows(guarantee, made.setup.plan, 1, not tolerates_silence)
+        kit = made.context(0)
         assert kit.start.dtype == torch.float32 and kit.limits.of(0, 0) == 1e4
-    assert not hides("adaptive", hiding(tmp_path).setup.plan, 1, follows_plan=False)
+    assert not relies_on_hidden_rows("adaptive", hiding(tmp_path).setup.plan, 1, follows_plan=False)
 
 
 def test_rules_under_which_hidden_rows_would_be_no_sums_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"rules\.dtype: expected \"float64\""):
-        hiding(tmp_path, dtype="float32").equipment(0)
+        hiding(tmp_path, dtype="float32").context(0)
     with pytest.raises(InputError, match=r"largest_norm: expected at most .* must not be rounded"):
-        hiding(tmp_path, largest_norm=1e14).equipment(0)
+        hiding(tmp_path, largest_norm=1e14).context(0)
     with pytest.raises(InputError, match=r"largest_norm: expected at least .* honest rows may reach"):
-        hiding(tmp_path, largest_norm=0.5).equipment(0)
-    assert federation(tmp_path, *TOP, dtype="float64").equipment(0).start.dtype == torch.float64
+        hiding(tmp_path, largest_norm=0.5).context(0)
+    assert federation(tmp_path, *TOP, dtype="float64").context(0).start.dtype == torch.float64
 
 
 def test_rows_that_no_link_would_carry_are_refused_before_one_is_charged(tmp_path):
@@ -160,8 +162,8 @@ def test_rows_that_no_link_would_carry_are_refused_before_one_is_charged(tmp_pat
     with pytest.raises(
         ConfigError, match=r"largest_body: expected at least \d+, the bytes of a row of 51 fl"
     ):
-        made.equipment(0)
-    federation(tmp_path / "float32", *TOP, largest_body=1800).equipment(0)
+        made.context(0)
+    federation(tmp_path / "float32", *TOP, largest_body=1800).context(0)
 
 
 def test_float64_holds_the_longest_rows_as_multiples_of_their_steps(tmp_path):
@@ -178,13 +180,13 @@ def test_float64_holds_the_longest_rows_as_multiples_of_their_steps(tmp_path):
 def test_a_manifest_is_made_with_a_norm_that_its_noise_allows(tmp_path):
     """Next to no noise: nobody could start by the usual norm, and no command sets another."""
     wanted = config.read(changes=[*TOP, "topology.agents=6", "rounds=4", "privacy.sigma=1e-7"])
-    made, _, said = federations.of(CARDS, topology.ring(6), (100,) * 6, wanted, Rules())
-    plan = Setup.of(made).plan
-    assert made.rules.largest_norm == largest_exact(plan) < 1e4
+    made, _, said = federations.build_manifest(CARDS, topology.ring(6), (100,) * 6, wanted, Rules())
+    plan = RunSetup.of(made).plan
+    assert made.rules.largest_norm == max_exact_norm(plan) < 1e4
     assert any("rules.largest_norm" in words for words in said)
     expect_exact(plan, made.rules.largest_norm)
     plain = config.read(changes=["method.name=plain", "topology.agents=6", "rounds=4", "privacy.sigma=1e-7"])
-    assert federations.of(CARDS, topology.ring(6), (100,) * 6, plain, Rules())[0].rules == Rules()
+    assert federations.build_manifest(CARDS, topology.ring(6), (100,) * 6, plain, Rules())[0].rules == Rules()
 
 
 def test_what_mixing_rounds_grows_with_rows_and_shrinks_with_noise(tmp_path):
@@ -196,7 +198,7 @@ def test_what_mixing_rounds_grows_with_rows_and_shrinks_with_noise(tmp_path):
 
 def test_limits_leave_room_for_what_honest_agents_add(tmp_path):
     plan = hiding(tmp_path, rounds=6).setup.plan
-    near, far = (limits(plan, "view", 1.0, d, 1e4, 1.0) for d in (50, 5000))
+    near, far = (hidden_norm_limits(plan, "view", 1.0, d, 1e4, 1.0) for d in (50, 5000))
     assert (np.diff(near.others) > 0).all() and near.others[-1] == pytest.approx(1e4)
     assert near.others[0] > far.others[0]
 
@@ -207,7 +209,7 @@ def test_rows_without_noise_have_room_for_the_longest_that_are_taken(tmp_path):
         tmp_path, "method.name=muffliato", "method.gossip=3", "method.chebyshev=false", guarantee="view"
     )
     plan = made.setup.plan
-    every = limits(plan, "view", 1.0, 50, 1e4, 1.0)
+    every = hidden_norm_limits(plan, "view", 1.0, 50, 1e4, 1.0)
     quiet = [r for r in range(1, plan.releases) if not plan[r].std.any()]
     assert quiet
     for r in quiet:
@@ -216,7 +218,9 @@ def test_rows_without_noise_have_room_for_the_longest_that_are_taken(tmp_path):
 
 def test_a_view_counts_on_hidden_rows_whoever_shares_draws(tmp_path):
     plan = sharing(tmp_path, gossip=1).setup.plan
-    assert hides("view", plan, 1, True) and not hides("adaptive", plan, 1, True)
+    assert relies_on_hidden_rows("view", plan, 1, True) and not relies_on_hidden_rows(
+        "adaptive", plan, 1, True
+    )
 
 
 def test_noise_smaller_than_the_steps_of_other_rows_is_refused(tmp_path):
@@ -227,6 +231,6 @@ def test_noise_smaller_than_the_steps_of_other_rows_is_refused(tmp_path):
         expect_exact(uneven, 1.0)
     wanted = config.read(changes=[*TOP, "topology.agents=5", "rounds=4", f"privacy.sigma={sigmas}"])
     with pytest.raises(InputError, match="their steps would show"):
-        federations.of(CARDS[:5], topology.ring(5), (100,) * 5, wanted, Rules())
+        federations.build_manifest(CARDS[:5], topology.ring(5), (100,) * 5, wanted, Rules())
     sigmas[2] = 1e-4
     expect_exact(hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan, 1.0)

@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from history import Wire, federation, on_virtual_time
+from history import Wire, abandon, federation, on_virtual_time
 from test_planned_loop import alone, ended, message, newcomer
 
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.transport import Memory
+from topdp.agents.wire.transport import MemoryNetwork
 from topdp.agents.wire.wire_codes import MessageKind
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -27,7 +27,7 @@ def test_who_mixes_the_longest_rows_that_are_taken_sends_none_that_are_not(tmp_p
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
-        d = len(agent.equipment.start)
+        d = len(agent.context.start)
         for peer in ("bob", "cleo"):
             await agent.peers.handle(peer, message(0, newcomer(agent, peer), MessageKind.HELLO))
         for round in range(16):
@@ -48,8 +48,8 @@ def test_nor_does_who_meets_them(tmp_path):
     made = federation(
         tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2, largest_norm=LARGEST
     )
-    agent = Agent(made.equipment(0), made.state(0), Memory().transport("ada"), None, True, made.private(0))
-    agent.life._job = lambda *facts: lambda: 2 * torch.from_numpy(longest(len(agent.equipment.start)))
-    on_virtual_time(agent.life._round(0, None))
-    assert LARGEST * 0.99 < float(torch.linalg.vector_norm(agent.life.estimate())) < LARGEST
-    agent.abandon()
+    agent = Agent(made.context(0), made.state(0), MemoryNetwork().transport("ada"), True, made.private(0))
+    agent.loop._job = lambda *facts: lambda: 2 * torch.from_numpy(longest(len(agent.context.start)))
+    on_virtual_time(agent.loop._round(0, None))
+    assert LARGEST * 0.99 < float(torch.linalg.vector_norm(agent.loop.estimate())) < LARGEST
+    abandon(agent)

@@ -7,11 +7,11 @@ import shutil
 import sqlite3
 
 import pytest
-from history import Crash, Wire, federation, on_virtual_time, sharing
+from history import Crash, Wire, abandon, federation, on_virtual_time, sharing
 
 from topdp.agents.agreement.run_secret import RunSecret
 from topdp.agents.development.failpoints import Failpoints
-from topdp.agents.ledger.ledger_database import FILE, TamperedError
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, TamperedError
 from topdp.errors import TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -63,7 +63,7 @@ def test_who_was_killed_before_its_mark_writes_it_before_the_row_leaves(tmp_path
         assert set(marked(made)) == {1}
         again = made.agent(0, wire.transport("ada"))
         assert set(marked(made)) == {2}  # nothing was sent yet: it has not begun to run
-        again.abandon()
+        abandon(again)
         shutil.rmtree(made.state(0))
         shutil.copytree(tmp_path / "copy", made.state(0))
         with pytest.raises(TrustError, match="old copy"):
@@ -86,7 +86,7 @@ def test_nobody_starts_on_books_of_which_something_was_changed(tmp_path, change)
         await asyncio.gather(*(agent.run() for agent in agents))
 
     on_virtual_time(live())
-    with contextlib.closing(sqlite3.connect(made.state(0) / FILE)) as db, db:
+    with contextlib.closing(sqlite3.connect(made.state(0) / LEDGER_FILE)) as db, db:
         db.execute(change)
     for _ in range(2):  # and the folder is free again
         with pytest.raises(TamperedError):

@@ -9,9 +9,9 @@ from history import Wire, federation, live, on_virtual_time, sharing
 from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
-from topdp.agents.agreement.signed_statements import Statement, encode
-from topdp.agents.ledger.compaction import RESENT
-from topdp.agents.ledger.pairing_records import Pairing
+from topdp.agents.agreement.signed_statements import Statement, encode_statements
+from topdp.agents.ledger.compaction import MAX_RESENT_ROWS
+from topdp.agents.ledger.pairing_records import PairingRecords
 from topdp.agents.runtime import planned_loop
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message
@@ -25,16 +25,16 @@ def test_a_row_that_is_left_out_for_its_distance_is_covered_by_the_reserve(tmp_p
     graph = topology.complete(5)
     how = {"guarantee": "adaptive", "departures": 1, "largest_drift": 6.0}
     made = federation(tmp_path, "method.name=top", "method.offline=0.0", graph=graph, rounds=6, **how)
-    assert not made.equipment(0).meter.in_the_open and made.setup.reserve
-    release = planned_loop.Rounds._release
+    assert not made.context(0).meter.in_the_open and made.setup.reserve
+    release = planned_loop.PlannedLoop._release
 
     def far(self, round, kind, cost, bodies, *others, **more):
         if self.name == "bob" and round == 3:
-            large = np.full(len(self.equipment.start), 1e3, np.float32)
+            large = np.full(len(self.context.start), 1e3, np.float32)
             bodies = dict.fromkeys(bodies, row_payload.encode(large))
         release(self, round, kind, cost, bodies, *others, **more)
 
-    monkeypatch.setattr(planned_loop.Rounds, "_release", far)
+    monkeypatch.setattr(planned_loop.PlannedLoop, "_release", far)
     on_virtual_time(live(made))
     left = [result for result in made.results() if result["departures"]]
     assert left and all(list(result["departures"]) == ["bob"] for result in left)
@@ -43,13 +43,15 @@ def test_a_row_that_is_left_out_for_its_distance_is_covered_by_the_reserve(tmp_p
 
 def test_who_has_finished_meets_nobody_any_more(tmp_path):
     """Nobody asks it, after a restart, which rows it has."""
-    made = federation(tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=6, goes_on=True)
+    made = federation(
+        tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=6, tolerates_silence=True
+    )
 
     async def scene():
         agent, task = await alone(made, 0, Wire(), live_pairing=True)
         while agent.ledger.round < 0:
             await asyncio.sleep(0.1)
-        pairing = Pairing(agent.ledger)
+        pairing = PairingRecords(agent.ledger)
         before = pairing.accept("one", "cleo")
         await agent.peers.handle("bob", message(0, b"", MessageKind.BYE))
         after = pairing.accept("two", "bob")
@@ -83,7 +85,7 @@ def test_an_authors_name_reaches_log_and_books_on_one_line(tmp_path, caplog):
     async def scene():
         agent, task = await alone(made, 0, Wire())
         author = "x\x1b[2K\r\n2026-11-17 INFO ada: cleo: a line that bob made"
-        body = encode([Statement(author, "", "key of the run", "x", "00")])
+        body = encode_statements([Statement(author, "", "key of the run", "x", "00")])
         await agent.peers.handle("bob", Message.of(MessageKind.NEWS, 1, body))
         words = agent.ledger.quarantined("bob").words
         await ended(agent, task)
@@ -113,4 +115,4 @@ def test_rows_do_not_pile_up_for_who_takes_none_of_them(tmp_path, how):
         return found
 
     round, bodies, standing = on_virtual_time(scene())
-    assert round == 40 and bodies <= RESENT + 4 and standing is None
+    assert round == 40 and bodies <= MAX_RESENT_ROWS + 4 and standing is None

@@ -11,7 +11,7 @@ from topdp.runs.config import ConfigError
 
 def test_an_agents_gradient_is_that_of_the_loss_in_the_manifest(tmp_path):
     made = federation(tmp_path, "train.loss=mse", 'train.metrics=["r2"]')
-    mine = made.equipment(2)
+    mine = made.context(2)
     x, y = made.shards.inputs[2], made.shards.targets[2].float()
     clipped = ClippedGradients(made.setup.model(tuple(x.shape[1:]), 1), 1.0, "mse")
     expected = clipped.clipped_sum(mine.start[None], x[None], y[None])[0] / len(y)
@@ -20,7 +20,7 @@ def test_an_agents_gradient_is_that_of_the_loss_in_the_manifest(tmp_path):
 
 def test_records_that_the_loss_cannot_have_are_refused_by_the_agent_itself(tmp_path):
     with pytest.raises(DataError, match="expected targets from 0 to 1 for bce, got 2"):
-        federation(tmp_path, "train.loss=bce").equipment(0)
+        federation(tmp_path, "train.loss=bce").context(0)
 
 
 def test_a_manifest_names_its_loss(tmp_path):

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from topdp.agents.runtime.agent_draws import SystemDraws
-from topdp.agents.runtime.agent_rows import Gradients
-from topdp.agents.runtime.exact_gradients import Exact
+from topdp.agents.runtime.agent_rows import AgentGradients
+from topdp.agents.runtime.exact_gradients import ExactGradients
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Full
 
@@ -15,8 +15,8 @@ from topdp.plan.batches import Full
 def gradient(inputs, labels):
     torch.manual_seed(0)
     flat = FlatModel(nn.Linear(3, 2))
-    exact = Exact(flat, 1.0, "cross-entropy", "flat", inputs[:1])
-    own = Gradients(exact, (inputs, labels), (Full(len(inputs)),), 0, 0, SystemDraws())
+    exact = ExactGradients(flat, 1.0, "cross-entropy", "flat", inputs[:1])
+    own = AgentGradients(exact, (inputs, labels), (Full(len(inputs)),), 0, 0, SystemDraws())
     return own.mean(5, flat.flatten())
 
 

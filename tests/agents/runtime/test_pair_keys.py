@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from history import IDENTITIES, Wire, faults, live, on_virtual_time, sharing
+from history import IDENTITIES, Wire, abandon, faults, live, on_virtual_time, sharing
 
 from topdp import topology
 from topdp.agents.agreement.run_secret import RunSecret
-from topdp.agents.agreement.signed_statements import Statement, encode
+from topdp.agents.agreement.signed_statements import Statement, encode_statements
 from topdp.agents.development import failpoints
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
@@ -68,13 +68,13 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
     """On a ring, where most partners are not linked."""
     made = sharing(tmp_path, rounds=3, gossip=1)
     known = {}
-    original = made.equipment
+    original = made.context
 
-    def equipment(agent, **options):
+    def context(agent, **options):
         mine = original(agent, **options)
         return replace(mine, draws=OwnSeeded(mine.draws, frozenset(mine.part.partner), known))
 
-    made.equipment = equipment
+    made.context = context
     run = on_virtual_time(live(made))
     assert faults(run) == [] and set(known) == set(range(6, 21)) and len(set(known.values())) == 15
     seeds, make, noise = Noise.seeds, fused_rows.make, []
@@ -276,10 +276,16 @@ def test_a_relay_can_withhold_and_nothing_else(tmp_path):
     }
     for what, statement in forged.items():
         made.folder = tmp_path / what
-        codes, standing, _ = passed_on(made, encode([honest]), encode([statement]))
+        codes, standing, _ = passed_on(made, encode_statements([honest]), encode_statements([statement]))
         assert codes == [ReplyCode.OK, ReplyCode.NOT_A_STATEMENT], what
         assert standing.code is ReplyCode.NOT_A_STATEMENT and "cannot have said" in standing.words, what
-    for body in (b"", b"garbage", b"[" * 5000, b"[[1, 2]]", encode([replace(honest, about="x" * 600)])):
+    for body in (
+        b"",
+        b"garbage",
+        b"[" * 5000,
+        b"[[1, 2]]",
+        encode_statements([replace(honest, about="x" * 600)]),
+    ):
         made.folder = tmp_path / f"bytes {len(body)}"
         assert passed_on(made, body)[0] == [ReplyCode.NOT_A_STATEMENT]
 
@@ -287,7 +293,9 @@ def test_a_relay_can_withhold_and_nothing_else(tmp_path):
 def test_two_keys_of_one_agent_end_whoever_has_not_begun(tmp_path):
     made = sharing(tmp_path, rounds=2)
     first, second = key_statement(made, "cleo"), key_statement(made, "cleo")
-    codes, standing, ended = passed_on(made, encode([first]), encode([first]), encode([second]))
+    codes, standing, ended = passed_on(
+        made, encode_statements([first]), encode_statements([first]), encode_statements([second])
+    )
     assert codes == [ReplyCode.OK, ReplyCode.OK, ReplyCode.OTHER_TERMS] and standing is None
     assert isinstance(ended, TrustError) and "one key of cleo" in str(ended)
 
@@ -304,7 +312,7 @@ def test_an_agent_that_gives_its_neighbours_different_keys_is_named_and_nothing_
         await asyncio.sleep(0.1)
         for agent in agents:
             if agent.name in stories:
-                news = Message.of(MessageKind.NEWS, 1, encode([stories[agent.name]]))
+                news = Message.of(MessageKind.NEWS, 1, encode_statements([stories[agent.name]]))
                 await agent.peers.handle("eve", news)
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for agent in agents:
@@ -340,7 +348,9 @@ def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out
     assert len(set(publics)) == 12
 
     made.folder = tmp_path / "third"
-    codes, _, ended = passed_on(made, encode([key_statement(made, "cleo")]), encode([old["cleo"]]))
+    codes, _, ended = passed_on(
+        made, encode_statements([key_statement(made, "cleo")]), encode_statements([old["cleo"]])
+    )
     assert codes[1] is ReplyCode.OTHER_TERMS and "somebody repeats one of an earlier run" in str(ended)
 
 
@@ -410,7 +420,7 @@ async def rolled_back(made, tmp_path, folders):
     while 2 not in rows_of_ada(wire):
         await asyncio.sleep(0.01)
     wire.lose = None
-    ada.abandon()
+    abandon(ada)
     life.cancel()
     await asyncio.gather(life, return_exceptions=True)
     wire.handlers.pop("ada", None)
@@ -428,7 +438,7 @@ async def rolled_back(made, tmp_path, folders):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for agent in agents:
-            agent.abandon()
+            abandon(agent)
 
 
 def rows_of_ada(wire):
@@ -455,15 +465,15 @@ def test_an_old_copy_makes_no_second_row_under_shared_draws(tmp_path, what):
 
 
 def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
-    from topdp.agents.agreement.ledger_mark import BooksMark
-    from topdp.agents.runtime.peer_judgement import Beliefs, Judgement
-    from topdp.agents.runtime.planned_loop import Rounds
+    from topdp.agents.agreement.rollback_mark import RollbackMark
+    from topdp.agents.runtime.peer_judgement import GreetingVerdict, PeerBeliefs
+    from topdp.agents.runtime.planned_loop import PlannedLoop
 
     resume = RunSecret.resume
     monkeypatch.setattr(RunSecret, "resume", lambda self, public, booked: resume(self, public, 10**6))
-    monkeypatch.setattr(BooksMark, "_read", lambda self: self._last)
-    monkeypatch.setattr(Beliefs, "judge", lambda *_: Judgement())
-    monkeypatch.setattr(Rounds, "_lost", lambda self, peer: True)
+    monkeypatch.setattr(RollbackMark, "_read", lambda self: self._last)
+    monkeypatch.setattr(PeerBeliefs, "judge", lambda *_: GreetingVerdict())
+    monkeypatch.setattr(PlannedLoop, "_lost", lambda self, peer: True)
     made = sharing(tmp_path / "run", rounds=40)
     wire, _ = on_virtual_time(rolled_back(made, tmp_path, [made.state(0)]))
     assert max(rows_of_ada(wire).values()) == 2

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from history import Crash, Wire, faults, federation, live, on_virtual_time
+from history import Crash, Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp import topology
-from topdp.agents.agreement.row_signatures import Proofs
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.ledger import inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def row(made, value=1.0):
-    return row_payload.encode(torch.full_like(made.equipment(0).start, value).numpy())
+    return row_payload.encode(torch.full_like(made.context(0).start, value).numpy())
 
 
 def message(round, body, kind=MessageKind.ROW):
@@ -62,7 +62,9 @@ def test_a_straggler_is_waited_for(tmp_path):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_dead_are_gone_on_without_where_the_manifest_says_so(tmp_path, mode, caplog):
-    made = federation(tmp_path, f"method.mode={mode}", graph=topology.complete(4), rounds=6, goes_on=True)
+    made = federation(
+        tmp_path, f"method.mode={mode}", graph=topology.complete(4), rounds=6, tolerates_silence=True
+    )
     run = on_virtual_time(live(made, agents=[0, 1, 2]))
     assert {outcome.code for outcome in run.outcomes.values()} == {0}
     departed = [outcome.result["departed"] for outcome in run.outcomes.values()]
@@ -82,7 +84,9 @@ def test_what_is_missing_is_replaced_by_the_agents_own_estimate():
 
 
 def test_who_comes_back_takes_up_the_round_where_the_others_are(tmp_path):
-    made = federation(tmp_path, graph=topology.complete(4), rounds=40, goes_on=True, idle_timeout=2.0)
+    made = federation(
+        tmp_path, graph=topology.complete(4), rounds=40, tolerates_silence=True, idle_timeout=2.0
+    )
     run = on_virtual_time(
         live(made, wire=Wire(delay=0.4), failpoints={3: "after_ledger:3"}, restart_after=6.0)
     )
@@ -227,7 +231,7 @@ def test_a_neighbour_that_refuses_this_agents_rows_has_departed_from_the_plan(tm
             for peer in ("bob", "fay"):
                 await agent.peers.handle(peer, message(r, row(made)))
             await asyncio.sleep(1)
-        return agent.ledger.last, await ended(agent, task)
+        return agent.ledger.last_entry, await ended(agent, task)
 
     last, outcome = on_virtual_time(scene())
     assert last.round == 3 and last.total < last.worst_case
@@ -242,7 +246,7 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
     made = federation(
         tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=8
     )
-    views = made.equipment(0).meter.by_plan
+    views = made.context(0).meter.by_plan
 
     async def scene():
         agent, task = await alone(made, 0, Wire(), epsilon=own)
@@ -250,7 +254,7 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
             for peer in ("bob", "fay"):
                 await agent.peers.handle(peer, message(r, row(made)))
             await asyncio.sleep(1)
-        before = agent.ledger.last
+        before = agent.ledger.last_entry
         assert not (await agent.peers.handle("bob", message(5, b"garbage"))).ok
         for r in range(5, 9):
             await agent.peers.handle("fay", message(r, row(made)))
@@ -329,7 +333,7 @@ def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
             await agent.peers.handle("bob", message(1, row(made))),  # round 0 is missing
             await agent.peers.handle("bob", message(99, row(made))),
         ]
-        seen = agent.ledger.seen("bob")
+        seen = agent.ledger.last_received("bob")
         await ended(agent, task)
         return replies, seen
 
@@ -364,7 +368,9 @@ def test_an_agent_with_an_old_copy_of_its_ledger_is_found_out_by_its_neighbours(
     assert isinstance(error, TrustError) and "old copy" in str(error)
     for number in (1, 2):
         ledger = Ledger(made.state(number), writable=False)
-        assert ledger.seen("ada") > 1 and ledger.quarantined("ada") is None, "the newest copy may come back"
+        assert ledger.last_received("ada") > 1 and ledger.quarantined("ada") is None, (
+            "the newest copy may come back"
+        )
         ledger.close()
 
 
@@ -388,7 +394,7 @@ async def _rolled_back(made, tmp_path, whole):
                 shutil.copytree(made.state(0), tmp_path / "copy")
                 copied = True
         await asyncio.sleep(1)
-        ada.abandon()
+        abandon(ada)
         life.cancel()
         await asyncio.gather(life, return_exceptions=True)
         shutil.rmtree(made.state(0))
@@ -426,7 +432,7 @@ def told(made, peers=("bob",), **changes):
 def shown(made, round=2, digest="0" * 64, signer="ada"):
     """What bob shows for a row of ada's, signed by whoever that is."""
     private = made.private(made.names.index(signer))
-    proof = Proofs("ada", made.setup.manifest, private.identity).sign("bob", round, digest)
+    proof = RowSignatures("ada", made.setup.manifest, private.identity).sign("bob", round, digest)
     return {"seen": round, "seen_digest": digest, "seen_signature": proof.hex()}
 
 
@@ -485,7 +491,7 @@ def test_one_neighbour_with_other_terms_counts_when_nobody_else_is_heard(tmp_pat
 
 
 def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
-    made = federation(tmp_path, graph=topology.complete(3), rounds=8, goes_on=True)
+    made = federation(tmp_path, graph=topology.complete(3), rounds=8, tolerates_silence=True)
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
@@ -504,7 +510,7 @@ def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
 def test_another_manifest_is_refused_by_both(changes, rules, tmp_path, monkeypatch):
     """Also one that differs in nothing but the features that agents compute of their records."""
     monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("topdp.agents.runtime.agent_context.of_records", lambda records, *_: records)
+    monkeypatch.setattr("topdp.data.featured_shards.of_records", lambda records, *_: records)
     made = federation(tmp_path / "one", agents=2, graph=topology.complete(2), rounds=2)
     other = federation(tmp_path / "two", *changes, graph=topology.complete(2), rounds=2, **rules)
 
@@ -539,7 +545,7 @@ def test_asked_to_stop_it_ends_cleanly_and_continues(tmp_path):
 
 def test_a_process_that_slept_holds_no_silence_against_others(tmp_path):
     """SIGSTOP for longer than the idle timeout, or a clock that jumps: one tick, not death."""
-    made = federation(tmp_path, agents=3, rounds=3, goes_on=True, idle_timeout=4.0)
+    made = federation(tmp_path, agents=3, rounds=3, tolerates_silence=True, idle_timeout=4.0)
 
     async def scene():
         agent, task = await alone(made, 0, Wire())

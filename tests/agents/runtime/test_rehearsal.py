@@ -9,8 +9,8 @@ import torch
 from history import federation, live, on_virtual_time
 
 from builders import SETTINGS
+from topdp.agents.development.development_hooks import Rehearse
 from topdp.agents.development.rehearsal_audit import MANIFEST, of_notes, plant
-from topdp.agents.runtime.agent_context import Rehearse
 from topdp.audit import Audit, AuditError, Question
 from topdp.audit.rehearsal_record import CANARIES, NOTES, Notes, Planted
 from topdp.runs import builders
@@ -128,7 +128,7 @@ def test_canaries_of_another_plan_are_refused(tmp_path):
     second = federation(tmp_path / "two", agents=4, rounds=4)
     planted = plant(first.setup, (1, 4, 4), 3, Question())
     with pytest.raises(AuditError, match="of another plan"):
-        second.equipment(0, rehearsal=Rehearse(planted, tmp_path))
+        second.context(0, rehearsal=Rehearse(planted, tmp_path))
 
 
 def test_without_a_rehearsal_nothing_is_noted(tmp_path):

@@ -5,13 +5,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from history import Wire, federation, sharing
+from history import Wire, abandon, federation, sharing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
-from topdp.agents.runtime.release_tally import Tally
+from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.runtime.release_tally import ReleaseTally
 from topdp.privacy.observers.worst_case import every_round
 
 NUMBERS = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=60)
@@ -19,7 +19,7 @@ NUMBERS = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_siz
 
 @given(NUMBERS, st.integers(1, 7), st.integers(0, 4))
 def test_a_tally_is_the_sum_of_the_largest_class_and_never_below(values, period, reserved):
-    tally = Tally(period)
+    tally = ReleaseTally(period)
     for round, value in enumerate(values[:-1]):
         tally.add(round, value)
     found = tally.mu((len(values) - 1, values[-1]), reserved)
@@ -33,12 +33,12 @@ def test_a_tally_is_the_sum_of_the_largest_class_and_never_below(values, period,
 
 
 def test_a_release_without_noise_is_worth_no_number():
-    tally = Tally()
+    tally = ReleaseTally()
     tally.add(0, 1.0)
     assert tally.mu((1, math.inf)) == math.inf
     tally.add(1, math.inf)
     assert tally.mu() == math.inf
-    tally = Tally()
+    tally = ReleaseTally()
     tally.add(0, 1.5e308)
     assert tally.mu((1, 1.5e308)) == math.inf  # more than float64 holds
 
@@ -46,9 +46,11 @@ def test_a_release_without_noise_is_worth_no_number():
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_meter_adds_every_release_once(tmp_path, monkeypatch, shares):
     made = (sharing if shares else federation)(tmp_path, "data.batch={cycle=7}", rounds=12)
-    meter, history, added = made.equipment(0).meter, [], []
-    add = Tally.add
-    monkeypatch.setattr(Tally, "add", lambda self, *release: added.append(release) or add(self, *release))
+    meter, history, added = made.context(0).meter, [], []
+    add = ReleaseTally.add
+    monkeypatch.setattr(
+        ReleaseTally, "add", lambda self, *release: added.append(release) or add(self, *release)
+    )
     for round in range(13):
         cost = meter.cost(round, history, 0.0, float(meter.planned[round]), True)
         assert cost.worst_case == pytest.approx(
@@ -63,8 +65,8 @@ def test_a_meter_adds_every_release_once(tmp_path, monkeypatch, shares):
 def test_a_release_without_noise_stays_one_over_a_restart(tmp_path):
     made = federation(tmp_path, agents=3, rounds=2)
     ledger = Ledger(made.state(0), made.setup.manifest.hash, "ada")
-    ledger.release(0, Cost(0.1, None, None), {"bob": b"row"}, b"state")
+    ledger.release(0, ReleaseCost(0.1, None, None), {"bob": b"row"}, b"state")
     ledger.close()
     agent = made.agent(0, Wire().transport("ada"), seeded=False)
-    assert agent.life.history == [(0, math.inf)]
-    agent.abandon()
+    assert agent.loop.history == [(0, math.inf)]
+    abandon(agent)

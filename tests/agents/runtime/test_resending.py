@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from history import Wire, faults, federation, on_virtual_time
+from history import Wire, abandon, faults, federation, on_virtual_time
 from test_planned_loop import alone, ended, message, newcomer
 
 from topdp import topology
@@ -40,9 +40,9 @@ def test_who_is_put_back_gets_again_what_it_had_acknowledged(tmp_path):
         bob.ledger.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         shutil.copytree(made.state(1), tmp_path / "copy")
         held.discard("ada")
-        await until(lambda: bob.ledger.seen("ada") == 2 and ada.ledger.round == 3)
+        await until(lambda: bob.ledger.last_received("ada") == 2 and ada.ledger.round == 3)
         del wire.handlers["bob"]
-        bob.abandon()
+        abandon(bob)
         tasks[1].cancel()
         await asyncio.gather(tasks[1], return_exceptions=True)
         shutil.rmtree(made.state(1))

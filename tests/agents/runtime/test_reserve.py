@@ -126,7 +126,7 @@ def test_without_departures_nothing_differs_from_the_simulator(tmp_path):
 def test_the_reserve_is_calibrated_for_and_said():
     def said(*changes, **rules):
         wanted = config.read(changes=["topology.agents=6", "rounds=10", "method.alpha=0.125", *changes])
-        made = federations.of(CARDS, GRAPH, (100,) * 6, wanted, Rules(**rules))
+        made = federations.build_manifest(CARDS, GRAPH, (100,) * 6, wanted, Rules(**rules))
         return made[0].config.privacy.sigma, made[1], " ".join(made[2])
 
     none, account, words = said(departures=0)
@@ -155,8 +155,8 @@ def test_a_reserve_that_would_do_nothing_is_refused(tmp_path):
     from topdp.agents.agreement import identity
 
     for k in range(2):
-        identity.init(tmp_path / str(k), f"agent-{k}", f"127.0.0.1:{7400 + k}")
-    cards = [tmp_path / str(k) / identity.CARD for k in range(2)]
+        identity.create_identity(tmp_path / str(k), f"agent-{k}", f"127.0.0.1:{7400 + k}")
+    cards = [tmp_path / str(k) / identity.CARD_FILE for k in range(2)]
     wanted = config.read(changes=["topology.agents=2", "privacy.guarantee=worst-case"])
     with pytest.raises(ConfigError, match="--departures: expected none, got 1"):
-        federations.create(cards, "100", wanted, "agent-0-agent-1", {"departures": 1})
+        federations.create_manifest(cards, "100", wanted, "agent-0-agent-1", {"departures": 1})

@@ -9,9 +9,9 @@ from history import faults, federation, live, on_virtual_time, sharing
 
 from topdp import topology
 from topdp.agents.runtime import planned_loop
-from topdp.agents.runtime.row_monitor import Watch
+from topdp.agents.runtime.row_monitor import RowMonitor
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.link_refusals import Told
+from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -56,7 +56,7 @@ def far(watch, *distances, round=0):
 
 def test_far_rows_are_told_once_counted_and_left_out_by_the_rule(caplog):
     caplog.set_level(logging.WARNING)
-    watch = Watch(Told("ant"), largest_drift=8.0)
+    watch = RowMonitor(RefusalLog("ant"), largest_drift=8.0)
     assert far(watch, 1.0, 1.2, 0.8, 6.0) == [] and watch.drifts["peer3"] == pytest.approx(6 / 1.1)
     assert far(watch, 1.0, 1.2, 0.8, 60.0) == ["peer3"] == far(watch, 1.0, 1.2, 0.8, 60.0)
     assert watch.left_out == {"peer3": 2} and watch.warnings == {"peer3": 3}
@@ -66,7 +66,7 @@ def test_far_rows_are_told_once_counted_and_left_out_by_the_rule(caplog):
 
 def test_a_jump_is_told_where_there_is_nobody_to_compare_with(caplog):
     caplog.set_level(logging.WARNING)
-    watch = Watch(Told("ant"))
+    watch = RowMonitor(RefusalLog("ant"))
     for round in range(5):
         assert far(watch, 1.0 + round / 10, round=round) == []
     assert not caplog.records and far(watch, 30.0, round=5) == []
@@ -81,18 +81,18 @@ def test_a_hostile_agent_is_told_of_and_left_out_where_drifts_are_limited(tmp_pa
     )
     hostile, honest = made.setup.manifest.names[0], list(range(1, 5))
     encode, number = row_payload.encode, iter(range(10**6))
-    release = planned_loop.Rounds._release
+    release = planned_loop.PlannedLoop._release
 
     def forged(self, round, kind, cost, bodies, *others, **more):
         if self.name == hostile:
-            row = np.full(len(self.equipment.start), 1e3 + next(number), np.float32)
+            row = np.full(len(self.context.start), 1e3 + next(number), np.float32)
             bodies = dict.fromkeys(bodies, encode(row))
         release(self, round, kind, cost, bodies, *others, **more)
 
     told = []
-    monkeypatch.setattr(planned_loop.Rounds, "_release", forged)
+    monkeypatch.setattr(planned_loop.PlannedLoop, "_release", forged)
     monkeypatch.setattr(
-        Told, "tell", lambda self, peer, kind, words, *more: told.append((self.name, peer, kind))
+        RefusalLog, "report", lambda self, peer, kind, words, *more: told.append((self.name, peer, kind))
     )
     on_virtual_time(live(made))
     assert {(peer, kind) for name, peer, kind in told if name != hostile} == {(hostile, "drift")}

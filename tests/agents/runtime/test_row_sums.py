@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from history import federation
+from history import abandon, federation
 
-from topdp.agents.agreement.hidden_rows import GRID
+from topdp.agents.agreement.hidden_rows import GRID_STEP_PER_STD
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_rows import make
 from topdp.agents.runtime.keystream import _normals, words
 from topdp.agents.runtime.row_sums import grid_of, mixed, noised
-from topdp.agents.wire.transport import Memory
+from topdp.agents.wire.transport import MemoryNetwork
 from topdp.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -41,7 +41,7 @@ def far(like, number=HUGE):
 
 def test_a_step_far_below_a_unit_of_the_row_enters_whole(tmp_path):
     made = federation(tmp_path, "method.name=plain", agents=3, rounds=2)
-    kit = made.equipment(0)
+    kit = made.context(0)
     own, received = {0: kit.start}, {1: far(kit.start), 2: far(kit.start, -HUGE / 3)}
     mix = mixed(kit.part.sources(1, 0), {**received, **own}, kit.start)
     assert float(mix.abs().max()) > 1e5
@@ -54,16 +54,16 @@ def test_a_step_far_below_a_unit_of_the_row_enters_whole(tmp_path):
 
 def test_a_step_enters_whole_in_meetings_too(tmp_path):
     made = federation(tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2)
-    mine = made.equipment(0)
-    agent = Agent(mine, made.state(0), Memory().transport("ada"), None, True, made.private(0))
-    life, start = agent.life, mine.start
-    life.estimate = lambda: far(start)
-    object.__setattr__(life.equipment, "draws", Cancelling(far(start).double()))
-    row = life._job(1, None, 0.01, 0.5)()
+    mine = made.context(0)
+    agent = Agent(mine, made.state(0), MemoryNetwork().transport("ada"), True, made.private(0))
+    loop, start = agent.loop, mine.start
+    loop.estimate = lambda: far(start)
+    object.__setattr__(loop.context, "draws", Cancelling(far(start).double()))
+    row = loop._job(1, None, 0.01, 0.5)()
     step = -0.5 * mine.gradients.mean(1, far(start))
     torch.testing.assert_close(row.double(), step, rtol=0, atol=grid_of(0.01))
     assert float(step.abs().max()) > 1e-3
-    agent.abandon()
+    abandon(agent)
 
 
 def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
@@ -73,7 +73,7 @@ def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
     assert found.tolist() == [0.0] * 5 and found.dtype == torch.float32
     found = noised(row * 0 + 1e5 / 3, lambda noise: noise.sub_(1e5), [0.3, -0.1], torch.float64)
     grid = grid_of(0.1)
-    assert GRID * 0.05 < grid <= GRID * 0.1 and math.frexp(grid)[0] == 0.5
+    assert GRID_STEP_PER_STD * 0.05 < grid <= GRID_STEP_PER_STD * 0.1 and math.frexp(grid)[0] == 0.5
     assert float(found[0]) / grid == round(float(found[0]) / grid) and abs(float(found[0]) + 2e5 / 3) <= grid
     assert noised(row.clone(), lambda noise: None, [], torch.float64).equal(row)  # no noise, no grid
 
@@ -94,7 +94,7 @@ def test_draws_are_those_of_exact_arithmetic_far_below_the_step():
 def test_a_run_whose_records_drown_in_rounding_is_refused_at_the_start(tmp_path):
     tiny = federation(tmp_path / "tiny", "method.name=plain", "privacy.clip=1e-9", agents=3, rounds=2)
     with pytest.raises(InputError, match=r"rounding of .* Take a norm below .* a larger clip"):
-        tiny.equipment(0)
+        tiny.context(0)
     federation(
         tmp_path / "small", "method.name=plain", "privacy.clip=1e-9", agents=3, rounds=2, largest_norm=10.0
-    ).equipment(0)
+    ).context(0)

@@ -8,11 +8,11 @@ import pytest
 from history import faults, federation, live, on_virtual_time
 
 from topdp.agents.ledger import start_choices
-from topdp.agents.ledger.hash_chain import genesis, link
+from topdp.agents.ledger.hash_chain import chain_hash, genesis_hash
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import FILE, LedgerError
-from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError
+from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.agent import RESULT
 from topdp.runs.config import ConfigError
 
@@ -66,44 +66,44 @@ def test_more_than_the_manifest_grants_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"expected at most 9, the budget that the manifest grants .* got 99"
     ):
-        made.equipment(0, epsilon=99.0)
+        made.context(0, epsilon=99.0)
 
 
-@pytest.mark.parametrize("key", start_choices.OPTIONS)
+@pytest.mark.parametrize("key", start_choices.TEST_OPTIONS)
 def test_a_choice_before_the_first_release_is_kept_and_one_after_it_refused(tmp_path, key):
     ledger = Ledger(tmp_path, "federation", "ada")
     flags = {"seeded": key == "seeded", "rehearsal": key == "rehearsal"}
     plain = {"seeded": False, "rehearsal": False}
-    assert start_choices.settle(ledger, **flags, asked=None, granted=2.0) == 2.0 and start_choices.was(
-        ledger, key
-    )
+    assert start_choices.record_choices(
+        ledger, **flags, asked=None, granted=2.0
+    ) == 2.0 and start_choices.ever_chosen(ledger, key)
     ledger.close()
     ledger = Ledger(tmp_path, "federation", "ada")
-    start_choices.settle(ledger, **plain, asked=None, granted=2.0)
-    ledger.release(0, Cost(0.1), {}, b"state")
-    start_choices.settle(ledger, **flags, asked=None, granted=2.0)  # was so before: may be so again
-    assert start_choices.was(ledger, key) and verify(ledger) == 1
+    start_choices.record_choices(ledger, **plain, asked=None, granted=2.0)
+    ledger.release(0, ReleaseCost(0.1), {}, b"state")
+    start_choices.record_choices(ledger, **flags, asked=None, granted=2.0)  # was so before: may be so again
+    assert start_choices.ever_chosen(ledger, key) and verify(ledger) == 1
     ledger.close()
     other = Ledger(tmp_path / "other", "federation", "ada")
-    start_choices.settle(other, **plain, asked=1.0, granted=2.0)
-    other.release(0, Cost(0.1), {}, b"state")
-    with pytest.raises(LedgerError, match=f"{start_choices.OPTIONS[key]}: expected no such option"):
-        start_choices.settle(other, **flags, asked=None, granted=2.0)
-    assert start_choices.budget(other) == 1.0 and not start_choices.was(other, key)
+    start_choices.record_choices(other, **plain, asked=1.0, granted=2.0)
+    other.release(0, ReleaseCost(0.1), {}, b"state")
+    with pytest.raises(LedgerError, match=f"{start_choices.TEST_OPTIONS[key]}: expected no such option"):
+        start_choices.record_choices(other, **flags, asked=None, granted=2.0)
+    assert start_choices.recorded_budget(other) == 1.0 and not start_choices.ever_chosen(other, key)
     other.close()
 
 
 def to_format_4(folder):
     """The same books as topdp wrote them before: entries bind no logs, every sent row is in the outbox."""
-    db = sqlite3.connect(folder / FILE)
+    db = sqlite3.connect(folder / LEDGER_FILE)
     meta = dict(db.execute("SELECT key, value FROM meta"))
-    head = genesis(meta)
+    head = genesis_hash(meta)
     for number, text in db.execute("SELECT number, entry FROM charges ORDER BY number").fetchall():
         tree = json.loads(text)
         for key in ("counts", "books"):
             del tree[key]
         text = json.dumps(tree, sort_keys=True)
-        head = link(head, text)
+        head = chain_hash(head, text)
         db.execute("UPDATE charges SET entry = ?, hash = ? WHERE number = ?", (text, head, number))
         for receiver, digest in tree["digests"].items():
             db.execute(

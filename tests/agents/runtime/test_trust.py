@@ -6,15 +6,15 @@ import json
 import shutil
 
 import pytest
-from history import Wire, federation, on_virtual_time
+from history import Wire, abandon, federation, on_virtual_time
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
-from topdp.agents.agreement.row_signatures import Proofs
-from topdp.agents.ledger.ledger import ANYBODY, Ledger
-from topdp.agents.ledger.ledger_entries import Cost, digest_of
+from topdp.agents.agreement.row_signatures import RowSignatures
+from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
+from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
 from topdp.agents.wire.transport import Message, Reply
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
@@ -37,15 +37,15 @@ async def put_back_by_one_round(made, wire, copy, whole):
     tasks = [asyncio.create_task(agent.run()) for agent in others]
     ada = made.agent(0, wire.transport("ada"))
     life = asyncio.create_task(ada.run())
-    while others[0].ledger.seen("ada") < 3:
+    while others[0].ledger.last_received("ada") < 3:
         await asyncio.sleep(0.01)
         if ada.ledger.round == 2 and not copy.exists():
             ada.ledger.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             shutil.copytree(made.state(0), copy)
-    ada.abandon()
+    abandon(ada)
     life.cancel()
     await asyncio.gather(life, return_exceptions=True)
-    assert ada.ledger.last.round == 3 and others[1].ledger.seen("ada") == 2
+    assert ada.ledger.last_entry.round == 3 and others[1].ledger.last_received("ada") == 2
     shutil.rmtree(made.state(0))
     shutil.copytree(copy, made.state(0))
     if whole:
@@ -54,9 +54,9 @@ async def put_back_by_one_round(made, wire, copy, whole):
     return tasks
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_state_folder_put_back_by_one_round_is_refused_before_anything_is_made(tmp_path, goes_on):
-    made = federation(tmp_path, graph=topology.complete(3), rounds=12, goes_on=goes_on)
+@pytest.mark.parametrize("tolerates_silence", [True, False])
+def test_a_state_folder_put_back_by_one_round_is_refused_before_anything_is_made(tmp_path, tolerates_silence):
+    made = federation(tmp_path, graph=topology.complete(3), rounds=12, tolerates_silence=tolerates_silence)
 
     async def scene():
         wire = Wire(delay=0.1)
@@ -71,12 +71,18 @@ def test_a_state_folder_put_back_by_one_round_is_refused_before_anything_is_made
     assert entries(made, 0)[-1] == (2, "release")
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("tolerates_silence", [True, False])
 def test_a_machine_put_back_by_one_round_makes_no_second_draw_while_who_has_the_first_is_away(
-    tmp_path, goes_on, caplog
+    tmp_path, tolerates_silence, caplog
 ):
     """Under the rule to go on, rows carry noise alone; either way the first draw ends the agent at last."""
-    made = federation(tmp_path, graph=topology.complete(3), rounds=120, goes_on=goes_on, idle_timeout=4.0)
+    made = federation(
+        tmp_path,
+        graph=topology.complete(3),
+        rounds=120,
+        tolerates_silence=tolerates_silence,
+        idle_timeout=4.0,
+    )
 
     async def scene():
         wire = Wire(delay=0.1)
@@ -95,12 +101,16 @@ def test_a_machine_put_back_by_one_round_makes_no_second_draw_while_who_has_the_
 
     kinds = on_virtual_time(scene())
     assert "bob: not heard since the start" in caplog.text
-    assert set(kinds) <= ({"noise", "skip"} if goes_on else set()) and bool(kinds) == goes_on
+    assert (
+        set(kinds) <= ({"noise", "skip"} if tolerates_silence else set()) and bool(kinds) == tolerates_silence
+    )
 
 
 @pytest.mark.parametrize("cut", [True, False])
 def test_after_a_start_data_enter_again_once_all_are_heard(tmp_path, cut):
-    made = federation(tmp_path, graph=topology.complete(3), rounds=200, goes_on=True, idle_timeout=2.0)
+    made = federation(
+        tmp_path, graph=topology.complete(3), rounds=200, tolerates_silence=True, idle_timeout=2.0
+    )
 
     async def scene():
         wire = Wire(delay=0.2)
@@ -135,7 +145,7 @@ def test_who_made_a_round_twice_is_found_by_the_digest_though_the_rounds_are_equ
         reply = await agent.peers.handle("bob", message(0, twice, MessageKind.HELLO))
         standing = agent.ledger.quarantined("bob")
         # The other way round: cleo has another row of ada's round 0, with ada's signature.
-        proof = Proofs("ada", made.setup.manifest, made.private(0).identity).sign("cleo", 0, "2" * 64)
+        proof = RowSignatures("ada", made.setup.manifest, made.private(0).identity).sign("cleo", 0, "2" * 64)
         seen = {"seen": 0, "seen_digest": "2" * 64, "seen_signature": proof.hex()}
         await agent.peers.handle("cleo", message(0, newcomer(agent, "cleo", **seen), MessageKind.HELLO))
         with pytest.raises(TrustError, match="cleo has a row of round 0"):
@@ -175,7 +185,7 @@ def test_a_greeting_that_was_overtaken_is_asked_for_again_before_it_is_held_agai
 @pytest.mark.parametrize("how", ["word", "row"])
 def test_rounds_that_nobody_showed_are_not_skipped(tmp_path, neighbours, how):
     """bob says, or shows by a row, that he is at the end; cleo, where she is there, is where ada is."""
-    made = federation(tmp_path, graph=topology.complete(neighbours + 1), rounds=12, goes_on=True)
+    made = federation(tmp_path, graph=topology.complete(neighbours + 1), rounds=12, tolerates_silence=True)
     last = made.setup.plan.releases - 1
 
     async def scene():
@@ -269,7 +279,7 @@ def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
     async def scene(data):
         made.folder = tmp_path / str(next(fresh))
         agent = made.agent(0, Wire().transport("ada"), live_pairing=live_pairing)
-        agent.ledger.release(0, Cost(0.1), {ANYBODY: good} if live_pairing else {}, b"state")
+        agent.ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: good} if live_pairing else {}, b"state")
         try:
             for kind, round, tree in words_of(made, agent):
                 path = data.draw(st.sampled_from([("round",), *places(tree)]), label=f"{kind.name} field")
@@ -294,8 +304,8 @@ def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
                 agent.peers.transport.request, agent.peers.transport.reaches = answered, lambda peer: True
                 await agent.peers.sending._greet("cleo")
                 agent.peers.differing.clear()
-                if live_pairing and not agent.life.pairing.busy:
-                    await agent.life._ask()
+                if live_pairing and not agent.loop.pairing.busy:
+                    await agent.loop._ask()
                 assert agent.peers.fault is None
         finally:
             agent.ledger.close()
@@ -332,7 +342,7 @@ def test_a_fault_of_ours_that_a_peer_finds_costs_it_an_answer_and_nobody_his_lif
 
 def test_rows_are_signed_and_a_signature_that_does_not_hold_is_not_kept(tmp_path):
     made = federation(tmp_path, agents=3, rounds=4)
-    body, bob = row(made), Proofs("bob", made.setup.manifest, made.private(1).identity)
+    body, bob = row(made), RowSignatures("bob", made.setup.manifest, made.private(1).identity)
     good = bob.sign("ada", 0, digest_of(body))
 
     async def scene():
@@ -347,7 +357,9 @@ def test_rows_are_signed_and_a_signature_that_does_not_hold_is_not_kept(tmp_path
     taken, greeting, forged, unsigned = on_virtual_time(scene())
     assert taken.ok and bytes.fromhex(greeting.seen_signature) == good and greeting.seen_digest
     assert forged.ok and unsigned.seen == 0 and unsigned.seen_signature == ""
-    assert not bob.is_mine("ada", 1, digest_of(body), good) and bob.is_mine("ada", 0, digest_of(body), good)
+    assert not bob.verify_own("ada", 1, digest_of(body), good) and bob.verify_own(
+        "ada", 0, digest_of(body), good
+    )
 
 
 def test_who_leaves_out_a_row_that_it_owes_stops_nobody(tmp_path):

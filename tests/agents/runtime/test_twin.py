@@ -10,7 +10,7 @@ from history import IDENTITIES, faults, federation, live, on_virtual_time, shari
 
 from builders import PROTOCOLS, SETTINGS
 from topdp import topology
-from topdp.agents.runtime.agent_draws import SeededDraws
+from topdp.agents.development.seeded_draws import SeededDraws
 from topdp.agents.runtime.agent_rows import kept, make
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -76,22 +76,24 @@ def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
     from dataclasses import replace
 
     from builders import constant_schedule
-    from topdp.agents.runtime.agent_rows import Part
+    from topdp.agents.runtime.agent_rows import PlanPart
     from topdp.plan import PerRound, PlanError, prune
     from topdp.protocols import PlainSynchronous
 
     plan = PlainSynchronous(0.5).plan(topology.ring(4), constant_schedule(3), np.ones(4), 0)
-    Part(plan, 0)
+    PlanPart(plan, 0)
     readers = PerRound.same(np.full_like(plan.readers[0], -1), plan.releases)
     with pytest.raises(PlanError, match="never reads"):
-        Part(replace(plan, readers=readers), 0)
+        PlanPart(replace(plan, readers=readers), 0)
     with pytest.raises(PlanError, match="pruned"):
-        Part(prune(plan), 0)
-    assert Part(replace(plan, known_by=np.array([[0, 1], [1, -1], [2, -1], [3, -1]])), 0).partner == {0: 1}
+        PlanPart(prune(plan), 0)
+    assert PlanPart(replace(plan, known_by=np.array([[0, 1], [1, -1], [2, -1], [3, -1]])), 0).partner == {
+        0: 1
+    }
     for knows in ([0, 1, 2], [1, 2, -1], [1, -1, -1], [-1, -1, -1]):
         others = [[k, -1, -1] for k in range(1, 4)]
         with pytest.raises(PlanError, match="its own or shared with one other agent, got draw 0"):
-            Part(replace(plan, known_by=np.array([knows, *others])), 0)
+            PlanPart(replace(plan, known_by=np.array([knows, *others])), 0)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -133,10 +135,10 @@ def test_six_agents_that_share_draws_end_over_grpc_with_the_simulators_estimates
 
 
 def test_who_takes_up_a_run_where_adam_steps_goes_on_from_its_estimate(tmp_path):
-    """After a leap over rounds (`Rounds._catch_up`) the books hold what the round after them would need."""
+    """After a leap over rounds (`_catch_up`) the ledger holds what the round after them would need."""
     changes = *MEMORIES["adam"], "train.optimiser=adam"
-    part = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6).equipment(0).part
-    before, after = np.flatnonzero(part.plan.adjusts)[:2].tolist()
+    part = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6).context(0).part
+    before, after = np.flatnonzero(part.plan.adaptive.rate)[:2].tolist()
     own = {row: torch.full((3,), 0.5) for row in part.made(before)}
     left = kept(part, before, own)
     assert set(part.made(after)) - set(left)  # where the round began

@@ -25,17 +25,17 @@ from cryptography.x509.oid import NameOID
 from safetensors.numpy import save
 from sites import MADE, Echo, Federation, at, run, until_answered
 
-from topdp.agents.agreement.identity import TLS_NAME, Identity, make
+from topdp.agents.agreement.identity import TLS_HOST_NAME, Identity, generate
 from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.wire import grpc_channels, handshake, row_payload
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.chunks import PIECE
 from topdp.agents.wire.grpc_channels import METHOD, SERVICE, aio, grpc
-from topdp.agents.wire.grpc_streams import Accepted, Dialled
-from topdp.agents.wire.handshake import Party, Stream
+from topdp.agents.wire.grpc_streams import AcceptedStream, DialledStream
+from topdp.agents.wire.handshake import FrameStream, HandshakeParty
 from topdp.agents.wire.link_limits import PendingRequests
-from topdp.agents.wire.link_refusals import LinkEnded, Told
+from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.links import Link
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
@@ -66,7 +66,7 @@ def certificate(name, key, signer, ca=None):
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=9))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_HOST_NAME)]), critical=False)
     )
     if ca is not None:
         builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
@@ -78,7 +78,7 @@ def identity(name, signer=None, ca=None):
     return Identity(Card(name, "", certificate(name, key, signer or (name, key), ca)), key)
 
 
-class Watch:
+class RowMonitor:
     """An attacked bee and an honest cat that exchange all the time; fails if they are disturbed."""
 
     def __init__(self, fed, bee_handler=None, **options):
@@ -122,7 +122,7 @@ class Watch:
 async def call_to(fed, identity, insecure=False, compression=None):
     """A raw stream to bee, with any certificate."""
     card = fed.manifest.card("bee")
-    options = [("grpc.ssl_target_name_override", TLS_NAME), ("grpc.use_local_subchannel_pool", 1)]
+    options = [("grpc.ssl_target_name_override", TLS_HOST_NAME), ("grpc.use_local_subchannel_pool", 1)]
     if insecure:
         channel = aio.insecure_channel(card.address, options=options[1:])
     else:
@@ -141,8 +141,8 @@ async def call_to(fed, identity, insecure=False, compression=None):
 async def ant_in(fed, insecure=False, compression=None):
     """ant has opened a link as it should, and may now do what it likes."""
     async with call_to(fed, fed.identities["ant"], insecure, compression) as call:
-        party = Party(fed.identities["ant"], fed.manifest.hash)
-        await handshake.dial(Dialled(call), party, fed.manifest.card("bee"))
+        party = HandshakeParty(fed.identities["ant"], fed.manifest.hash)
+        await handshake.dial(DialledStream(call), party, fed.manifest.card("bee"))
         yield call
 
 
@@ -157,8 +157,8 @@ def claiming(card, key):
 async def tries(fed, who, insecure=False, leaf=None):
     """Opens a link to bee as `who`, over TLS with `leaf`; sends a request when it is let in."""
     async with call_to(fed, leaf or who, insecure) as call:
-        stream = Dialled(call)
-        await handshake.dial(stream, Party(who, fed.manifest.hash), fed.manifest.card("bee"))
+        stream = DialledStream(call)
+        await handshake.dial(stream, HandshakeParty(who, fed.manifest.hash), fed.manifest.card("bee"))
         await stream.write(request(1, b"evil"))
         while (frame := await stream.read()) is not None:
             if frame.WhichOneof("content") == "response":
@@ -168,7 +168,7 @@ async def tries(fed, who, insecure=False, leaf=None):
 
 async def ended(call):
     """Reads until the other end ends the stream, and says how."""
-    stream = Dialled(call)
+    stream = DialledStream(call)
     try:
         while (frame := await stream.read()) is not None:
             assert frame.WhichOneof("content") != "response" or frame.response.code == ReplyCode.DAMAGED
@@ -206,16 +206,16 @@ def told(caplog, agent="bee", level=logging.WARNING):
 
 
 STRANGERS = {
-    "a stranger": lambda: make("eve"),
-    "a name of the manifest with another key": lambda: make("ant"),
-    "an honest neighbour's name with another key": lambda: make("cat"),
+    "a stranger": lambda: generate("eve"),
+    "a name of the manifest with another key": lambda: generate("ant"),
+    "an honest neighbour's name with another key": lambda: generate("cat"),
 }
 
 
 @pytest.mark.parametrize("case", STRANGERS)
 def test_who_is_not_in_the_manifest_does_not_get_through_tls(case):
     async def body():
-        async with Watch(federation()) as watch:
+        async with RowMonitor(federation()) as watch:
             for _ in range(3):
                 with pytest.raises(ConnectionError):
                     await tries(watch.federation, STRANGERS[case]())
@@ -226,7 +226,7 @@ def test_who_is_not_in_the_manifest_does_not_get_through_tls(case):
 
 def test_a_plaintext_client_gets_nothing():
     async def body():
-        async with Watch(federation()) as watch:
+        async with RowMonitor(federation()) as watch:
             with pytest.raises(ConnectionError):
                 await tries(watch.federation, MADE["ant"], insecure=True)
             assert not watch.from_others
@@ -239,7 +239,7 @@ def test_a_plaintext_server_gets_nothing(caplog):
 
     async def body():
         fed = federation(DIALS)
-        async with Server(fed, None) as server, Watch(fed) as watch:
+        async with Server(fed, None) as server, RowMonitor(fed) as watch:
             await server.attempt.wait()
             assert watch.bee._peers["ant"].link is None and server.frames == []
 
@@ -255,7 +255,7 @@ def test_a_forged_leaf_of_a_neighbour_is_refused_by_the_listener(caplog, monkeyp
     async def body():
         fed = federation(identities={"ant": ant})
         forged = claiming(fed.manifest.card("cat"), leaf.key)
-        async with Watch(fed) as watch:
+        async with RowMonitor(fed) as watch:
             for _ in range(2):
                 with pytest.raises(REFUSED):
                     await tries(fed, forged, leaf=leaf)
@@ -297,7 +297,7 @@ def test_a_forged_leaf_is_refused_by_the_dialer(caplog, monkeypatch):
 
     async def body():
         fed = federation(DIALS, identities={"ant": ant})
-        async with Server(fed, forged) as server, Watch(fed) as watch:
+        async with Server(fed, forged) as server, RowMonitor(fed) as watch:
             await server.attempt.wait()
             await server.refused.wait()
             assert server.frames and watch.bee._peers["ant"].link is None  # TLS let it through
@@ -318,7 +318,7 @@ def test_another_neighbours_forged_leaf_is_refused_by_the_dialer(caplog, monkeyp
 
     async def body():
         fed = federation(DIALS, identities={"cat": cat})
-        async with Server(fed, forged) as server, Watch(fed) as watch:
+        async with Server(fed, forged) as server, RowMonitor(fed) as watch:
             while ("ant", "lost") not in told(caplog, level=logging.INFO):
                 await asyncio.sleep(0.005)
             assert server.frames == []  # TLS stops it: bee trusts one certificate when it dials, not all
@@ -337,7 +337,7 @@ def test_another_neighbours_forged_leaf_is_refused_by_the_dialer(caplog, monkeyp
 
 
 def expired():
-    return make("ant", start=datetime.now(UTC) - timedelta(days=30), validity=timedelta(days=29))
+    return generate("ant", start=datetime.now(UTC) - timedelta(days=30), validity=timedelta(days=29))
 
 
 def test_an_expired_certificate_is_refused(caplog, monkeypatch):
@@ -345,14 +345,14 @@ def test_an_expired_certificate_is_refused(caplog, monkeypatch):
 
     async def over_tls():
         fed = federation(identities={"ant": ant})
-        async with Watch(fed) as watch:
+        async with RowMonitor(fed) as watch:
             with pytest.raises(ConnectionError):
                 await tries(fed, fed.identities["ant"])
             assert not watch.from_others
 
     async def in_code():
         fed = federation(identities={"ant": ant})
-        async with Watch(fed, insecure=True) as watch:
+        async with RowMonitor(fed, insecure=True) as watch:
             for _ in range(2):
                 with pytest.raises(LinkEnded, match="valid from"):
                     await tries_expired(fed)
@@ -370,7 +370,7 @@ def test_an_expired_certificate_is_refused(caplog, monkeypatch):
 def test_an_expired_listener_is_not_dialled(caplog):
     async def body():
         fed = federation(DIALS, identities={"ant": expired()})
-        async with Server(fed, fed.identities["ant"]) as server, Watch(fed):
+        async with Server(fed, fed.identities["ant"]) as server, RowMonitor(fed):
             while ("ant", "expired") not in told(caplog):
                 await asyncio.sleep(0.005)
             assert server.frames == []
@@ -393,11 +393,11 @@ def test_a_hello_that_does_not_fit_is_refused(case, caplog):
 
     async def body():
         fed = federation()
-        async with Watch(fed), call_to(fed, fed.identities["ant"]) as call:
-            frame = Party(fed.identities["ant"], fed.manifest.hash).hello("bee", bytes(32))
+        async with RowMonitor(fed), call_to(fed, fed.identities["ant"]) as call:
+            frame = HandshakeParty(fed.identities["ant"], fed.manifest.hash).hello("bee", bytes(32))
             for key, value in change.items():
                 setattr(frame.hello, key, value)
-            await Dialled(call).write(frame)
+            await DialledStream(call).write(frame)
             assert isinstance(await ended(call), LinkEnded)
 
     run(body())
@@ -407,8 +407,8 @@ def test_a_hello_that_does_not_fit_is_refused(case, caplog):
 def test_a_request_instead_of_a_hello_is_refused(caplog):
     async def body():
         fed = federation()
-        async with Watch(fed) as watch, call_to(fed, fed.identities["ant"]) as call:
-            await Dialled(call).write(request(1, b"x"))
+        async with RowMonitor(fed) as watch, call_to(fed, fed.identities["ant"]) as call:
+            await DialledStream(call).write(request(1, b"x"))
             assert isinstance(await ended(call), LinkEnded) and not watch.from_others
 
     run(body())
@@ -420,7 +420,7 @@ def test_a_neighbour_whom_we_dial_may_not_dial_us():
 
     async def body():
         fed = Federation(("ant", "bee", "cat"), links=[("ant", "bee"), ("cat", "bee")], largest_body=LARGEST)
-        async with Watch(fed):
+        async with RowMonitor(fed):
             with pytest.raises(ConnectionError):
                 await tries(fed, fed.identities["cat"])
 
@@ -430,12 +430,12 @@ def test_a_neighbour_whom_we_dial_may_not_dial_us():
 def test_a_neighbour_cannot_take_anothers_name(caplog):
     async def body():
         fed = federation()
-        async with Watch(fed) as watch:
+        async with RowMonitor(fed) as watch:
             for _ in range(2):
                 async with call_to(fed, fed.identities["ant"]) as call:
-                    frame = Party(fed.identities["ant"], fed.manifest.hash).hello("bee", bytes(32))
+                    frame = HandshakeParty(fed.identities["ant"], fed.manifest.hash).hello("bee", bytes(32))
                     frame.hello.sender = "cat"
-                    await Dialled(call).write(frame)
+                    await DialledStream(call).write(frame)
                     assert "'cat', and is ant" in str(await ended(call))
             assert not watch.from_others
 
@@ -449,7 +449,7 @@ def test_without_tls_a_name_needs_its_key(caplog, monkeypatch):
     async def body():
         fed = federation()
         liar = claiming(fed.manifest.card("cat"), MADE["ant"].key)
-        async with Watch(fed, insecure=True) as watch:
+        async with RowMonitor(fed, insecure=True) as watch:
             with pytest.raises(LinkEnded, match="does not hold the key of cat"):
                 await tries(fed, liar, insecure=True)
             assert not watch.from_others
@@ -462,7 +462,7 @@ def test_without_tls_a_name_needs_its_key(caplog, monkeypatch):
         run(body())
 
 
-class Recorder(Stream):
+class Recorder(FrameStream):
     def __init__(self, stream, sent):
         self.stream, self.sent = stream, sent
 
@@ -483,13 +483,13 @@ def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
     async def record(fed):
         sent = []
         async with call_to(fed, MADE["ant"], insecure=True) as call:
-            party = Party(fed.identities["ant"], fed.manifest.hash)
-            await handshake.dial(Recorder(Dialled(call), sent), party, fed.manifest.card("bee"))
+            party = HandshakeParty(fed.identities["ant"], fed.manifest.hash)
+            await handshake.dial(Recorder(DialledStream(call), sent), party, fed.manifest.card("bee"))
         return sent
 
     async def replay(fed, sent):
         async with call_to(fed, MADE["ant"], insecure=True) as call:
-            stream = Dialled(call)
+            stream = DialledStream(call)
             for frame in (*sent, request(1, b"evil")):
                 await stream.write(frame)
             while (frame := await stream.read()) is not None:
@@ -499,7 +499,7 @@ def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
 
     async def body():
         fed = federation()
-        async with Watch(fed, insecure=True) as watch:
+        async with RowMonitor(fed, insecure=True) as watch:
             sent = await record(fed)
             for _ in range(2):
                 with pytest.raises(REFUSED):
@@ -566,7 +566,7 @@ def test_what_breaks_the_rules_ends_the_link_and_is_told_once(case, caplog):
 
     async def body():
         fed = federation(in_flight=4)
-        async with Watch(fed) as watch:
+        async with RowMonitor(fed) as watch:
             for _ in range(2):
                 async with ant_in(fed) as call:
                     for frame in frames:
@@ -584,7 +584,7 @@ def test_the_same_rules_hold_for_a_listener(caplog):
     async def body():
         fed = federation(DIALS)
         frames = [request(1, b"", size=LARGEST + 1)]
-        async with Server(fed, fed.identities["ant"], frames) as server, Watch(fed) as watch:
+        async with Server(fed, fed.identities["ant"], frames) as server, RowMonitor(fed) as watch:
             await server.refused.wait()
             while not told(caplog):
                 await asyncio.sleep(0.005)
@@ -597,9 +597,9 @@ def test_the_same_rules_hold_for_a_listener(caplog):
 async def cut_after(message, frames, **rules):
     """bee asks ant, which answers with these frames: bee gets no reply."""
     fed = federation(**rules)
-    async with Watch(fed) as watch, ant_in(fed) as call:
+    async with RowMonitor(fed) as watch, ant_in(fed) as call:
         task = asyncio.create_task(watch.bee.request("ant", message))
-        stream = Dialled(call)
+        stream = DialledStream(call)
         while (await stream.read()).WhichOneof("content") != "request":
             pass
         for frame in frames:
@@ -655,12 +655,12 @@ def test_a_second_link_takes_the_place_of_the_first(caplog):
 
     async def body():
         fed = federation()
-        async with Watch(fed) as watch, ant_in(fed) as first:
+        async with RowMonitor(fed) as watch, ant_in(fed) as first:
             link = watch.bee._peers["ant"].link
             async with ant_in(fed) as second:
                 assert "new link" in str(await ended(first))
                 await until(lambda: watch.bee._peers["ant"].link not in (None, link))
-                await Dialled(second).write(request(1, b"x"))
+                await DialledStream(second).write(request(1, b"x"))
                 await until(lambda: watch.from_others)
 
     run(body())
@@ -670,8 +670,8 @@ def test_a_second_link_takes_the_place_of_the_first(caplog):
 def test_a_body_with_another_digest_is_refused_and_told_once(caplog):
     async def body():
         fed = federation()
-        async with Watch(fed) as watch, ant_in(fed) as call:
-            stream = Dialled(call)
+        async with RowMonitor(fed) as watch, ant_in(fed) as call:
+            stream = DialledStream(call)
             for number in (1, 2):
                 await stream.write(request(number, b"x", digest=bytes(32)))
                 while (frame := await stream.read()).WhichOneof("content") != "response":
@@ -688,7 +688,7 @@ def test_a_frame_above_a_mebibyte_ends_the_link(caplog):
 
     async def body():
         fed = federation()
-        async with Watch(fed) as watch:
+        async with RowMonitor(fed) as watch:
             for _ in range(2):
                 async with ant_in(fed) as call:
                     with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
@@ -706,7 +706,7 @@ def test_compressed_frames_are_refused():
 
     async def body():
         fed = federation()
-        async with Watch(fed) as watch:
+        async with RowMonitor(fed) as watch:
             with pytest.raises(ConnectionError):
                 async with ant_in(fed, compression=grpc.Compression.Gzip):
                     pass
@@ -725,7 +725,7 @@ def test_leaving_in_the_middle_of_a_body_leaves_nothing_behind(caplog):
 
     async def body():
         fed = federation()
-        async with Watch(fed) as watch:
+        async with RowMonitor(fed) as watch:
             for _ in range(3):
                 async with ant_in(fed) as call:
                     await call.write(request(1, BODY).SerializeToString())
@@ -752,7 +752,7 @@ def test_a_slow_loris_is_cut_after_the_idle_timeout(case, caplog):
 
     async def body():
         fed = federation(idle_timeout=0.4)
-        async with Watch(fed) as watch, ant_in(fed) as call:
+        async with RowMonitor(fed) as watch, ant_in(fed) as call:
             for frame in frames:
                 await call.write(frame.SerializeToString())
 
@@ -779,7 +779,7 @@ def test_a_peer_that_pings_and_never_answers_or_reads_is_cut(caplog):
 
     async def body():
         fed = federation(idle_timeout=0.4)
-        async with Watch(fed) as watch, ant_in(fed) as call:
+        async with RowMonitor(fed) as watch, ant_in(fed) as call:
 
             async def ping():
                 while True:
@@ -799,7 +799,7 @@ def test_a_peer_that_pings_and_never_answers_or_reads_is_cut(caplog):
 def test_a_handshake_that_does_not_come_is_not_waited_for(caplog):
     async def body():
         fed = federation(idle_timeout=0.3)
-        async with Watch(fed) as watch, contextlib.AsyncExitStack() as stack:
+        async with RowMonitor(fed) as watch, contextlib.AsyncExitStack() as stack:
             calls = [await stack.enter_async_context(call_to(fed, fed.identities["ant"])) for _ in range(4)]
             reasons = [str(await ended(call)) for call in calls]
             assert sum("no handshake" in reason for reason in reasons) == 2
@@ -825,7 +825,7 @@ def test_raw_bytes_on_the_port_are_dropped(case):
 
     async def body():
         fed = federation(idle_timeout=0.4)
-        async with Watch(fed) as watch:
+        async with RowMonitor(fed) as watch:
             host, port = fed.manifest.card("bee").address.split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(RAW[case])
@@ -888,7 +888,7 @@ def test_memory_stays_bounded(caplog):
                 await stuck.wait()
             return Reply(ReplyCode.OK)
 
-        async with Watch(fed, slow) as watch:
+        async with RowMonitor(fed, slow) as watch:
             big = bytes(LARGEST)
             gc.collect()
             tracemalloc.start()
@@ -1004,8 +1004,8 @@ class Server:
 
     async def open(self, _, context):
         self.attempt.set()
-        stream = Recorder(Accepted(context), [])
-        party = Party(at(self.identity, ""), self.federation.manifest.hash)
+        stream = Recorder(AcceptedStream(context), [])
+        party = HandshakeParty(at(self.identity, ""), self.federation.manifest.hash)
         try:
             hello = await stream.read()
             self.frames.append(hello)
@@ -1029,7 +1029,7 @@ class Server:
             self.refused.set()
 
 
-class Refusing(Stream):
+class Refusing(FrameStream):
     """A peer that has refused us: gRPC says so to whoever writes next, before or after whoever reads."""
 
     async def read(self):
@@ -1046,7 +1046,7 @@ def test_a_peer_that_refuses_us_while_we_write_is_out_of_reach_and_no_fault_of_o
     """Who asks knows one way of not being answered: anything else ends an agent."""
 
     async def body():
-        link = Link("ant", Refusing(), Echo("bee"), Rules(), PendingRequests(4), Told("bee"))
+        link = Link("ant", Refusing(), Echo("bee"), Rules(), PendingRequests(4), RefusalLog("bee"))
         serving = asyncio.create_task(link.run())
         with pytest.raises(Unreachable, match="refused us"):
             await link.request(ROW)

@@ -17,10 +17,10 @@ from test_malicious import ant_in, ended, told
 from topdp.agents.wire import grpc_settings
 from topdp.agents.wire import port_guard as fronts
 from topdp.agents.wire import wire_pb2 as wire
-from topdp.agents.wire.byte_pipes import End
-from topdp.agents.wire.link_refusals import LinkEnded, Told
+from topdp.agents.wire.byte_pipes import Connection
+from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.links import MOST_PINGS
-from topdp.agents.wire.port_guard import Front, client_hello
+from topdp.agents.wire.port_guard import PortGuard, client_hello
 from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind
 
@@ -190,7 +190,7 @@ run(body())
 
 
 def test_a_neighbour_has_two_connections_at_most(tmp_path):
-    class Writer:
+    class LinkWriter:
         transport = None
 
         def __init__(self):
@@ -199,15 +199,15 @@ def test_a_neighbour_has_two_connections_at_most(tmp_path):
         def abort(self):
             self.aborted = True
 
-    front = Front(tmp_path, 1.0, 1, Told("bee"))
-    writers = [Writer() for _ in range(4)]
+    front = PortGuard(tmp_path, 1.0, 1, RefusalLog("bee"))
+    writers = [LinkWriter() for _ in range(4)]
     run(_visit(front, writers))
     assert [writer.aborted for writer in writers] == [True, True, False, False]
 
 
 async def _visit(front, writers):
     for k, writer in enumerate(writers):
-        visitor = fronts.Visitor("127.0.0.1", End(None, writer))
+        visitor = fronts.Visitor("127.0.0.1", Connection(None, writer))
         front.visitors.append(visitor)
         front._coming[f"unix:{k}"] = visitor
         front.knows(f"unix:{k}", "ant")

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from sites import Federation, free_address, run, until_answered
 
-from topdp.agents.agreement.card_succession import Directory, named
-from topdp.agents.agreement.identity import make
+from topdp.agents.agreement.card_succession import CardDirectory, sign_successor
+from topdp.agents.agreement.identity import generate
 from topdp.agents.wire import relay_server as relays
 from topdp.agents.wire.byte_pipes import dialled, join
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.relay_server import CALL, WAIT, Limits, Relay, greeting, meeting_place
+from topdp.agents.wire.relay_server import CALL, WAIT, RelayLimits, RelayServer, greeting, meeting_place
 from topdp.agents.wire.transport import Message, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind
 from topdp.errors import InputError, UnavailableError
@@ -41,7 +41,7 @@ def firewalled(names=("ant", "bee"), **rules):
     return Federation(names, closed=names, relay=address, **rules), address
 
 
-class Malicious(Relay):
+class Malicious(RelayServer):
     """Does `harm` to the first `times` that it joins, then what it should."""
 
     def __init__(self, times, harm):
@@ -137,14 +137,14 @@ def test_only_the_two_who_meet_at_a_relay_know_where_also_after_a_renewal():
     federation = firewalled()[0]
     one, other = federation.identities["ant"], federation.identities["bee"]
     manifest = federation.manifest
-    directory = Directory(manifest)
-    new = make("ant")
-    directory.take(named(1, one, new))
+    directory = CardDirectory(manifest)
+    new = generate("ant")
+    directory.accept(sign_successor(1, one, new))
     place = federation.transport("ant")._place("bee", "ant")
     renewed = GrpcTransport(new, manifest, directory=directory, listed=one)
     assert place == federation.transport("bee")._place("bee", "ant") == renewed._place("bee", "ant")
     known = [other.card.certificate.encode(), manifest.hash.encode(), b""]
-    known += [make("cat").shared_secret(each.card, "meeting place") for each in (one, other)]
+    known += [generate("cat").shared_secret(each.card, "meeting place") for each in (one, other)]
     assert place not in {meeting_place(secret, manifest.hash, "bee", "ant") for secret in known}
     assert place != federation.transport("ant")._place("ant", "bee")
 
@@ -152,7 +152,7 @@ def test_only_the_two_who_meet_at_a_relay_know_where_also_after_a_renewal():
 def test_a_relay_that_joins_the_wrong_ones_links_nobody(caplog):
     whose = {}  # meeting place -> who waits there
 
-    class Wrong(Relay):
+    class Wrong(RelayServer):
         honest = False
 
         def _who_waits(self, place):
@@ -214,7 +214,7 @@ def test_a_relay_may_be_started_late_and_again():
         federation, address = firewalled()
         async with federation.started() as (ant, bee):
             for _ in range(3):
-                async with serving(Relay(), address):
+                async with serving(RelayServer(), address):
                     assert (await until_answered(ant, "bee", ROW)).ok
                     assert (await until_answered(bee, "ant", ROW)).ok
 
@@ -224,7 +224,7 @@ def test_a_relay_may_be_started_late_and_again():
 def test_who_opens_no_port_has_no_socket_that_others_could_use():
     async def body():
         federation, address = firewalled()
-        async with serving(Relay(), address), federation.started() as (ant, bee):
+        async with serving(RelayServer(), address), federation.started() as (ant, bee):
             await until_answered(ant, "bee", ROW)
             folders = [ant._folder.path, bee._folder.path]
             assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
@@ -254,11 +254,11 @@ async def asks(address, words):
 
 
 CASES = {
-    "who speaks otherwise": (Limits(), b"GET / HTTP/1.1\r\n" + b"x" * 200, b"-expected a greeting"),
-    "who says nothing": (Limits(greeting=0.05), b"", b""),
-    "who calls nobody": (Limits(), greeting(CALL, PLACE), b"-nobody waits there"),
-    "who waits for too long": (Limits(waiting=0.05), greeting(WAIT, PLACE), b""),
-    "who speaks while it waits": (Limits(), greeting(WAIT, PLACE) + b"x", b""),
+    "who speaks otherwise": (RelayLimits(), b"GET / HTTP/1.1\r\n" + b"x" * 200, b"-expected a greeting"),
+    "who says nothing": (RelayLimits(greeting=0.05), b"", b""),
+    "who calls nobody": (RelayLimits(), greeting(CALL, PLACE), b"-nobody waits there"),
+    "who waits for too long": (RelayLimits(waiting=0.05), greeting(WAIT, PLACE), b""),
+    "who speaks while it waits": (RelayLimits(), greeting(WAIT, PLACE) + b"x", b""),
 }
 
 
@@ -268,7 +268,7 @@ def test_the_relay_cuts(case):
 
     async def body():
         address = free_address()
-        async with serving(Relay(limits), address) as relay:
+        async with serving(RelayServer(limits), address) as relay:
             said = await asks(address, words)
             assert said.startswith(answer) and (answer or not said)
             assert not relay.waiting
@@ -279,8 +279,8 @@ def test_the_relay_cuts(case):
 def test_the_relay_has_limits_in_all_per_address_and_per_place():
     async def body():
         address = free_address()
-        limits = Limits(connections=6, per_address=4, per_place=2)
-        async with serving(Relay(limits), address) as relay:
+        limits = RelayLimits(connections=6, per_address=4, per_place=2)
+        async with serving(RelayServer(limits), address) as relay:
             ends = [await dialled(address) for _ in range(3)]
             for end in ends:
                 end.writer.write(greeting(WAIT, PLACE))
@@ -299,7 +299,7 @@ def test_a_sender_waits_while_the_receiver_does_not_read(monkeypatch):
 
     async def body():
         address = free_address()
-        async with serving(Relay(), address):
+        async with serving(RelayServer(), address):
             listener = await dialled(address)
             listener.writer.write(greeting(WAIT, PLACE))
             await asyncio.sleep(0.05)
@@ -357,9 +357,9 @@ def test_the_command_serves_until_it_is_asked_to_end(topdp):
 def test_a_port_that_is_taken_is_named_once():
     async def body():
         address = free_address()
-        async with serving(Relay(), address):
+        async with serving(RelayServer(), address):
             with pytest.raises(UnavailableError, match=address):
-                await Relay().listen(address)
+                await RelayServer().listen(address)
 
     run(body())
 
@@ -439,13 +439,13 @@ run(body())
 @pytest.mark.skipif(os.geteuid() != 0, reason="networks of one's own need root")
 def test_two_sites_behind_routers_meet_at_a_relay(tmp_path):
     from topdp.agents.agreement import identity
-    from topdp.agents.agreement.manifest import Rules, create
+    from topdp.agents.agreement.manifest import Rules, new_manifest
     from topdp.runs.config import RunConfig
 
     name = f"t{os.getpid() % 10000}"
-    cards = [identity.init(tmp_path / who, who).card for who in ("ant", "bee")]
+    cards = [identity.create_identity(tmp_path / who, who).card for who in ("ant", "bee")]
     rules = Rules(relay="198.51.100.1:7500", idle_timeout=10.0)
-    create(cards, [("ant", "bee")], RunConfig(), rules).write(tmp_path / "manifest.toml")
+    new_manifest(cards, [("ant", "bee")], RunConfig(), rules).write(tmp_path / "manifest.toml")
     where, processes = Path(__file__).parents[1], []
 
     def start(network, *command):

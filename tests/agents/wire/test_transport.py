@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites import Echo, Federation, free_address, run, until_answered
 
-from topdp.agents.agreement.identity import make
+from topdp.agents.agreement.identity import generate
 from topdp.agents.wire import wire_pb2
-from topdp.agents.wire.chunks import PIECE, Incoming, pieces
+from topdp.agents.wire.chunks import PIECE, IncomingBody, pieces
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.link_limits import CHECKS, Backoff, Patience
-from topdp.agents.wire.link_refusals import LinkEnded, Told
-from topdp.agents.wire.relay_server import Relay
-from topdp.agents.wire.transport import Memory, Message, Reply, Unreachable
+from topdp.agents.wire.link_limits import CHECKS, Backoff, StallDetector
+from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
+from topdp.agents.wire.relay_server import RelayServer
+from topdp.agents.wire.transport import MemoryNetwork, Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import WORDS, MessageKind, ReplyCode
 from topdp.errors import InputError, TrustError, UnavailableError
 
@@ -36,12 +36,12 @@ class Ground:
     def __init__(self, kind, **rules):
         self.made, self.relay = [], None
         if kind == "memory":
-            wire = Memory()
+            wire = MemoryNetwork()
             self._make = wire.transport
         else:
             closed = ["bee"] if "bee dials" in kind else []
             if "relay" in kind:
-                closed, rules["relay"], self.relay = ["ant", "bee"], free_address(), Relay()
+                closed, rules["relay"], self.relay = ["ant", "bee"], free_address(), RelayServer()
             federation = Federation(closed=closed, **rules)
             self._rules = federation.manifest.rules
             self._make = lambda name: federation.transport(name, insecure="insecure" in kind)
@@ -443,7 +443,7 @@ class FakeClock:
 
 def watched(limit=8.0):
     clock = FakeClock()
-    return clock, Patience(limit, clock), limit / CHECKS
+    return clock, StallDetector(limit, clock), limit / CHECKS
 
 
 def test_patience_is_lost_with_what_stands_still_and_never_with_what_moves():
@@ -476,7 +476,7 @@ def test_time_in_which_we_were_stopped_is_not_held_against_the_peer():
 @given(st.integers(0, 3 * PIECE + 5), st.integers(1, 255))
 def test_pieces_make_the_body_again(size, seed):
     body = bytes([seed]) * size
-    incoming = Incoming(size, hashlib.sha256(body).digest(), size)
+    incoming = IncomingBody(size, hashlib.sha256(body).digest(), size)
     ends = [incoming.add(piece) for piece in pieces(body)]
     assert ends == [False] * (len(ends) - 1) + [True]
     assert incoming.intact and incoming.body == body
@@ -484,7 +484,7 @@ def test_pieces_make_the_body_again(size, seed):
 
 @given(st.integers(0, 2 * PIECE), st.integers(0, PIECE + 10))
 def test_a_piece_of_another_length_is_refused(size, length):
-    incoming = Incoming(size, bytes(32), size)
+    incoming = IncomingBody(size, bytes(32), size)
     if length == min(size, PIECE):
         incoming.add(bytes(length))
         assert not incoming.intact
@@ -495,17 +495,17 @@ def test_a_piece_of_another_length_is_refused(size, length):
 
 def test_a_body_above_the_limit_is_refused_before_it_comes():
     with pytest.raises(LinkEnded, match="oversized"):
-        Incoming(1001, bytes(32), 1000)
+        IncomingBody(1001, bytes(32), 1000)
     with pytest.raises(LinkEnded, match="digest"):
-        Incoming(10, bytes(31), 1000)
+        IncomingBody(10, bytes(31), 1000)
 
 
 def test_what_is_told_is_told_once_per_peer_and_kind(caplog):
-    told = Told("bee")
+    refusals = RefusalLog("bee")
     for _ in range(100):
-        told.tell("ant", "chunk", "x")
-        told.tell("ant", "digest", "x")
-        told.tell("cat", "chunk", "x")
+        refusals.report("ant", "chunk", "x")
+        refusals.report("ant", "digest", "x")
+        refusals.report("cat", "chunk", "x")
     warned = [(record.peer, record.event) for record in caplog.records if record.levelno >= logging.WARNING]
     assert warned == [("ant", "chunk"), ("ant", "digest"), ("cat", "chunk")]
 
@@ -537,7 +537,7 @@ def test_insecure_links_are_for_loopback_only_and_say_so(caplog):
 def test_an_identity_that_the_manifest_does_not_list_is_refused():
     federation = Federation()
     with pytest.raises(TrustError, match="that the manifest lists for ant"):
-        GrpcTransport(make("ant"), federation.manifest)
+        GrpcTransport(generate("ant"), federation.manifest)
 
 
 def test_a_port_that_is_taken_is_named():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from topdp.data.features import feature_cache
-from topdp.data.features.feature_cache import Source, all_of, pieces
+from topdp.data.features.feature_cache import RecordSource, all_features, feature_chunks
 from topdp.errors import DataError
 
 
@@ -30,12 +30,12 @@ class Doubled:
 
 def source(records=25, seed=0, scaling="as it is", scale=lambda array: array):
     values = np.random.default_rng(seed).normal(size=(records, 3)).astype(np.float32)
-    return Source(values, scale, scaling, "test")
+    return RecordSource(values, scale, scaling, "test")
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(feature_cache, "CHUNK", 10)
+    monkeypatch.setattr(feature_cache, "RECORDS_PER_CHUNK", 10)
 
 
 def files(own_cache):
@@ -49,10 +49,10 @@ def expected(of):
 def test_computed_once_and_read_from_then_on(own_cache):
     features, records = Doubled(), source()
     said = []
-    first = all_of(features, records, progress=lambda *args: said.append(args))
+    first = all_features(features, records, progress=lambda *args, **details: said.append(args))
     assert torch.equal(first, expected(records)) and features.seen == 25
-    assert [line[1:] for line in said] == [(0, 300), (120, 300), (240, 300), ()]
-    assert torch.equal(all_of(features, source()), first) and features.seen == 25
+    assert [line[1:] for line in said] == [(0, 300), (120, 300), (240, 300)]
+    assert torch.equal(all_features(features, source()), first) and features.seen == 25
     (file,) = files(own_cache)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(file.parent).st_mode) == 0o700
@@ -68,38 +68,38 @@ def test_computed_once_and_read_from_then_on(own_cache):
     ],
 )
 def test_other_records_scalings_or_maps_have_files_of_their_own(own_cache, other, features):
-    all_of(Doubled(), source())
-    assert torch.equal(all_of(features, other), expected(other))
+    all_features(Doubled(), source())
+    assert torch.equal(all_features(features, other), expected(other))
     assert features.seen == len(other) and len(files(own_cache)) == 2
 
 
 def test_a_map_that_nobody_can_name_is_computed_each_time(own_cache):
     features = Doubled(identity=None)
     for _ in range(2):
-        all_of(features, source())
+        all_features(features, source())
     assert features.seen == 50 and files(own_cache) == []
 
 
 @pytest.mark.parametrize("place", [0, 60, 130, -1, -40])
 def test_a_damaged_file_is_computed_again(own_cache, place):
-    all_of(Doubled(), source())
+    all_features(Doubled(), source())
     (file,) = files(own_cache)
     whole = file.read_bytes()
     content = bytearray(whole)
     content[place] ^= 1
     file.write_bytes(content)
     features = Doubled()
-    assert torch.equal(all_of(features, source()), expected(source())) and features.seen == 25
+    assert torch.equal(all_features(features, source()), expected(source())) and features.seen == 25
     assert file.read_bytes() == whole
 
 
 @pytest.mark.parametrize("length", [0, 5, 70, 200])
 def test_so_is_one_that_was_cut(own_cache, length):
-    all_of(Doubled(), source())
+    all_features(Doubled(), source())
     (file,) = files(own_cache)
     file.write_bytes(file.read_bytes()[:length])
     features = Doubled()
-    assert torch.equal(all_of(features, source()), expected(source())) and features.seen == 25
+    assert torch.equal(all_features(features, source()), expected(source())) and features.seen == 25
 
 
 def test_nothing_is_left_of_what_was_broken_off(own_cache):
@@ -110,9 +110,9 @@ def test_nothing_is_left_of_what_was_broken_off(own_cache):
             return super().__call__(records)
 
     with pytest.raises(KeyboardInterrupt):
-        all_of(Breaks(), source())
+        all_features(Breaks(), source())
     assert files(own_cache) == []
-    running = pieces(Doubled(), source())
+    running = feature_chunks(Doubled(), source())
     next(running)
     assert len(files(own_cache)) == 1
     running.close()
@@ -123,7 +123,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(own_cache):
     own_cache.mkdir()
     (own_cache / "features").write_text("in the way")
     with pytest.warns(UserWarning, match="not kept for the next time.*TOPDP_CACHE"):
-        found = all_of(Doubled(), source())
+        found = all_features(Doubled(), source())
     assert torch.equal(found, expected(source()))
 
 
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_on_the_way_costs_a_warning(own_cache, monkeypatch)
 
     monkeypatch.setattr(feature_cache, "_digest", full)
     with pytest.warns(UserWarning, match="No space left on device"):
-        found = all_of(Doubled(), source())
+        found = all_features(Doubled(), source())
     assert torch.equal(found, expected(source())) and files(own_cache) == []
 
 
@@ -146,4 +146,4 @@ def test_features_that_are_not_finite_name_the_record():
     records = source()
     records.records[17] = np.inf
     with pytest.raises(DataError, match=r"test: expected finite features.* 1 records, the first at index 17"):
-        all_of(Doubled(), records)
+        all_features(Doubled(), records)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from topdp.data.features.feature_maps import MAPS, ScatteringFeatures
+from topdp.data.features.feature_maps import FEATURE_MAPS, ScatteringFeatures
 from topdp.errors import InputError
 
 
@@ -94,5 +94,5 @@ def test_a_record_has_the_same_features_in_any_company():
 
 
 def test_every_name_makes_a_map():
-    assert MAPS["none"](27) is None
-    assert MAPS["scattering"](9).identity != MAPS["scattering"](27).identity
+    assert FEATURE_MAPS["none"](27) is None
+    assert FEATURE_MAPS["scattering"](9).identity != FEATURE_MAPS["scattering"](27).identity

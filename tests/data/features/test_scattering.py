@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from topdp.data.features import wavelet_filters
-from topdp.data.features.scattering import CHANNELS, MARGIN, Scattering
+from topdp.data.features.scattering import MIRRORED_PIXELS, SCATTERING_CHANNELS, Scattering
 
 
 def morlet(height, width, scale, k):
@@ -96,9 +96,9 @@ def test_wavelets_have_no_mean_and_each_a_direction_of_its_own(scale):
 
 def test_averages_are_means_around_points_spread_evenly():
     for size in (8, 9, 28, 33):
-        weights = wavelet_filters.averages(size, MARGIN, size + 2 * MARGIN, 1)
+        weights = wavelet_filters.averages(size, MIRRORED_PIXELS, size + 2 * MIRRORED_PIXELS, 1)
         np.testing.assert_allclose(weights.sum(1), 1)
-        centres = weights @ (np.arange(size + 2 * MARGIN) - MARGIN)
+        centres = weights @ (np.arange(size + 2 * MIRRORED_PIXELS) - MIRRORED_PIXELS)
         np.testing.assert_allclose(centres + centres[::-1], size - 1, atol=1e-2)
 
 
@@ -125,7 +125,7 @@ def test_an_image_does_not_depend_on_those_beside_it():
     images = torch.rand(70, 12, 17)
     transform = Scattering(12, 17)
     together = transform(images)
-    assert together.shape == (70, CHANNELS, 3, 4)
+    assert together.shape == (70, SCATTERING_CHANNELS, 3, 4)
     images[1:] = 1e6
     torch.testing.assert_close(transform(images)[0], together[0], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(transform(images[:1])[0], together[0], atol=1e-6, rtol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from topdp.data.features.user_features import OwnFeatures
+from topdp.data.features.user_features import UserFeatures
 from topdp.errors import InputError
 
 EXAMPLE = torch.zeros(1, 4, 4)
@@ -65,8 +65,8 @@ def previous():
 )
 def test_each_record_by_itself_whatever_the_way(function):
     records = torch.rand(150, 1, 4, 4)
-    found = OwnFeatures(function)(records)
-    assert found.dtype == torch.float32 and found.shape[1:] == OwnFeatures(function).shape(EXAMPLE)
+    found = UserFeatures(function)(records)
+    assert found.dtype == torch.float32 and found.shape[1:] == UserFeatures(function).shape(EXAMPLE)
     if isinstance(function, nn.Module):
         function = function.eval()
         expected = torch.cat([function(record[None]) for record in records])
@@ -78,14 +78,14 @@ def test_each_record_by_itself_whatever_the_way(function):
 @pytest.mark.parametrize("function", [remembers, counter(), previous(), RunningMean()])
 def test_what_keeps_something_between_records_is_refused(function):
     with pytest.raises(InputError, match=r"feature maps that keep nothing|the same features"):
-        OwnFeatures(function).shape(EXAMPLE)
+        UserFeatures(function).shape(EXAMPLE)
 
 
 def test_a_module_that_mixes_records_is_refused():
     with pytest.raises(
         InputError, match="one record at a time, got a module whose features of a record depend"
     ):
-        OwnFeatures(Mixes()).shape(EXAMPLE)
+        UserFeatures(Mixes()).shape(EXAMPLE)
 
 
 @pytest.mark.parametrize(
@@ -100,19 +100,19 @@ def test_a_module_that_mixes_records_is_refused():
             "failed on a made-up record of shape \\(1, 4, 4\\): RuntimeError",
         ),
         (lambda record: record.add_(1), "leave records as they are"),
-        (nn.Sequential(nn.Flatten(0)), "a batch of one into a batch of one"),
+        (nn.Sequential(nn.Flatten(0)), "a batch of one to a batch of one"),
     ],
 )
 def test_what_is_no_function_of_a_record_is_refused(function, words):
     with pytest.raises(InputError, match=words):
-        OwnFeatures(function).shape(EXAMPLE)
+        UserFeatures(function).shape(EXAMPLE)
 
 
 def test_another_shape_for_a_record_that_the_checks_did_not_meet():
     def shorter(record):
         return record.flatten() if record.max() < 5 else record.flatten()[:3]
 
-    features = OwnFeatures(shorter)
+    features = UserFeatures(shorter)
     assert features.shape(EXAMPLE) == (16,)
     records = torch.rand(4, 1, 4, 4)
     records[2] = 9
@@ -122,11 +122,11 @@ def test_another_shape_for_a_record_that_the_checks_did_not_meet():
 
 def test_the_users_module_stays_as_it_is():
     module = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten())
-    OwnFeatures(module)(torch.rand(6, 1, 4, 4))
+    UserFeatures(module)(torch.rand(6, 1, 4, 4))
     assert module.training and int(module[0].num_batches_tracked) == 0
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
 def test_what_is_not_callable_is_refused():
     with pytest.raises(InputError, match="a name, a function of one record or a torch module, got a ndarray"):
-        OwnFeatures(np.zeros(3))
+        UserFeatures(np.zeros(3))

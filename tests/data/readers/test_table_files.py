@@ -14,10 +14,10 @@ import pytest
 
 from topdp.data.readers.csv_files import read_csv
 from topdp.data.readers.encoding import encode
-from topdp.data.readers.file_preview import look
+from topdp.data.readers.file_preview import preview_columns
 from topdp.data.readers.frames import read_frame
-from topdp.data.readers.record_paths import of_frame, read_records, sites
-from topdp.data.readers.site_records import files_of_sites
+from topdp.data.readers.record_paths import expand_paths, read_records, records_of_frame
+from topdp.data.readers.site_records import read_site_files
 from topdp.data.readers.table_schema import Schema
 from topdp.errors import DataError, InputError
 
@@ -69,8 +69,8 @@ def test_parquet_and_frames_are_the_same_records(tmp_path: Path) -> None:
     columns = {name: list(frame[name]) for name in frame}
     for records in (
         read_records(tmp_path / "a.parquet", SCHEMA),
-        of_frame(frame, SCHEMA, "frame"),
-        of_frame(columns, SCHEMA, "columns"),
+        records_of_frame(frame, SCHEMA, "frame"),
+        records_of_frame(columns, SCHEMA, "columns"),
     ):
         np.testing.assert_allclose(records.inputs, INPUTS)
         assert records.targets.tolist() == [1, 0, 0]
@@ -81,7 +81,10 @@ def test_numbers_of_every_type_are_classes_and_categories_by_their_value(tmp_pat
     for ill, ward in (([True, False], [1.0, 2.0]), ([1, 0], ["1", "2"]), ([1.0, 0.0], [1, 2])):
         frame = pandas.DataFrame({"ill": ill, "ward": ward})
         frame.to_parquet(tmp_path / "a.parquet")
-        for records in (of_frame(frame, schema, "frame"), read_records(tmp_path / "a.parquet", schema)):
+        for records in (
+            records_of_frame(frame, schema, "frame"),
+            read_records(tmp_path / "a.parquet", schema),
+        ):
             assert records.targets.tolist() == [1, 0]
             assert records.inputs.tolist() == [[1, 0, 0], [0, 1, 0]]
 
@@ -127,7 +130,10 @@ def test_gaps_in_frames_and_parquet_are_missing(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "a.parquet")
     tree = {**SCHEMA.tree(), "ignore": []}
     filled = Schema.of({**tree, "missing": {"age": 0, "job": "clerk"}})
-    for read in (lambda s: of_frame(frame, s, "frame"), lambda s: read_records(tmp_path / "a.parquet", s)):
+    for read in (
+        lambda s: records_of_frame(frame, s, "frame"),
+        lambda s: read_records(tmp_path / "a.parquet", s),
+    ):
         assert read(filled).inputs.tolist() == [[0, 0, 1, 0], [-1, 1, 0, 0]]
         with pytest.raises(DataError, match="record 1: expected a value of 'age', got none"):
             read(Schema.of(tree))
@@ -137,7 +143,7 @@ def test_without_a_schema_a_skeleton_is_printed_that_holds_no_values(csv: Any) -
     path = csv(HEADER + ROWS)
     with pytest.raises(InputError) as refused:
         read_records(path, None)
-    text = str(refused.value)
+    text = str(refused.value).replace(str(path), "")
     assert "age = []" in text and "name = []" in text
     assert not any(value in text for value in ("ann", "nurse", "pilot", "25", "yes"))
     with pytest.raises(InputError, match="nothing is stated of the column 'name'") as refused:
@@ -227,11 +233,11 @@ class Hub:
 
 def test_a_hugging_face_dataset_brings_its_declared_classes() -> None:
     schema = Schema.of({"target": "label", "text": {"column": "note", "length": 3, "vocabulary": ["cough"]}})
-    records = of_frame(Hub(), schema, "hub")
+    records = records_of_frame(Hub(), schema, "hub")
     assert records.inputs.tolist() == [[1, 2, 0], [1, 0, 0]] and records.inputs.dtype == np.int64
     assert records.targets.tolist() == [1, 0] and records.class_names == ("healthy", "ill")
     with pytest.raises(DataError, match=r"expected one split of a data set, got 'train': .* data\['train'\]"):
-        of_frame({"train": Hub()}, schema, "hub")
+        records_of_frame({"train": Hub()}, schema, "hub")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +270,7 @@ def test_arrays_of_a_site_need_no_schema_and_their_classes_are_counted_over_all(
     np.savez(tmp_path / "a.npz", inputs=np.zeros((2, 3)), labels=np.zeros(2, int))
     np.savez(tmp_path / "b.npz", train_inputs=np.zeros((2, 3)), train_labels=np.array([1, 2]))
     assert [read_records(tmp_path / f"{name}.npz").classes for name in "ab"] == [None, None]
-    assert files_of_sites([tmp_path / "*.npz"], None, None).agents[1][1].tolist() == [1, 2]
+    assert read_site_files([tmp_path / "*.npz"], None, None).agents[1][1].tolist() == [1, 2]
     np.savez(tmp_path / "c.npz", inputs=np.zeros((2, 3)), labels=np.zeros(2, int), classes=3)
     assert read_records(tmp_path / "c.npz").classes == 3
     for arrays, message in (
@@ -286,7 +292,7 @@ def test_dates_are_no_numbers(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "a.parquet")
     schema = Schema.of({"target": "y", "classes": ["a", "b"], "ranges": {"when": [0, 1]}})
     for read in (
-        lambda: of_frame(frame, schema, "frame"),
+        lambda: records_of_frame(frame, schema, "frame"),
         lambda: read_records(tmp_path / "a.parquet", schema),
     ):
         with pytest.raises(DataError, match="record 0: expected a number in 'when', got"):
@@ -296,15 +302,15 @@ def test_dates_are_no_numbers(tmp_path: Path) -> None:
 def test_patterns_name_sites_in_sorted_order(csv: Any, tmp_path: Path) -> None:
     for name in ("b.csv", "a.csv", "c.csv"):
         csv(HEADER, name)
-    assert [path.name for path in sites([f"{tmp_path}/*.csv"])] == ["a.csv", "b.csv", "c.csv"]
+    assert [path.name for path in expand_paths([f"{tmp_path}/*.csv"])] == ["a.csv", "b.csv", "c.csv"]
     with pytest.raises(DataError, match="found none"):
-        sites([f"{tmp_path}/*.parquet"])
+        expand_paths([f"{tmp_path}/*.parquet"])
     with pytest.raises(DataError, match=r"got .*a.csv twice: a record is at one agent only"):
-        sites([tmp_path / "a.csv", f"{tmp_path}/a*"])
+        expand_paths([tmp_path / "a.csv", f"{tmp_path}/a*"])
 
 
 def test_an_owner_sees_what_its_columns_hold(csv: Any) -> None:
-    seen = {sight.column: sight for sight in look(csv(HEADER + ROWS + "dan,?,,no\n"))}
+    seen = {sight.column: sight for sight in preview_columns(csv(HEADER + ROWS + "dan,?,,no\n"))}
     assert seen["age"][1:5] == ("number", 1, 0.0, 100.0)
     assert seen["job"][1:] == ("text", 1, None, None, ("clerk", "nurse", "pilot"))
 
@@ -322,7 +328,7 @@ def test_a_site_s_file_and_another_s_frame_encode_a_record_alike(tmp_path: Path)
     frame = {"ward": [1.0, 2.0, None, 3.0], "new": [True, False, True, True], "ill": [0.0, 1.0, 0.0, 1.0]}
     place = tmp_path / "site.csv"
     place.write_text("ward,new,ill\n1.0,True,0.0\n2.0,False,1.0\n,True,0\n3.0,true,1\n", encoding="utf-8")
-    from_file, from_frame = read_records(place, schema), of_frame(frame, schema, "site")
+    from_file, from_frame = read_records(place, schema), records_of_frame(frame, schema, "site")
     assert from_file.inputs.tolist() == from_frame.inputs.tolist()
     assert (
         from_file.inputs.sum(1).tolist() == [2, 2, 2, 2] and from_file.inputs[3].tolist()[-1] == 1
@@ -334,7 +340,7 @@ def test_a_site_named_by_a_link_is_the_same_site(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x", encoding="utf-8")
     (tmp_path / "link.csv").symlink_to(tmp_path / "a.csv")
     with pytest.raises(DataError, match="twice: a record is at one agent only"):
-        sites([tmp_path / "a.csv", tmp_path / "link.csv"])
+        expand_paths([tmp_path / "a.csv", tmp_path / "link.csv"])
 
 
 def test_records_of_an_agent_are_no_test_records(tmp_path):
@@ -345,4 +351,4 @@ def test_records_of_an_agent_are_no_test_records(tmp_path):
     agents = [tmp_path / "a.csv", tmp_path / "b.csv"]
     for test in (agents[1], tmp_path / "link.csv", f"{tmp_path}/../{tmp_path.name}/a.csv"):
         with pytest.raises(DataError, match="no agent's own"):
-            files_of_sites(agents, test, Schema.of(schema))
+            read_site_files(agents, test, Schema.of(schema))

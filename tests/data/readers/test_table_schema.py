@@ -11,7 +11,7 @@ import pytest
 
 from topdp.data.readers import encoding, frames, table_schema, token_ids
 from topdp.data.readers.schema_keys import SchemaError
-from topdp.data.readers.table_schema import Schema, skeleton
+from topdp.data.readers.table_schema import Schema, schema_template
 from topdp.errors import InputError
 
 WHOLE: dict[str, Any] = {
@@ -114,7 +114,7 @@ def test_files_that_are_no_schema_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_skeleton_is_toml_that_is_refused_until_it_is_filled_in() -> None:
-    filled = skeleton(["ill", "age", "place of birth", "job"], Schema.of(WHOLE))
+    filled = schema_template(["ill", "age", "place of birth", "job"], Schema.of(WHOLE))
     tree = tomllib.loads(filled)
     assert tree["ranges"]["age"] == [0, 100] and tree["ranges"]["place of birth"] == []
     with pytest.raises(SchemaError, match="place of birth"):

@@ -13,7 +13,7 @@ from builders import in_turn
 from gradient_models import MODELS, problem
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.clipping_rules import KINDS, STEADY
+from topdp.learning.gradients.clipping_rules import CLIPPING_KINDS, NORMALISATION_GAMMA
 from topdp.learning.models import FlatModel
 
 
@@ -22,7 +22,7 @@ def by_hand(flat: FlatModel, gradient: torch.Tensor, kind: str, clip: float) -> 
     if kind == "flat":
         return gradient / max(1.0, float(gradient.norm()) / clip)
     if kind == "normalised":
-        return clip * gradient / (gradient.norm() + STEADY)
+        return clip * gradient / (gradient.norm() + NORMALISATION_GAMMA)
     modules = [path for path, m in flat.module.named_modules() if any(True for _ in m.parameters(False))]
     trained = {slot.name for slot in flat.slots}
     layers = [p for p in modules if any(name.rpartition(".")[0] == p for name in trained)]
@@ -51,7 +51,7 @@ def test_equals_a_loop_over_examples(name, kind):
     assert relative(found, expected) < 1e-12
 
 
-@pytest.mark.parametrize(("name", "kind"), in_turn(MODELS, KINDS, times=2))
+@pytest.mark.parametrize(("name", "kind"), in_turn(MODELS, CLIPPING_KINDS, times=2))
 def test_one_record_never_changes_the_sum_by_more_than_the_clip(name, kind):
     flat, rows, x, y, _ = problem(name, torch.float64)
     gradients = ClippedGradients(flat, 0.3, clipping=kind)
@@ -81,7 +81,7 @@ def test_the_slow_path_clips_alike():
     x = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
     y = torch.randint(3, (2, 5), generator=generator)
     rows = flat.flatten().repeat(2, 1)
-    for kind in KINDS:
+    for kind in CLIPPING_KINDS:
         found = ClippedGradients(flat, 0.2, clipping=kind).clipped_sum(rows, x, y)
         for i, row in enumerate(rows):
             each = [by_hand(flat, g, kind, 0.2) for g in one_by_one(flat, row, x[i], y[i])]
@@ -90,7 +90,7 @@ def test_the_slow_path_clips_alike():
 
 def test_statistics_say_how_many_were_shortened():
     flat, rows, x, y, _ = problem("mlp", torch.float64)
-    for kind in KINDS:
+    for kind in CLIPPING_KINDS:
         for clip, share in ((1e-6, 1.0), (1e6, 0.0)):
             gradients = ClippedGradients(flat, clip, clipping=kind)
             _, found = gradients.clipped_sum_and_statistics(rows, x, y)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from gradient_models import CLASSES, MODELS, OwnMatrix, problem, slow_model
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.layer_rules import MaxPool, Skeleton
+from topdp.learning.gradients.convolutions import MaxPoolRule
+from topdp.learning.gradients.layer_rules import FoldedModule
 from topdp.learning.gradients.tape import Tape
 from topdp.learning.models import FlatModel, mlp
 
@@ -359,9 +360,9 @@ class OwnPool(nn.MaxPool2d):
     ],
 )  # fmt: skip
 def test_only_windows_side_by_side_are_pooled_by_ourselves(pool, side_by_side):
-    model = Skeleton(FlatModel(nn.Sequential(nn.Conv2d(1, 3, 3), pool)), Tape()).module
-    assert (type(model[1]) is MaxPool) is side_by_side
-    assert type(pool) is not MaxPool  # the user's own stays as it is
+    model = FoldedModule(FlatModel(nn.Sequential(nn.Conv2d(1, 3, 3), pool)), Tape()).module
+    assert (type(model[1]) is MaxPoolRule) is side_by_side
+    assert type(pool) is not MaxPoolRule  # the user's own stays as it is
 
 
 def test_a_new_shape_of_example_is_checked_again():

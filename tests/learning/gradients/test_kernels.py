@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from topdp.learning.gradients import ClippedGradients, clipping_rules, ghost_norms, safe_norms
-from topdp.learning.gradients.ghost_norms import Geometry
+from topdp.learning.gradients import ClippedGradients, clipping_rules, convolutions, ghost_norms, safe_norms
+from topdp.learning.gradients.ghost_norms import ConvolutionGeometry
 from topdp.learning.models import FlatModel
 
 pytest.importorskip("triton")
@@ -23,11 +23,11 @@ AGENTS, EXAMPLES = 2, 3
 overflows = pytest.mark.filterwarnings("ignore:(overflow|invalid):RuntimeWarning")  # of the interpreter
 # channels, outputs, height, width, geometry
 LAYERS = {
-    "the paper's first": (3, 6, 12, 11, Geometry((5, 5), (1, 1), (1, 1), 1)),
-    "many outputs": (5, 20, 9, 9, Geometry((1, 3), (2, 2), (1, 2), 1)),
-    "strides and holes": (2, 3, 13, 16, Geometry((3, 2), (2, 3), (2, 1), 1)),
-    "many channels": (9, 20, 7, 8, Geometry((3, 2), (2, 1), (1, 2), 1)),
-    "more positions than one block": (6, 4, 16, 16, Geometry((2, 2), (1, 1), (1, 1), 1)),
+    "the paper's first": (3, 6, 12, 11, ConvolutionGeometry((5, 5), (1, 1), (1, 1), 1)),
+    "many outputs": (5, 20, 9, 9, ConvolutionGeometry((1, 3), (2, 2), (1, 2), 1)),
+    "strides and holes": (2, 3, 13, 16, ConvolutionGeometry((3, 2), (2, 3), (2, 1), 1)),
+    "many channels": (9, 20, 7, 8, ConvolutionGeometry((3, 2), (2, 1), (1, 2), 1)),
+    "more positions than one block": (6, 4, 16, 16, ConvolutionGeometry((2, 2), (1, 1), (1, 1), 1)),
 }
 
 
@@ -99,7 +99,7 @@ def among_nan(x):
 @pytest.mark.parametrize(("channels", "outputs"), [(17, 33), (9, 9)])
 def test_convolutions_of_several_blocks_read_nothing_but_their_own(channels, outputs, lay):
     generator = torch.Generator().manual_seed(0)
-    geometry = Geometry((3, 3), (1, 1), (1, 1), 1)
+    geometry = ConvolutionGeometry((3, 3), (1, 1), (1, 1), 1)
     x = lay(torch.randn(1, 2, channels, 15, 13, generator=generator)).requires_grad_()
     weight = torch.randn(1, outputs, channels, 3, 3, generator=generator)
     out, expected = convolution_cuda.convolve(x, weight, None, geometry), functional.conv2d(x[0], weight[0])
@@ -125,16 +125,16 @@ def test_elements_that_lie_too_far_apart_are_copied(monkeypatch):
     gradients = convolution_cuda.per_example_gradients(x, delta, geometry)
 
     largest = max(x[0, 0].numel(), delta[0, 0].numel())
-    monkeypatch.setattr(convolution_cuda, "REACH", largest + 1)
+    monkeypatch.setattr(convolution_cuda, "MAX_EXAMPLE_SPAN", largest + 1)
     near = x.contiguous()
-    assert convolution_cuda._within_reach(near) is near
+    assert convolution_cuda._with_small_span(near) is near
     copied = []
     real = torch.Tensor.contiguous
     monkeypatch.setattr(torch.Tensor, "contiguous", lambda self: copied.append(self.shape) or real(self))
     assert torch.equal(convolution_cuda.convolve(x, weight, None, geometry), convolved)
     assert torch.equal(convolution_cuda.per_example_gradients(x, delta, geometry), gradients)
     assert copied == [x.shape, x.shape, delta.flatten(3).shape]
-    monkeypatch.setattr(convolution_cuda, "REACH", x[0, 0].numel())
+    monkeypatch.setattr(convolution_cuda, "MAX_EXAMPLE_SPAN", x[0, 0].numel())
     with pytest.raises(ValueError, match="one example"):
         convolution_cuda.convolve(x, weight, None, geometry)
 
@@ -186,9 +186,10 @@ def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch, wrap):
     inputs, targets = torch.randn(2, 3, 2, 10, 11), torch.randint(3, (2, 3))
     without = ClippedGradients(model, 0.5).clipped_sum(rows, inputs, targets)
     asked = []
-    monkeypatch.setattr(
-        ghost_norms, "has_kernels", lambda x: asked.append(x.shape) or x.dtype == torch.float32
-    )
+    for place in (convolutions, ghost_norms):
+        monkeypatch.setattr(
+            place, "takes_cuda_kernels", lambda x: asked.append(x.shape) or x.dtype == torch.float32
+        )
     gradients = ClippedGradients(model, 0.5)
     torch.testing.assert_close(gradients.clipped_sum(rows, inputs, targets), without, rtol=1e-4, atol=1e-5)
     assert gradients.fast and {len(shape) for shape in asked} == {4, 5}  # of pools, of convolutions
@@ -199,12 +200,12 @@ def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch, wrap):
 @pytest.mark.parametrize("lay", [between_nan, among_nan])
 def test_squared_norms_are_torchs(size, lay):
     x = lay(torch.randn(3, 2, size))
-    found = clipping_cuda.squared(x, 0.5)
+    found = clipping_cuda.squared_norms(x, 0.5)
     torch.testing.assert_close(found, x.double().square().sum(2).add(0.5).float(), rtol=1e-6, atol=0)
     x = x.clone()
     for place, value in enumerate((torch.nan, torch.inf, 3e38)):
         x[place, 1, 0] = value
-    found = clipping_cuda.squared(x.expand(3, 2, size), 0.0)
+    found = clipping_cuda.squared_norms(x.expand(3, 2, size), 0.0)
     assert found[:, 0].isfinite().all() and not found[:, 1].isfinite().any()
 
 
@@ -215,7 +216,7 @@ def test_factors_are_torchs():
     squares = squares.view(2, 153)
     norms = squares.sqrt()
     wrong = ~norms.isfinite()
-    factor, longer, bad = clipping_cuda.flat_factors(squares, 1.25)
+    factor, longer, bad = clipping_cuda.flat_clip_factors(squares, 1.25)
     assert torch.equal(bad, wrong) and int(bad.sum()) == 3
     norms = norms.masked_fill(wrong, 0)
     assert torch.equal(longer, norms > 1.25)
@@ -223,7 +224,7 @@ def test_factors_are_torchs():
     assert (factor[norms <= 1.25] == 1).all()
     assert (factor * norms <= 1.25 * (1 + 1e-6)).all()
     spread = torch.stack([squares, squares * 2], 2)[:, :, 0]  # not as it lies in memory
-    assert torch.equal(clipping_cuda.flat_factors(spread, 1.25)[0], factor)
+    assert torch.equal(clipping_cuda.flat_clip_factors(spread, 1.25)[0], factor)
 
 
 @overflows
@@ -237,6 +238,6 @@ def test_a_pass_with_these_kernels_is_the_one_without(monkeypatch):
     expected = gradients.clipped_sum(rows, x, y)
     asked = []
     for place in (clipping_rules, safe_norms):
-        monkeypatch.setattr(place, "has_kernels", lambda x: asked.append(x.shape) or True)
+        monkeypatch.setattr(place, "takes_cuda_kernels", lambda x: asked.append(x.shape) or True)
     torch.testing.assert_close(gradients.clipped_sum(rows, x, y), expected, rtol=1e-5, atol=1e-6)
     assert len(asked) == 7 and expected.isfinite().all()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradient_models import CLASSES, MODELS, Encodes, Reads, TiedToEmbedding, frozen_statistics, problem
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.gradients.path_check import drops
+from topdp.learning.gradients.path_check import draws_dropout
 from topdp.learning.models import FlatModel
 
 NEW = [
@@ -124,7 +124,7 @@ DROPPED = {
 def test_dropout_inside_layers_draws_for_each_example_and_keeps_the_clip(name):
     torch.manual_seed(0)
     gradients = ClippedGradients(Dropped(DROPPED[name]()), 0.2)
-    assert any(map(drops, gradients.flat.module.modules()))
+    assert any(map(draws_dropout, gradients.flat.module.modules()))
     rows = gradients.flat.flatten().repeat(2, 1)
     x, y = torch.ones(2, 4, 5, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long)
     torch.manual_seed(1)

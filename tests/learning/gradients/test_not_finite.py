@@ -178,7 +178,9 @@ def test_no_more_than_the_clip_where_the_uses_of_a_tied_table_cancel(width, loud
     a = torch.cat([same - delta + rest * torch.randn_like(delta), same], 2)
     above = torch.cat([once, -once], 2)
     lookup = ghost_norms.Lookup(tokens.to(device), delta.to(device))
-    _at_most_one(ghost_norms.Tied(lookup, ghost_norms.Outer(a.to(device), above.to(device))), 5 * width)
+    _at_most_one(
+        ghost_norms.TiedEmbedding(lookup, ghost_norms.Outer(a.to(device), above.to(device))), 5 * width
+    )
 
 
 @devices
@@ -190,7 +192,7 @@ def test_no_more_than_the_clip_where_a_convolution_cancels(channels, rest, devic
     delta = torch.randn(1, 20, 3 * channels, 2, 2)
     delta = delta - delta.mean((3, 4), keepdim=True)
     uses = [(x.to(device), delta.to(device))]
-    slot = ghost_norms.Convolution(uses, ghost_norms.Geometry((1, 1), (1, 1), (1, 1), 1))
+    slot = ghost_norms.Convolution(uses, ghost_norms.ConvolutionGeometry((1, 1), (1, 1), (1, 1), 1))
     _at_most_one(slot, 3 * channels * channels)
 
 

@@ -2,7 +2,7 @@
 
 Under a linear reaction all rows stay Gaussian, so what an observer learns of a change is an exact number,
 which no guarantee may be below. Computed with 60 digits: with gains of 10⁴ in every round floats would print
-violations that are not there. Used by test_reactions.py, and in thousands by benchmarks/reactions.py.
+violations that are not there. Used by test_reactions.py.
 """
 
 from __future__ import annotations

@@ -320,7 +320,10 @@ def test_noise_that_floats_cannot_tell_apart_is_never_answered_by_nothing():
     n, edges = 30, [(i, (i + k) % 30) for i in range(30) for k in (1, 2, 3, 4)]
     plan = pair_secrets(edges, np.ones(n), 4e6, rounds=1)
     least = np.sqrt(np.sum((plan.rate / plan.scale) ** 2) / n)  # as if all secrets hid everything but the sum
-    for found in (outsider(plan, unit(plan)), adaptive(plan, unit(plan), Query(colluders=1))):
+    for found in (
+        outsider(plan, unit(plan)),
+        adaptive(plan, unit(plan), Query(colluders=1)),
+    ):
         assert (found.worst() >= least * (1 - NEAR)).all()
 
 

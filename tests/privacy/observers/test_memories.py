@@ -93,7 +93,7 @@ def test_shared_noise_hides_as_well_with_memories(kind):
 
 def test_adam_has_no_view_and_no_formula_for_noise():
     _, plan = correlated()
-    with pytest.raises(NotCovered, match="Adam is not linear"):
+    with pytest.raises(NotCovered, match="Not covered: Adam"):
         view(plan, unit(plan))
     with pytest.raises(ValueError, match="Adam"):
         residual_noise(plan)

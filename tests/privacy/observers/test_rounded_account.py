@@ -103,7 +103,8 @@ def test_all_others_together_see_every_row_of_top():
     assert has_short_form(plan, Public.ESTIMATES, everybody)
     found = adaptive(plan, exposed, Query(colluders=everybody)).worst()
     np.testing.assert_array_equal(
-        found, adaptive(replace(plan, rounded=None), exposed, Query(colluders=everybody)).worst()
+        found,
+        adaptive(replace(plan, rounded=None), exposed, Query(colluders=everybody)).worst(),
     )
 
 
@@ -141,7 +142,7 @@ def test_a_plan_says_that_its_rows_are_rounded(tmp_path):
     "make, words",
     [
         (lambda: replace(write("dsgd"), rounded="int8"), "rounded to bfloat16, got 'int8'"),
-        (lambda: replace(write("dsgd"), robust=Robust("trimmed")), "got the robust rule trimmed"),
+        (lambda: replace(write("dsgd"), robust=Robust("trimmed")), "got robust mixing"),
         (
             lambda: replace(
                 optimised(

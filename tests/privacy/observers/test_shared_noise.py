@@ -126,7 +126,9 @@ def test_every_coalition_learns_what_pen_and_paper_say(name):
         for colluders in (0, 1, 2, 3):
             expected = np.sqrt(worst_by_hand(OWN, weights, colluders) * steps)
             np.testing.assert_allclose(
-                adaptive(plan, exposed, Query(colluders=colluders)).worst(), expected, rtol=NEAR
+                adaptive(plan, exposed, Query(colluders=colluders)).worst(),
+                expected,
+                rtol=NEAR,
             )
             if colluders == 0:
                 np.testing.assert_allclose(outsider(plan, exposed).worst(), expected, rtol=NEAR)
@@ -201,7 +203,9 @@ def test_where_all_share_secrets_those_with_most_noise_collude(seed):
         assert few is not None and len(few) <= colluders + 1
         expected = np.sqrt(worst_by_hand(own, weights, colluders))
         np.testing.assert_allclose(
-            adaptive(plan, exposure(7, 1.0), Query(colluders=colluders)).worst(), expected, rtol=NEAR
+            adaptive(plan, exposure(7, 1.0), Query(colluders=colluders)).worst(),
+            expected,
+            rtol=NEAR,
         )
 
 
@@ -274,7 +278,8 @@ def test_a_bound_is_given_where_coalitions_are_too_many(monkeypatch):
     assert found.observers == ((),) and "91 coalitions of 2 agents are bounded together" in found.note
     assert (found.worst() >= exact.worst()).all() and (found.worst() < 1.5 * exact.worst()).all()
     np.testing.assert_array_equal(
-        adaptive(plan, exposure(14, 1.0), Query(colluders=2, allow_slow=True)).worst(), exact.worst()
+        adaptive(plan, exposure(14, 1.0), Query(colluders=2, allow_slow=True)).worst(),
+        exact.worst(),
     )
     mu, _ = leading_adaptive(plan, exposure(14, 1.0), 3, [plan.releases - 1], query=Query(colluders=2))
     assert mu[0] == pytest.approx(found.worst()[3], rel=1e-12)
@@ -352,7 +357,9 @@ def test_an_agent_without_noise_of_its_own_is_hidden_by_partners_only():
     for colluders in (0, 1, 2):
         expected = np.sqrt(worst_by_hand(own, weights, colluders))
         np.testing.assert_allclose(
-            adaptive(plan, exposure(5, 1.0), Query(colluders=colluders)).worst(), expected, rtol=NEAR
+            adaptive(plan, exposure(5, 1.0), Query(colluders=colluders)).worst(),
+            expected,
+            rtol=NEAR,
         )
     # Three colluders are all partners of agents 0 and 3, who share nothing with each other.
     found = adaptive(plan, exposure(5, 1.0), Query(colluders=3)).worst()
@@ -424,7 +431,7 @@ def test_somebody_who_releases_nothing_loses_nothing():
 def test_a_random_graph_of_secrets_is_nearly_as_good_as_a_trusted_party(degree, colluders, over_central):
     """30 agents, τ² = 10. Own variance a² hides everybody if n·a² is 3% above what is said, and not 3% below.
 
-    Of 4 colluders all 27,405 coalitions are looked at. `benchmarks/shared_noise.py` has more graphs.
+    Of 4 colluders all 27,405 coalitions are looked at.
     """
     n = 30
 

@@ -489,7 +489,7 @@ def test_coalitions_all_of_them_or_a_sample_that_says_so():
     plan = make(TopSynchronous, graphs.ring(6), 5)
     exposed = exposure(6, 1.0)
     steps = []
-    every = coalitions(plan, exposed, 2, progress=lambda done, total: steps.append((done, total)))
+    every = coalitions(plan, exposed, 2, progress=lambda stage, *counts, **details: steps.append(counts))
     assert every.complete and len(every.view.observers) == 15 and steps[-1] == (15, 15)
     assert "cover all smaller ones" in every.statement
     mu, members = every.worst()

@@ -16,10 +16,10 @@ import httpx
 
 from builders import blobs_file
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
-from topdp.agents.node.node_monitor import Monitor
-from topdp.agents.node.operator_orders import PAUSE, Orders
-from topdp.agents.node.status_file import Standing, birth
+from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.node.node_monitor import NodeMonitor
+from topdp.agents.node.operator_orders import PAUSE_FILE, OperatorOrders
+from topdp.agents.node.status_file import ProcessStatus, process_birth
 from topdp.runs import config
 from topdp.runs.run import run
 from topdp.views.live.live_app import Dash, application
@@ -121,19 +121,24 @@ def books(folder, name="ada", federation="federation", releases=3, peers=("bob",
     ledger = Ledger(folder, federation, name)
     for round in range(releases):
         ledger.release(
-            round, Cost(0.125, 0.25 * (round + 1), 0.1), dict.fromkeys(peers, b"parameters"), b"state"
+            round, ReleaseCost(0.125, 0.25 * (round + 1), 0.1), dict.fromkeys(peers, b"parameters"), b"state"
         )
     for peer in peers:
-        ledger.store(peer, 0, "digest", b"parameters")
+        ledger.store_row(peer, 0, "digest", b"parameters")
     ledger.close()
     return folder
 
 
 def standing(folder, **changes):
     """What a process of this test would have written there."""
-    facts = {"process": os.getpid(), "begun": birth(os.getpid()), "written": time.time(), "state": "waits"}
+    facts = {
+        "process": os.getpid(),
+        "begun": process_birth(os.getpid()),
+        "written": time.time(),
+        "state": "waits",
+    }
     found = {"round": 2, "rounds": 8, "budget": 1.0, "heard": {"bob": time.time()}}
-    Standing(**{**facts, **found, **changes}).write(folder)
+    ProcessStatus(**{**facts, **found, **changes}).write(folder)
 
 
 @contextmanager
@@ -143,14 +148,14 @@ def living_federation(folder, agents=3, rounds=6):
     All are paused from the start: `resume` lets them go.
     """
     made = federation(folder, agents=agents, rounds=rounds, idle_timeout=60.0)
-    orders = [Orders(made.state(number)) for number in range(agents)]
+    orders = [OperatorOrders(made.state(number)) for number in range(agents)]
     for one in orders:
         one.folder.mkdir(parents=True)
-        one.give(PAUSE)
+        one.give(PAUSE_FILE)
 
     async def life(number, wire):
         agent = made.agent(number, wire.transport(made.names[number]))
-        monitor = Monitor(agent, orders[number], agent.stop, report=0)
+        monitor = NodeMonitor(agent, orders[number], agent.stop, report=0)
         beside = asyncio.create_task(monitor.run())
         try:
             await agent.run()
@@ -167,7 +172,7 @@ def living_federation(folder, agents=3, rounds=6):
 
     thread = threading.Thread(target=lambda: asyncio.run(all_of_them()), daemon=True)
     thread.start()
-    resume = lambda: [one.withdraw(PAUSE) for one in orders]  # noqa: E731
+    resume = lambda: [one.withdraw(PAUSE_FILE) for one in orders]  # noqa: E731
     try:
         yield SimpleNamespace(resume=resume, names=made.names, states=[one.folder for one in orders])
     finally:

@@ -198,10 +198,10 @@ def test_looking_does_not_stop_an_agent_from_writing(tmp_path):
     """Books that are being read can be written, and a view is of one moment."""
     ledger = Ledger(tmp_path / "ada", "federation", "ada")
     try:
-        from topdp.agents.ledger.ledger_entries import Cost
+        from topdp.agents.ledger.ledger_entries import ReleaseCost
 
         reader = Ledger(tmp_path / "ada", writable=False)
-        ledger.release(0, Cost(0.5, 0.5, 0.1), {"bob": b"row"}, b"state")
+        ledger.release(0, ReleaseCost(0.5, 0.5, 0.1), {"bob": b"row"}, b"state")
         reader.close()
         assert agent_view(tmp_path / "ada")["epsilon"] == 0.5
     finally:

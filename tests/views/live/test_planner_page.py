@@ -142,7 +142,7 @@ def lively(monkeypatch, seconds):
         try:
             for step in range(int(seconds / 0.01)):
                 time.sleep(0.01)
-                progress(step, 100)
+                progress("accounting", step, 100)
             yield from ()
         finally:
             ended.append(threading.current_thread().name)

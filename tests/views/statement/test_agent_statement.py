@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from topdp.agents.agreement.amendments import amendment_of
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_database import FILE, TamperedError
-from topdp.agents.ledger.ledger_entries import Cost
-from topdp.agents.node.amending import Change, amend
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, TamperedError
+from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.node.amending import MembershipChange, amend
 from topdp.cli.app import app
 from topdp.errors import InputError
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -103,13 +103,13 @@ def test_books_under_way_say_that_more_is_to_come(tmp_path, ran):
     manifest = ran.setup.manifest
     ledger = Ledger(tmp_path / "ada", manifest.hash, "ada", guarantee="adaptive", reserve=1)
     assert "Nothing was released" in " ".join(own_statement(_books(tmp_path, ran))["summary"])
-    ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     assert "The run goes on: release 0 of 4" in " ".join(own_statement(_books(tmp_path, ran))["summary"])
-    ledger.depart("bob refuses", "bob")
+    ledger.note_departure("bob refuses", "bob")
     assert "counted as one more who pools what it sees: bob" in " ".join(
         own_statement(_books(tmp_path, ran))["summary"]
     )
-    ledger.depart("dan is quarantined", "dan")  # beyond the reserve
+    ledger.note_departure("dan is quarantined", "dan")  # beyond the reserve
     said = own_statement(_books(tmp_path, ran))
     ledger.close()
     assert "The plan was departed from (dan is quarantined)" in " ".join(said["summary"])
@@ -126,7 +126,7 @@ def test_an_answer_that_guarantees_nothing_is_not_promised(tmp_path, guarantee):
     made = federation(tmp_path, "privacy.epsilon=9.0", agents=4, rounds=4, guarantee=guarantee)
     made.setup.manifest.write(tmp_path / "manifest.toml")
     ledger = Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee=guarantee)
-    ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+    ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
     said = said_of(made)
     assert "ε = 0.7 at" in said["summary"][0] and "guarantees nothing" in said["summary"][1]
@@ -152,7 +152,7 @@ def test_noise_that_others_know_protects_nobody(tmp_path):
 def test_books_that_are_not_whole_are_refused(tmp_path, ran):
     ledger = Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")
     for round in range(2):
-        ledger.release(round, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+        ledger.release(round, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
     books = sqlite3.connect(tmp_path / "ada" / "ledger.sqlite")
     books.execute(
@@ -182,7 +182,7 @@ def test_releases_that_cost_nothing_at_their_delta_have_a_mu_all_the_same(tmp_pa
         delta = ran.setup.manifest.config.privacy.delta
         mu = 0.9 * 2 * NormalDist().inv_cdf((1 + delta) / 2)
         assert epsilon_of(mu, delta) == 0
-        ledger.release(0, Cost(0.0, 0.0, mu**2), {"bob": b"row"}, b"state")
+        ledger.release(0, ReleaseCost(0.0, 0.0, mu**2), {"bob": b"row"}, b"state")
     for one in own_statement(_books(tmp_path, ran))["guarantee"]["answers"].values():
         assert one["epsilon"] == 0 and mu < one["mu"] < 2 * mu
 
@@ -191,7 +191,7 @@ def test_what_a_claim_says_has_no_mu(tmp_path):
     made = federation(tmp_path, "privacy.epsilon=9.0", agents=4, rounds=4, guarantee="claimed")
     made.setup.manifest.write(tmp_path / "manifest.toml")
     with closing(Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee="claimed")) as ledger:
-        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+        ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     answers = said_of(made)["guarantee"]["answers"]
     assert answers["claimed"]["mu"] is None and answers["worst_case"]["mu"] > 0
 
@@ -208,7 +208,7 @@ def test_hidden_rows_that_an_older_version_rounded_leave_the_worst_case(tmp_path
     made = federation(tmp_path, "method.name=top", agents=5, rounds=4, guarantee="adaptive", dtype="float32")
     made.setup.manifest.write(tmp_path / "manifest.toml")
     with closing(Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
-        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+        ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     said = said_of(made)
     answers = said["guarantee"]["answers"]
     assert answers["worst_case"]["is_a_guarantee"] and not answers["adaptive"]["is_a_guarantee"]
@@ -218,10 +218,10 @@ def test_hidden_rows_that_an_older_version_rounded_leave_the_worst_case(tmp_path
 
 def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
     """The same records: ε of the new run alone is not that of all that has left the agent."""
-    amended = amend(ran.setup.manifest, Change(2, remove=("dan",), links=(("ada", "cleo"),)))[0]
+    amended = amend(ran.setup.manifest, MembershipChange(2, remove=("dan",), links=(("ada", "cleo"),)))[0]
     amended.write(tmp_path / "manifest.toml")
     with closing(Ledger(tmp_path / "ada", amended.hash, "ada", guarantee="adaptive")) as ledger:
-        ledger.release(0, Cost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
+        ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     words = " ".join(own_statement(own_books(tmp_path / "ada", tmp_path / "manifest.toml"))["summary"])
     spent = amendment_of(amended).spent["ada"]
     assert spent > 0 and f"by the plan at most ε = {no_less(spent)} at" in words
@@ -231,7 +231,7 @@ def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
 @pytest.mark.parametrize(("table", "column"), [("outbox", "round"), ("inbox", "round"), ("notes", "charges")])
 def test_a_word_where_a_number_belongs_is_found_and_no_fault_of_ours(tmp_path, ran, table, column):
     shutil.copytree(ran.state(0), tmp_path / "ada")
-    with closing(sqlite3.connect(tmp_path / "ada" / FILE)) as db:
+    with closing(sqlite3.connect(tmp_path / "ada" / LEDGER_FILE)) as db:
         newest = f"SELECT max(rowid) FROM {table}"
         db.execute(f"UPDATE {table} SET {column} = 'x' WHERE rowid = ({newest})")
         db.commit()

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from topdp.base.progress import titled
 from topdp.views.terminal.progress_display import FIRST, SILENCE, Bars, Lines, Signs, signs_of_life
 
 NOTE = "balancing noise, step 3: agent 7 at 1.20 of its budget"
@@ -28,9 +29,9 @@ def said(console: Console) -> Lines:
 
 
 def test_lines_say_what_an_account_is_for(said, console):
-    said.progress(1, 2)
-    said.progress(1, 2, NOTE)
-    said.progress(1, 2, NOTE)  # nothing new
+    said("accounting", 1, 2, unit="observer")
+    said(f"accounting: {NOTE}", 1, 2, unit="observer")
+    said(f"accounting: {NOTE}", 1, 2, unit="observer")  # nothing new
     assert lines(console) == [
         "top: accounting, observer 1 of 2",
         f"top: accounting: {NOTE}, observer 1 of 2",
@@ -38,13 +39,12 @@ def test_lines_say_what_an_account_is_for(said, console):
 
 
 def test_every_stage_is_announced_once_and_every_tenth_of_what_is_counted(said, console):
-    said.stage("loading torch")
-    said.fetching("reading mnist", 5, 10)
-    said.fetching("reading mnist", 6, 10)
-    said.fetching("")
-    said.watch("planning", 0, 1, None)
+    said("loading torch")
+    said("reading mnist", 5, 10, unit="byte")
+    said("reading mnist", 6, 10, unit="byte")
+    said("planning")
     for done in range(41):
-        said.watch("training", done, 40, None)
+        said("training", done, 40, unit="round")
     assert [line.split(",")[0] for line in lines(console)] == [
         "top: loading torch", "top: reading mnist", "top: planning", *["top: training"] * 11
     ]  # fmt: skip
@@ -54,7 +54,7 @@ def test_every_stage_is_announced_once_and_every_tenth_of_what_is_counted(said, 
 def test_an_accuracy_says_after_which_round_it_was_measured(said, console):
     measured = {"round": 0, "accuracy": {"mean": 0.7312}, "loss": {"mean": 2.5}, "accuracy_per_agent": [0.7]}
     for done in range(2):
-        said.watch("training", done, 3, measured)
+        said("training", done, 3, unit="round", metrics=measured)
     assert lines(console) == [
         "top: training, round 0 of 3, accuracy 73.12% after round 0",
         "top: training, round 1 of 3, accuracy 73.12% after round 0",
@@ -62,10 +62,9 @@ def test_an_accuracy_says_after_which_round_it_was_measured(said, console):
 
 
 def test_each_of_several_runs_has_its_title(said, console):
-    with said.titled("run 2 of 3") as watch:
-        watch("planning", 0, 1, None)
-    said.stage("drawing")
-    assert lines(console) == ["run 2 of 3: planning", "top: drawing"]
+    titled(said, "run 2 of 3")("planning")
+    said("drawing")
+    assert lines(console) == ["top: run 2 of 3: planning", "top: drawing"]
 
 
 def test_who_says_nothing_says_that_it_is_still_at_it(said, console):
@@ -74,8 +73,8 @@ def test_who_says_nothing_says_that_it_is_still_at_it(said, console):
     assert lines(console) == []
     said.beat(begun + 1.01 * FIRST)
     assert lines(console) == ["top: starting (0 s)"]
-    said.watch("training", 1, 1000, None)
-    said.watch("training", 37, 1000, None)  # no tenth, so no line of its own
+    said("training", 1, 1000, unit="round")
+    said("training", 37, 1000, unit="round")  # no tenth, so no line of its own
     said.beat(said.spoke + 0.9 * SILENCE)
     assert len(lines(console)) == 2
     said.beat(said.spoke + 1.01 * SILENCE)
@@ -84,7 +83,7 @@ def test_who_says_nothing_says_that_it_is_still_at_it(said, console):
 
 def test_of_what_takes_long_less_is_said(said):
     said.began -= 3600
-    said.stage("training")
+    said("training")
     assert 200 < said.limit < 300
     assert Lines(said.console, "new").limit == FIRST < SILENCE <= 5
 
@@ -94,8 +93,8 @@ def test_all_accounts_share_one_bar(width):
     console = Console(file=io.StringIO(), width=width, force_terminal=True)
     with signs_of_life(console, "top") as signs:
         for step in range(5):
-            signs.watch(f"accounting: balancing noise, step {step}", 1, 4, None)
-        signs.watch("training", 1, 150, {"round": 1, "accuracy": {"mean": 0.5}})
+            signs(f"accounting: balancing noise, step {step}", 1, 4, unit="observer")
+        signs("training", 1, 150, unit="round", metrics={"round": 1, "accuracy": {"mean": 0.5}})
         assert isinstance(signs, Bars)
         first, second = signs.bars.tasks
         assert "step 4" in first.description and first.total == 4
@@ -110,13 +109,13 @@ def test_a_bar_is_there_while_something_is_fetched_and_no_longer():
     with signs_of_life(console, "data") as signs:
         assert isinstance(signs, Bars)
         assert [task.description for task in signs.bars.tasks] == ["data: starting"]
-        signs.fetching("downloading a", 5, 10)
-        signs.fetching("downloading b", 7_000_000)
+        signs("downloading a", 5, 10, unit="byte")
+        signs("downloading b", 7_000_000, unit="byte")
         (task,) = signs.bars.tasks
         assert (task.description, task.completed) == ("data: downloading b", 7_000_000)
         assert task.fields["counted"] == "7.0 MB"
-        signs.fetching("")
-        assert signs.bars.tasks == []
+        signs("training", 1, 2, unit="round")
+        assert [task.description for task in signs.bars.tasks] == ["data: training"]
 
 
 def test_what_is_worth_keeping_stays_on_a_terminal():
@@ -131,7 +130,7 @@ def test_what_is_worth_keeping_stays_on_a_terminal():
 def test_nothing_is_written_to_stdout_and_nothing_after_the_end(capsys):
     with signs_of_life(Console(stderr=True), "topdp") as signs:
         assert isinstance(signs, Signs)
-        signs.stage("planning")
+        signs("planning")
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err == "topdp: planning\n"
     import threading
@@ -143,5 +142,6 @@ def test_nothing_is_written_to_stdout_and_nothing_after_the_end(capsys):
 def test_a_metric_says_after_which_round_it_was_taken(terminal):
     console = Console(file=io.StringIO(), width=200, force_terminal=terminal)
     with signs_of_life(console, "top") as signs:
-        signs.watch("training", 7, 10, {"round": 4, "r2": {"mean": 0.51234}, "loss": {"mean": 2.0}})
+        measured = {"round": 4, "r2": {"mean": 0.51234}, "loss": {"mean": 2.0}}
+        signs("training", 7, 10, unit="round", metrics=measured)
     assert "r2 0.5123 after round 4" in console.file.getvalue()

@@ -22,7 +22,7 @@ from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest, ManifestError
 from topdp.errors import BudgetError, InputError, TrustError
 
-KEYS = ("manifest", "round", "delta", "granted", "spent")
+AMENDMENT_KEYS = ("manifest", "round", "delta", "granted", "spent")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Amendment:
     spent: dict[str, float]  # ε of that run, by its plan
 
     def to_tree(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in KEYS}
+        return {key: getattr(self, key) for key in AMENDMENT_KEYS}
 
 
 def amendment_of(manifest: Manifest) -> Amendment | None:
@@ -45,20 +45,20 @@ def amendment_of(manifest: Manifest) -> Amendment | None:
     if tree is None:
         return None
     try:
-        if set(tree) != set(KEYS):
+        if set(tree) != set(AMENDMENT_KEYS):
             raise ValueError
-        found = Amendment(*(tree[key] for key in KEYS))
+        found = Amendment(*(tree[key] for key in AMENDMENT_KEYS))
         numbers = [found.delta, *found.granted.values(), *found.spent.values()]
         if type(found.round) is not int or found.round < 0 or len(bytes.fromhex(found.manifest)) != 32:
             raise ValueError
         if set(found.granted) != set(found.spent) or not all(isfinite(n) and n >= 0 for n in numbers):
             raise ValueError
     except (ValueError, TypeError, AttributeError):
-        raise ManifestError(f"amends: expected {', '.join(KEYS)} of the manifest before.") from None
+        raise ManifestError(f"amends: expected {', '.join(AMENDMENT_KEYS)} of the manifest before.") from None
     return found
 
 
-def sign(path: Path, manifest: Manifest, held: Sequence[Identity]) -> Manifest:
+def sign_amendment(path: Path, manifest: Manifest, held: Sequence[Identity]) -> Manifest:
     """The manifest in `path` with the signature of the agent that holds one of these identities."""
     if amendment_of(manifest) is None:
         raise InputError(f"Expected an amendment in {path}, got a manifest that amends none.")
@@ -71,7 +71,7 @@ def sign(path: Path, manifest: Manifest, held: Sequence[Identity]) -> Manifest:
     return signed
 
 
-def unsigned(manifest: Manifest) -> list[str]:
+def missing_signatures(manifest: Manifest) -> list[str]:
     """The members whose word is missing; one that is not theirs is a TrustError."""
     for name, signature in manifest.signatures.items():
         try:
@@ -86,16 +86,16 @@ def unsigned(manifest: Manifest) -> list[str]:
     return [name for name in manifest.names if name not in manifest.signatures]
 
 
-def expect_agreed(manifest: Manifest) -> None:
+def expect_all_signed(manifest: Manifest) -> None:
     """Refuses an amendment that is not signed by all its members."""
-    if amendment_of(manifest) is not None and (missing := unsigned(manifest)):
+    if amendment_of(manifest) is not None and (missing := missing_signatures(manifest)):
         raise TrustError(
             f"Expected the amendment {manifest.hash[:16]} to be signed by all its members, and "
             f"{', '.join(missing)} did not. Each signs with `topdp agent sign`, and passes the file on."
         )
 
 
-def end_of(manifest: Manifest, amended: Manifest) -> int:
+def final_round(manifest: Manifest, amended: Manifest) -> int:
     """The last round of a run, where `amended` takes the place of its manifest."""
     found = amendment_of(amended)
     if found is None or found.manifest != manifest.hash:
@@ -103,12 +103,12 @@ def end_of(manifest: Manifest, amended: Manifest) -> int:
             f"Expected an amendment of the manifest {manifest.hash[:16]}, got one of "
             f"{found.manifest[:16] if found else 'none'}."
         )
-    expect_agreed(amended)
+    expect_all_signed(amended)
     return found.round
 
 
 @dataclass(frozen=True)
-class Before:
+class PreviousRun:
     """What an agent's own books of the run before say."""
 
     federation: str
@@ -118,7 +118,7 @@ class Before:
     budget: float | None = None  # one of the agent's own, below the manifest's; None: it had none
 
 
-def remaining(manifest: Manifest, name: str, books: Before) -> float:
+def remaining_budget(manifest: Manifest, name: str, books: PreviousRun) -> float:
     """ε that `name` may spend under an amendment. A budget of its own goes on, as over a restart."""
     found = amendment_of(manifest)
     assert found is not None and name in found.granted

@@ -26,14 +26,14 @@ from topdp.agents.agreement import identity
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.identity_card import Card, check_address
 from topdp.agents.agreement.manifest import Manifest
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 
-FILE = "successor.json"
-FOLDER = "renewed-"
-LARGEST = 8192
+SUCCESSOR_FILE = "successor.json"
+RENEWAL_FOLDER_PREFIX = "renewed-"
+MAX_SUCCESSOR_BYTES = 8192
 """Bytes of one successor; ours have below 2,500."""
-MOST = 64
+MAX_SUCCESSORS = 64
 """Successors of one card of a manifest: more than anybody needs, and little to keep and pass on."""
 
 
@@ -41,15 +41,15 @@ class NotASuccessorError(TrustError):
     """What names no successor of a card that is known here."""
 
 
-class NotInOrderError(TrustError):
+class SuccessorOrderError(TrustError):
     """A successor of a card that is not the newest here, or has expired: nobody's fault who passes it on."""
 
 
-class ForkError(TrustError):
+class CardForkError(TrustError):
     """Two successors of one card, both signed with its key."""
 
 
-class TooManyError(TrustError):
+class SuccessorLimitError(TrustError):
     """More successors than a manifest takes, all signed by their agent."""
 
 
@@ -70,7 +70,7 @@ class Successor:
     @classmethod
     def read(cls, text: str) -> Successor:
         try:
-            if len(text) > LARGEST:
+            if len(text) > MAX_SUCCESSOR_BYTES:
                 raise ValueError
             number, before, card, signature, proof = json.loads(text)
             words = (before, *card, signature, proof)
@@ -80,7 +80,9 @@ class Successor:
                 raise ValueError
             bytes.fromhex(signature), bytes.fromhex(proof)
             found = cls(number, before, Card(*card), signature, proof)
-            if len(found.text()) > LARGEST:  # as it is booked and passed on, which others must read again
+            if (
+                len(found.text()) > MAX_SUCCESSOR_BYTES
+            ):  # as it is booked and passed on, which others must read again
                 raise ValueError
             return found
         except (ValueError, TypeError, RecursionError):
@@ -88,23 +90,23 @@ class Successor:
                 "Expected a card with number, signature and proof, got something else: ask for it again."
             ) from None
 
-    def follows(self, card: Card, now: datetime | None = None) -> None:
+    def expect_follows(self, card: Card, now: datetime | None = None) -> None:
         """Refuses what the holder of `card` has not named as its own next card, or not in time."""
-        self.named_by(card)
+        self.expect_signed_by(card)
         if self.card.x509.not_valid_before_utc < card.x509.not_valid_before_utc:
-            raise NotInOrderError(
+            raise SuccessorOrderError(
                 f"Expected a certificate of {card.name} that begins with the one before it or later, got one "
                 "that begins earlier: make the next card with `topdp agent renew`."
             )
         for one in (card, self.card):
             if reason := one.expired(now):
-                raise NotInOrderError(f"Expected a successor in time, but {reason}.")
+                raise SuccessorOrderError(f"Expected a successor in time, but {reason}.")
 
-    def named_by(self, card: Card) -> None:
+    def expect_signed_by(self, card: Card) -> None:
         """Refuses what the holder of `card` has not named as its own next card, whatever the time is."""
         words = _words(self.number, self.before, self.card)
-        if self.before != digest(card):
-            raise NotInOrderError(
+        if self.before != card_digest(card):
+            raise SuccessorOrderError(
                 f"Expected a successor of {card.name}'s card {card.fingerprint[:16]}, got another's."
             )
         if self.card.name != card.name or not card.signed(bytes.fromhex(self.signature), words):
@@ -121,27 +123,27 @@ class Successor:
             )
 
 
-def digest(card: Card) -> str:
+def card_digest(card: Card) -> str:
     text = json.dumps([card.name, card.address, card.certificate])
     return hashlib.sha256(b"topdp card\n" + text.encode()).hexdigest()
 
 
-def named(number: int, before: Identity, after: Identity) -> Successor:
+def sign_successor(number: int, before: Identity, after: Identity) -> Successor:
     """`after` as the successor of `before`."""
-    words = _words(number, digest(before.card), after.card)
+    words = _words(number, card_digest(before.card), after.card)
     return Successor(
-        number, digest(before.card), after.card, before.sign(words).hex(), after.sign(words).hex()
+        number, card_digest(before.card), after.card, before.sign(words).hex(), after.sign(words).hex()
     )
 
 
-class Directory:
+class CardDirectory:
     """The cards of all agents of a manifest as they are now, and all that came before them."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._cards = {card.name: [card] for card in manifest.cards}
         self._known: dict[str, dict[int, Successor]] = {name: {} for name in manifest.names}
         self._shown: set[str] = set()  # who has shown its newest card on a link
-        self.shown: Callable[[str], None] = lambda name: None  # called when somebody does
+        self.on_shown: Callable[[str], None] = lambda name: None  # called when somebody does
 
     def card(self, name: str) -> Card:
         return self._cards[name][-1]
@@ -155,24 +157,25 @@ class Directory:
         cards = self._cards[name]
         return (cards[-1],) if name in self._shown else tuple(reversed(cards[-2:]))
 
-    def show(self, card: Card) -> None:
+    def mark_shown(self, card: Card) -> None:
         """A link to this card is open."""
         if card == self.card(card.name) and card.name not in self._shown:
             self._shown.add(card.name)
-            self.shown(card.name)
+            self.on_shown(card.name)
 
     def number(self, name: str) -> int:
         """Of its newest card; 0: that of the manifest."""
         return max(self._known[name], default=0)
 
-    def take(self, successor: Successor, now: datetime | None = None) -> bool:
+    def accept(self, successor: Successor, now: datetime | None = None) -> bool:
         """Whether it is new here. Refuses what is no successor, and by ForkError a second one."""
 
         def expect(card: Card) -> None:
-            successor.follows(card, now)
-            if len(self._known[card.name]) >= MOST:
-                raise TooManyError(
-                    f"Expected at most {MOST} successors of {card.name}'s card in the manifest, got one more."
+            successor.expect_follows(card, now)
+            if len(self._known[card.name]) >= MAX_SUCCESSORS:
+                raise SuccessorLimitError(
+                    f"Expected at most {MAX_SUCCESSORS} successors of {card.name}'s card in the "
+                    "manifest, got one more."
                 )
 
         return self._take(successor, expect)
@@ -183,7 +186,7 @@ class Directory:
             raise NotASuccessorError(f"Expected a successor of an agent of the manifest, got {name!r:.80}.")
         known = self._known[name].get(successor.number)
         if known is not None:
-            if _what(known) == _what(successor):
+            if _content(known) == _content(successor):
                 return False
             self._fork(successor)
         if successor.number < self.number(name):
@@ -199,7 +202,7 @@ class Directory:
 
     def restore(self, successor: Successor) -> None:
         """One that these books have taken before; whether it was in time was seen then, by another clock."""
-        self._take(successor, successor.named_by)
+        self._take(successor, successor.expect_signed_by)
 
     def _fork(self, successor: Successor) -> None:
         """Another successor of a number that is taken: only if it is well signed is it a story."""
@@ -209,7 +212,7 @@ class Directory:
                 bytes.fromhex(successor.signature),
                 _words(successor.number, successor.before, successor.card),
             ):
-                raise ForkError(
+                raise CardForkError(
                     f"Expected one successor {successor.number} of {name}'s card, got two that its key has "
                     f"signed: that key is in two hands. Ask {name} by another way; the first one stays."
                 )
@@ -221,7 +224,7 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
 
     `keep_key`: the address alone changes.
     """
-    held = generations(folder)
+    held = load_identities(folder)
     before, number = held[-1], len(held)
     if reason := before.card.expired():
         raise TrustError(
@@ -238,37 +241,37 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
             raise InputError(f"Expected another address than {address}: nothing would change.")
         after = Identity(Card(before.card.name, address, before.card.certificate), before.key)
     else:
-        after = identity.make(before.card.name, address)
-    place = folder / f"{FOLDER}{number}"
+        after = identity.generate(before.card.name, address)
+    place = folder / f"{RENEWAL_FOLDER_PREFIX}{number}"
     shutil.rmtree(place, ignore_errors=True)  # left by a renewal that was broken off: nobody was told of it
-    identity.keep(place, after)
-    successor = named(number, before, after)
-    write_whole(place / FILE, successor.text() + "\n")
+    identity.save(place, after)
+    successor = sign_successor(number, before, after)
+    write_atomically(place / SUCCESSOR_FILE, successor.text() + "\n")
     return successor
 
 
-def generations(folder: Path) -> list[Identity]:
+def load_identities(folder: Path) -> list[Identity]:
     """All identities of the agent in `folder`, oldest first; expired ones too."""
-    found = [identity.load(folder, expired=True)]
-    while (folder / f"{FOLDER}{len(found)}" / FILE).exists():
-        found.append(identity.load(folder / f"{FOLDER}{len(found)}", expired=True))
+    found = [identity.load_identity(folder, expired=True)]
+    while (folder / f"{RENEWAL_FOLDER_PREFIX}{len(found)}" / SUCCESSOR_FILE).exists():
+        found.append(identity.load_identity(folder / f"{RENEWAL_FOLDER_PREFIX}{len(found)}", expired=True))
     return found
 
 
-def successors(folder: Path, after: int = 0) -> list[Successor]:
+def load_successors(folder: Path, after: int = 0) -> list[Successor]:
     """What `renew` has made in `folder`, from number `after` + 1 on."""
     found: list[Successor] = []
-    while (place := folder / f"{FOLDER}{after + len(found) + 1}" / FILE).exists():
-        found.append(read(place))
+    while (place := folder / f"{RENEWAL_FOLDER_PREFIX}{after + len(found) + 1}" / SUCCESSOR_FILE).exists():
+        found.append(read_successor(place))
     return found
 
 
-def renewed(folder: Path, number: int) -> bool:
+def has_successor(folder: Path, number: int) -> bool:
     """Whether there is a card after `number`."""
-    return (folder / f"{FOLDER}{number + 1}" / FILE).exists()
+    return (folder / f"{RENEWAL_FOLDER_PREFIX}{number + 1}" / SUCCESSOR_FILE).exists()
 
 
-def read(path: Path) -> Successor:
+def read_successor(path: Path) -> Successor:
     try:
         return Successor.read(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -282,6 +285,6 @@ def _words(number: int, before: str, card: Card) -> bytes:
     return b"topdp successor 1\n" + json.dumps(parts).encode()
 
 
-def _what(successor: Successor) -> tuple[int, str, str]:
+def _content(successor: Successor) -> tuple[int, str, str]:
     """Without the signatures: the same thing may be signed twice."""
-    return successor.number, successor.before, digest(successor.card)
+    return successor.number, successor.before, card_digest(successor.card)

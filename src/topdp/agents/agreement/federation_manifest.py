@@ -9,26 +9,37 @@ from typing import Any
 import numpy as np
 
 from topdp.agents.agreement import manifest
-from topdp.agents.agreement.hidden_rows import expect_steps_below_noise, hides, largest_exact
+from topdp.agents.agreement.hidden_rows import expect_steps_below_noise, max_exact_norm, relies_on_hidden_rows
 from topdp.agents.agreement.identity_card import Card, read_card
-from topdp.agents.agreement.manifest import Manifest, Rules, rules_from
-from topdp.agents.agreement.run_setup import Setup, completed
+from topdp.agents.agreement.manifest import Manifest, Rules, parse_rules
+from topdp.agents.agreement.run_setup import (
+    RunSetup,
+    expect_no_attack,
+    expect_no_rounding,
+    expect_small_delta,
+)
+from topdp.base.progress import Progress, silent
 from topdp.privacy.account import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import MAX_UNASKED_COALITIONS
+from topdp.privacy.observers.survivors import with_reserve
 from topdp.runs import builders
-from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.config import ConfigError, RunConfig, parse
+from topdp.runs.planning import accounted, plan_and_account, query_of
+from topdp.runs.resolve_auto import settled
 from topdp.topology import Topology, from_edges
 
+EPSILON_MARGIN = 1 + 1e-9
 
-def create(
+
+def create_manifest(
     cards: list[Path], records: str, config: RunConfig, links: str | None, rules: dict[str, Any]
 ) -> tuple[Manifest, Account, list[str]]:
     """(the manifest, what it costs, what the one who makes it should know)."""
     read = [read_card(card) for card in cards]
     names = tuple(card.name for card in read)
-    graph = builders.graph(config) if links is None else _graph(links, names)
-    kept, agreed = rules.get("departures"), rules_from({**rules, "departures": rules.get("departures") or 0})
+    graph = builders.graph(config) if links is None else _parse_graph(links, names)
+    kept, agreed = rules.get("departures"), parse_rules({**rules, "departures": rules.get("departures") or 0})
     if kept and not keeps_reserve(config, agreed):
         raise ConfigError(
             f"--departures: expected none, got {kept}: a reserve is for privacy.guarantee=adaptive, agents "
@@ -37,7 +48,7 @@ def create(
         )
     if kept is None:
         agreed = agreed.model_copy(update={"departures": default_departures(config, len(read), agreed)})
-    return of(read, graph, counts_of(records, len(read)), config, agreed)
+    return build_manifest(read, graph, parse_record_counts(records, len(read)), config, agreed)
 
 
 def expect_cards(cards: list[Path]) -> None:
@@ -48,7 +59,7 @@ def expect_cards(cards: list[Path]) -> None:
         raise ConfigError(f"Expected the cards of at least two agents, got {len(cards)}.")
 
 
-def of(
+def build_manifest(
     cards: list[Card], graph: Topology, counts: tuple[int, ...], config: RunConfig, rules: Rules
 ) -> tuple[Manifest, Account, list[str]]:
     if config.report.sinks:
@@ -56,35 +67,38 @@ def of(
             f"report.sinks: expected none for agents, got {', '.join(config.report.sinks)}: sinks and "
             "callbacks are the simulator's. Agents have numbers for Prometheus: topdp agent start --metrics."
         )
-    complete, account = completed(config, graph, counts, goes_on=rules.goes_on, departures=rules.departures)
+    complete, account = complete_config(
+        config, graph, counts, tolerates_silence=rules.tolerates_silence, departures=rules.departures
+    )
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     said = list(account.warnings)
     guarantee = config.privacy.guarantee
     kind = guarantee_kind(guarantee)
-    shared = kind.counts_colluders and config.method.name == "correlated"
-    if rules.goes_on and shared:
+    shared = kind.counts_colluders and builders.method(config).shares_noise
+    if rules.tolerates_silence and shared:
         said.append(
             "Where agents share noise, one that is silent for the idle timeout is given up for good: let it "
             "be longer than a restart takes (--idle-timeout)."
         )
-    elif rules.goes_on and kind.relies_on_others:
+    elif rules.tolerates_silence and kind.relies_on_others:
         said.append(
             f"Agents that may go on without a neighbour charge by worst case, and this noise is calibrated "
             f"for {guarantee}: their budgets will end early. Use --dead-neighbour wait, or "
             "privacy.guarantee=worst-case."
         )
     elif keeps_reserve(config, rules):
-        said += _what_a_departure_costs(config, complete, account, graph, counts, rules.departures)
-    elif not rules.goes_on and kind.relies_on_others and not kind.counts_colluders:
+        said += _departure_remarks(config, complete, account, graph, counts, rules.departures)
+    elif not rules.tolerates_silence and kind.relies_on_others and not kind.counts_colluders:
         said.append(
             f"{guarantee} holds while everybody follows the plan: from the first neighbour that drops out or "
-            f"is refused, an agent charges by worst case (up to epsilon {_largest(account):.4g}) and its "
+            "is refused, an agent charges by worst case (up to epsilon "
+            f"{_largest_worst_case(account):.4g}) and its "
             "data may enter no more. privacy.guarantee=adaptive keeps a reserve for that."
         )
-    made = manifest.create(cards, pairs, complete, rules)
-    setup = Setup.of(made)
-    exact = largest_exact(setup.plan)
-    hidden = hides(guarantee, setup.plan, setup.coalition, not rules.goes_on)
+    made = manifest.new_manifest(cards, pairs, complete, rules)
+    setup = RunSetup.of(made)
+    exact = max_exact_norm(setup.plan)
+    hidden = relies_on_hidden_rows(guarantee, setup.plan, setup.coalition, not rules.tolerates_silence)
     if hidden:
         expect_steps_below_noise(setup.plan)
     if hidden and rules.largest_norm > exact:
@@ -92,14 +106,19 @@ def of(
             f"rules.largest_norm is {exact:.3g}: longer rows would be rounded on their way next to so little "
             f"noise, and {guarantee} counts on rows that some do not see."
         )
-        made = manifest.create(cards, pairs, complete, rules.model_copy(update={"largest_norm": exact}))
+        made = manifest.new_manifest(cards, pairs, complete, rules.model_copy(update={"largest_norm": exact}))
     return made, account, said
 
 
 def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
     """Whether charges count on noise of others, so that a reserve for departures is worth something."""
-    counts_colluders = guarantee_kind(config.privacy.guarantee).counts_colluders
-    return counts_colluders and config.method.name != "correlated" and not rules.goes_on
+    return _counts_colluders(config) and not rules.tolerates_silence
+
+
+def _counts_colluders(config: RunConfig) -> bool:
+    """Whether agents that are gone can be counted as colluders from the beginning."""
+    kind = guarantee_kind(config.privacy.guarantee)
+    return kind.counts_colluders and not builders.method(config).shares_noise
 
 
 def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
@@ -113,7 +132,7 @@ def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
     return int(keeps_reserve(config, rules) and looked_at)
 
 
-def _what_a_departure_costs(
+def _departure_remarks(
     config: RunConfig,
     complete: RunConfig,
     account: Account,
@@ -124,14 +143,14 @@ def _what_a_departure_costs(
     """What the reserve costs, and what happens beyond it, in words."""
     beyond = (
         "those who see more charge by worst case from then on (up to epsilon "
-        f"{_largest(account):.4g}), and their data may enter no more."
+        f"{_largest_worst_case(account):.4g}), and their data may enter no more."
     )
     if not kept:
         return [f"Nothing is kept in reserve for an agent that drops out or is refused: {beyond}"]
     who = "One agent" if kept == 1 else f"{kept} agents"
     cost = "with the noise that was given"
     if config.privacy.sigma is None:
-        least, _ = completed(config, graph, counts)
+        least, _ = complete_config(config, graph, counts)
         more, fewer = (np.asarray(one.privacy.sigma, dtype=float) for one in (complete, least))
         ratio = float(np.max(more / fewer))
         cost = f"for that noise is {ratio:.3g} times as large as without (--departures 0)"
@@ -140,13 +159,13 @@ def _what_a_departure_costs(
     return [f"{who} may drop out or be refused, and nobody's budget ends: {cost}; {beyond}"]
 
 
-def _largest(account: Account) -> float:
+def _largest_worst_case(account: Account) -> float:
     """The largest worst-case ε of an agent."""
     epsilon = account.worst_case.epsilon
     return math.inf if epsilon is None else float(np.max(epsilon))
 
 
-def counts_of(records: str, agents: int) -> tuple[int, ...]:
+def parse_record_counts(records: str, agents: int) -> tuple[int, ...]:
     """`1200,800,950` -> (1200, 800, 950); one number stands for all."""
     try:
         counts = tuple(int(part) for part in records.split(","))
@@ -161,12 +180,12 @@ def counts_of(records: str, agents: int) -> tuple[int, ...]:
     return counts
 
 
-def _graph(links: str, names: tuple[str, ...]) -> Topology:
-    edges = [(names.index(a), names.index(b)) for a, b in named_links(links, names)]
+def _parse_graph(links: str, names: tuple[str, ...]) -> Topology:
+    edges = [(names.index(a), names.index(b)) for a, b in parse_links(links, names)]
     return from_edges(edges, len(names), name="federation", labels=names)
 
 
-def named_links(links: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
+def parse_links(links: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
     """`ada-bob,bob-cleo`; names may hold dashes as long as one reading fits."""
     pairs = []
     for link in links.split(","):
@@ -176,3 +195,65 @@ def named_links(links: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
             raise ConfigError(f"--links: expected two names of cards with a dash between, got {link!r}.")
         pairs.append(fits[0])
     return pairs
+
+
+def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
+    """The configuration as if so many more agents colluded: what it costs if they are gone.
+
+    Unchanged where noise is shared: who is gone counts from the round on in which it goes.
+    """
+    most = min(config.privacy.colluders + more, agents - 1)
+    if not _counts_colluders(config) or most <= config.privacy.colluders:
+        return config
+    privacy = config.privacy.model_copy(update={"colluders": most})
+    return config.model_copy(update={"privacy": privacy})
+
+
+def complete_config(
+    config: RunConfig,
+    graph: Topology,
+    counts: tuple[int, ...],
+    progress: Progress = silent,
+    tolerates_silence: bool = False,
+    departures: int = 0,
+) -> tuple[RunConfig, Account]:
+    """The configuration with noise, budgets and records of every agent written out, and what it costs.
+
+    `tolerates_silence`: agents go on without a silent neighbour. Where draws are shared, a little more noise
+    is added, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
+    `departures`: so many agents may drop out and the noise is still enough (`Rules.departures`).
+    """
+    builders.expect_named(config)
+    expect_no_attack(config)
+    expect_no_rounding(config)
+    expect_small_delta(config, counts)
+    config = settled(config, graph, counts)
+    reserved = with_colluders(config, graph.agents, departures)
+    plan, account = plan_and_account(reserved, graph, counts, progress)
+    guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, builders.analysis(config, counts)
+    given, more = builders.sigma(config, graph.agents) is not None, 1.0
+    if tolerates_silence and guarantee_kind(guarantee).composes_releases(plan):
+        more = with_reserve(plan, analysis.exposure(), query_of(config))
+    if more > 1:
+        # Noise that is given stays as it is: with the reserve it is worth what less noise is without.
+        account = accounted(
+            reserved, plan.noise_scaled(1 / more if given else more), analysis, None, progress
+        )
+    spent = account.answer(guarantee)
+    if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
+        raise ConfigError(
+            f"privacy.guarantee: agents charge their budgets by {guarantee}, which has no finite epsilon "
+            f"here: {spent.reason} Choose another guarantee or method."
+        )
+    if not given:
+        epsilon = builders.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents).tolist()
+    else:
+        epsilon = [max(float(e), 1e-12) * EPSILON_MARGIN for e in spent.epsilon]
+    sigma = (plan.full_scale * (1.0 if given else more) / privacy.clip).tolist()
+    tree = config.model_dump(exclude_none=True)
+    tree["topology"]["agents"] = graph.agents
+    tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}
+    tree["data"] |= {"partition": "sizes", "sizes": [float(count) for count in counts]}
+    for where in ("sites", "test"):  # each agent knows where its own records are, and nobody else
+        tree["data"].pop(where, None)
+    return parse(tree, "federation"), account

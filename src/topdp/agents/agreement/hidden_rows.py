@@ -17,35 +17,37 @@ from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.privacy.answers import guarantee_kind
 
-GRID = 2.0**-20  # of the deviation of a row's noise, at most: all its numbers are multiples of it
-DIGITS = 2.0**53  # numbers of float64 below it are exact
-FINE = 8.0  # steps of every row in every deviation: sums over all steps are integrals then
+GRID_STEP_PER_STD = (
+    2.0**-20
+)  # of the deviation of a row's noise, at most: all its numbers are multiples of it
+EXACT_FLOAT64_INTEGERS = 2.0**53  # numbers of float64 below it are exact
+MIN_STEPS_PER_STD = 8.0  # steps of every row in every deviation: sums over all steps are integrals then
 
 
-def hides(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
+def relies_on_hidden_rows(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
     """Whether what is charged counts on rows that somebody does not see."""
     return follows_plan and guarantee_kind(guarantee).hides_rows(plan, coalition)
 
 
-def step_of(deviation: float) -> float:
+def grid_step(deviation: float) -> float:
     """The power of two at or below `GRID` · `deviation`: dividing by it is exact.
 
     >>> step_of(1.0) == 2.0**-20 == step_of(1.9)
     True
     """
-    return 2.0 ** math.floor(math.log2(GRID * deviation))
+    return 2.0 ** math.floor(math.log2(GRID_STEP_PER_STD * deviation))
 
 
-def least_deviation(plan: Plan) -> float:
+def smallest_noise_std(plan: Plan) -> float:
     """Of all draws of all rows; infinite where there are none."""
     found = (np.abs(plan[r].std[plan.exists[r]]) for r in range(plan.releases))
     return min((float(std[std > 0].min()) for std in found if (std > 0).any()), default=math.inf)
 
 
-def largest_exact(plan: Plan) -> float:
+def max_exact_norm(plan: Plan) -> float:
     """The longest rows that float64 holds as multiples of their steps."""
-    least = least_deviation(plan)
-    return DIGITS * step_of(least) if math.isfinite(least) else math.inf
+    least = smallest_noise_std(plan)
+    return EXACT_FLOAT64_INTEGERS * grid_step(least) if math.isfinite(least) else math.inf
 
 
 def _coarsest_step(plan: Plan) -> float:
@@ -56,15 +58,16 @@ def _coarsest_step(plan: Plan) -> float:
         least = np.where(std > 0, std, np.inf).min(axis=1, initial=np.inf)
         longest = max(longest, float(least[np.isfinite(least)].max(initial=0.0)))
     weight = max(1.0, float(np.abs(plan.weight.values).max(initial=0.0)))
-    return step_of(longest) * weight if longest else 0.0
+    return grid_step(longest) * weight if longest else 0.0
 
 
 def expect_steps_below_noise(plan: Plan) -> None:
     """Refuses noise as small as the steps of other rows: what hides behind such a row shows between them."""
-    least, longest = least_deviation(plan), _coarsest_step(plan)
-    if not FINE * longest <= least:
+    least, longest = smallest_noise_std(plan), _coarsest_step(plan)
+    if not MIN_STEPS_PER_STD * longest <= least:
         raise InputError(
-            f"Expected noise of at least {FINE * longest:.3g} in every row, {FINE:g} steps of the row with "
+            f"Expected noise of at least {MIN_STEPS_PER_STD * longest:.3g} in every row, "
+            f"{MIN_STEPS_PER_STD:g} steps of the row with "
             f"most, got {least:.3g}: privacy.guarantee counts on rows that some do not see, and next to so "
             "little noise their steps would show. Take budgets, and steps of noise along the rounds, that "
             'differ by less than a factor of 100,000, or "worst-case".'

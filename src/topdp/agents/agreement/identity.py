@@ -19,15 +19,22 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from topdp.agents.agreement.identity_card import CURVE, Card, IdentityError, check_name, read_card, read_text
-from topdp.base.files import write_whole
+from topdp.agents.agreement.identity_card import (
+    KEY_CURVE,
+    Card,
+    IdentityError,
+    check_name,
+    read_card,
+    read_text_file,
+)
+from topdp.base.files import write_atomically
 from topdp.errors import TrustError
 
-TLS_NAME = "agent.topdp"
+TLS_HOST_NAME = "agent.topdp"
 """The host name in every certificate: TLS wants one, and ours says nothing about who it is."""
 
-VALIDITY = timedelta(days=3650)
-KEY, CERTIFICATE, CARD = "key.pem", "certificate.pem", "card.toml"
+CERTIFICATE_VALIDITY = timedelta(days=3650)
+KEY_FILE, CERTIFICATE_FILE, CARD_FILE = "key.pem", "certificate.pem", "card.toml"
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,13 @@ class Identity:
         )
 
 
-def make(
-    name: str, address: str = "", start: datetime | None = None, validity: timedelta = VALIDITY
+def generate(
+    name: str, address: str = "", start: datetime | None = None, validity: timedelta = CERTIFICATE_VALIDITY
 ) -> Identity:
     """A new identity in memory; `init` makes one on disk."""
     start = start or datetime.now(UTC) - timedelta(days=1)  # neighbours' clocks may be behind
     check_name(name)
-    key = ec.generate_private_key(CURVE())
+    key = ec.generate_private_key(KEY_CURVE())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     usage = x509.KeyUsage(
@@ -90,7 +97,7 @@ def make(
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(start + validity)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_HOST_NAME)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -100,17 +107,17 @@ def make(
     return Identity(Card(name, address, pem), key)
 
 
-def init(folder: Path, name: str, address: str = "") -> Identity:
+def create_identity(folder: Path, name: str, address: str = "") -> Identity:
     """Makes a key, a certificate and a card in `folder`. An identity that is there is never replaced."""
-    return keep(folder, make(name, address))
+    return save(folder, generate(name, address))
 
 
-def keep(folder: Path, identity: Identity) -> Identity:
+def save(folder: Path, identity: Identity) -> Identity:
     """Writes an identity to `folder`, where none may be."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # The mode is given at birth: there is no moment in which others could read the key.
-        handle = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(identity.key_pem())
             file.flush()
@@ -119,19 +126,19 @@ def keep(folder: Path, identity: Identity) -> Identity:
         if not folder.is_dir():
             raise IdentityError(f"Expected a folder for the identity, {folder} is a file.") from None
         raise IdentityError(
-            f"Expected no identity in {folder}, found {folder / KEY}: name another folder, or move that "
+            f"Expected no identity in {folder}, found {folder / KEY_FILE}: name another folder, or move that "
             f"one away (neighbours who have its card will not know the new one)."
         ) from None
     except OSError as error:
         raise IdentityError(f"Could not write an identity to {folder}: {error.strerror}.") from error
-    write_whole(folder / CERTIFICATE, identity.card.certificate)
-    write_whole(folder / CARD, identity.card.to_toml())
+    write_atomically(folder / CERTIFICATE_FILE, identity.card.certificate)
+    write_atomically(folder / CARD_FILE, identity.card.to_toml())
     return identity
 
 
-def load(folder: Path, now: datetime | None = None, expired: bool = False) -> Identity:
+def load_identity(folder: Path, now: datetime | None = None, expired: bool = False) -> Identity:
     """The identity in `folder`, or the reason why it cannot be used. `expired`: one that was may be."""
-    path = folder / KEY
+    path = folder / KEY_FILE
     try:
         mode = path.stat().st_mode & 0o777
         pem = path.read_bytes()
@@ -152,11 +159,12 @@ def load(folder: Path, now: datetime | None = None, expired: bool = False) -> Id
         raise IdentityError(f"Expected a private key in {path}: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise IdentityError(f"Expected a P-256 key in {path}, got another kind.")
-    card = read_card(folder / CARD)
-    certificate = read_text(folder / CERTIFICATE)
+    card = read_card(folder / CARD_FILE)
+    certificate = read_text_file(folder / CERTIFICATE_FILE)
     if Card(card.name, card.address, certificate).fingerprint != card.fingerprint:
         raise TrustError(
-            f"Expected the certificate of {folder / CARD} in {folder / CERTIFICATE}, got another one."
+            f"Expected the certificate of {folder / CARD_FILE} in {folder / CERTIFICATE_FILE}, got "
+            "another one."
         )
     held = Identity(card, key)
     if not expired:

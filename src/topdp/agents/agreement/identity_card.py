@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from topdp.base import toml_text
 from topdp.errors import InputError, TrustError
 
-CURVE = ec.SECP256R1
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]{0,252}):([0-9]{1,5})", re.ASCII)
+KEY_CURVE = ec.SECP256R1
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+ADDRESS_PATTERN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]{0,252}):([0-9]{1,5})", re.ASCII)
 
 
 class IdentityError(InputError):
@@ -45,7 +45,7 @@ class Card:
         check_name(self.name)
         check_address(self.address)
         if not isinstance(self.x509.public_key(), ec.EllipticCurvePublicKey) or not isinstance(
-            self._public.curve, CURVE
+            self._public.curve, KEY_CURVE
         ):
             raise IdentityError(f"Expected a P-256 key in the certificate of {self.name}, got another kind.")
 
@@ -104,12 +104,12 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 def read_card(path: Path) -> Card:
     """The card in a file, as another site sent it."""
-    return parse_card(read_text(path), str(path))
+    return parse_card(read_text_file(path), str(path))
 
 
 def parse_card(text: str, origin: str = "card") -> Card:
     try:
-        tree = toml_text.parsed(text)
+        tree = toml_text.parse_toml(text)
     except ValueError as error:
         raise IdentityError(f"Expected a card (TOML) in {origin}: {error}") from None
     return card_from_tree(tree, origin)
@@ -136,7 +136,7 @@ def card_from_tree(tree: Any, origin: str) -> Card:
 
 
 def check_name(name: str) -> str:
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise IdentityError(
             f"Expected a name of 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or "
             f"digit, got {name!r:.80}."
@@ -145,7 +145,7 @@ def check_name(name: str) -> str:
 
 
 def check_address(address: str) -> str:
-    match = ADDRESS.fullmatch(address)
+    match = ADDRESS_PATTERN.fullmatch(address)
     if address and not (match and 1 <= int(match[2]) <= 65535):
         raise IdentityError(
             f"Expected an address host:port with a port from 1 to 65535, for example "
@@ -163,7 +163,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def read_text(path: Path) -> str:
+def read_text_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")  # some editors write a mark first
     except FileNotFoundError:

@@ -20,16 +20,16 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from topdp.agents.agreement.identity_card import Card, card_from_tree, check_address
 from topdp.base import toml_text
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 from topdp.runs import config as configurations
 from topdp.runs.config import RunConfig, Section, did_you_mean
 from topdp.topology import Topology, TopologyError, from_edges
 
-FORMAT = 1
-KEYS = ("format", "hash", "rules", "agents", "links", "run")
-OPTIONAL = ("amends",)  # where it takes the place of another one: `amendments.py`
-SIGNATURES = "signatures"  # beside the document: its hash is what is signed
+MANIFEST_FORMAT = 1
+MANIFEST_KEYS = ("format", "hash", "rules", "agents", "links", "run")
+OPTIONAL_MANIFEST_KEYS = ("amends",)  # where it takes the place of another one: `amendments.py`
+SIGNATURES_KEY = "signatures"  # beside the document: its hash is what is signed
 
 
 class ManifestError(InputError):
@@ -84,7 +84,7 @@ class Rules(Section):
     """Where neighbours meet of whom neither has an address: `host:port` of a `topdp relay`, or nothing."""
 
     @property
-    def goes_on(self) -> bool:
+    def tolerates_silence(self) -> bool:
         """Whether agents go on without a silent neighbour."""
         return self.dead_neighbour == "go-on"
 
@@ -154,7 +154,7 @@ class Manifest:
 
     def to_toml(self) -> str:
         head = {"format": self.tree["format"], "hash": self.hash}
-        signed = {SIGNATURES: self.signatures} if self.signatures else {}
+        signed = {SIGNATURES_KEY: self.signatures} if self.signatures else {}
         return tomli_w.dumps({**head, **self.tree, **signed}, multiline_strings=True)
 
     def signed_by(self, name: str, signature: str) -> Manifest:
@@ -162,13 +162,13 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Whole or not at all; an existing file is replaced."""
-        write_whole(path, self.to_toml())
+        write_atomically(path, self.to_toml())
 
     def _words(self, link: tuple[int, int]) -> str:
         return " - ".join(self.names[end] for end in link)
 
 
-def create(
+def new_manifest(
     cards: Iterable[Card], links: Iterable[tuple[str, str]], config: RunConfig, rules: Rules | None = None
 ) -> Manifest:
     """The manifest of these agents. Links are pairs of names; one that is given both ways is one link."""
@@ -176,7 +176,7 @@ def create(
     names = _names(cards)
     pairs = {tuple(sorted((_number(names, a), _number(names, b)))) for a, b in links}
     tree = {
-        "format": FORMAT,
+        "format": MANIFEST_FORMAT,
         "rules": (rules or Rules()).model_dump(),
         "links": [[names[i], names[j]] for i, j in sorted(pairs)],
         "agents": [card.to_tree() for card in cards],
@@ -185,26 +185,26 @@ def create(
     return _from_tree(tree, "manifest")
 
 
-def read(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
     """The manifest in a file, checked whole."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors write a mark first
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", error)
         raise ManifestError(f"Expected a readable manifest, could not read {path}: {why}.") from None
-    return parse(text, str(path))
+    return parse_manifest(text, str(path))
 
 
-def parse(text: str, origin: str = "manifest") -> Manifest:
+def parse_manifest(text: str, origin: str = "manifest") -> Manifest:
     """The manifest in a text whose hash is the one it states."""
     try:
-        tree = toml_text.parsed(text)
+        tree = toml_text.parse_toml(text)
     except ValueError as error:
         raise ManifestError(f"Expected a manifest (TOML) in {origin}: {error}") from None
-    stated, signatures = tree.pop("hash", None), tree.pop(SIGNATURES, {})
+    stated, signatures = tree.pop("hash", None), tree.pop(SIGNATURES_KEY, {})
     texts = isinstance(signatures, dict) and all(isinstance(text, str) for text in signatures.values())
     if not texts:
-        raise ManifestError(f"{origin}: {SIGNATURES}: expected names and what they have signed.")
+        raise ManifestError(f"{origin}: {SIGNATURES_KEY}: expected names and what they have signed.")
     try:
         found = _hash(tree)
     except (TypeError, ValueError):
@@ -217,19 +217,19 @@ def parse(text: str, origin: str = "manifest") -> Manifest:
     return replace(_from_tree(tree, origin), signatures=signatures)
 
 
-def amending(manifest: Manifest, amends: dict[str, Any]) -> Manifest:
+def as_amendment(manifest: Manifest, amends: dict[str, Any]) -> Manifest:
     """The same manifest as one that takes the place of another."""
     return _from_tree({**manifest.tree, "amends": amends}, "amendment")
 
 
 def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
     try:
-        if tree.get("format") != FORMAT:
-            raise ManifestError(f"expected format = {FORMAT}, got {tree.get('format')!r:.80}.")
-        unknown = sorted(set(tree) - {*KEYS, *OPTIONAL})
+        if tree.get("format") != MANIFEST_FORMAT:
+            raise ManifestError(f"expected format = {MANIFEST_FORMAT}, got {tree.get('format')!r:.80}.")
+        unknown = sorted(set(tree) - {*MANIFEST_KEYS, *OPTIONAL_MANIFEST_KEYS})
         if unknown:
-            raise ManifestError(f"{unknown[0]}: no such key.{did_you_mean(unknown[0], [*KEYS])}")
-        missing = sorted(set(KEYS) - set(tree) - {"hash"})
+            raise ManifestError(f"{unknown[0]}: no such key.{did_you_mean(unknown[0], [*MANIFEST_KEYS])}")
+        missing = sorted(set(MANIFEST_KEYS) - set(tree) - {"hash"})
         if missing:
             raise ManifestError(f"expected {missing[0]!r}, found none.")
         listed = tree["agents"]
@@ -237,11 +237,11 @@ def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
             raise ManifestError("agents: expected a list of cards.")
         cards = tuple(card_from_tree(entry, f"agents[{k}]") for k, entry in enumerate(listed))
         names = _names(cards)
-        links = tuple(_link(names, entry) for entry in _list(tree["links"]))
+        links = tuple(_link(names, entry) for entry in _expect_list(tree["links"]))
         if not isinstance(tree["run"], dict):
             raise ManifestError("run: expected a configuration.")
         return Manifest(
-            cards, links, configurations.parse_stored(tree["run"], "run"), rules_from(tree["rules"]), tree
+            cards, links, configurations.parse_stored(tree["run"], "run"), parse_rules(tree["rules"]), tree
         )
     except TrustError as error:
         raise TrustError(f"{origin}: {error}") from None
@@ -262,7 +262,7 @@ def _names(cards: tuple[Card, ...]) -> list[str]:
     return [card.name for card in cards]
 
 
-def rules_from(tree: Any) -> Rules:
+def parse_rules(tree: Any) -> Rules:
     """Rules from their keys, or a refusal that names the key."""
     try:
         return Rules.model_validate(tree)
@@ -291,7 +291,7 @@ def _number(names: list[str], name: Any) -> int:
     return names.index(name)
 
 
-def _list(value: Any) -> list[Any]:
+def _expect_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ManifestError("links: expected a list of pairs of names.")
     return value

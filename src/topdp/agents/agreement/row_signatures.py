@@ -13,22 +13,22 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from topdp.agents.agreement.card_succession import Directory
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest
 
-LONGEST = 128
+MAX_SIGNATURE_BYTES = 128
 """Bytes of a signature; those of P-256 have at most 72."""
 
 
 @dataclass(frozen=True)
-class Proofs:
+class RowSignatures:
     """Signatures under rows, made and checked by one agent; without an identity it makes none."""
 
     name: str
     manifest: Manifest
     identity: Identity | None
-    directory: Directory | None = None  # the cards that came after those of the manifest
+    directory: CardDirectory | None = None  # the cards that came after those of the manifest
 
     def sign(self, receiver: str, round: int, digest: str) -> bytes:
         """Under a row of this agent."""
@@ -36,17 +36,19 @@ class Proofs:
             return b""
         return self.identity.sign(self._words(self.name, receiver, round, digest))
 
-    def is_mine(self, receiver: str, round: int, digest: str, signature: bytes) -> bool:
+    def verify_own(self, receiver: str, round: int, digest: str, signature: bytes) -> bool:
         """Whether this agent has signed that row. One that signs nothing cannot tell, and believes it."""
         if self.identity is None:
             return True
-        return self.holds(self.name, receiver, round, digest, signature)
+        return self.verify(self.name, receiver, round, digest, signature)
 
-    def holds(self, sender: str, receiver: str, round: int, digest: str, signature: bytes) -> bool:
+    def verify(self, sender: str, receiver: str, round: int, digest: str, signature: bytes) -> bool:
         """Whether `sender` has signed that row."""
         words = self._words(sender, receiver, round, digest)
         cards = self.directory.cards(sender) if self.directory else (self.manifest.card(sender),)
-        return 0 < len(signature) <= LONGEST and any(card.signed(signature, words) for card in cards)
+        return 0 < len(signature) <= MAX_SIGNATURE_BYTES and any(
+            card.signed(signature, words) for card in cards
+        )
 
     def _words(self, sender: str, receiver: str, round: int, digest: str) -> bytes:
         facts = [self.manifest.hash, sender, receiver, round, digest]

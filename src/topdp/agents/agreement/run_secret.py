@@ -22,14 +22,14 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 
-FOLDER, KEY, MARK = "runs", "key", "mark"
+RUNS_FOLDER, RUN_KEY_FILE, RUN_MARK_FILE = "runs", "key", "mark"
 
 
 @dataclass(frozen=True)
-class _Mark:
+class _RunMark:
     public: str
     round: int
 
@@ -38,7 +38,7 @@ class RunSecret:
     """The key of the run that an agent takes part in; `folder` is the one of its identity."""
 
     def __init__(self, folder: Path, federation: str) -> None:
-        self.place = folder / FOLDER / federation[:32]
+        self.place = folder / RUNS_FOLDER / federation[:32]
         self._public = ""  # of the run that this process takes part in
 
     def begin(self) -> str:
@@ -48,18 +48,18 @@ class RunSecret:
         public = key.public_key().public_bytes_raw().hex()
         try:
             self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self.place / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            handle = os.open(self.place / RUN_KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:
-                file.write(_raw(key).hex().encode())
+                file.write(_raw_private_key(key).hex().encode())
                 file.flush()
                 os.fsync(handle)
-            _to_disk(self.place)
+            _sync_folder(self.place)
         except OSError as error:
             raise InputError(
                 f"Could not write the key of this run to {self.place}: {error.strerror}. Agents that share "
                 "noise need a folder of their identity that can be written to."
             ) from error
-        self._write(_Mark(public, -1))
+        self._write(_RunMark(public, -1))
         self._public = public
         return public
 
@@ -80,10 +80,11 @@ class RunSecret:
             )
         self._public = public
         try:
-            return X25519PrivateKey.from_private_bytes(bytes.fromhex((self.place / KEY).read_text()))
+            return X25519PrivateKey.from_private_bytes(bytes.fromhex((self.place / RUN_KEY_FILE).read_text()))
         except (OSError, ValueError) as error:
             raise TrustError(
-                f"Expected the key of this run in {self.place / KEY}, found none: it is erased when a run "
+                f"Expected the key of this run in {self.place / RUN_KEY_FILE}, found none: it is "
+                "erased when a run "
                 "ends. This run cannot be continued; a new state folder begins a new one."
             ) from error
 
@@ -96,17 +97,17 @@ class RunSecret:
                 "manifest and identity at the same time. End one of them."
             )
         if round > mark.round:
-            self._write(_Mark(self._public, round))
+            self._write(_RunMark(self._public, round))
 
     def erase(self) -> None:
         """The key is gone; the mark stays."""
         try:
-            with (self.place / KEY).open("r+b") as file:
+            with (self.place / RUN_KEY_FILE).open("r+b") as file:
                 file.write(bytes(os.fstat(file.fileno()).st_size))
                 file.flush()
                 os.fsync(file.fileno())
-            (self.place / KEY).unlink()
-            _to_disk(self.place)
+            (self.place / RUN_KEY_FILE).unlink()
+            _sync_folder(self.place)
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -114,28 +115,30 @@ class RunSecret:
                 f"Could not erase the key of a run in {self.place}: {error.strerror}."
             ) from error
 
-    def _read(self) -> _Mark | None:
+    def _read(self) -> _RunMark | None:
         try:
-            tree = json.loads((self.place / MARK).read_text(encoding="utf-8"))
-            return _Mark(str(tree["public"]), int(tree["round"]))
+            tree = json.loads((self.place / RUN_MARK_FILE).read_text(encoding="utf-8"))
+            return _RunMark(str(tree["public"]), int(tree["round"]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TrustError(f"Expected the mark of a run in {self.place / MARK}: {error}") from None
+            raise TrustError(f"Expected the mark of a run in {self.place / RUN_MARK_FILE}: {error}") from None
 
-    def _write(self, mark: _Mark) -> None:
-        write_whole(
-            self.place / MARK, json.dumps({"public": mark.public, "round": mark.round}) + "\n", mode=0o600
+    def _write(self, mark: _RunMark) -> None:
+        write_atomically(
+            self.place / RUN_MARK_FILE,
+            json.dumps({"public": mark.public, "round": mark.round}) + "\n",
+            mode=0o600,
         )
 
 
-def _raw(key: X25519PrivateKey) -> bytes:
+def _raw_private_key(key: X25519PrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
     )
 
 
-def _to_disk(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -10,42 +10,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from topdp.agents.agreement.manifest import Manifest
 from topdp.plan import Plan
-from topdp.privacy.account import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import in_the_open
-from topdp.privacy.observers.survivors import with_reserve
-from topdp.privacy.observers.view import Progress
 from topdp.runs import builders
-from topdp.runs.config import ConfigError, RunConfig, parse
-from topdp.runs.planning import accounted, plan_and_account, plan_writer, query_of
-from topdp.runs.resolve_auto import settled
-from topdp.topology import Topology
+from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.plan_writing import plan_writer
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-ROUNDED_UP = 1 + 1e-9
-
-
 @dataclass(frozen=True)
-class Setup:
+class RunSetup:
     """The same for every agent of a federation: what was agreed, and the plan that follows from it."""
 
     manifest: Manifest
     plan: Plan
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Setup:
+    def of(cls, manifest: Manifest) -> RunSetup:
         """From a manifest whose configuration is complete."""
         config, graph = manifest.config, manifest.topology
         expect_no_attack(config)
         expect_no_rounding(config)
-        counts = _counts(config)
+        counts = _record_counts(config)
         sigma = builders.sigma(config, graph.agents)
         if sigma is None or len(counts) != graph.agents:
             raise ConfigError(
@@ -58,7 +48,7 @@ class Setup:
     @property
     def counts(self) -> tuple[int, ...]:
         """The records of every agent."""
-        return _counts(self.manifest.config)
+        return _record_counts(self.manifest.config)
 
     @property
     def coalition(self) -> int:
@@ -83,20 +73,6 @@ class Setup:
 
     def model(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         return builders.model(self.manifest.config, input_shape, outputs)
-
-
-def with_colluders(config: RunConfig, agents: int, more: int) -> RunConfig:
-    """The configuration as if so many more agents colluded: what it costs if they are gone.
-
-    Unchanged where noise is shared: who is gone counts from the round on in which it goes.
-    """
-    most = min(config.privacy.colluders + more, agents - 1)
-    kind = guarantee_kind(config.privacy.guarantee)
-    counts = kind.counts_colluders and config.method.name != "correlated"
-    if not counts or most <= config.privacy.colluders:
-        return config
-    privacy = config.privacy.model_copy(update={"colluders": most})
-    return config.model_copy(update={"privacy": privacy})
 
 
 def expect_no_attack(config: RunConfig) -> None:
@@ -127,55 +103,5 @@ def expect_small_delta(config: RunConfig, counts: tuple[int, ...]) -> None:
         )
 
 
-def _counts(config: RunConfig) -> tuple[int, ...]:
+def _record_counts(config: RunConfig) -> tuple[int, ...]:
     return tuple(int(size) for size in config.data.sizes or ())
-
-
-def completed(
-    config: RunConfig,
-    graph: Topology,
-    counts: tuple[int, ...],
-    progress: Progress | None = None,
-    goes_on: bool = False,
-    departures: int = 0,
-) -> tuple[RunConfig, Account]:
-    """The configuration with noise, budgets and records of every agent written out, and what it costs.
-
-    `goes_on`: the rule is to go on without who is gone. Where draws are shared there is a little more noise
-    then, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
-    `departures`: so many agents may drop out and the noise is still enough (`Rules.departures`).
-    """
-    builders.expect_named(config)
-    expect_no_attack(config)
-    expect_no_rounding(config)
-    expect_small_delta(config, counts)
-    config = settled(config, graph, counts)
-    reserved = with_colluders(config, graph.agents, departures)
-    plan, account = plan_and_account(reserved, graph, counts, progress)
-    guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, builders.analysis(config, counts)
-    given, more = builders.sigma(config, graph.agents) is not None, 1.0
-    if goes_on and guarantee_kind(guarantee).composes_releases(plan):
-        more = with_reserve(plan, analysis.exposure(), query_of(config))
-    if more > 1:
-        # Noise that is given stays as it is: with the reserve it is worth what less noise is without.
-        account = accounted(
-            reserved, plan.noise_scaled(1 / more if given else more), analysis, None, progress
-        )
-    spent = account.answer(guarantee)
-    if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
-        raise ConfigError(
-            f"privacy.guarantee: agents charge their budgets by {guarantee}, which has no finite epsilon "
-            f"here: {spent.reason} Choose another guarantee or method."
-        )
-    if not given:
-        epsilon = builders.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents).tolist()
-    else:
-        epsilon = [max(float(e), 1e-12) * ROUNDED_UP for e in spent.epsilon]
-    sigma = (plan.full_scale * (1.0 if given else more) / privacy.clip).tolist()
-    tree = config.model_dump(exclude_none=True)
-    tree["topology"]["agents"] = graph.agents
-    tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}
-    tree["data"] |= {"partition": "sizes", "sizes": [float(count) for count in counts]}
-    for where in ("sites", "test"):  # each agent knows where its own records are, and nobody else
-        tree["data"].pop(where, None)
-    return parse(tree, "federation"), account

@@ -14,18 +14,18 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from topdp.agents.agreement.card_succession import Directory
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest
 
-LONGEST = 512
+MAX_STATEMENT_CHARS = 512
 """Letters of a subject or a text; ours have below 250."""
 
-LARGEST = 5 * LONGEST + 32
+MAX_STATEMENT_BYTES = 5 * MAX_STATEMENT_CHARS + 32
 """Bytes of one statement."""
 
 
-class NotAStatement(ValueError):  # noqa: N818 - what it was; never leaves `gossip`
+class StatementError(ValueError):
     """Bytes that are no statements."""
 
 
@@ -42,19 +42,19 @@ class Statement:
     @classmethod
     def signed(cls, identity: Identity, manifest: Manifest, run: str, about: str, text: str) -> Statement:
         """A statement of the agent that holds `identity`."""
-        words = _words(manifest.hash, identity.card.name, run, about, text)
+        words = _statement_bytes(manifest.hash, identity.card.name, run, about, text)
         return cls(identity.card.name, run, about, text, identity.sign(words).hex())
 
-    def holds(self, manifest: Manifest, directory: Directory | None = None) -> bool:
+    def holds(self, manifest: Manifest, directory: CardDirectory | None = None) -> bool:
         """Whether the author is in the manifest and has signed this for it, with any key it has had since."""
         if self.author not in manifest.names:
             return False
-        words = _words(manifest.hash, self.author, self.run, self.about, self.text)
+        words = _statement_bytes(manifest.hash, self.author, self.run, self.about, self.text)
         cards = directory.cards(self.author) if directory else (manifest.card(self.author),)
         return any(card.signed(bytes.fromhex(self.signature), words) for card in cards)
 
 
-def encode(statements: Iterable[Statement]) -> bytes:
+def encode_statements(statements: Iterable[Statement]) -> bytes:
     """
     >>> decode(encode([Statement("ada", "", "weather", "rain", "00")]))
     [Statement(author='ada', run='', about='weather', text='rain', signature='00')]
@@ -62,24 +62,24 @@ def encode(statements: Iterable[Statement]) -> bytes:
     return json.dumps([[s.author, s.run, s.about, s.text, s.signature] for s in statements]).encode()
 
 
-def decode(body: bytes, most: int = 1000) -> list[Statement]:
+def decode_statements(body: bytes, most: int = 1000) -> list[Statement]:
     """At most so many. Raises NotAStatement on anything else."""
     try:
-        if len(body) > most * LARGEST:
-            raise NotAStatement
+        if len(body) > most * MAX_STATEMENT_BYTES:
+            raise StatementError
         found = [Statement(*parts) for parts in json.loads(body)]
         if len(found) > most:
-            raise NotAStatement
+            raise StatementError
         for statement in found:
             parts = (statement.author, statement.run, statement.about, statement.text, statement.signature)
-            if not all(isinstance(part, str) and len(part) <= LONGEST for part in parts):
-                raise NotAStatement
+            if not all(isinstance(part, str) and len(part) <= MAX_STATEMENT_CHARS for part in parts):
+                raise StatementError
             "".join(parts).encode()  # half a surrogate pair is no text
             bytes.fromhex(statement.signature)
     except (ValueError, TypeError, RecursionError):
-        raise NotAStatement from None
+        raise StatementError from None
     return found
 
 
-def _words(federation: str, author: str, run: str, about: str, text: str) -> bytes:
+def _statement_bytes(federation: str, author: str, run: str, about: str, text: str) -> bytes:
     return b"topdp statement 1\n" + json.dumps([federation, author, run, about, text]).encode()

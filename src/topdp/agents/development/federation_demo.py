@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 
 from topdp.agents.agreement import federation_manifest, identity
 from topdp.agents.agreement.manifest import Manifest, Rules
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.development import fork_server
 from topdp.agents.development.rehearsal_audit import plant
 from topdp.agents.node import child_processes
@@ -79,7 +79,7 @@ def run(
     folder, names, shards = out / "agents", manifest.names, parts.shards
     if rehearse:
         outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
-        planted = plant(Setup.of(manifest), tuple(shards.inputs.shape[2:]), outputs, Question())
+        planted = plant(RunSetup.of(manifest), tuple(shards.inputs.shape[2:]), outputs, Question())
         planted.save(folder / CANARIES)
         say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
     say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
@@ -106,10 +106,10 @@ def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, M
     names = [f"agent{i}" for i in range(graph.agents)]
     addresses = [""] * len(names) if rules.relay else _free_addresses(len(names))
     cards = [
-        identity.init(folder / name / "identity", name, address).card
+        identity.create_identity(folder / name / "identity", name, address).card
         for name, address in zip(names, addresses, strict=True)
     ]
-    manifest, account, _ = federation_manifest.of(cards, graph, shards.counts, config, rules)
+    manifest, account, _ = federation_manifest.build_manifest(cards, graph, shards.counts, config, rules)
     manifest.write(folder / "manifest.toml")
     records = _records(parts)
     for i, name in enumerate(names):
@@ -152,7 +152,8 @@ def processes(
 
     def started(i: int, failpoint: str | None) -> BaseProcess:
         place = folder / names[i]
-        command = ["agent", "start", "--json", "--json-log"]
+        rehearses = seeded or failpoint is not None or (folder / CANARIES).exists()
+        command = ["agent", "rehearse" if rehearses else "start", "--json", "--json-log"]
         command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(place / "identity")]
         command += ["--data", str(place / "records.npz"), "--state", str(place / "state")]
         if (folder / CANARIES).exists():
@@ -166,7 +167,7 @@ def processes(
 
     running: dict[int, BaseProcess] = {}
     codes: dict[int, int] = {}
-    with child_processes.Asked() as asked:
+    with child_processes.EndSignals() as asked:
         try:
             for i in range(len(names)):
                 running[i] = started(i, failpoints.get(i))
@@ -185,7 +186,7 @@ def processes(
                 if any(code not in ENDED_WELL for i, code in codes.items() if i not in for_good):
                     break  # the others would wait for it
         finally:
-            codes |= child_processes.ended(running, names, say)
+            codes |= child_processes.terminate_all(running, names, say)
     return [codes[i] for i in range(len(names))]
 
 
@@ -199,7 +200,7 @@ def _relaying(address: str, log: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        child_processes.ended({0: process}, ["the relay"], lambda _: None)
+        child_processes.terminate_all({0: process}, ["the relay"], lambda _: None)
 
 
 def _gathered(
@@ -210,7 +211,7 @@ def _gathered(
     results: list[dict[str, Any]],
     seconds: float,
 ) -> dict[str, Any]:
-    setup = Setup.of(manifest)
+    setup = RunSetup.of(manifest)
     config = parts.config
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
@@ -239,7 +240,7 @@ def _gathered(
     return {**told, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}
 
 
-def _folder(out: Path, config: RunConfig, setup: Setup, account: Account) -> RunFolder:
+def _folder(out: Path, config: RunConfig, setup: RunSetup, account: Account) -> RunFolder:
     """The agents' folders are inside already, so the run folder is made beside and moved in."""
     beside = RunFolder.create(out / "agents" / "run", config.to_toml(), setup.plan)
     for file in beside.path.iterdir():

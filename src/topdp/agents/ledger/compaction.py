@@ -13,8 +13,10 @@ from sqlite3 import Connection
 
 from topdp.agents.ledger.ledger_database import LedgerError
 
-KEPT = 64  # rounds for which sent rows stay in the outbox, without their bytes, after they were acknowledged
-RESENT = 8
+OUTBOX_ROUNDS = (
+    64  # rounds for which sent rows stay in the outbox, without their bytes, after they were acknowledged
+)
+MAX_RESENT_ROWS = 8
 """Rows for one neighbour whose bytes are kept after it has acknowledged them.
 
 A neighbour takes rows of at most four rounds beyond its own last (`inbox`), and makes at most two releases
@@ -22,7 +24,7 @@ that nobody has seen before it must wait for rows that depend on them.
 """
 
 
-def use_up(db: Connection, round: int, applied: Iterable[tuple[str, int]], pair: str | None) -> None:
+def mark_applied(db: Connection, round: int, applied: Iterable[tuple[str, int]], pair: str | None) -> None:
     """What went into the state of `round` is used up: its bytes go, its digest stays."""
     for sender, taken in applied:
         once = "sender = ? AND round = ? AND applied IS NULL"
@@ -35,7 +37,9 @@ def use_up(db: Connection, round: int, applied: Iterable[tuple[str, int]], pair:
             raise LedgerError(f"Expected pair {pair} to be committed and not applied before.")
 
 
-def compact(db: Connection, round: int, acknowledged: Collection[tuple[str, int]], planned: bool) -> None:
+def delete_unneeded(
+    db: Connection, round: int, acknowledged: Collection[tuple[str, int]], planned: bool
+) -> None:
     """Bytes that nobody needs go; and rows of the outbox up to the first that is still waited for.
 
     `acknowledged`: (receiver, round). `planned`: partners are, so a round that is over needs no more rows.
@@ -46,7 +50,7 @@ def compact(db: Connection, round: int, acknowledged: Collection[tuple[str, int]
     first = "SELECT min(round) FROM outbox WHERE receiver = ? AND body IS NOT NULL"
     for receiver in sorted({receiver for receiver, _ in acknowledged}):
         (waiting,) = db.execute(first, (receiver,)).fetchone()
-        last = min(round - KEPT, round if waiting is None else waiting - 1)
+        last = min(round - OUTBOX_ROUNDS, round if waiting is None else waiting - 1)
         gone = "SELECT max(round) FROM outbox WHERE receiver = ? AND round <= ? AND round < "
         own = "(SELECT max(round) FROM outbox WHERE receiver = ?)"  # the newest stays: greetings name it
         (newest,) = db.execute(gone + own, (receiver, last, receiver)).fetchone()

@@ -11,17 +11,17 @@ def digest_of(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def genesis(meta: Mapping[str, str]) -> str:
+def genesis_hash(meta: Mapping[str, str]) -> str:
     """What the first charge is chained to."""
     return digest_of(json.dumps([meta.get("federation"), meta.get("agent")]).encode())
 
 
-def link(previous: str, text: str) -> str:
+def chain_hash(previous: str, text: str) -> str:
     """The hash of an entry: over its text and the hash before it."""
     return digest_of(f"{previous}\n{text}".encode())
 
 
-def first_broken(head: str, rows: Iterable[tuple[str, str]]) -> int | None:
+def first_broken_link(head: str, rows: Iterable[tuple[str, str]]) -> int | None:
     """The place of the first (text, hash) that does not follow from the one before; None: all do.
 
     >>> one = link("head", "one")
@@ -30,7 +30,7 @@ def first_broken(head: str, rows: Iterable[tuple[str, str]]) -> int | None:
     1
     """
     for place, (text, stored) in enumerate(rows):
-        head = link(head, text)
+        head = chain_hash(head, text)
         if head != stored:
             return place
     return None

@@ -37,20 +37,20 @@ class Inbox:
             return ReplyCode.QUARANTINED
         if round not in self._place[sender]:
             return ReplyCode.UNKNOWN_ROUND
-        known = self.ledger.digest_seen(sender, round)
+        known = self.ledger.digest_received(sender, round)
         if known is not None:
             return ReplyCode.AGAIN if known == digest else ReplyCode.EQUIVOCATION
-        if round < self.ledger.seen(sender) or not (self.gaps or round == self.expected(sender)):
+        if round < self.ledger.last_received(sender) or not (self.gaps or round == self.expected(sender)):
             return ReplyCode.GAP
         return ReplyCode.LATER if round > self.ledger.round + self.window else ReplyCode.OK
 
     def expected(self, sender: str) -> int | None:
         """The next round that `sender` owes; None when all are in."""
-        seen, rounds = self.ledger.seen(sender), self._rounds[sender]
+        seen, rounds = self.ledger.last_received(sender), self._rounds[sender]
         place = self._place[sender][seen] + 1 if seen >= 0 else 0
         return rounds[place] if place < len(rounds) else None
 
-    def leaves_out(self, sender: str, round: int) -> bool:
+    def skips_rounds(self, sender: str, round: int) -> bool:
         """Whether `sender`, who may leave out nothing, has passed over the round that it owes."""
         owed = self.expected(sender)
         return not self.gaps and owed is not None and round > owed
@@ -61,6 +61,6 @@ class Inbox:
         """Writes down what follows from a verdict: a row for later use, or a quarantine."""
         if verdict is ReplyCode.OK:
             late = round < self.ledger.round  # the round that reads it is over: keep only that it came
-            self.ledger.store(sender, round, digest, None if late else body, signature)
+            self.ledger.store_row(sender, round, digest, None if late else body, signature)
         elif verdict is ReplyCode.EQUIVOCATION:
             self.ledger.quarantine(sender, verdict, f"sent two different rows for round {round}")

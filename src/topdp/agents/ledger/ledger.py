@@ -23,20 +23,28 @@ from sqlite3 import Connection
 from typing import Literal
 
 from topdp.agents.ledger import event_journal
-from topdp.agents.ledger.compaction import RESENT, compact, use_up
-from topdp.agents.ledger.ledger_database import FILE, Database, LedgerError, TamperedError
-from topdp.agents.ledger.ledger_entries import Cost, Kind, LedgerEntry, check, digest_of, genesis, link
-from topdp.agents.ledger.ledger_facts import Facts, whole
+from topdp.agents.ledger.compaction import MAX_RESENT_ROWS, delete_unneeded, mark_applied
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerDatabase, LedgerError, TamperedError
+from topdp.agents.ledger.ledger_entries import (
+    EntryKind,
+    LedgerEntry,
+    ReleaseCost,
+    chain_hash,
+    digest_of,
+    expect_bookable,
+    genesis_hash,
+)
+from topdp.agents.ledger.ledger_facts import LedgerFacts, parse_round
 from topdp.privacy.answers import WORST_CASE
 
-ANYBODY = "*"  # receiver of a body whose partner is not known when it is made
+ANY_RECEIVER = "*"  # receiver of a body whose partner is not known when it is made
 
-ROW_OF = "row of "  # begins the key under which a neighbour's newest signature is kept
+SIGNATURE_KEY_PREFIX = "row of "  # begins the key under which a neighbour's newest signature is kept
 
-Partners = Literal["planned", "found"]
+PartnerMode = Literal["planned", "found"]
 
 
-class Ledger(Facts):
+class Ledger(LedgerFacts):
     """The books of one agent. Not for two threads at once."""
 
     def __init__(
@@ -45,9 +53,9 @@ class Ledger(Facts):
         federation: str = "",
         agent: str = "",
         writable: bool = True,
-        partners: Partners = "planned",
+        partners: PartnerMode = "planned",
         guarantee: str = WORST_CASE.name,
-        whoever_is_missing: bool = False,
+        holds_after_departures: bool = False,
         reserve: int = 0,
     ) -> None:
         """A ledger of another federation or agent is refused; one that is only read may be anybody's.
@@ -58,29 +66,30 @@ class Ledger(Facts):
         the guarantee still holds, because it counts them as colluders.
         """
         mine = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
-        mine["whoever_is_missing"] = str(whoever_is_missing)
+        mine["whoever_is_missing"] = str(holds_after_departures)
         identity = mine if writable else {}
-        super().__init__(Database(folder, identity, writable), reserve)
+        super().__init__(LedgerDatabase(folder, identity, writable), reserve)
         self.folder = folder
         self.before_commit: Callable[[], None] = lambda: None  # the failpoint inside a release
         self.before_charge: Callable[[float], None] = lambda epsilon: None  # with what will be spent then
         self._acknowledged: dict[tuple[str, int], None] = {}
         self._kept: dict[str, list[int]] = {}  # acknowledged, rising, with bytes that may be asked for again
-        self._logs = event_journal.UNREAD  # bound by the last charge
+        self._logs = event_journal.EMPTY_LOGS  # bound by the last charge
         self._charged: int | None = None
-        self.last: LedgerEntry | None = None
-        self._head = genesis(self.meta)
+        self.last_entry: LedgerEntry | None = None
+        self._head = genesis_hash(self.meta)
         try:
-            self.expect_noted()
+            self.expect_consistent()
             newest = self.database.rows("SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 2")
             if newest:
                 before = str(newest[1][1]) if len(newest) > 1 else self._head
-                if link(before, str(newest[0][0])) != newest[0][1]:
+                if chain_hash(before, str(newest[0][0])) != newest[0][1]:
                     raise TamperedError(
-                        f"The last charge in {folder / FILE} does not follow from the one before: one of the "
+                        f"The last charge in {folder / LEDGER_FILE} does not follow from the one "
+                        "before: one of the "
                         "two was changed. Do not delete it: its charges were spent."
                     )
-                self.last, self._head = LedgerEntry.read(newest[0][0]), str(newest[0][1])
+                self.last_entry, self._head = LedgerEntry.read(newest[0][0]), str(newest[0][1])
         except BaseException:
             self.close()
             raise
@@ -88,7 +97,7 @@ class Ledger(Facts):
     @property
     def total(self) -> float:
         """ε charged."""
-        return self.last.total if self.last else 0.0
+        return self.last_entry.total if self.last_entry else 0.0
 
     @property
     def charged_by(self) -> str:
@@ -102,20 +111,20 @@ class Ledger(Facts):
     @property
     def spent(self) -> float | None:
         """ε spent; None: infinite. After a departure with what the next round is charged for the past."""
-        if self.last is None or self._by_guarantee:
+        if self.last_entry is None or self._by_guarantee:
             return self.total
-        return None if self.last.worst_case is None else max(self.total, self.last.worst_case)
+        return None if self.last_entry.worst_case is None else max(self.total, self.last_entry.worst_case)
 
     @property
     def round(self) -> int:
         """The last round on the books; -1 before the first."""
-        return self.last.round if self.last else -1
+        return self.last_entry.round if self.last_entry else -1
 
     @property
-    def charged(self) -> int:
+    def last_sent_round(self) -> int:
         """The last round whose rows may have left; -1 before the first."""
         if self._charged is None:
-            numbers = range(self.last.number if self.last else -1, -1, -1)
+            numbers = range(self.last_entry.number if self.last_entry else -1, -1, -1)
             self._charged = next((e.round for e in map(self._charge, numbers) if e.digests), -1)
         return self._charged
 
@@ -126,18 +135,18 @@ class Ledger(Facts):
     def _charge(self, number: int) -> LedgerEntry:
         row = self.database.one("SELECT entry FROM charges WHERE number = ?", number)
         if row is None:
-            raise TamperedError(f"Expected charge {number} in {self.folder / FILE}, it is gone.")
+            raise TamperedError(f"Expected charge {number} in {self.folder / LEDGER_FILE}, it is gone.")
         return LedgerEntry.read(row[0])
 
     def release(
         self,
         round: int,
-        cost: Cost,
+        cost: ReleaseCost,
         bodies: Mapping[str, bytes],
         state: bytes,
         applied: Iterable[tuple[str, int]] = (),
         pair: str | None = None,
-        kind: Kind = "release",
+        kind: EntryKind = "release",
         notes: Mapping[str, str] | None = None,
     ) -> LedgerEntry:
         """Charges, and stores what is to be sent and where the agent then stands: all or nothing.
@@ -152,44 +161,54 @@ class Ledger(Facts):
             sent = [(to, round, digests[to], body) for to, body in bodies.items()]
             db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", sent)
             db.execute("INSERT OR REPLACE INTO state VALUES (1, ?, ?)", (round, state))
-            use_up(db, round, applied, pair)
+            mark_applied(db, round, applied, pair)
             for key, value in (notes or {}).items():
-                event_journal.remember(db, key, value)
-            compact(db, round, list(self._acknowledged), planned=self.meta.get("partners") == "planned")
+                event_journal.set_fact(db, key, value)
+            delete_unneeded(
+                db, round, list(self._acknowledged), planned=self.meta.get("partners") == "planned"
+            )
             charged = self._book(db, round, kind, cost, digests, digest_of(state))
             self.before_commit()
         self._acknowledged.clear()
-        self.last, self._head, self._logs = charged
+        self.last_entry, self._head, self._logs = charged
         self._charged = round if digests else self._charged
         self.meta.update(notes or {})
-        return self.last
+        return self.last_entry
 
-    def charge_late(self, cost: Cost) -> None:
+    def charge_late(self, cost: ReleaseCost) -> None:
         """Charges for releases that turn out to have cost more; nothing is sent."""
-        assert self.last is not None, "nothing was released"
+        assert self.last_entry is not None, "nothing was released"
         with self.database.transaction() as db:
-            charged = self._book(db, self.round, "late", cost, {}, self.last.state)
-        self.last, self._head, self._logs = charged
+            charged = self._book(db, self.round, "late", cost, {}, self.last_entry.state)
+        self.last_entry, self._head, self._logs = charged
 
     def _book(
-        self, db: Connection, round: int, kind: Kind, cost: Cost, digests: dict[str, str], state: str
-    ) -> tuple[LedgerEntry, str, event_journal.Logs]:
+        self,
+        db: Connection,
+        round: int,
+        kind: EntryKind,
+        cost: ReleaseCost,
+        digests: dict[str, str],
+        state: str,
+    ) -> tuple[LedgerEntry, str, event_journal.LogHeads]:
         """Writes a charge that binds all else on the books; what is known of them once it is committed."""
-        check(cost)
+        expect_bookable(cost)
         worst = 0.0 if self._by_guarantee else cost.worst_case
         self.before_charge(math.inf if worst is None else max(self.total + cost.charge, worst))
-        logs = event_journal.read(db, self._logs)
-        books = event_journal.bound(db, {name: log.head for name, log in logs.items()})
+        logs = event_journal.read_logs(db, self._logs)
+        books = event_journal.logs_digest(db, {name: log.head for name, log in logs.items()})
         entry = self._entry(round, kind, cost, digests, state)
         entry = replace(entry, counts={name: log.count for name, log in logs.items()}, books=books)
-        head = link(self._head, entry.text())
+        head = chain_hash(self._head, entry.text())
         db.execute("INSERT INTO charges VALUES (?, ?, ?)", (entry.number, entry.text(), head))
         return entry, head, logs
 
-    def _entry(self, round: int, kind: Kind, cost: Cost, digests: dict[str, str], state: str) -> LedgerEntry:
-        check(cost)
+    def _entry(
+        self, round: int, kind: EntryKind, cost: ReleaseCost, digests: dict[str, str], state: str
+    ) -> LedgerEntry:
+        expect_bookable(cost)
         entry = LedgerEntry(
-            number=self.last.number + 1 if self.last else 0,
+            number=self.last_entry.number + 1 if self.last_entry else 0,
             round=round,
             kind=kind,
             charge=float(cost.charge),
@@ -203,10 +222,10 @@ class Ledger(Facts):
             raise LedgerError(f"Expected an entry that can be, got a {kind} that {entry.contradiction}.")
         return entry
 
-    def waiting(self, receiver: str) -> list[int]:
+    def unacknowledged(self, receiver: str) -> list[int]:
         """The rounds whose bytes `receiver` has not acknowledged, oldest first."""
         query = "SELECT round FROM outbox WHERE receiver = ? AND body IS NOT NULL ORDER BY round"
-        rounds = [whole(row[0]) for row in self.database.rows(query, receiver)]
+        rounds = [parse_round(row[0]) for row in self.database.rows(query, receiver)]
         kept = self._kept.get(receiver, ())
         return [
             round for round in rounds if (receiver, round) not in self._acknowledged and round not in kept
@@ -227,7 +246,10 @@ class Ledger(Facts):
         row = self.database.one("SELECT digest FROM outbox WHERE receiver = ? AND round = ?", receiver, round)
         if row is not None:
             return str(row[0])
-        low, high = 0, self.last.number if self.last else -1  # rounds rise with numbers: halve until found
+        low, high = (
+            0,
+            self.last_entry.number if self.last_entry else -1,
+        )  # rounds rise with numbers: halve until found
         while low <= high:
             number = (low + high) // 2
             entry = self._charge(number)
@@ -244,15 +266,15 @@ class Ledger(Facts):
         who forgets it is told by the next greeting.
         """
         kept = self._kept.setdefault(receiver, [])
-        if receiver == ANYBODY:
+        if receiver == ANY_RECEIVER:
             self._acknowledged[receiver, round] = None
         elif round not in kept:
             insort(kept, round)
-        shown = self.seen(receiver)
-        while len(kept) > RESENT or (len(kept) > 1 and kept[0] < shown):
+        shown = self.last_received(receiver)
+        while len(kept) > MAX_RESENT_ROWS or (len(kept) > 1 and kept[0] < shown):
             self._acknowledged[receiver, kept.pop(0)] = None
 
-    def send_again(self, receiver: str, seen: int, most: int) -> int:
+    def requeue(self, receiver: str, seen: int, most: int) -> int:
         """What `receiver` has acknowledged, and says it lacks, is owed again: the same bytes; how many rows.
 
         The first `most` after round `seen`.
@@ -262,21 +284,23 @@ class Ledger(Facts):
         self._kept[receiver] = [round for round in kept if round not in again]
         return len(again)
 
-    def seen(self, sender: str) -> int:
+    def last_received(self, sender: str) -> int:
         """The highest round of `sender` that was accepted; -1 before the first."""
         return self._number("SELECT max(round) FROM inbox WHERE sender = ?", sender)
 
-    def digest_seen(self, sender: str, round: int) -> str | None:
+    def digest_received(self, sender: str, round: int) -> str | None:
         row = self.database.one("SELECT digest FROM inbox WHERE sender = ? AND round = ?", sender, round)
         return str(row[0]) if row else None
 
-    def store(self, sender: str, round: int, digest: str, body: bytes | None, signature: bytes = b"") -> None:
+    def store_row(
+        self, sender: str, round: int, digest: str, body: bytes | None, signature: bytes = b""
+    ) -> None:
         """Keeps what a neighbour sent; without a body only that it came. `inbox` decides."""
         with self.database.transaction() as db:
             keep_signature(db, sender, round, digest, signature)
             db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (sender, round, digest, body))
 
-    def received(self, sender: str, round: int) -> bytes | None:
+    def unapplied_body(self, sender: str, round: int) -> bytes | None:
         """What `sender` sent in `round` and was not applied yet."""
         row = self.database.one("SELECT body FROM inbox WHERE sender = ? AND round = ?", sender, round)
         return row[0] if row and isinstance(row[0], bytes) else None
@@ -284,18 +308,18 @@ class Ledger(Facts):
     def state(self) -> tuple[int, bytes] | None:
         """The last round done, and the state after it."""
         row = self.database.one("SELECT round, body FROM state")
-        return (whole(row[0]), row[1]) if row and isinstance(row[1], bytes) else None
+        return (parse_round(row[0]), row[1]) if row and isinstance(row[1], bytes) else None
 
     def close(self) -> None:
         self.database.close()
 
     def _number(self, query: str, *values: object) -> int:
         row = self.database.one(query, *values)
-        return -1 if row is None or row[0] is None else whole(row[0])
+        return -1 if row is None or row[0] is None else parse_round(row[0])
 
 
 def keep_signature(db: Connection, sender: str, round: int, digest: str, signature: bytes) -> None:
     """Of the newest row of `sender`, inside the transaction that stores it; `witness` reads it."""
     if signature:
         text = json.dumps([round, digest, signature.hex()])
-        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (ROW_OF + sender, text))
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (SIGNATURE_KEY_PREFIX + sender, text))

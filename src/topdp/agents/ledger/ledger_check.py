@@ -19,34 +19,34 @@ from collections.abc import Mapping
 
 from topdp.agents.ledger import event_journal
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_database import FILE, TamperedError, unusable
-from topdp.agents.ledger.ledger_entries import LedgerEntry, digest_of, genesis, link
-from topdp.agents.ledger.start_choices import BUDGET, budget
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, TamperedError, database_error
+from topdp.agents.ledger.ledger_entries import LedgerEntry, chain_hash, digest_of, genesis_hash
+from topdp.agents.ledger.start_choices import BUDGET_KEY, recorded_budget
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TopdpError
 from topdp.privacy.answers import GUARANTEES
 
-PAIRS = ("prepared", "committed", "aborted")
+PAIR_STATES = ("prepared", "committed", "aborted")
 
 
 def verify(ledger: Ledger) -> int:
     """The number of charges; raises TamperedError with the first fault."""
     try:
-        _pages(ledger)
-        entries = _charges(ledger)
-        _outbox(ledger, entries)
-        _logs(ledger, entries)
-        _facts(ledger, entries)
-        _inbox(ledger, entries)
-        _pairs(ledger, entries)
+        _check_pages(ledger)
+        entries = _check_charges(ledger)
+        _check_outbox(ledger, entries)
+        _check_logs(ledger, entries)
+        _check_facts(ledger, entries)
+        _check_inbox(ledger, entries)
+        _check_pairs(ledger, entries)
         last, state = (entries[-1] if entries else None), ledger.state()
     except TopdpError:
         raise
     except (sqlite3.Error, TypeError, ValueError) as error:  # a table that is gone; a value that cannot be
         raise (
-            unusable(ledger.folder, error)
+            database_error(ledger.folder, error)
             if isinstance(error, sqlite3.Error)
-            else TamperedError(f"{ledger.folder / FILE} has a value that cannot be: {error}.")
+            else TamperedError(f"{ledger.folder / LEDGER_FILE} has a value that cannot be: {error}.")
         ) from error
     booked = (last.round, last.state) if last else None
     if booked != ((state[0], digest_of(state[1])) if state else None):
@@ -54,24 +54,26 @@ def verify(ledger: Ledger) -> int:
     return len(entries)
 
 
-def _pages(ledger: Ledger) -> None:
+def _check_pages(ledger: Ledger) -> None:
     """By an index that has lost a line, a row that was charged would never be sent."""
     found = ledger.database.one("PRAGMA integrity_check(1)")
     if found != ("ok",):
         words = str(found[0] if found else "nothing")[:200]
         raise TamperedError(
-            f"{ledger.folder / FILE} is damaged ({words}). Do not delete it: its charges were spent."
+            f"{ledger.folder / LEDGER_FILE} is damaged ({words}). Do not delete it: its charges were spent."
         )
 
 
-def _charges(ledger: Ledger) -> list[LedgerEntry]:
-    head, total, round, binds = genesis(ledger.meta), 0.0, -1, False
+def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
+    head, total, round, binds = genesis_hash(ledger.meta), 0.0, -1, False
     entries = []
     rows = ledger.database.rows("SELECT number, entry, hash FROM charges ORDER BY number")
     for place, (number, text, stored) in enumerate(rows):
-        head = link(head, str(text))
+        head = chain_hash(head, str(text))
         if head != stored:
-            _fault(ledger, place, "does not follow from the one before: it or an earlier one was changed")
+            _charge_fault(
+                ledger, place, "does not follow from the one before: it or an earlier one was changed"
+            )
         entry = LedgerEntry.read(text)
         total += entry.charge
         faults = {
@@ -83,15 +85,15 @@ def _charges(ledger: Ledger) -> list[LedgerEntry]:
         }
         for fault, found in faults.items():
             if found:
-                _fault(ledger, place, fault)
+                _charge_fault(ledger, place, fault)
         if entry.contradiction:
-            _fault(ledger, place, entry.contradiction)
+            _charge_fault(ledger, place, entry.contradiction)
         round, binds = entry.round, bool(entry.books)
         entries.append(entry)
     return entries
 
 
-def _outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+def _check_outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     """What was charged is there to be sent, or stands as delivered; and nothing else is there."""
     gone = {str(to): int(str(r)) for to, r in ledger.database.rows("SELECT receiver, round FROM delivered")}
     charged = {(to, entry.round): digest for entry in entries for to, digest in entry.digests.items()}
@@ -112,38 +114,41 @@ def _outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
         raise TamperedError(f"What was charged for {to} in round {missing} is not in the outbox.")
 
 
-def _logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     """What the charges say of all that came in before them."""
     db = ledger.database.connection
     heads = {
-        name: ["", *(log.head for log in event_journal.Log().lines(db, name))] for name in event_journal.LOGS
+        name: ["", *(log.head for log in event_journal.LogHead().lines(db, name))]
+        for name in event_journal.LOG_QUERIES
     }
-    before = dict.fromkeys(event_journal.LOGS, 0)
+    before = dict.fromkeys(event_journal.LOG_QUERIES, 0)
     for place, entry in enumerate(entries):
         if not entry.books:
             continue
         for name, lines in heads.items():
             if not before[name] <= entry.counts.get(name, -1) < len(lines):
-                _fault(ledger, place, f"knows of more {name} than there are: some are gone")
-        before = {name: entry.counts[name] for name in event_journal.LOGS}
-    bound = event_journal.bound(db, {name: heads[name][before[name]] for name in heads})
+                _charge_fault(ledger, place, f"knows of more {name} than there are: some are gone")
+        before = {name: entry.counts[name] for name in event_journal.LOG_QUERIES}
+    bound = event_journal.logs_digest(db, {name: heads[name][before[name]] for name in heads})
     if entries and entries[-1].books not in ("", bound):
         raise TamperedError(
-            f"{ledger.folder / FILE}: notes, rows that came in, statements or what stands as delivered are "
+            f"{ledger.folder / LEDGER_FILE}: notes, rows that came in, statements or what stands as "
+            "delivered are "
             "not what they were at the last charge."
         )
     late = ledger.database.one("SELECT max(charges) FROM notes")
     if late and late[0] is not None and int(str(late[0])) > len(entries):
         raise TamperedError(
-            f"Expected {late[0]} charges, got {len(entries)}: some are gone from {ledger.folder / FILE}."
+            f"Expected {late[0]} charges, got {len(entries)}: some are gone from "
+            f"{ledger.folder / LEDGER_FILE}."
         )
 
 
-def _facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+def _check_facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     """Facts of the run and of neighbours: as written down, and such as can be."""
-    ledger.expect_noted()
-    budget(ledger)
-    _budgets(ledger)
+    ledger.expect_consistent()
+    recorded_budget(ledger)
+    _check_budgets(ledger)
     meta, round = ledger.meta, entries[-1].round if entries else -1
     faults: Mapping[str, bool] = {
         "partners": meta.get("partners") not in ("planned", "found"),
@@ -157,18 +162,18 @@ def _facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     for fault, is_so in faults.items():
         if is_so:
             raise TamperedError(f"Facts of the run cannot be so: {fault}.")
-    for peer in ledger.known_peers():
+    for peer in ledger.recorded_peers():
         ledger.quarantined(peer)
     for name, code in ledger.database.rows("SELECT name, quarantined_for FROM peers"):
         if code is not None and str(code) not in ReplyCode.__members__:
             raise TamperedError(f"Expected a reason for the quarantine of {name}, got {code!r:.80}.")
 
 
-def _budgets(ledger: Ledger) -> None:
+def _check_budgets(ledger: Ledger) -> None:
     """A budget is made smaller by a start, and never larger (`choices`)."""
     lines = "SELECT value FROM notes WHERE place = 'meta' AND key = ? ORDER BY number"
     try:
-        found = [float(str(value)) for (value,) in ledger.database.rows(lines, BUDGET)]
+        found = [float(str(value)) for (value,) in ledger.database.rows(lines, BUDGET_KEY)]
     except ValueError as error:
         raise TamperedError(f"Expected budgets in the journal: {error}.") from None
     for before, after in itertools.pairwise(found):
@@ -176,7 +181,7 @@ def _budgets(ledger: Ledger) -> None:
             raise TamperedError(f"Expected a budget of at most {before:.6g}, as before, got {after:.6g}.")
 
 
-def _inbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+def _check_inbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     """Rows in the order of each sender, with their own bytes, used by rounds that are on the books."""
     rounds = {entry.round for entry in entries if entry.kind not in ("late", "skip")}
     newest: dict[str, int] = {}
@@ -193,15 +198,15 @@ def _inbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
             raise TamperedError(f"{where} cannot have been used in round {applied}.")
 
 
-def _pairs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
+def _check_pairs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     rounds = {entry.round for entry in entries}
     query = "SELECT id, status, own_round, partner, partner_round, applied FROM pairs"
     for id, status, own, partner, theirs, applied in ledger.database.rows(query):
         met = status == "committed"
-        fits = status in PAIRS and own in rounds and (applied is None or (met and applied in rounds))
-        if not fits or (met and ledger.digest_seen(str(partner), int(str(theirs))) is None):
+        fits = status in PAIR_STATES and own in rounds and (applied is None or (met and applied in rounds))
+        if not fits or (met and ledger.digest_received(str(partner), int(str(theirs))) is None):
             raise TamperedError(f"The meeting {id} with {partner} cannot be so.")
 
 
-def _fault(ledger: Ledger, place: int, fault: str) -> None:
-    raise TamperedError(f"Charge {place} in {ledger.folder / FILE} {fault}.")
+def _charge_fault(ledger: Ledger, place: int, fault: str) -> None:
+    raise TamperedError(f"Charge {place} in {ledger.folder / LEDGER_FILE} {fault}.")

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import IO
 
 from topdp.agents.ledger import event_journal, ledger_schema
-from topdp.agents.ledger.hash_chain import first_broken, genesis
-from topdp.agents.ledger.ledger_schema import FORMAT, OLDEST
-from topdp.base.files import written_whole
+from topdp.agents.ledger.hash_chain import first_broken_link, genesis_hash
+from topdp.agents.ledger.ledger_schema import LEDGER_FORMAT, OLDEST_LEDGER_FORMAT
+from topdp.base.files import atomic_path
 from topdp.errors import InputError, TopdpError, TrustError
 
-FILE = "ledger.sqlite"
-SYNCHRONOUS = "FULL"  # tests that only pretend to crash may turn it off
+LEDGER_FILE = "ledger.sqlite"
+SYNCHRONOUS_MODE = "FULL"  # tests that only pretend to crash may turn it off
 
 
 class LedgerError(InputError):
@@ -36,7 +36,7 @@ class TamperedError(TrustError):
     """A ledger that is damaged or contradicts itself."""
 
 
-class Database:
+class LedgerDatabase:
     """One file, one process. WAL and `synchronous=FULL`: what is committed survives a power cut."""
 
     def __init__(self, folder: Path, identity: Mapping[str, str], writable: bool = True) -> None:
@@ -48,7 +48,7 @@ class Database:
             if writable:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._lock = _locked(folder)
-            elif not (folder / FILE).exists():
+            elif not (folder / LEDGER_FILE).exists():
                 raise LedgerError(
                     f"Expected a ledger in {folder}, there is none: `topdp agent start` makes it."
                 )
@@ -56,27 +56,27 @@ class Database:
             found = self.rows("SELECT key, value FROM meta")
             self.meta = {str(key): str(value) for key, value in found}
             self._expect(identity)
-        except (OSError, *UNREADABLE) as error:
+        except (OSError, *READ_ERRORS) as error:
             self.close()
-            raise unusable(folder, error) from error
+            raise database_error(folder, error) from error
         except BaseException:
             self.close()
             raise
 
     def _written(self, identity: Mapping[str, str]) -> sqlite3.Connection:
         """The file, made or brought to the present format where that is needed."""
-        db = self._db = _connect(self.folder / FILE, writable=True)
+        db = self._db = _connect(self.folder / LEDGER_FILE, writable=True)
         if not self.rows("SELECT 1 FROM sqlite_master"):
             with self.transaction():
-                ledger_schema.create(db, dict(identity))
-        elif (format := self._format()) < FORMAT:
-            with written_whole(self.folder / f"{FILE}.format-{format}", 0o600) as beside:
+                ledger_schema.create_tables(db, dict(identity))
+        elif (format := self._format()) < LEDGER_FORMAT:
+            with atomic_path(self.folder / f"{LEDGER_FILE}.format-{format}", 0o600) as beside:
                 copy = sqlite3.connect(beside)
                 db.backup(copy)
                 copy.close()
             self._expect_whole_chain()
             with self.transaction():
-                ledger_schema.migrate(db, format)
+                ledger_schema.migrate_tables(db, format)
         else:
             self._expect_whole_chain()
         return db
@@ -85,24 +85,25 @@ class Database:
         """Nothing is built on what was tampered with: the next charge would hide it, or count from it."""
         meta = {str(key): str(value) for key, value in self.rows("SELECT key, value FROM meta")}
         rows = self.rows("SELECT entry, hash FROM charges ORDER BY number")
-        place = first_broken(genesis(meta), ((str(text), str(hash)) for text, hash in rows))
+        place = first_broken_link(genesis_hash(meta), ((str(text), str(hash)) for text, hash in rows))
         if place is not None:
             raise TamperedError(
-                f"Charge {place} in {self.folder / FILE} does not follow from the one before: it or an "
+                f"Charge {place} in {self.folder / LEDGER_FILE} does not follow from the one before: "
+                "it or an "
                 "earlier one was changed. Do not delete it: its charges were spent."
             )
 
     def _read(self) -> sqlite3.Connection:
         """One moment of the file; of an older format, a copy in memory, brought to the present one."""
-        db = self._db = _connect(self.folder / FILE, writable=False)
+        db = self._db = _connect(self.folder / LEDGER_FILE, writable=False)
         db.execute("BEGIN")
         if not self.rows("SELECT 1 FROM sqlite_master"):
             raise LedgerError(f"Expected a ledger in {self.folder}, it is being made: ask again in a moment.")
-        if (format := self._format()) < FORMAT:
+        if (format := self._format()) < LEDGER_FORMAT:
             copy = sqlite3.connect(":memory:", isolation_level=None)
             db.backup(copy)
             db.close()
-            ledger_schema.migrate(copy, format)
+            ledger_schema.migrate_tables(copy, format)
             return copy
         return db
 
@@ -110,9 +111,10 @@ class Database:
         """The format of the file, if it can be read here."""
         found = self.one("SELECT value FROM meta WHERE key = 'format'")
         text = str(found[0]) if found else "none"
-        if not (text.isdecimal() and OLDEST <= int(text) <= FORMAT):
+        if not (text.isdecimal() and OLDEST_LEDGER_FORMAT <= int(text) <= LEDGER_FORMAT):
             raise LedgerError(
-                f"Expected a ledger of format {OLDEST} to {FORMAT} in {self.folder}, got {text}: another "
+                f"Expected a ledger of format {OLDEST_LEDGER_FORMAT} to {LEDGER_FORMAT} in "
+                f"{self.folder}, got {text}: another "
                 "version of topdp has written it, and can read it. Its charges were spent: keep it."
             )
         return int(text)
@@ -134,8 +136,8 @@ class Database:
     def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
         try:
             return self.connection.execute(query, values).fetchall()
-        except UNREADABLE as error:
-            raise unusable(self.folder, error) from error
+        except READ_ERRORS as error:
+            raise database_error(self.folder, error) from error
 
     def one(self, query: str, *values: object) -> tuple[object, ...] | None:
         return next(iter(self.rows(query, *values)), None)
@@ -143,7 +145,7 @@ class Database:
     def remember(self, key: str, value: str) -> None:
         """A fact of the run, in the place of what was known of it before."""
         with self.transaction() as db:
-            event_journal.remember(db, key, value)
+            event_journal.set_fact(db, key, value)
         self.meta[key] = value
 
     @contextmanager
@@ -159,8 +161,8 @@ class Database:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
-        except UNREADABLE as error:
-            raise unusable(self.folder, error) from error
+        except READ_ERRORS as error:
+            raise database_error(self.folder, error) from error
 
     def close(self) -> None:
         """Also how a test abandons an agent: what is not committed is gone."""
@@ -178,7 +180,7 @@ def _connect(path: Path, writable: bool) -> sqlite3.Connection:
     if writable:
         os.chmod(path, 0o600)
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
+        db.execute(f"PRAGMA synchronous = {SYNCHRONOUS_MODE}")
     return db
 
 
@@ -195,18 +197,18 @@ def _locked(folder: Path) -> IO[str]:
 
 
 # SQLite has one code for a statement that is wrong and for a table that is gone; ours are not wrong.
-SIGNS_OF_DAMAGE = ("malformed", "not a database", "no such table", "no such column", "decode", "unsupported")
+DAMAGE_MESSAGES = ("malformed", "not a database", "no such table", "no such column", "decode", "unsupported")
 
-UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite raises; the second where what it has to say quotes bytes that are no text."""
 
 
-def unusable(folder: Path, error: Exception) -> TopdpError:
+def database_error(folder: Path, error: Exception) -> TopdpError:
     """What the file system or SQLite said, and what to do."""
     text = str(error)
-    if any(words in text for words in SIGNS_OF_DAMAGE):
+    if any(words in text for words in DAMAGE_MESSAGES):
         return TamperedError(
-            f"{folder / FILE} is damaged ({text}). Do not delete it: its charges were spent."
+            f"{folder / LEDGER_FILE} is damaged ({text}). Do not delete it: its charges were spent."
         )
     hint = "Make room on the disk" if "full" in text or "space" in text else "Make the folder writable"
     return LedgerError(

@@ -7,12 +7,12 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from topdp.agents.ledger.hash_chain import chain_hash as chain_hash
 from topdp.agents.ledger.hash_chain import digest_of as digest_of
-from topdp.agents.ledger.hash_chain import genesis as genesis
-from topdp.agents.ledger.hash_chain import link as link
+from topdp.agents.ledger.hash_chain import genesis_hash as genesis_hash
 from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
 
-Kind = Literal["release", "noise", "skip", "late"]
+EntryKind = Literal["release", "noise", "skip", "late"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class LedgerEntry:
 
     number: int
     round: int
-    kind: Kind
+    kind: EntryKind
     charge: float  # ε at the federation's δ, under the guarantee that this agent charges by
     total: float
     worst_case: float | None  # ε spent so far if all others collude; None: infinite
@@ -63,7 +63,7 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ReleaseCost:
     """What a release will cost: checked here, computed in `budget`."""
 
     charge: float = 0.0
@@ -71,7 +71,7 @@ class Cost:
     information: float | None = 0.0
 
 
-def check(cost: Cost) -> None:
+def expect_bookable(cost: ReleaseCost) -> None:
     for name, value in asdict(cost).items():
         if value is None and name != "charge":
             continue  # an infinite worst case is a fact to write down; an infinite charge cannot be paid

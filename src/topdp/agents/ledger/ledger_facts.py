@@ -14,10 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from topdp.agents.ledger import event_journal
-from topdp.agents.ledger.ledger_database import FILE, UNREADABLE, Database, TamperedError, unusable
+from topdp.agents.ledger.ledger_database import (
+    LEDGER_FILE,
+    READ_ERRORS,
+    LedgerDatabase,
+    TamperedError,
+    database_error,
+)
 from topdp.agents.wire.wire_codes import ReplyCode
 
-WITHOUT = "without "  # begins the subject of the statement that somebody is counted out
+DEPARTED_SUBJECT_PREFIX = "without "  # begins the subject of the statement that somebody is counted out
 
 
 @dataclass(frozen=True)
@@ -28,10 +34,10 @@ class Quarantine:
     words: str
 
 
-class Facts:
+class LedgerFacts:
     """Facts of one agent's run. `reserve`: so many neighbours may be gone while its guarantee still holds."""
 
-    def __init__(self, database: Database, reserve: int) -> None:
+    def __init__(self, database: LedgerDatabase, reserve: int) -> None:
         self.database = database
         self.reserve = reserve
 
@@ -39,20 +45,21 @@ class Facts:
     def meta(self) -> dict[str, str]:
         return self.database.meta
 
-    def expect_noted(self) -> None:
+    def expect_consistent(self) -> None:
         """What the books hold for true is what was written down of it; else one changed byte hides a fact."""
         try:
             noted, found = (
-                event_journal.told(self.database.connection),
-                event_journal.held(self.database.connection),
+                event_journal.journal_facts(self.database.connection),
+                event_journal.table_facts(self.database.connection),
             )
-        except UNREADABLE as error:
-            raise unusable(self.database.folder, error) from error
+        except READ_ERRORS as error:
+            raise database_error(self.database.folder, error) from error
         for what, one, other in (("run", noted[0], found[0]), ("neighbours", noted[1], found[1])):
             if one != other:
                 changed = sorted(str(key) for key, _ in {*one.items()} ^ {*other.items()})
                 raise TamperedError(
-                    f"Facts of the {what} in {self.database.folder / FILE} are not what was written down: "
+                    f"Facts of the {what} in {self.database.folder / LEDGER_FILE} are not what was "
+                    "written down: "
                     f"{', '.join(changed)[:200]}. Do not delete it: its charges were spent."
                 )
 
@@ -73,25 +80,25 @@ class Facts:
             raise TamperedError(f"Expected a reason for the quarantine of {peer}, got {code!r:.80}.")
         return Quarantine(ReplyCode[str(code)], str(words))
 
-    def lift(self, peer: str) -> None:
+    def lift_quarantine(self, peer: str) -> None:
         """A person has looked: `peer` is believed again."""
         self._note(peer, quarantined=None, quarantined_for=None)
 
-    def stop(self, round: int) -> None:
+    def stop_data(self, round: int) -> None:
         """This agent's data enter no round from `round` on: its budget is used up."""
         self.database.remember("stopped", str(round))
 
     @property
     def stopped_at(self) -> int | None:
         """The round from which this agent's data enter no more; None while they do."""
-        return None if (round := self.meta.get("stopped")) is None else whole(round)
+        return None if (round := self.meta.get("stopped")) is None else parse_round(round)
 
-    def depart(self, words: str, peer: str | None = None) -> None:
+    def note_departure(self, words: str, peer: str | None = None) -> None:
         """The plan is no longer followed as written, as far as this agent has seen; the first time counts.
 
         Because of `peer`, if that is why: the reserve covers it then, as long as there is some left.
         """
-        known = self.departures()
+        known = self.covered_departures()
         if self.departed is not None or peer in known:
             return
         if peer is not None and len(known) < self.reserve:
@@ -99,7 +106,7 @@ class Facts:
         else:
             self.database.remember("departed", words)
 
-    def departures(self) -> dict[str, str]:
+    def covered_departures(self) -> dict[str, str]:
         """{neighbour: what happened} of those who are gone, or refuse this agent, within the reserve."""
         return {
             str(peer): str(words) for peer, words in json.loads(self.meta.get("departures", "{}")).items()
@@ -110,11 +117,13 @@ class Facts:
         """Why the plan is no longer followed, beyond what the reserve covers; None while it is."""
         return self.meta.get("departed")
 
-    def counted_out(self) -> dict[str, int]:
+    def departed_members(self) -> dict[str, int]:
         """{agent: the round from which these books count it as a colluder, because it is gone}"""
         query = "SELECT about, text FROM statements WHERE author = ? AND substr(about, 1, ?) = ?"
-        found = self.database.rows(query, self.meta.get("agent"), len(WITHOUT), WITHOUT)
-        return {str(about).removeprefix(WITHOUT): whole(text) for about, text in found}
+        found = self.database.rows(
+            query, self.meta.get("agent"), len(DEPARTED_SUBJECT_PREFIX), DEPARTED_SUBJECT_PREFIX
+        )
+        return {str(about).removeprefix(DEPARTED_SUBJECT_PREFIX): parse_round(text) for about, text in found}
 
     def note_finished(self, peer: str) -> None:
         """`peer` has done all its rounds and needs nothing more."""
@@ -124,14 +133,14 @@ class Facts:
     def finished(self, peer: str) -> bool:
         return self._peer(peer, "finished") is not None
 
-    def note_told(self, peer: str) -> None:
+    def note_finish_known(self, peer: str) -> None:
         """`peer` knows that this agent has done all its rounds."""
         self._note(peer, told=1)
 
-    def told(self, peer: str) -> bool:
+    def finish_known(self, peer: str) -> bool:
         return self._peer(peer, "told") is not None
 
-    def known_peers(self) -> list[str]:
+    def recorded_peers(self) -> list[str]:
         """Everybody of whom something is on the books."""
         found = {str(name) for (name,) in self.database.rows("SELECT name FROM peers")}
         after = self.database.one("SELECT min(sender) FROM inbox")
@@ -147,10 +156,10 @@ class Facts:
     def _note(self, peer: str, **columns: object) -> None:
         with self.database.transaction() as db:
             for column, value in columns.items():
-                event_journal.note(db, peer, column, value)
+                event_journal.set_peer_fact(db, peer, column, value)
 
 
-def whole(value: object) -> int:
+def parse_round(value: object) -> int:
     try:
         return int(str(value))
     except ValueError:

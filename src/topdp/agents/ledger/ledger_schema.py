@@ -12,10 +12,10 @@ import sqlite3
 
 from topdp.agents.ledger import event_journal
 
-FORMAT = 5
-OLDEST = 4  # the oldest that can be brought to FORMAT
+LEDGER_FORMAT = 5
+OLDEST_LEDGER_FORMAT = 4  # the oldest that can be brought to FORMAT
 
-FORMAT_4 = """
+TABLES_FORMAT_4 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE charges (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, hash TEXT NOT NULL);
 CREATE TABLE outbox (
@@ -37,7 +37,7 @@ CREATE TABLE statements (
 """
 
 # Indexes hold only what a round asks for, so that asking takes as long in round 8,000 as in round 1.
-FROM_4_TO_5 = """
+MIGRATION_4_TO_5 = """
 CREATE TABLE notes (
     number INTEGER PRIMARY KEY, charges INTEGER NOT NULL, place TEXT NOT NULL, key TEXT NOT NULL, value);
 CREATE TABLE delivered (receiver TEXT PRIMARY KEY, round INTEGER NOT NULL) WITHOUT ROWID;
@@ -49,23 +49,23 @@ CREATE INDEX pairs_untold ON pairs (id) WHERE status = 'committed' AND told = 0;
 """
 
 
-def create(db: sqlite3.Connection, facts: dict[str, str]) -> None:
+def create_tables(db: sqlite3.Connection, facts: dict[str, str]) -> None:
     """The tables of FORMAT, with `facts` as what is known from the start."""
-    _run(db, FORMAT_4)
-    _run(db, FROM_4_TO_5)
-    for key, value in {"format": str(FORMAT), **facts}.items():
-        event_journal.remember(db, key, value)
+    _execute_all(db, TABLES_FORMAT_4)
+    _execute_all(db, MIGRATION_4_TO_5)
+    for key, value in {"format": str(LEDGER_FORMAT), **facts}.items():
+        event_journal.set_fact(db, key, value)
 
 
-def migrate(db: sqlite3.Connection, format: int) -> None:
+def migrate_tables(db: sqlite3.Connection, format: int) -> None:
     """From `format`, OLDEST or later, to FORMAT."""
-    assert OLDEST <= format < FORMAT
-    _run(db, FROM_4_TO_5)
-    event_journal.begin(db)
-    event_journal.remember(db, "migrated_from", str(format))
-    event_journal.remember(db, "format", str(FORMAT))
+    assert OLDEST_LEDGER_FORMAT <= format < LEDGER_FORMAT
+    _execute_all(db, MIGRATION_4_TO_5)
+    event_journal.backfill(db)
+    event_journal.set_fact(db, "migrated_from", str(format))
+    event_journal.set_fact(db, "format", str(LEDGER_FORMAT))
 
 
-def _run(db: sqlite3.Connection, statements: str) -> None:
+def _execute_all(db: sqlite3.Connection, statements: str) -> None:
     for statement in statements.split(";\n"):
         db.execute(statement)

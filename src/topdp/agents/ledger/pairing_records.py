@@ -15,60 +15,60 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from topdp.agents.ledger.ledger import ANYBODY, Ledger, keep_signature
+from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger, keep_signature
 from topdp.agents.ledger.ledger_database import LedgerError
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.wire.wire_codes import ReplyCode
 
-Status = Literal["prepared", "committed", "aborted"]
-COLUMNS = "id, partner, role, status, own_round, partner_round, told, applied"
-INDEXES = ("open_pairs ON pairs (status, applied)", "untold_pairs ON pairs (status, told)")
+PairStatus = Literal["prepared", "committed", "aborted"]
+PAIR_COLUMNS = "id, partner, role, status, own_round, partner_round, told, applied"
+PAIR_INDEXES = ("open_pairs ON pairs (status, applied)", "untold_pairs ON pairs (status, told)")
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairRecord:
     """A meeting on the books."""
 
     id: str
     partner: str
     role: str  # proposer, acceptor
-    status: Status
+    status: PairStatus
     own_round: int  # of the row that this agent hands over
     partner_round: int | None
     told: int
     applied: int | None
 
 
-class Pairing:
+class PairingRecords:
     """The meetings of one agent: at most one proposed, and with each partner at most one that is open."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         with ledger.database.transaction() as db:
-            for index in INDEXES:
+            for index in PAIR_INDEXES:
                 db.execute(f"CREATE INDEX IF NOT EXISTS {index}")
         self.closed = False  # no further meetings: the rounds are over
         self.proposing: str | None = None  # the id under way; forgotten in a crash, so aborted
 
-    def pairs(self, which: str = "1", *values: object) -> list[Pair]:
+    def pairs(self, which: str = "1", *values: object) -> list[PairRecord]:
         """All meetings, or those of a condition that an index finds; oldest first."""
         rows: list[Any] = self.ledger.database.rows(
-            f"SELECT {COLUMNS} FROM pairs WHERE {which} ORDER BY rowid", *values
+            f"SELECT {PAIR_COLUMNS} FROM pairs WHERE {which} ORDER BY rowid", *values
         )
-        return [Pair(*row) for row in rows]
+        return [PairRecord(*row) for row in rows]
 
-    def find(self, id: str) -> Pair | None:
+    def find(self, id: str) -> PairRecord | None:
         return next(iter(self.pairs("id = ?", id)), None)
 
-    def prepared(self) -> list[Pair]:
+    def prepared(self) -> list[PairRecord]:
         """The meetings whose outcome this agent does not know."""
         return self.pairs("status = 'prepared'")
 
-    def ready(self) -> Pair | None:
+    def ready(self) -> PairRecord | None:
         """The committed meeting that the next round uses."""
         return next(iter(self.pairs("status = 'committed' AND applied IS NULL")), None)
 
-    def untold(self) -> list[Pair]:
+    def untold(self) -> list[PairRecord]:
         """Committed meetings of which the acceptor has not said that it knows."""
         return self.pairs("status = 'committed' AND told = 0 AND role = 'proposer'")
 
@@ -116,7 +116,7 @@ class Pairing:
         with self.ledger.database.transaction() as db:
             db.execute("UPDATE pairs SET told = 1 WHERE id = ?", (id,))
 
-    def outcome(self, id: str, partner: str) -> tuple[ReplyCode, Pair | None]:
+    def outcome(self, id: str, partner: str) -> tuple[ReplyCode, PairRecord | None]:
         """What the proposer says to an acceptor that asks; the pair where the partner is owed a row."""
         if id == self.proposing:
             return ReplyCode.UNDECIDED, None
@@ -150,7 +150,7 @@ class Pairing:
         if pair is None or pair.partner != partner or pair.role != "acceptor" or pair.status == "aborted":
             return ReplyCode.UNKNOWN_ROUND
         if pair.status == "committed":
-            known = self.ledger.digest_seen(partner, round)
+            known = self.ledger.digest_received(partner, round)
             return ReplyCode.AGAIN if known == digest_of(body) else ReplyCode.EQUIVOCATION
         verdict = self._judge(partner, round, body)
         if verdict is ReplyCode.OK:
@@ -165,22 +165,22 @@ class Pairing:
     # Both
 
     def own_row(self, round: int) -> bytes:
-        return self.ledger.body(ANYBODY, round)
+        return self.ledger.body(ANY_RECEIVER, round)
 
     def forget_rows(self) -> None:
         """Drops rows, with the next release, that nobody can ask for any more."""
         owed = {pair.own_round for pair in self.untold()}
-        for round in self.ledger.waiting(ANYBODY):
+        for round in self.ledger.unacknowledged(ANY_RECEIVER):
             if round < self.ledger.round and round not in owed:
-                self.ledger.acknowledge(ANYBODY, round)
+                self.ledger.acknowledge(ANY_RECEIVER, round)
 
     def _judge(self, partner: str, round: int, body: bytes) -> ReplyCode:
         if self.ledger.quarantined(partner) is not None:
             return ReplyCode.QUARANTINED
-        known = self.ledger.digest_seen(partner, round)
+        known = self.ledger.digest_received(partner, round)
         if known is not None:
             return ReplyCode.AGAIN if known == digest_of(body) else ReplyCode.EQUIVOCATION
-        return ReplyCode.OK if round > self.ledger.seen(partner) else ReplyCode.GAP
+        return ReplyCode.OK if round > self.ledger.last_received(partner) else ReplyCode.GAP
 
     def _write(
         self, id: str, partner: str, role: str, own: int, round: int, body: bytes, signature: bytes

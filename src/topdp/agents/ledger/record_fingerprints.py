@@ -21,11 +21,11 @@ import numpy as np
 
 from topdp.base.array_types import AnyArray
 
-LENGTH = 16  # bytes: two of 10**9 records are alike by chance once in 10**20
+RECORD_DIGEST_BYTES = 16  # bytes: two of 10**9 records are alike by chance once in 10**20
 
 
 @dataclass(frozen=True)
-class Fingerprint:
+class DataFingerprint:
     """What is written down of a data set."""
 
     records: frozenset[bytes]
@@ -37,7 +37,7 @@ class Fingerprint:
         return hashlib.sha256(b"".join(sorted(self.records)) + self.source).digest()
 
 
-def fingerprint(key: bytes, inputs: AnyArray, targets: AnyArray, source: str) -> Fingerprint:
+def fingerprint_records(key: bytes, inputs: AnyArray, targets: AnyArray, source: str) -> DataFingerprint:
     """Of the records of one site. `source`: a file, a folder, or the name of a data set.
 
     >>> x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 0])
@@ -47,12 +47,14 @@ def fingerprint(key: bytes, inputs: AnyArray, targets: AnyArray, source: str) ->
     (True, False)
     """
     count = len(targets)
-    rows = np.hstack([_numbers(inputs, count), _numbers(targets, count)])
-    digests = (hmac.digest(key, b"record\n" + row.tobytes(), "sha256")[:LENGTH] for row in rows)
-    return Fingerprint(frozenset(digests), hmac.digest(key, b"source\n" + _content(source), "sha256"))
+    rows = np.hstack([_canonical_rows(inputs, count), _canonical_rows(targets, count)])
+    digests = (hmac.digest(key, b"record\n" + row.tobytes(), "sha256")[:RECORD_DIGEST_BYTES] for row in rows)
+    return DataFingerprint(
+        frozenset(digests), hmac.digest(key, b"source\n" + _content_digest(source), "sha256")
+    )
 
 
-def _numbers(values: AnyArray, count: int) -> AnyArray:
+def _canonical_rows(values: AnyArray, count: int) -> AnyArray:
     """[records, columns] float32, little-endian; one zero and one nan."""
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(np.asarray(values).reshape(count, -1).astype("<f4"))
@@ -61,7 +63,7 @@ def _numbers(values: AnyArray, count: int) -> AnyArray:
     return rows
 
 
-def _content(source: str) -> bytes:
+def _content_digest(source: str) -> bytes:
     """A digest of what is in a file or folder; the name, where it is neither."""
     path = Path(source)
     if not path.exists():

@@ -27,16 +27,22 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from topdp.agents.ledger.ledger_database import UNREADABLE, LedgerError, TamperedError
-from topdp.agents.ledger.record_fingerprints import Fingerprint
-from topdp.agents.ledger.spent_sums import Run, Spent, most, sums, with_one_more
+from topdp.agents.ledger.ledger_database import READ_ERRORS, LedgerError, TamperedError
+from topdp.agents.ledger.record_fingerprints import DataFingerprint
+from topdp.agents.ledger.spent_sums import (
+    RunCost,
+    SpentBudget,
+    largest_sum_with,
+    largest_sums,
+    sum_by_adjacency,
+)
 from topdp.errors import BudgetError, TopdpError, TrustError
 
-FILE = "site.sqlite"
-FORMAT = 1
-PATIENCE = 60.0  # seconds until another process must have done its entry
+SITE_BUDGET_FILE = "site.sqlite"
+SITE_BUDGET_FORMAT = 1
+LOCK_TIMEOUT_SECONDS = 60.0  # seconds until another process must have done its entry
 
-SCHEMA = """
+SITE_BUDGET_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE sets (name BLOB PRIMARY KEY, source BLOB NOT NULL, records INTEGER NOT NULL);
 CREATE TABLE members (record BLOB, name BLOB, PRIMARY KEY (record, name)) WITHOUT ROWID;
@@ -50,7 +56,7 @@ CREATE TABLE limits (number INTEGER PRIMARY KEY, time TEXT NOT NULL, epsilon REA
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BudgetRequest:
     """A run that asks to be let in. `books`: its ledger, known again when it is started again."""
 
     books: str
@@ -65,7 +71,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Limit:
+class SiteLimit:
     """None: no limit."""
 
     epsilon: float | None = None
@@ -76,20 +82,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _in_words(method: Callable[Concatenate[SiteBook, P], T]) -> Callable[Concatenate[SiteBook, P], T]:
+def _translate_errors(
+    method: Callable[Concatenate[SiteBudget, P], T],
+) -> Callable[Concatenate[SiteBudget, P], T]:
     """What SQLite or a value that cannot be raises inside becomes an error of ours."""
 
     @wraps(method)
-    def guarded(self: SiteBook, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def guarded(self: SiteBudget, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return method(self, *args, **kwargs)
-        except (*UNREADABLE, TypeError, KeyError) as error:
-            raise _unusable(self.folder, error) from error
+        except (*READ_ERRORS, TypeError, KeyError) as error:
+            raise _site_budget_error(self.folder, error) from error
 
     return guarded
 
 
-def _unusable(folder: Path, error: Exception) -> TopdpError:
+def _site_budget_error(folder: Path, error: Exception) -> TopdpError:
     text = str(error)
     if any(words in text for words in ("locked", "readonly", "full", "unable to open", "Permission")):
         return LedgerError(
@@ -102,12 +110,12 @@ def _unusable(folder: Path, error: Exception) -> TopdpError:
     )
 
 
-class SiteBook:
+class SiteBudget:
     """One file for all agents of a site; several processes may use it at once."""
 
     def __init__(self, folder: Path, writable: bool = True) -> None:
         self.folder = folder
-        path = folder / FILE
+        path = folder / SITE_BUDGET_FILE
         try:
             if writable:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,16 +123,19 @@ class SiteBook:
                 raise LedgerError(f"Expected the book of a site in {folder}, there is none: agents make it.")
             mode = "rwc" if writable else "ro"
             self._db = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=PATIENCE
+                f"{path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                isolation_level=None,
+                timeout=LOCK_TIMEOUT_SECONDS,
             )
             if writable:
                 path.chmod(0o600)
                 self._db.execute("PRAGMA synchronous = FULL")
                 with self._transaction() as db:
                     if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                        for statement in SCHEMA.split(";\n"):
+                        for statement in SITE_BUDGET_TABLES.split(";\n"):
                             db.execute(statement)
-                        facts = {"format": str(FORMAT), "key": secrets.token_hex(32)}
+                        facts = {"format": str(SITE_BUDGET_FORMAT), "key": secrets.token_hex(32)}
                         db.executemany("INSERT INTO meta VALUES (?, ?)", list(facts.items()))
             meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
             key = bytes.fromhex(meta.get("key", ""))
@@ -135,11 +146,12 @@ class SiteBook:
                 f"Could not use the book of the site in {folder}: {error}. Nothing was sent. Make the folder "
                 "writable, or name another one with --site."
             ) from error
-        except (*UNREADABLE, TypeError, ValueError) as error:
-            raise _unusable(folder, error) from error
-        if meta.get("format") != str(FORMAT):
+        except (*READ_ERRORS, TypeError, ValueError) as error:
+            raise _site_budget_error(folder, error) from error
+        if meta.get("format") != str(SITE_BUDGET_FORMAT):
             raise LedgerError(
-                f"Expected the book of a site of format {FORMAT} in {folder}, got {meta.get('format')}: "
+                f"Expected the book of a site of format {SITE_BUDGET_FORMAT} in {folder}, got "
+                f"{meta.get('format')}: "
                 "another version of topdp has written it, and can read it. What is in it was spent: keep it."
             )
         self.key = key
@@ -149,8 +161,8 @@ class SiteBook:
 
     # Runs
 
-    @_in_words
-    def enter(self, wanted: Wanted, data: Fingerprint, charges: int) -> float:
+    @_translate_errors
+    def enter(self, wanted: BudgetRequest, data: DataFingerprint, charges: int) -> float:
         """Reserves the budget of a run, once; what is reserved. Refused where a record would pass the limit.
 
         `charges`: how many are on the ledger; fewer than were seen before are those of an old copy.
@@ -169,14 +181,14 @@ class SiteBook:
                 self._keep(db, data)
                 self._expect_room(wanted, self.spent(data))
             if known is not None:
-                held = max(_read(known[2]), wanted.spent) if known[3] else wanted.epsilon
+                held = max(_from_column(known[2]), wanted.spent) if known[3] else wanted.epsilon
                 db.execute(
                     "UPDATE runs SET epsilon = ?, charges = ? WHERE number = ?",
-                    (_stored(held), charges, known[0]),
+                    (_to_column(held), charges, known[0]),
                 )
                 return held
             row = (wanted.books, data.name, wanted.federation, wanted.agent, wanted.folder, _now())
-            more = (wanted.guarantee, wanted.adjacency, wanted.delta, _stored(wanted.epsilon), charges)
+            more = (wanted.guarantee, wanted.adjacency, wanted.delta, _to_column(wanted.epsilon), charges)
             columns = (
                 "books, name, federation, agent, folder, begun, guarantee, adjacency, delta, epsilon, charges"
             )
@@ -184,9 +196,9 @@ class SiteBook:
             db.execute(f"INSERT INTO runs ({columns}) VALUES ({places})", (*row, *more))
             return wanted.epsilon
 
-    def _expect_room(self, wanted: Wanted, before: dict[str, Spent]) -> None:
+    def _expect_room(self, wanted: BudgetRequest, before: dict[str, SpentBudget]) -> None:
         limit = self.limit
-        after = with_one_more(before, (wanted.adjacency, wanted.epsilon, wanted.delta))
+        after = largest_sum_with(before, (wanted.adjacency, wanted.epsilon, wanted.delta))
         for what, cap, sum, asks in (
             ("epsilon", limit.epsilon, after.epsilon, wanted.epsilon),
             ("delta", limit.delta, after.delta, wanted.delta),
@@ -198,31 +210,31 @@ class SiteBook:
                     "sent. Start with a smaller --epsilon or other records; see `topdp agent budget show`."
                 )
 
-    @_in_words
+    @_translate_errors
     def raise_to(self, books: str, epsilon: float) -> None:
         """Before a charge that brings a run above what it has reserved. Never refused: its ledger decides."""
         with self._transaction() as db:
             for number, known in db.execute(
                 "SELECT number, epsilon FROM runs WHERE books = ?", (books,)
             ).fetchall():
-                more = (_stored(max(_read(known), epsilon)), number)
+                more = (_to_column(max(_from_column(known), epsilon)), number)
                 db.execute("UPDATE runs SET epsilon = ? WHERE number = ?", more)
 
-    @_in_words
+    @_translate_errors
     def conclude(self, books: str, epsilon: float, charges: int) -> int:
         """A ledger is final: no data enter any more, what it did not spend is free; how many runs it had.
 
         One ledger has several where it was started with other records in between: each counts whole.
         """
         with self._transaction() as db:
-            values = (_stored(epsilon), charges, books)
+            values = (_to_column(epsilon), charges, books)
             done = db.execute("UPDATE runs SET epsilon = ?, charges = ?, final = 1 WHERE books = ?", values)
         return done.rowcount
 
     # Sums
 
-    @_in_words
-    def spent(self, data: Fingerprint | None = None) -> dict[str, Spent]:
+    @_translate_errors
+    def spent(self, data: DataFingerprint | None = None) -> dict[str, SpentBudget]:
         """{adjacency: what the record that spent most has spent under it}; of all records, or of `data`.
 
         `mixed`: in terms of replace-one, where records were in runs of both kinds.
@@ -238,9 +250,11 @@ class SiteBook:
         costs = self._costs()
         if not costs.keys() <= source.keys():
             raise TypeError("a run on records that the book does not know")
-        return most([sums([cost for name in names for cost in costs.get(name, [])]) for names in touching])
+        return largest_sums(
+            [sum_by_adjacency([cost for name in names for cost in costs.get(name, [])]) for names in touching]
+        )
 
-    def _touching(self, data: Fingerprint | None) -> Iterator[tuple[set[bytes], set[bytes]]]:
+    def _touching(self, data: DataFingerprint | None) -> Iterator[tuple[set[bytes], set[bytes]]]:
         """For every record (of `data`) the sets that it is in, and where else it is known to come from."""
         if data is None:
             rows = self._db.execute("SELECT record, name FROM members ORDER BY record")
@@ -251,7 +265,7 @@ class SiteBook:
             rows = self._db.execute("SELECT name FROM members WHERE record = ?", (record,))
             yield {name for (name,) in rows}, {data.source}
 
-    @_in_words
+    @_translate_errors
     def runs(self) -> list[dict[str, object]]:
         """All runs, in the order in which they were let in."""
         columns = (
@@ -268,13 +282,13 @@ class SiteBook:
     # Limits
 
     @property
-    @_in_words
-    def limit(self) -> Limit:
+    @_translate_errors
+    def limit(self) -> SiteLimit:
         row = self._db.execute("SELECT epsilon, delta FROM limits ORDER BY number DESC LIMIT 1").fetchone()
-        return Limit(*row) if row else Limit()
+        return SiteLimit(*row) if row else SiteLimit()
 
-    @_in_words
-    def set_limit(self, limit: Limit) -> None:
+    @_translate_errors
+    def set_limit(self, limit: SiteLimit) -> None:
         """From now on; every earlier one stays on the book."""
         for name, value in (("--epsilon", limit.epsilon), ("--delta", limit.delta)):
             if value is not None and not (math.isfinite(value) and value > 0):
@@ -285,7 +299,7 @@ class SiteBook:
                 (_now(), limit.epsilon, limit.delta),
             )
 
-    def _keep(self, db: sqlite3.Connection, data: Fingerprint) -> None:
+    def _keep(self, db: sqlite3.Connection, data: DataFingerprint) -> None:
         new = db.execute(
             "INSERT OR IGNORE INTO sets VALUES (?, ?, ?)", (data.name, data.source, len(data.records))
         )
@@ -293,12 +307,12 @@ class SiteBook:
             rows = ((record, data.name) for record in data.records)
             db.executemany("INSERT INTO members VALUES (?, ?)", rows)
 
-    def _costs(self) -> dict[bytes, list[Run]]:
+    def _costs(self) -> dict[bytes, list[RunCost]]:
         """{set: (adjacency, ε, δ) of each of its runs}"""
-        found: dict[bytes, list[Run]] = {}
+        found: dict[bytes, list[RunCost]] = {}
         rows = self._db.execute("SELECT name, adjacency, epsilon, delta FROM runs")
         for name, adjacency, epsilon, delta in rows:
-            found.setdefault(name, []).append((adjacency, _read(epsilon), delta))
+            found.setdefault(name, []).append((adjacency, _from_column(epsilon), delta))
         return found
 
     @contextmanager
@@ -314,11 +328,11 @@ class SiteBook:
             raise
 
 
-def _stored(epsilon: float) -> float | None:
+def _to_column(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None
 
 
-def _read(epsilon: float | None) -> float:
+def _from_column(epsilon: float | None) -> float:
     return math.inf if epsilon is None else epsilon
 
 

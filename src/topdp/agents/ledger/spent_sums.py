@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-Run = tuple[str, float, float]  # adjacency, ε, δ
+RunCost = tuple[str, float, float]  # adjacency, ε, δ
 
 
 @dataclass(frozen=True)
-class Spent:
+class SpentBudget:
     """What the record that has spent most has spent: sums over runs."""
 
     epsilon: float = 0.0
@@ -24,7 +24,7 @@ class Spent:
     runs: int = 0
 
 
-def replacing(adjacency: str, epsilon: float, delta: float) -> tuple[float, float]:
+def as_replace_one(adjacency: str, epsilon: float, delta: float) -> tuple[float, float]:
     """(ε, δ) of a run for a record that is replaced by another.
 
     >>> replacing("replace-one", 1.0, 1e-5), replacing("add-remove", 0.5, 0.0)
@@ -37,13 +37,13 @@ def replacing(adjacency: str, epsilon: float, delta: float) -> tuple[float, floa
     return 2 * epsilon, min(1.0, delta * factor) if delta else 0.0
 
 
-def sums(costs: list[Run]) -> dict[str, Spent]:
+def sum_by_adjacency(costs: list[RunCost]) -> dict[str, SpentBudget]:
     """What a record has spent that was in these runs, by adjacency; `mixed` where there are both."""
     kinds = {adjacency for adjacency, _, _ in costs}
     if len(kinds) > 1:
-        costs = [("mixed", *replacing(*cost)) for cost in costs]
+        costs = [("mixed", *as_replace_one(*cost)) for cost in costs]
     return {
-        kind: Spent(
+        kind: SpentBudget(
             math.fsum(epsilon for _, epsilon, _ in costs)
             if math.isfinite(max(e for _, e, _ in costs))
             else math.inf,
@@ -54,31 +54,31 @@ def sums(costs: list[Run]) -> dict[str, Spent]:
     }
 
 
-def most(each: list[dict[str, Spent]]) -> dict[str, Spent]:
+def largest_sums(each: list[dict[str, SpentBudget]]) -> dict[str, SpentBudget]:
     """The largest sums of each kind."""
-    found: dict[str, Spent] = {}
+    found: dict[str, SpentBudget] = {}
     for one in each:
         for kind, spent in one.items():
-            other = found.get(kind, Spent())
-            found[kind] = Spent(
+            other = found.get(kind, SpentBudget())
+            found[kind] = SpentBudget(
                 max(spent.epsilon, other.epsilon), max(spent.delta, other.delta), max(spent.runs, other.runs)
             )
     return found
 
 
-def with_one_more(before: dict[str, Spent], run: Run) -> Spent:
+def largest_sum_with(before: dict[str, SpentBudget], run: RunCost) -> SpentBudget:
     """The largest sums once `run` is let in: each kind of record with this run beside it."""
     adjacency, epsilon, delta = run
-    after = [Spent(epsilon, delta, 1)]
+    after = [SpentBudget(epsilon, delta, 1)]
     for kind, spent in before.items():
         one, own = (spent.epsilon, spent.delta), (epsilon, delta)
         if kind != adjacency:
-            one = one if kind == "mixed" else _replaced(kind, spent)
-            own = replacing(adjacency, *own)
-        after.append(Spent(one[0] + own[0], one[1] + own[1], spent.runs + 1))
-    return Spent(max(s.epsilon for s in after), max(s.delta for s in after), max(s.runs for s in after))
+            one = one if kind == "mixed" else _sum_as_replace_one(kind, spent)
+            own = as_replace_one(adjacency, *own)
+        after.append(SpentBudget(one[0] + own[0], one[1] + own[1], spent.runs + 1))
+    return SpentBudget(max(s.epsilon for s in after), max(s.delta for s in after), max(s.runs for s in after))
 
 
-def _replaced(kind: str, spent: Spent) -> tuple[float, float]:
+def _sum_as_replace_one(kind: str, spent: SpentBudget) -> tuple[float, float]:
     """Sums as one run: at least what its parts are one by one, since ε is."""
-    return replacing(kind, spent.epsilon, spent.delta)
+    return as_replace_one(kind, spent.epsilon, spent.delta)

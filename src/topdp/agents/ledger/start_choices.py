@@ -13,61 +13,71 @@ from __future__ import annotations
 import math
 
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_database import FILE, LedgerError, TamperedError
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError, TamperedError
 from topdp.errors import DataError, TrustError
 
-SEEDED, REHEARSAL, BUDGET, UPGRADE, DELTA = "seeded", "rehearsal", "budget", "upgrade", "delta"
-OPTIONS = {SEEDED: "--seeded", REHEARSAL: "--canaries"}
+SEEDED_KEY, REHEARSAL_KEY, BUDGET_KEY, UPGRADE_KEY, DELTA_KEY = (
+    "seeded",
+    "rehearsal",
+    "budget",
+    "upgrade",
+    "delta",
+)
+TEST_OPTIONS = {SEEDED_KEY: "--seeded", REHEARSAL_KEY: "--canaries"}
 
 
-def settle(ledger: Ledger, seeded: bool, rehearsal: bool, asked: float | None, granted: float) -> float:
+def record_choices(
+    ledger: Ledger, seeded: bool, rehearsal: bool, asked: float | None, granted: float
+) -> float:
     """Writes down what this start chose, or refuses it; the budget from now on.
 
     `asked`: a budget of one's own; None: that of an earlier start, or all that is `granted`.
     """
-    known = budget(ledger)
+    known = recorded_budget(ledger)
     if asked is not None and known is not None and asked > known:
         raise LedgerError(
             f"--epsilon: expected at most {known:.6g}, the budget of this state folder, got {asked:.6g}: a "
             "budget can be made smaller and never larger. Leave --epsilon away to keep it."
         )
-    for key, chosen in ((SEEDED, seeded), (REHEARSAL, rehearsal)):
-        if chosen and not was(ledger, key):
+    for key, chosen in ((SEEDED_KEY, seeded), (REHEARSAL_KEY, rehearsal)):
+        if chosen and not ever_chosen(ledger, key):
             _expect_from_the_start(ledger, key)
             ledger.database.remember(key, str(True))
     least = min([granted, *(value for value in (known, asked) if value is not None)])
     if least != known:
-        ledger.database.remember(BUDGET, repr(least))
+        ledger.database.remember(BUDGET_KEY, repr(least))
     return least
 
 
-def was(ledger: Ledger, key: str) -> bool:
+def ever_chosen(ledger: Ledger, key: str) -> bool:
     """Whether some start had seeded noise, or canaries."""
     return ledger.meta.get(key) == str(True)
 
 
 def _expect_from_the_start(ledger: Ledger, key: str) -> None:
     """Releases that were made otherwise stay what they are. Format 4 did not say how they were made."""
-    unknown = "migrated_from" in ledger.meta and BUDGET not in ledger.meta
-    if ledger.last is not None and not unknown:
+    unknown = "migrated_from" in ledger.meta and BUDGET_KEY not in ledger.meta
+    if ledger.last_entry is not None and not unknown:
         raise LedgerError(
-            f"{OPTIONS[key]}: expected no such option, since releases on the books in {ledger.folder} were "
+            f"{TEST_OPTIONS[key]}: expected no such option, since releases on the books in "
+            f"{ledger.folder} were "
             "made without it. Start again without it, or with another state folder."
         )
 
 
-def expect_order(ledger: Ledger, order: str) -> None:
+def expect_record_order(ledger: Ledger, order: str) -> None:
     """`order` stands for the records as cyclic batches take them, and must not change between releases.
 
     Written down before the first release. A record that moved to another place of the cycle would be used
     more often than accounts say, so what was lost is not drawn anew.
     """
     known = ledger.meta.get("order")
-    if ledger.last is None:
+    if ledger.last_entry is None:
         ledger.database.remember("order", order)
     elif known is None:
         raise TamperedError(
-            f"Expected the order of the records in {ledger.folder / FILE}, which its releases followed: it "
+            f"Expected the order of the records in {ledger.folder / LEDGER_FILE}, which its releases "
+            "followed: it "
             "is gone. Restore the newest copy; without it this agent must leave the federation."
         )
     elif known != order:
@@ -84,7 +94,7 @@ def expect_upgrade_agreed(ledger: Ledger, agreed: bool) -> None:
     like a lie, and rounds would be made twice that are charged once.
     """
     made = ledger.database.one("SELECT charges FROM notes WHERE place = 'meta' AND key = 'migrated_from'")
-    if made is None or not made[0] or was(ledger, UPGRADE) or agreed:
+    if made is None or not made[0] or ever_chosen(ledger, UPGRADE_KEY) or agreed:
         return
     raise TrustError(
         f"The ledger in {ledger.folder} was begun by a version of topdp that did not sign rows, so "
@@ -94,21 +104,21 @@ def expect_upgrade_agreed(ledger: Ledger, agreed: bool) -> None:
     )
 
 
-def agree_to_upgrade(ledger: Ledger) -> None:
+def record_upgrade(ledger: Ledger) -> None:
     """A person knows that these books are the newest; stays so."""
-    if "migrated_from" in ledger.meta and not was(ledger, UPGRADE):
-        ledger.database.remember(UPGRADE, str(True))
+    if "migrated_from" in ledger.meta and not ever_chosen(ledger, UPGRADE_KEY):
+        ledger.database.remember(UPGRADE_KEY, str(True))
 
 
-def note_delta(ledger: Ledger, delta: float) -> None:
+def record_delta(ledger: Ledger, delta: float) -> None:
     """At which δ all charges are: the manifest's, for who reads the books without it."""
-    if DELTA not in ledger.meta:
-        ledger.database.remember(DELTA, repr(delta))
+    if DELTA_KEY not in ledger.meta:
+        ledger.database.remember(DELTA_KEY, repr(delta))
 
 
-def budget(ledger: Ledger) -> float | None:
+def recorded_budget(ledger: Ledger) -> float | None:
     """The budget that the books are kept to; None before the first start that wrote one down."""
-    text = ledger.meta.get(BUDGET)
+    text = ledger.meta.get(BUDGET_KEY)
     if text is None:
         return None
     try:

@@ -10,10 +10,10 @@ from typing import Literal
 from topdp.agents.agreement.signed_statements import Statement
 from topdp.agents.ledger.ledger import Ledger
 
-COLUMNS = "author, run, about, text, signature"
+STATEMENT_COLUMNS = "author, run, about, text, signature"
 
 
-class News:
+class StatementStore:
     """The statements of all agents, as far as they have come here."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -26,7 +26,7 @@ class News:
             return "known" if said == statement.text else "another"
         with self.ledger.database.transaction() as db:
             db.execute(
-                f"INSERT INTO statements ({COLUMNS}) VALUES (?, ?, ?, ?, ?)",
+                f"INSERT INTO statements ({STATEMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?)",
                 (statement.author, statement.run, statement.about, statement.text, statement.signature),
             )
         return "new"
@@ -61,7 +61,7 @@ class News:
 
     def after(self, number: int) -> list[tuple[int, Statement]]:
         """The statements that came after number `number`, with theirs."""
-        query = f"SELECT number, {COLUMNS} FROM statements WHERE number > ? ORDER BY number"
+        query = f"SELECT number, {STATEMENT_COLUMNS} FROM statements WHERE number > ? ORDER BY number"
         return [
             (int(str(row[0])), Statement(*(str(part) for part in row[1:])))
             for row in self.ledger.database.rows(query, number)

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 
-FIELDS = ("agent", "peer", "event", "round")
+LOG_FIELDS = ("agent", "peer", "event", "round")
 
 
 class JsonLines(logging.Formatter):
@@ -19,14 +19,14 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
-        line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+        line |= {name: getattr(record, name) for name in LOG_FIELDS if hasattr(record, name)}
         line |= getattr(record, "facts", {})
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
-class Speaker(logging.Filter):
+class AgentLogFilter(logging.Filter):
     """Fills in who speaks, and its round, where a line does not say it; takes nothing out."""
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class Speaker(logging.Filter):
         return True
 
 
-def to_stderr(as_json: bool, level: int = logging.INFO) -> Speaker:
+def log_to_stderr(as_json: bool, level: int = logging.INFO) -> AgentLogFilter:
     """Sends the log of agents to stderr; called once by a command, never by the library."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     )
-    speaker = Speaker()
+    speaker = AgentLogFilter()
     handler.addFilter(speaker)
     logger = logging.getLogger("topdp.agents")
     logger.handlers, logger.propagate = [handler], False

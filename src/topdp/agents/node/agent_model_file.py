@@ -16,34 +16,34 @@ from safetensors.torch import load
 from torch import Tensor
 
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.agent_context import Equipment
-from topdp.base.files import DAMAGE, write_whole
+from topdp.agents.runtime.agent_context import AgentContext
+from topdp.base.files import UNREADABLE_FILE_ERRORS, write_atomically
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.runs import builders
 from topdp.runs.config import parse_stored
-from topdp.runs.model_export import InputKind, format_of, write
 
-NOTE = "model.json"
+MODEL_FACTS_FILE = "model.json"
 
 
-def note(folder: Path, equipment: Equipment, classes: int | None) -> None:
+def write_model_facts(folder: Path, context: AgentContext, classes: int | None) -> None:
     """Writes down what model the rows on the books are of; public, as the manifest is."""
-    config, part = equipment.manifest.config, equipment.part
-    inputs, targets = equipment.gradients.inputs, equipment.gradients.targets
-    kind = InputKind.of(inputs[None])
+    config, part = context.manifest.config, context.part
+    inputs, targets = context.gradients.inputs, context.gradients.targets
     facts = {
         "config": config.model_dump(mode="json", exclude_none=True),
-        "inputs": list(kind.shape),
-        "input_type": kind.dtype,
+        "inputs": list(inputs.shape[1:]),
+        "input_type": str(inputs.dtype).removeprefix("torch."),
         "outputs": builders.task(config).outputs(targets, classes),
         "rows": [part.reported, part.agent],
     }
-    write_whole(folder / NOTE, json.dumps(facts) + "\n", mode=0o600)
+    write_atomically(folder / MODEL_FACTS_FILE, json.dumps(facts) + "\n", mode=0o600)
 
 
-def export(state: Path, file: Path, format: str | None = None) -> int:
+def export_model(state: Path, file: Path, format: str | None = None) -> int:
     """Writes the model after the last release to `file`; the round that it is of."""
+    from topdp.runs.model_export import InputKind, format_of, write
+
     format_of(file, format)  # said before anything is read
     ledger = Ledger(state, writable=False)
     try:
@@ -53,33 +53,37 @@ def export(state: Path, file: Path, format: str | None = None) -> int:
     if kept is None:
         raise InputError(f"Expected a release on the books in {state}, there is none yet: nothing to export.")
     round, body = kept
-    facts = _noted(state)
+    facts = _read_model_facts(state)
     rows = load(body)
     row = next((rows[str(number)] for number in facts["rows"] if str(number) in rows), None)
     if row is None:
         raise InputError(f"Expected a model's row in the ledger in {state}, got rows {', '.join(rows)}.")
     inputs = InputKind(tuple(facts["inputs"]), str(facts["input_type"]))
-    flat = FlatModel(builders.model(parse_stored(facts["config"], NOTE), inputs.shape, int(facts["outputs"])))
-    write(flat.load(_fitting(row, flat, state)), file, format, inputs)
+    flat = FlatModel(
+        builders.model(parse_stored(facts["config"], MODEL_FACTS_FILE), inputs.shape, int(facts["outputs"]))
+    )
+    write(flat.load(_expect_dimension(row, flat, state)), file, format, inputs)
     return round
 
 
-def _noted(state: Path) -> dict[str, Any]:
+def _read_model_facts(state: Path) -> dict[str, Any]:
     try:
-        found = json.loads((state / NOTE).read_text(encoding="utf-8"))
+        found = json.loads((state / MODEL_FACTS_FILE).read_text(encoding="utf-8"))
         if {"config", "inputs", "input_type", "outputs", "rows"} <= set(found):
             return dict(found)
-    except DAMAGE:
+    except UNREADABLE_FILE_ERRORS:
         pass
     raise InputError(
-        f"Expected {NOTE} in {state}, which says what model the books are of: it is missing or damaged. "
+        f"Expected {MODEL_FACTS_FILE} in {state}, which says what model the books are of: it is "
+        "missing or damaged. "
         "`topdp agent start` writes it anew."
     )
 
 
-def _fitting(row: Tensor, flat: FlatModel, state: Path) -> Tensor:
+def _expect_dimension(row: Tensor, flat: FlatModel, state: Path) -> Tensor:
     if row.shape != (flat.dimension,):
         raise InputError(
-            f"Expected a row of {flat.dimension} numbers, as {state / NOTE} says, got {tuple(row.shape)}."
+            f"Expected a row of {flat.dimension} numbers, as {state / MODEL_FACTS_FILE} says, got "
+            f"{tuple(row.shape)}."
         )
     return row.to(flat.dtype)  # rows may travel in a wider type

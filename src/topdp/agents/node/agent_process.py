@@ -15,40 +15,39 @@ import torch
 
 from topdp import data
 from topdp.agents.agreement import amendments, card_succession, manifest
-from topdp.agents.agreement.card_succession import Directory
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
-from topdp.agents.agreement.run_setup import Setup
-from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
-from topdp.agents.node import agent_model_file, amending, site_entry
-from topdp.agents.node.agent_log import Speaker
-from topdp.agents.node.node_monitor import Monitor
-from topdp.agents.node.operator_orders import Orders
+from topdp.agents.node import agent_model_file, amending, site_reservation
+from topdp.agents.node.agent_log import AgentLogFilter
+from topdp.agents.node.node_monitor import NodeMonitor
+from topdp.agents.node.operator_orders import OperatorOrders
 from topdp.agents.node.shutdown import Shutdown
 from topdp.agents.runtime import card_updates
-from topdp.agents.runtime.agent import Agent, Outcome
-from topdp.agents.runtime.agent_context import Equipment, Rehearse, equip
+from topdp.agents.runtime.agent import Agent, AgentOutcome
+from topdp.agents.runtime.agent_context import AgentContext, build_context
+from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.run_end import end_with
 from topdp.agents.runtime.shared_draws import PrivateFiles
-from topdp.agents.runtime.stage_timing import Stages
+from topdp.agents.runtime.stage_timing import StartTiming
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
-from topdp.audit.rehearsal_record import NOTES, Planted
 from topdp.base.array_types import AnyArray
 from topdp.errors import DataError, ExitCode, TopdpError
 from topdp.runs import builders
 from topdp.runs.config import ConfigError
 
 if TYPE_CHECKING:
-    from topdp.agents.node.site_scores import Scores
+    from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
 logger = logging.getLogger("topdp.agents")
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
     """What `topdp agent start` was told."""
 
     manifest: Path
@@ -56,11 +55,9 @@ class Options:
     data: str
     state: Path
     epsilon: float | None = None
-    seeded: bool = False
     listen: str | None = None
     metrics_port: int | None = None
     live_pairing: bool = False
-    canaries: Path | None = None
     evaluate: int | None = None
     report: float = 30.0
     amended_by: Path | None = None  # the manifest that takes the place of this one
@@ -69,25 +66,31 @@ class Options:
     upgrade: bool = False  # a run that an older version began is gone on with
 
 
-def run(options: Options, speaker: Speaker | None = None) -> Outcome:
-    """The whole life of the process. `speaker`: whose lines in the log are to say who speaks."""
-    speaker = speaker or Speaker()
-    stages = Stages()
+def run(
+    options: AgentOptions, speaker: AgentLogFilter | None = None, hooks: AgentHooks | None = None
+) -> AgentOutcome:
+    """The process from files to the outcome. `speaker` names the agent in its log lines.
+
+    `hooks`: what development replaces; None in production.
+    """
+    speaker = speaker or AgentLogFilter()
+    stages = StartTiming()
     stages.over("imports")
     torch.set_num_threads(1)
-    terms = manifest.read(options.manifest)
-    held = card_succession.generations(options.identity)
+    terms = manifest.read_manifest(options.manifest)
+    held = card_succession.load_identities(options.identity)
     first = held[0]  # its key is the root of what must be the same after a renewal
     number = terms.number(first.card.name)
-    books = _books(options.state, options.upgrade)
+    books = _read_ledger_facts(options.state, options.upgrade)
     me = card_updates.chosen(terms, held, books)
     own = card_updates.since(
-        card_succession.successors(options.identity), card_succession.digest(terms.card(me.card.name))
+        card_succession.load_successors(options.identity),
+        card_succession.card_digest(terms.card(me.card.name)),
     )
-    directory = card_updates.restored(terms, books, own[: card_succession.MOST])
+    directory = card_updates.restored(terms, books, own[: card_succession.MAX_SUCCESSORS])
     speaker.agent = me.card.name
-    epsilon = _left(options, terms, first.card.name)
-    setup = Setup.of(terms)
+    epsilon = _own_budget(options, terms, first.card.name)
+    setup = RunSetup.of(terms)
     stages.over("plan")
     if ":" in terms.config.model.name:
         logger.warning(
@@ -98,66 +101,49 @@ def run(options: Options, speaker: Speaker | None = None) -> Outcome:
         )
     if options.live_pairing and terms.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
-    if options.live_pairing and options.canaries is not None:
-        raise ConfigError("--canaries: an audit follows a plan; leave --live-pairing away.")
-    dataset = _records(options.data, terms)
+    dataset = _load_records(options.data, terms)
     inputs, targets = dataset.train()
     if len(targets) != setup.counts[number]:
         raise DataError(
             f"{options.data}: expected {setup.counts[number]} training records, as the manifest says for "
             f"{me.card.name}, got {len(targets)}. The noise is calibrated for that number."
         )
-    rehearsal = None
-    if options.canaries is not None:
-        rehearsal = Rehearse(Planted.load(options.canaries), options.state)
-        logger.warning(
-            "%s: REHEARSAL: canaries stand in the place of records, and gradients are written down without "
-            "noise in %s; not for data that others must not see",
-            me.card.name,
-            options.state / NOTES,
-            extra={"event": "rehearsal"},
-        )
     records = (torch.from_numpy(inputs), torch.from_numpy(targets))
     stages.over("data")
-    mine = equip(
+    mine = build_context(
         setup,
         number,
         records,
         dataset.classes,
-        options.seeded,
         epsilon,
         in_thread=True,
         key=first.secret("order of records"),
-        rehearsal=rehearsal,
-        progress=_told,
+        hooks=hooks,
+        progress=_log_features,
     )
-    if options.seeded:
-        logger.warning(
-            "%s: SEEDED: noise can be repeated by whoever knows the seed; for tests",
-            me.card.name,
-            extra={"event": "seeded"},
-        )
     stages.over("features and account")
     # One gradient before the first greeting: what is wrong with model or data is said here.
     mine.gradients.mean(0, mine.start)
     stages.over("first gradient")
-    scores = _scores(options.evaluate, setup, dataset, me.card.name)
+    scores = _owner_evaluation(options.evaluate, setup, dataset, me.card.name)
 
-    def beside(agent: Agent, stop: Callable[[], None]) -> Monitor:
+    def beside(agent: Agent, stop: Callable[[], None]) -> NodeMonitor:
         speaker.round = lambda: agent.ledger.round
-        agent_model_file.note(options.state, mine, dataset.classes)
-        return Monitor(agent, Orders(options.state), stop, options.report, scores)
+        agent_model_file.write_model_facts(options.state, mine, dataset.classes)
+        return NodeMonitor(agent, OperatorOrders(options.state), stop, options.report, scores)
 
-    return asyncio.run(_live(options, mine, me, directory, stages, beside, (inputs, targets)))
+    return asyncio.run(_run_agent(options, mine, me, directory, stages, beside, (inputs, targets)))
 
 
-def _scores(every: int | None, setup: Setup, dataset: data.Dataset, name: str) -> Scores | None:
+def _owner_evaluation(
+    every: int | None, setup: RunSetup, dataset: data.Dataset, name: str
+) -> OwnerEvaluation | None:
     """Who evaluates this agent's model for its owner, where that is wanted."""
     if every is None:
         return None
-    from topdp.agents.node.site_scores import Scores
+    from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
-    scores = Scores(setup, dataset, name, every)
+    scores = OwnerEvaluation(setup, dataset, name, every)
     logger.info(
         "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing",
         name,
@@ -169,21 +155,21 @@ def _scores(every: int | None, setup: Setup, dataset: data.Dataset, name: str) -
     return scores
 
 
-def _left(options: Options, terms: manifest.Manifest, name: str) -> float | None:
+def _own_budget(options: AgentOptions, terms: manifest.Manifest, name: str) -> float | None:
     """The budget that this agent holds itself to: the option's, or what an earlier run has left of it."""
-    amendments.expect_agreed(terms)
+    amendments.expect_all_signed(terms)
     left = amending.carried_over(terms, name, options.after, options.identity)
     return min((one for one in (left, options.epsilon) if one is not None), default=None)
 
 
-def _listed(options: Options, terms: manifest.Manifest) -> Identity:
+def _listed_identity(options: AgentOptions, terms: manifest.Manifest) -> Identity:
     """The identity whose card the manifest has: `cards.chosen` has found it there."""
-    held = card_succession.generations(options.identity)
+    held = card_succession.load_identities(options.identity)
     fingerprint = terms.card(held[0].card.name).fingerprint
     return next(one for one in held if one.card.fingerprint == fingerprint)
 
 
-def _books(state: Path, upgrade: bool) -> dict[str, str]:
+def _read_ledger_facts(state: Path, upgrade: bool) -> dict[str, str]:
     """What a state folder remembers; nothing where it cannot be read: the agent says why when it opens it."""
     try:
         ledger = Ledger(state, writable=False)
@@ -196,7 +182,7 @@ def _books(state: Path, upgrade: bool) -> dict[str, str]:
     return ledger.meta
 
 
-def _records(path: str, terms: manifest.Manifest) -> data.Dataset:
+def _load_records(path: str, terms: manifest.Manifest) -> data.Dataset:
     """The records of this site. What their labels mean is agreed on, and not found in one site's folders."""
     schema = builders.schema(terms.config)
     dataset = data.load(path, schema=schema)
@@ -209,38 +195,41 @@ def _records(path: str, terms: manifest.Manifest) -> data.Dataset:
     return dataset
 
 
-def _told(message: str, done: int = 0, total: int | None = None) -> None:
+def _log_features(message: str, done: int = 0, total: int | None = None, /, **details: object) -> None:
     """Features in the log, when they begin and every tenth of the way."""
-    if message and total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
+    if total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6, extra={"event": "features"})
 
 
-async def _live(
-    options: Options,
-    mine: Equipment,
+async def _run_agent(
+    options: AgentOptions,
+    mine: AgentContext,
     me: Identity,
-    directory: Directory,
-    stages: Stages,
-    beside: Callable[[Agent, Callable[[], None]], Monitor],
+    directory: CardDirectory,
+    stages: StartTiming,
+    beside: Callable[[Agent, Callable[[], None]], NodeMonitor],
     records: tuple[AnyArray, AnyArray],
-) -> Outcome:
+) -> AgentOutcome:
     # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
     ends: int | None = None
     leaves: tuple[str, ...] = ()
     if options.amended_by is not None:
-        amended = manifest.read(options.amended_by)
-        ends = amendments.end_of(mine.manifest, amended)
+        amended = manifest.read_manifest(options.amended_by)
+        ends = amendments.final_round(mine.manifest, amended)
         leaves = tuple(name for name in mine.manifest.names if name not in amended.names)
     transport = GrpcTransport(
-        me, mine.manifest, listen=options.listen, directory=directory, listed=_listed(options, mine.manifest)
+        me,
+        mine.manifest,
+        listen=options.listen,
+        directory=directory,
+        listed=_listed_identity(options, mine.manifest),
     )
     private = PrivateFiles(me, options.identity)
-    places = Failpoints.from_environment()
-    agent = Agent(mine, options.state, transport, places, options.live_pairing, private, directory)
+    agent = Agent(mine, options.state, transport, options.live_pairing, private, directory)
     if options.upgrade:
-        start_choices.agree_to_upgrade(agent.ledger)
+        start_choices.record_upgrade(agent.ledger)
     if ends is not None:
         end_with(agent.ledger, ends, leaves)
         logger.info(
@@ -254,19 +243,21 @@ async def _live(
     shutdown.listen()
     async with AsyncExitStack() as stack:
         stack.callback(agent.ledger.close)
-        entry = site_entry.entered(agent, options.site, options.identity, records, options.data)
+        entry = site_reservation.reserve_site_budget(
+            agent, options.site, options.identity, records, options.data
+        )
         monitor = beside(agent, lambda: shutdown.ask(signal.SIGTERM))
         if options.metrics_port is not None:
             from topdp.agents.node import prometheus_metrics
 
-            await stack.enter_async_context(prometheus_metrics.served(agent, options.metrics_port))
-        outcome = await _watched(agent, monitor)
+            await stack.enter_async_context(prometheus_metrics.serve_metrics(agent, options.metrics_port))
+        outcome = await _run_monitored(agent, monitor)
         if entry is not None:
             entry.end()
         return outcome
 
 
-async def _watched(agent: Agent, monitor: Monitor) -> Outcome:
+async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> AgentOutcome:
     """The agent's life, with somebody beside it; how it ends is left in the state folder."""
     watching, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
     try:

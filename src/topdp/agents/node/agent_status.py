@@ -10,41 +10,53 @@ from typing import Any
 
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.node.operator_orders import PAUSE, Orders
-from topdp.agents.node.status_file import Standing
-from topdp.agents.node.status_words import epsilon_in_words, progress_in_words, since_in_words
+from topdp.agents.node.operator_orders import PAUSE_FILE, OperatorOrders
+from topdp.agents.node.status_file import ProcessStatus
+from topdp.agents.node.status_words import age_in_words, epsilon_in_words, progress_in_words
 from topdp.agents.runtime.run_end import last_round
 
-QUIET = {"seeded", "rehearsal", "stopped", "departed", "departures", "gone", "paused", "doing", "waits_for"}
-QUIET |= {"heard", "scores"}
+OMITTED_WHEN_EMPTY = {
+    "seeded",
+    "rehearsal",
+    "stopped",
+    "departed",
+    "departures",
+    "gone",
+    "paused",
+    "doing",
+    "waits_for",
+}
+OMITTED_WHEN_EMPTY |= {"heard", "scores"}
 """What people are told only where it is so. Who is quarantined is always told, be it nobody."""
 
-PASSING = ("written", "heard")
+CHANGING_KEYS = ("written", "heard")
 """What changes all the time, and is no change to tell."""
 
 
-def facts_of(state: Path) -> dict[str, Any]:
+def read_status(state: Path) -> dict[str, Any]:
     """What `topdp agent status --json` prints."""
     ledger = Ledger(state, writable=False)
     try:
-        peers = ledger.known_peers()
+        peers = ledger.recorded_peers()
         facts: dict[str, Any] = {
             "agent": ledger.meta.get("agent"),
             "federation": ledger.meta.get("federation"),
             "round": ledger.round,
             "epsilon": ledger.spent,
-            "delta": float(ledger.meta[start_choices.DELTA]) if start_choices.DELTA in ledger.meta else None,
+            "delta": float(ledger.meta[start_choices.DELTA_KEY])
+            if start_choices.DELTA_KEY in ledger.meta
+            else None,
             "charged_by": ledger.charged_by,
-            "worst_case": ledger.last.worst_case if ledger.last else 0.0,
-            "seeded": start_choices.was(ledger, start_choices.SEEDED),
-            "rehearsal": start_choices.was(ledger, start_choices.REHEARSAL),
-            "budget": start_choices.budget(ledger),
+            "worst_case": ledger.last_entry.worst_case if ledger.last_entry else 0.0,
+            "seeded": start_choices.ever_chosen(ledger, start_choices.SEEDED_KEY),
+            "rehearsal": start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
+            "budget": start_choices.recorded_budget(ledger),
             "stopped": ledger.stopped_at,
             "ends": last_round(ledger),
             "departed": ledger.departed,
-            "departures": ledger.departures(),
-            "gone": ledger.counted_out(),
-            "seen": {peer: ledger.seen(peer) for peer in peers},
+            "departures": ledger.covered_departures(),
+            "gone": ledger.departed_members(),
+            "seen": {peer: ledger.last_received(peer) for peer in peers},
             "quarantined": {
                 peer: {"code": why.code.name, "words": why.words}
                 for peer in peers
@@ -53,16 +65,16 @@ def facts_of(state: Path) -> dict[str, Any]:
         }
     finally:
         ledger.close()
-    found = Standing.read(state)
+    found = ProcessStatus.read(state)
     if facts["budget"] is None and found is not None:  # books of before budgets stood in them
         facts["budget"] = found.budget
-    facts |= {"paused": Orders(state).since(PAUSE), **_of_process(found)}
+    facts |= {"paused": OperatorOrders(state).since(PAUSE_FILE), **_process_facts(found)}
     if facts["rounds"] is not None and facts["ends"] is not None:  # the process may not know of it yet
         facts["rounds"] = min(facts["rounds"], max(facts["ends"], facts["round"]))
     return facts
 
 
-def _of_process(found: Standing | None) -> dict[str, Any]:
+def _process_facts(found: ProcessStatus | None) -> dict[str, Any]:
     """`rounds`: what the last start was told; null before any."""
     process = "not running" if found is None else found.liveness
     there = found if found is not None and process != "not running" else None
@@ -79,9 +91,9 @@ def _of_process(found: Standing | None) -> dict[str, Any]:
     }
 
 
-def lasting(facts: dict[str, Any]) -> dict[str, Any]:
+def stable_facts(facts: dict[str, Any]) -> dict[str, Any]:
     """What is worth telling when it changes."""
-    return {key: value for key, value in facts.items() if key not in PASSING}
+    return {key: value for key, value in facts.items() if key not in CHANGING_KEYS}
 
 
 def finished(facts: dict[str, Any]) -> bool:
@@ -93,20 +105,20 @@ def finished(facts: dict[str, Any]) -> bool:
     )
 
 
-def in_words(facts: dict[str, Any]) -> dict[str, Any]:
+def describe_status(facts: dict[str, Any]) -> dict[str, Any]:
     """The same for people: times as ages, and what is not so left out where it says nothing."""
     told = {key: value for key, value in facts.items() if key not in ("written", "id", "code")}
     if facts["written"] is not None and facts["process"] == "not answering":
-        told["process"] = f"not answering since {since_in_words(facts['written'])} (process {facts['id']})"
+        told["process"] = f"not answering since {age_in_words(facts['written'])} (process {facts['id']})"
     elif facts["id"] is not None:
         told["process"] = f"running (process {facts['id']})"
     elif facts["code"] is not None:
         told["process"] = f"not running: it ended with code {facts['code']}"
     elif facts["written"] is not None:
-        told["process"] = f"not running: it was killed, or died, {since_in_words(facts['written'])} ago"
-    told["waits_for"] = {who: f"since {since_in_words(since)}" for who, since in facts["waits_for"].items()}
-    told["heard"] = {who: f"{since_in_words(since)} ago" for who, since in facts["heard"].items()}
-    told["paused"] = None if facts["paused"] is None else f"since {since_in_words(facts['paused'])}"
+        told["process"] = f"not running: it was killed, or died, {age_in_words(facts['written'])} ago"
+    told["waits_for"] = {who: f"since {age_in_words(since)}" for who, since in facts["waits_for"].items()}
+    told["heard"] = {who: f"{age_in_words(since)} ago" for who, since in facts["heard"].items()}
+    told["paused"] = None if facts["paused"] is None else f"since {age_in_words(facts['paused'])}"
     told["epsilon"] = epsilon_in_words(facts["epsilon"])
     if facts["budget"] is not None:
         told["epsilon"] += f" of {facts['budget']:.4g}"
@@ -119,13 +131,15 @@ def in_words(facts: dict[str, Any]) -> dict[str, Any]:
     for key in ("budget", "rounds", "ends", "delta"):
         told.pop(key)
     told = {key: "yes" if value is True else value for key, value in told.items()}
-    nothing = [key for key in QUIET if told[key] is None or told[key] is False or told[key] == {}]
+    nothing = [
+        key for key in OMITTED_WHEN_EMPTY if told[key] is None or told[key] is False or told[key] == {}
+    ]
     return {key: value for key, value in told.items() if key not in nothing}
 
 
-def in_one_line(state: Path, facts: dict[str, Any]) -> str:
+def status_line(state: Path, facts: dict[str, Any]) -> str:
     """For a log that is not a terminal."""
-    found = Standing.read(state)
+    found = ProcessStatus.read(state)
     if found is None:
         return f"{facts['agent']}: round {facts['round']}, {facts['process']}"
     words = progress_in_words(found, facts["epsilon"], facts["charged_by"])

@@ -15,32 +15,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from topdp.agents.agreement import federation_manifest
 from topdp.agents.agreement import manifest as manifests
-from topdp.agents.agreement.amendments import Amendment, Before, amendment_of, remaining
+from topdp.agents.agreement.amendments import Amendment, PreviousRun, amendment_of, remaining_budget
 from topdp.agents.agreement.identity_card import Card
-from topdp.agents.agreement.ledger_mark import BooksMark
 from topdp.agents.agreement.manifest import Manifest
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.rollback_mark import RollbackMark
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.row_witness import holds
+from topdp.agents.ledger.row_witness import has_entry
 from topdp.agents.runtime.agent import BOOKS
-from topdp.agents.runtime.budget_meter import meter
+from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.run_end import last_round
 from topdp.errors import BudgetError, InputError, TrustError
-from topdp.privacy.account import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.query import Query
 from topdp.runs import builders
 from topdp.runs.config import PoissonBatch, parse
 from topdp.topology import from_edges
 
+if TYPE_CHECKING:
+    from topdp.privacy.account import Account
+
 
 @dataclass(frozen=True)
-class Change:
+class MembershipChange:
     """What is to change, and when."""
 
     round: int  # the last one of the run before
@@ -51,12 +53,14 @@ class Change:
     rounds: int | None = None  # of the new run; None: those that are left
 
 
-def amend(before: Manifest, change: Change) -> tuple[Manifest, Account, list[str]]:
+def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account, list[str]]:
     """(the amendment, what the new run costs, what the one who makes it should know)."""
-    setup = Setup.of(before)
-    _expect_possible(setup, change)
+    from topdp.agents.agreement import federation_manifest  # agents that start do not need it
+
+    setup = RunSetup.of(before)
+    _expect_valid_change(setup, change)
     spent = spent_by(setup, change.round)
-    granted = budgets(before)
+    granted = granted_budgets(before)
     stay = [card for card in before.cards if card.name not in change.remove]
     cards = [*stay, *change.add]
     names = [card.name for card in cards]
@@ -71,27 +75,29 @@ def amend(before: Manifest, change: Change) -> tuple[Manifest, Account, list[str
     # Who joins gets what the others were granted at the beginning, at most.
     tree["privacy"]["epsilon"] = [left.get(name, min(granted.values())) for name in names]
     tree["topology"]["agents"] = len(names)
-    each = setup.plan.releases // (before.config.rounds + 1)  # a round and its averaging steps
-    tree["rounds"] = change.rounds or max(1, before.config.rounds - change.round // each)
+    done = change.round // setup.plan.releases_per_round
+    tree["rounds"] = change.rounds or max(1, before.config.rounds - done)
     tree["data"].pop("sizes", None)
     kept = {(before.names[i], before.names[j]) for i, j in before.links}
     pairs = [pair for pair in (*kept, *change.links) if set(pair) <= set(names)]
     edges = sorted({tuple(sorted((names.index(a), names.index(b)))) for a, b in pairs})
     graph = from_edges(edges, len(names), name="federation", labels=tuple(names))
     counts = tuple(records[name] for name in names)
-    made, account, said = federation_manifest.of(cards, graph, counts, parse(tree, "amendment"), before.rules)
-    said += not_by_what_was_seen(before)
+    made, account, said = federation_manifest.build_manifest(
+        cards, graph, counts, parse(tree, "amendment"), before.rules
+    )
+    said += round_choice_remarks(before)
     told = Amendment(before.hash, change.round, before.config.privacy.delta, granted, spent)
-    return manifests.amending(made, told.to_tree()), account, said
+    return manifests.as_amendment(made, told.to_tree()), account, said
 
 
-def spent_by(setup: Setup, round: int) -> dict[str, float]:
+def spent_by(setup: RunSetup, round: int) -> dict[str, float]:
     """ε that each agent's books show after `round`, if the plan is followed."""
     privacy, found = setup.manifest.config.privacy, {}
     analysis = builders.analysis(setup.manifest.config, setup.counts)
-    waits = not setup.manifest.rules.goes_on
+    waits = not setup.manifest.rules.tolerates_silence
     for agent, name in enumerate(setup.manifest.names):
-        gauge = meter(
+        gauge = build_meter(
             setup.plan,
             analysis,
             agent,
@@ -105,7 +111,7 @@ def spent_by(setup: Setup, round: int) -> dict[str, float]:
     return found
 
 
-def not_by_what_was_seen(before: Manifest) -> list[str]:
+def round_choice_remarks(before: Manifest) -> list[str]:
     """What whoever names the round must know, where accounts do not cover every way to choose it."""
     config = before.config
     guarantee, sampled = config.privacy.guarantee, isinstance(config.data.batch, PoissonBatch)
@@ -142,10 +148,12 @@ def carried_over(terms: Manifest, name: str, folder: Path | None, identity: Path
         verify(ledger)
         facts = ledger.meta
         ended = last_round(ledger) is not None and ledger.round >= found.round
-        said = Before(facts["federation"], facts["agent"], ended, ledger.spent, start_choices.budget(ledger))
-        left = remaining(terms, name, said)
-        mark = BooksMark(identity, found.manifest)
-        if mark.resume(facts.get(BOOKS, ""), ledger.round, lambda head: holds(ledger, head)):
+        said = PreviousRun(
+            facts["federation"], facts["agent"], ended, ledger.spent, start_choices.recorded_budget(ledger)
+        )
+        left = remaining_budget(terms, name, said)
+        mark = RollbackMark(identity, found.manifest)
+        if mark.resume(facts.get(BOOKS, ""), ledger.round, lambda head: has_entry(ledger, head)):
             raise TrustError(
                 f"--after: expected the newest books of {name} for the run {found.manifest[:16]}, got others "
                 f"in {folder}: since these, it ran with another state folder, and what that spent counts too."
@@ -161,7 +169,7 @@ def expect_counted(terms: Manifest, name: str, identity: Path, was_there: bool =
     found = amendment_of(terms)
     if found is None or name in found.granted:
         return
-    if was_there or BooksMark(identity, found.manifest).known:
+    if was_there or RollbackMark(identity, found.manifest).known:
         raise TrustError(
             f"Expected what {name} was granted and has spent in the run {found.manifest[:16]}, since it was "
             f"there; the amendment {terms.hash[:16]} does not list it, so all would be granted anew. Have it "
@@ -169,13 +177,13 @@ def expect_counted(terms: Manifest, name: str, identity: Path, was_there: bool =
         )
 
 
-def budgets(manifest: Manifest) -> dict[str, float]:
+def granted_budgets(manifest: Manifest) -> dict[str, float]:
     """What each member may spend."""
     granted = builders.per_agent("privacy.epsilon", manifest.config.privacy.epsilon, len(manifest.names))
     return dict(zip(manifest.names, granted.tolist(), strict=True))
 
 
-def _expect_possible(setup: Setup, change: Change) -> None:
+def _expect_valid_change(setup: RunSetup, change: MembershipChange) -> None:
     names = setup.manifest.names
     if not 0 <= change.round < setup.plan.releases - 1:
         raise InputError(

@@ -20,10 +20,10 @@ from typing import Any, Self
 from topdp.agents.node import shutdown
 from topdp.errors import Interrupted
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Asked:
+class EndSignals:
     """While inside, a signal that asks this process to end makes `reader` readable, and does nothing else.
 
     What the process was told to ignore, as `nohup` does, it ignores. Threads hear no signals.
@@ -35,7 +35,7 @@ class Asked:
         self._by: int | None = None
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            heard = [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._hear) for number in heard}
         return self
 
@@ -60,11 +60,11 @@ class Asked:
             os.write(self._writer, b"!")
 
 
-def ended(
+def terminate_all(
     running: Mapping[int, BaseProcess],
     names: Sequence[str],
     say: Callable[[str], Any],
-    patience: float = 2 * shutdown.LIMIT,
+    patience: float = 2 * shutdown.SHUTDOWN_SECONDS,
 ) -> dict[int, int]:
     """Asks processes to end, and kills those that have not after `patience` seconds: their exit codes."""
     for process in running.values():

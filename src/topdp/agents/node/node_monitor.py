@@ -15,52 +15,52 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from topdp.agents.ledger.ledger_database import LedgerError
-from topdp.agents.node.operator_orders import STOP, Orders
-from topdp.agents.node.status_file import EVERY, Standing, State, birth
+from topdp.agents.node.operator_orders import STOP_FILE, OperatorOrders
+from topdp.agents.node.status_file import STATUS_INTERVAL_SECONDS, AgentState, ProcessStatus, process_birth
 from topdp.agents.node.status_words import progress_in_words, scores_in_words
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.run_end import last_round
 
 if TYPE_CHECKING:
-    from topdp.agents.node.site_scores import Scores
+    from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
 logger = logging.getLogger("topdp.agents")
 
-LOOK = 0.5  # seconds between two looks at the orders
+POLL_SECONDS = 0.5  # seconds between two looks at the orders
 
 
-class Monitor:
+class NodeMonitor:
     """Beside one agent, from its first greeting to its end."""
 
     def __init__(
         self,
         agent: Agent,
-        orders: Orders,
+        orders: OperatorOrders,
         stop: Callable[[], None],
         report: float = 30.0,
-        scores: Scores | None = None,
+        scores: OwnerEvaluation | None = None,
     ) -> None:
         """`stop` asks the process to end. `report`: seconds between two lines of progress; 0: none."""
         self.agent, self.orders, self.stop = agent, orders, stop
         self.report, self.scores = report, scores
         self.found: dict[str, Any] | None = None  # the newest scores
-        self._birth = birth(os.getpid())
+        self._birth = process_birth(os.getpid())
         self._written = self._reported = 0.0
-        self._standing: Standing | None = None
+        self._standing: ProcessStatus | None = None
         self._scored: int | None = None
         self._scoring: asyncio.Task[None] | None = None
         self._mute = False
-        orders.withdraw(STOP)  # of whoever ran here before
+        orders.withdraw(STOP_FILE)  # of whoever ran here before
         self.paused = orders.paused()
         if self.paused:
             self._say(
                 "is paused since before this start: no new release until `topdp agent resume`", "paused"
             )
-        agent.life.paused = orders.paused
+        agent.loop.paused = orders.paused
 
     def _rounds(self) -> int:
         """The last round: the plan's, or an earlier one where the run was amended."""
-        planned, ends = self.agent.equipment.part.plan.releases - 1, last_round(self.agent.ledger)
+        planned, ends = self.agent.context.part.plan.releases - 1, last_round(self.agent.ledger)
         return planned if ends is None else min(planned, max(ends, self.agent.ledger.round))
 
     async def run(self) -> None:
@@ -73,13 +73,13 @@ class Monitor:
                 logger.exception(
                     "%s: could not look at where it is", self.agent.name, extra={"event": "status"}
                 )
-                await asyncio.sleep(EVERY)
-            await asyncio.sleep(LOOK)
+                await asyncio.sleep(STATUS_INTERVAL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     def look(self) -> None:
         """Takes up orders, writes where the agent is, and tells it when it is time."""
         agent = self.agent
-        if not agent.life.stopping.is_set() and self.orders.take_stop():
+        if not agent.loop.stopping.is_set() and self.orders.take_stop():
             self._say("asked to stop", "stop")
             self.stop()
         paused = self.orders.paused()
@@ -89,29 +89,33 @@ class Monitor:
             agent.peers.changed.set()
         self._score()
         standing = self.standing()
-        changed = self._standing is None or _lasting(standing) != _lasting(self._standing)
-        if changed or standing.written - self._written >= EVERY or standing.written < self._written:
+        changed = self._standing is None or _stable_fields(standing) != _stable_fields(self._standing)
+        if (
+            changed
+            or standing.written - self._written >= STATUS_INTERVAL_SECONDS
+            or standing.written < self._written
+        ):
             self._write(standing)
         if self.report and asyncio.get_running_loop().time() - self._reported >= self.report:
             self._reported = asyncio.get_running_loop().time()
             self.tell()
 
-    def standing(self, code: int | None = None) -> Standing:
-        agent, life = self.agent, self.agent.life
-        state: State = life.doing
+    def standing(self, code: int | None = None) -> ProcessStatus:
+        agent, loop = self.agent, self.agent.loop
+        state: AgentState = loop.activity
         if code is not None:
             state = "ended"
         elif state == "waits" and self.orders.paused():
             state = "paused"
-        return Standing(
+        return ProcessStatus(
             process=os.getpid(),
             begun=self._birth,
             written=time.time(),
             state=state,
             round=agent.ledger.round,
             rounds=self._rounds(),
-            budget=agent.equipment.epsilon,
-            waits_for=dict(life.waits.since),
+            budget=agent.context.epsilon,
+            waits_for=dict(loop.waits.since),
             heard=dict(agent.peers.heard_at),
             scores=self.found,
             code=code,
@@ -150,20 +154,20 @@ class Monitor:
         if (
             self._scored is None
             or ledger.round >= self._scored + scores.every
-            or (self.agent.life.all_done and ledger.round > self._scored)
+            or (self.agent.loop.all_done and ledger.round > self._scored)
         ):
             self._scored = ledger.round
             self._scoring = asyncio.create_task(self._evaluate(scores, ledger.round))
 
-    async def _evaluate(self, scores: Scores, round: int) -> None:
+    async def _evaluate(self, scores: OwnerEvaluation, round: int) -> None:
         try:
-            estimate = self.agent.life.reported().clone()
+            estimate = self.agent.loop.reported().clone()
             self.found = await asyncio.to_thread(scores.of, estimate, round)
         except Exception:  # a number for people must not end an agent
             logger.exception("%s: --evaluate failed", self.agent.name, extra={"event": "evaluate"})
             self.scores = None
 
-    def _write(self, standing: Standing) -> None:
+    def _write(self, standing: ProcessStatus) -> None:
         self._standing, self._written = standing, standing.written
         try:
             standing.write(self.agent.folder)
@@ -183,7 +187,7 @@ class Monitor:
         logger.info("%s: %s", self.agent.name, words, extra=extra)
 
 
-def _lasting(standing: Standing) -> tuple[object, ...]:
+def _stable_fields(standing: ProcessStatus) -> tuple[object, ...]:
     """What is worth writing at once, when it changes."""
     waits = tuple(standing.waits_for.items())
     scored = standing.scores and standing.scores["round"]

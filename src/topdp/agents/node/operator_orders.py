@@ -14,15 +14,15 @@ import stat
 import time
 from pathlib import Path
 
-from topdp.base.files import FileError, write_whole
+from topdp.base.files import FileError, write_atomically
 from topdp.errors import TrustError
 
 logger = logging.getLogger("topdp.agents")
 
-PAUSE, STOP = "pause", "stop"
+PAUSE_FILE, STOP_FILE = "pause", "stop"
 
 
-class Orders:
+class OperatorOrders:
     """The orders in one state folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,13 +51,13 @@ class Orders:
         return False
 
     def paused(self) -> bool:
-        return self.given(PAUSE)
+        return self.given(PAUSE_FILE)
 
     def take_stop(self) -> bool:
         """Whether to stop, once: an order is for the process that found it, not for the next one."""
-        if not self.given(STOP):
+        if not self.given(STOP_FILE):
             return False
-        (self.folder / STOP).unlink(missing_ok=True)
+        (self.folder / STOP_FILE).unlink(missing_ok=True)
         return True
 
     # For people
@@ -68,7 +68,7 @@ class Orders:
         if self.given(order):
             return False
         text = json.dumps({"order": order, "since": time.time()}) + "\n"
-        write_whole(self.folder / order, text, mode=0o600)
+        write_atomically(self.folder / order, text, mode=0o600)
         return True
 
     def withdraw(self, order: str) -> bool:

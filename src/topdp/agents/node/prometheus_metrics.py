@@ -16,18 +16,18 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from topdp.agents.ledger.ledger_database import FILE, LedgerError
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError
 from topdp.agents.runtime.agent import Agent
 from topdp.errors import UnavailableError
 
-LOOPBACK = "127.0.0.1"  # whoever wants the numbers elsewhere puts a proxy before it
-PATIENCE = 5.0  # seconds until a request is given up
-NOT_REFUSED = ("linked", "lost", "replaced")  # what is told of links, and is no refusal
+LOOPBACK_ADDRESS = "127.0.0.1"  # whoever wants the numbers elsewhere puts a proxy before it
+SCRAPE_TIMEOUT_SECONDS = 5.0  # seconds until a request is given up
+LINK_EVENTS = ("linked", "lost", "replaced")  # what is told of links, and is no refusal
 
-Numbers = GaugeMetricFamily | CounterMetricFamily
+MetricFamily = GaugeMetricFamily | CounterMetricFamily
 
 
-def numbers(agent: Agent) -> Iterator[Numbers]:
+def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     """The numbers as they are now."""
 
     def gauge(name: str, about: str, values: Mapping[str, float], label: str = "") -> GaugeMetricFamily:
@@ -48,30 +48,30 @@ def numbers(agent: Agent) -> Iterator[Numbers]:
     distrusted = {peer: float(ledger.quarantined(peer) is not None) for peer in peers.neighbours}
     yield gauge("topdp_rounds", "Rounds on the books, round 0 included.", {"": ledger.round + 1})
     yield gauge("topdp_epsilon_spent", spent, {"": inf if ledger.spent is None else ledger.spent})
-    yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.equipment.epsilon})
+    yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.context.epsilon})
     without = "1 once the budget is spent: rows carry noise and no data."
-    yield gauge("topdp_without_data", without, {"": float(agent.life.out_of_budget)})
-    yield gauge("topdp_seconds", "Seconds by part.", agent.life.timing.seconds, "part")
+    yield gauge("topdp_without_data", without, {"": float(agent.loop.out_of_budget)})
+    yield gauge("topdp_seconds", "Seconds by part.", agent.loop.timing.seconds, "part")
     yield gauge("topdp_owed", "Rows that a neighbour has not acknowledged.", owed, "peer")
     yield gauge("topdp_quarantined", "1 where nothing more is believed of a neighbour.", distrusted, "peer")
     yield gauge(
         "topdp_rounds_planned",
         "Rounds of the plan, round 0 included.",
-        {"": agent.equipment.part.plan.releases},
+        {"": agent.context.part.plan.releases},
     )
     yield gauge(
-        "topdp_paused", "1 while a person wants no further release.", {"": float(agent.life.paused())}
+        "topdp_paused", "1 while a person wants no further release.", {"": float(agent.loop.paused())}
     )
-    yield gauge("topdp_ledger_bytes", "Size of the books on disk.", {"": _size(agent)})
+    yield gauge("topdp_ledger_bytes", "Size of the books on disk.", {"": _ledger_bytes(agent)})
     now = time.time()
     silent = {peer: max(0.0, now - heard) for peer, heard in peers.heard_at.items()}
     yield gauge("topdp_silent_seconds", "Seconds since a neighbour was heard.", silent, "peer")
-    waits = {peer: max(0.0, now - since) for peer, since in agent.life.waits.since.items()}
+    waits = {peer: max(0.0, now - since) for peer, since in agent.loop.waits.since.items()}
     waits = dict.fromkeys(peers.neighbours, 0.0) | waits
     yield gauge(
         "topdp_waits_seconds", "Seconds for which the agent has been waiting for a peer now.", waits, "peer"
     )
-    waited = {peer: agent.life.waits.seconds(peer) for peer in peers.neighbours}
+    waited = {peer: agent.loop.waits.seconds(peer) for peer in peers.neighbours}
     yield counter("topdp_waited_seconds", "Seconds waited for a neighbour.", waited, "peer")
     traffic = agent.traffic
     for name, about, counts in (
@@ -79,53 +79,53 @@ def numbers(agent: Agent) -> Iterator[Numbers]:
         ("topdp_received_bytes", "Bytes of messages from a neighbour.", traffic.received),
     ):
         yield counter(name, about, {peer: counts[peer] for peer in peers.neighbours}, "peer")
-    yield _refused(agent)
+    yield _refusals(agent)
 
 
-def _refused(agent: Agent) -> CounterMetricFamily:
+def _refusals(agent: Agent) -> CounterMetricFamily:
     """Handshakes, links and messages that were refused, by whom and why."""
     family = CounterMetricFamily(
         "topdp_refused", "Handshakes and messages that were refused.", labels=["agent", "peer", "reason"]
     )
-    counts = Counter(agent.peers.told.counts) + Counter(agent.traffic.refused)
+    counts = Counter(agent.peers.refusals.counts) + Counter(agent.traffic.refused)
     for (peer, reason), count in sorted(counts.items()):
-        if reason not in NOT_REFUSED:
+        if reason not in LINK_EVENTS:
             family.add_metric([agent.name, peer, reason], count)
     return family
 
 
-def _size(agent: Agent) -> int:
+def _ledger_bytes(agent: Agent) -> int:
     """Of the ledger and what SQLite keeps beside it."""
-    return sum(file.stat().st_size for file in agent.folder.glob(f"{FILE}*"))
+    return sum(file.stat().st_size for file in agent.folder.glob(f"{LEDGER_FILE}*"))
 
 
-class AgentNumbers(Collector):
+class AgentCollector(Collector):
     """Asks the agent for its numbers, from a thread of the server."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent, self._loop = agent, asyncio.get_running_loop()
 
-    def collect(self) -> list[Numbers]:
-        return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(PATIENCE)
+    def collect(self) -> list[MetricFamily]:
+        return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(SCRAPE_TIMEOUT_SECONDS)
 
-    async def _read(self) -> list[Numbers]:
+    async def _read(self) -> list[MetricFamily]:
         try:
-            return list(numbers(self.agent))
+            return list(metric_families(self.agent))
         except LedgerError:
             return []  # the agent has just ended, and its books are closed
 
 
 @asynccontextmanager
-async def served(agent: Agent, port: int) -> AsyncIterator[int]:
+async def serve_metrics(agent: Agent, port: int) -> AsyncIterator[int]:
     """Serves the numbers while inside, and gives the port: a free one where `port` is 0."""
     registry = CollectorRegistry()
-    registry.register(AgentNumbers(agent))
+    registry.register(AgentCollector(agent))
     ProcessCollector(registry=registry)  # open descriptors, memory, processor time; where there is /proc
     try:
-        server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+        server, thread = start_http_server(port, addr=LOOPBACK_ADDRESS, registry=registry)
     except OSError as error:
         raise UnavailableError(
-            f"--metrics: could not listen on {LOOPBACK}:{port}: {error.strerror}. Name another port."
+            f"--metrics: could not listen on {LOOPBACK_ADDRESS}:{port}: {error.strerror}. Name another port."
         ) from error
     try:
         yield server.server_port

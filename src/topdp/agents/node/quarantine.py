@@ -14,31 +14,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from topdp.agents.ledger.ledger import Ledger, Partners
+from topdp.agents.ledger.ledger import Ledger, PartnerMode
 from topdp.errors import InputError
 from topdp.privacy.answers import WORST_CASE
 from topdp.runs.config import did_you_mean
 
-LIFTED = "lifted "  # begins the key of what was lifted; a number follows
+LIFTED_KEY_PREFIX = "lifted "  # begins the key of what was lifted; a number follows
 
 
-def listed(state: Path) -> dict[str, Any]:
+def read_quarantine(state: Path) -> dict[str, Any]:
     """Who is quarantined and why, and what was lifted before."""
     ledger = Ledger(state, writable=False)
     try:
         return {
             "quarantined": {
                 peer: {"code": why.code.name, "words": why.words}
-                for peer in ledger.known_peers()
+                for peer in ledger.recorded_peers()
                 if (why := ledger.quarantined(peer)) is not None
             },
-            "lifted": _lifted(ledger),
+            "lifted": _lifted_entries(ledger),
         }
     finally:
         ledger.close()
 
 
-def lift(state: Path, peer: str, reason: str) -> dict[str, Any]:
+def lift_quarantine(state: Path, peer: str, reason: str) -> dict[str, Any]:
     """`peer` is believed again from the next start on; what is on the books of it then."""
     if not reason.strip():
         raise InputError("--reason: expected what a person has found, got nothing.")
@@ -46,7 +46,7 @@ def lift(state: Path, peer: str, reason: str) -> dict[str, Any]:
     try:
         why = ledger.quarantined(peer)
         if why is None:
-            known = [one for one in ledger.known_peers() if ledger.quarantined(one) is not None]
+            known = [one for one in ledger.recorded_peers() if ledger.quarantined(one) is not None]
             raise InputError(f"{peer} is not quarantined here.{did_you_mean(peer, known) if known else ''}")
         facts = {
             "peer": peer,
@@ -57,8 +57,8 @@ def lift(state: Path, peer: str, reason: str) -> dict[str, Any]:
             "reason": reason.strip(),
         }
         # The reason first: a crash in between must not leave somebody believed without one.
-        ledger.database.remember(f"{LIFTED}{len(_lifted(ledger))}", json.dumps(facts))
-        ledger.lift(peer)
+        ledger.database.remember(f"{LIFTED_KEY_PREFIX}{len(_lifted_entries(ledger))}", json.dumps(facts))
+        ledger.lift_quarantine(peer)
         return {**facts, "remarks": _remarks(ledger, peer)}
     finally:
         ledger.close()
@@ -71,14 +71,17 @@ def _remarks(ledger: Ledger, peer: str) -> list[str]:
         remarks.append(
             f"The plan was departed from ({ledger.departed}): charges stay by {ledger.charged_by}."
         )
-    if peer in ledger.counted_out():
+    if peer in ledger.departed_members():
         remarks.append(f"{peer} was counted out for good: it takes no further part in this run.")
     return remarks
 
 
-def _lifted(ledger: Ledger) -> list[dict[str, Any]]:
-    found = [(key, value) for key, value in ledger.meta.items() if key.startswith(LIFTED)]
-    return [json.loads(value) for _, value in sorted(found, key=lambda one: int(one[0].removeprefix(LIFTED)))]
+def _lifted_entries(ledger: Ledger) -> list[dict[str, Any]]:
+    found = [(key, value) for key, value in ledger.meta.items() if key.startswith(LIFTED_KEY_PREFIX)]
+    return [
+        json.loads(value)
+        for _, value in sorted(found, key=lambda one: int(one[0].removeprefix(LIFTED_KEY_PREFIX)))
+    ]
 
 
 def _for_writing(state: Path) -> Ledger:
@@ -86,12 +89,12 @@ def _for_writing(state: Path) -> Ledger:
     reading = Ledger(state, writable=False)
     meta = dict(reading.meta)
     reading.close()
-    partners: Partners = "found" if meta.get("partners") == "found" else "planned"
+    partners: PartnerMode = "found" if meta.get("partners") == "found" else "planned"
     return Ledger(
         state,
         meta.get("federation", ""),
         meta.get("agent", ""),
         partners=partners,
         guarantee=meta.get("guarantee", WORST_CASE.name),
-        whoever_is_missing=meta.get("whoever_is_missing") == str(True),
+        holds_after_departures=meta.get("whoever_is_missing") == str(True),
     )

@@ -5,7 +5,7 @@ The first SIGTERM or SIGINT asks the agent to end; a second one ends the process
 way. Either way the books are closed first where the loop still turns; and where it does not, they are as
 after a power cut, which they are made for.
 
-Not for what an agent does when it stops: that is `Life.run` and `Agent.run`.
+Not for what an agent does when it stops: that is `AgentLoop.run` and `Agent.run`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from topdp.errors import ExitCode
 
 logger = logging.getLogger("topdp.agents")
 
-LIMIT = 10.0
+SHUTDOWN_SECONDS = 10.0
 """Seconds from the first signal to the end of the process."""
 
-BLOCKED = 2.0
+BLOCKED_LOOP_SECONDS = 2.0
 """Seconds more, until a thread ends a process whose loop does not turn."""
 
 
@@ -53,8 +53,10 @@ class Shutdown:
         if self.asked:
             self._end(f"{signal.Signals(number).name} once more: ends at once")
         self.asked = True
-        self._loop.call_later(LIMIT, self._hung)
-        watcher = threading.Timer(LIMIT + BLOCKED, self._blocked, [threading.get_ident()])
+        self._loop.call_later(SHUTDOWN_SECONDS, self._hung)
+        watcher = threading.Timer(
+            SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS, self._blocked, [threading.get_ident()]
+        )
         watcher.daemon = True
         watcher.start()
         self.stop()
@@ -62,24 +64,24 @@ class Shutdown:
     def _hung(self) -> NoReturn:
         for task in asyncio.all_tasks(self._loop):
             logger.error("asked to stop, and still at work: %s", named(task), extra={"event": "shutdown"})
-        self._end(f"asked to stop, and had not ended after {LIMIT:g} s: ends the hard way")
+        self._end(f"asked to stop, and had not ended after {SHUTDOWN_SECONDS:g} s: ends the hard way")
 
     def _blocked(self, thread: int) -> NoReturn:
         """In a thread of its own. The books are not closed: they belong to the one that hangs."""
         frame = sys._current_frames().get(thread)
         where = "".join(traceback.format_stack(frame)[-3:]) if frame else "nowhere"
         logger.error("asked to stop, and hangs:\n%s", where, extra={"event": "shutdown"})
-        leave(ExitCode.INTERRUPTED)
+        exit_now(ExitCode.INTERRUPTED)
 
     def _end(self, words: str) -> NoReturn:
         logger.error("%s; the same command continues", words, extra={"event": "shutdown"})
         try:
             self.close()
         finally:
-            leave(ExitCode.INTERRUPTED)
+            exit_now(ExitCode.INTERRUPTED)
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Ends the process now: threads that compute, and Python's own tidying up, are not waited for."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it any more
@@ -87,16 +89,16 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_quickly(code: int) -> None:
+def exit_without_cleanup(code: int) -> None:
     """When this program ends, it ends at once: all is on disk, and taking torch and gRPC apart takes seconds.
 
     Does nothing where something else than the command `topdp` calls it, such as a test.
     """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
-    if (spec is not None and spec.name == "topdp.__main__") or _called(main) == "topdp":
-        atexit.register(leave, code)
+    if (spec is not None and spec.name == "topdp.__main__") or _program_name(main) == "topdp":
+        atexit.register(exit_now, code)
 
 
-def _called(main: object) -> str:
+def _program_name(main: object) -> str:
     return Path(getattr(main, "__file__", None) or "-").stem

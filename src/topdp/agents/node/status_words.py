@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from topdp.agents.node.status_file import Standing
+from topdp.agents.node.status_file import ProcessStatus
 from topdp.runs.metric_labels import in_words
 
 
@@ -14,7 +14,7 @@ def epsilon_in_words(epsilon: float | None) -> str:
     return "infinite" if epsilon is None else f"{epsilon:.4g}"
 
 
-def since_in_words(since: float, now: float | None = None) -> str:
+def age_in_words(since: float, now: float | None = None) -> str:
     """
     >>> since_in_words(100, 142), since_in_words(100, 100 + 3 * 3600 + 120), since_in_words(100, 90)
     ('42 s', '3 h 2 min', '0 s')
@@ -26,7 +26,7 @@ def since_in_words(since: float, now: float | None = None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def progress_in_words(standing: Standing, spent: float | None, charged_by: str) -> str:
+def progress_in_words(standing: ProcessStatus, spent: float | None, charged_by: str) -> str:
     """Round, budget, and who is waited for."""
     words = (
         f"round {max(standing.round, 0)} of {standing.rounds}" if standing.round >= 0 else "no release yet"
@@ -36,7 +36,7 @@ def progress_in_words(standing: Standing, spent: float | None, charged_by: str) 
         words += ", paused"
     if standing.state == "ends":
         words += ", all rounds done"
-    waits = [f"{peer} since {since_in_words(since)}" for peer, since in standing.waits_for.items()]
+    waits = [f"{peer} since {age_in_words(since)}" for peer, since in standing.waits_for.items()]
     return words + (f", waits for {', '.join(waits)}" if waits else "")
 
 

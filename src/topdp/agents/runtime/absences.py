@@ -13,11 +13,11 @@ import logging
 from typing import final
 
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.agent_context import Equipment
-from topdp.agents.runtime.budget_meter import Meter, allows
+from topdp.agents.runtime.agent_context import AgentContext
+from topdp.agents.runtime.budget_meter import BudgetMeter, allows
 from topdp.agents.runtime.peer_contacts import TICKS
 from topdp.agents.runtime.peers import Peers
-from topdp.agents.runtime.shared_draws import Sharing
+from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.privacy.spending import ReleaseHistory
 
 logger = logging.getLogger("topdp.agents")
@@ -27,11 +27,13 @@ logger = logging.getLogger("topdp.agents")
 class Absences:
     """Who is missing for one agent, for good."""
 
-    def __init__(self, equipment: Equipment, ledger: Ledger, peers: Peers, sharing: Sharing) -> None:
-        self.equipment, self.ledger, self.peers, self.sharing = equipment, ledger, peers, sharing
-        self.departures = sharing.departures
+    def __init__(
+        self, context: AgentContext, ledger: Ledger, peers: Peers, shared_draws: SharedDraws
+    ) -> None:
+        self.context, self.ledger, self.peers, self.shared_draws = context, ledger, peers, shared_draws
+        self.departures = shared_draws.departures
         peers.contacts.given_up = self.departures.given_up
-        self._meter = equipment.meter
+        self._meter = context.meter
         self._counts: dict[str, int] = {}  # as colluders in this meter, from these rounds on
         self._held: dict[str, int] = {}  # ticks for which rows were held back because of somebody
 
@@ -54,10 +56,10 @@ class Absences:
 
     def _give_up(self, peer: str, why: str) -> bool:
         """States that `peer` is silent, where the rule is to go on without it; whether it is."""
-        if not self.equipment.manifest.rules.goes_on or not self.sharing.gossip.begun:
+        if not self.context.manifest.rules.tolerates_silence or not self.shared_draws.gossip.begun:
             return False
         if self.departures.give_up(peer):
-            self.peers.told.tell(peer, "given_up", f"{why}: no further row of it is taken")
+            self.peers.refusals.report(peer, "given_up", f"{why}: no further row of it is taken")
             self.peers.wake()
         return True
 
@@ -65,18 +67,18 @@ class Absences:
         """Who is gone for the others makes no further row: they leave out what would cancel in it."""
         peers = self.peers
         left = bool(peers.left_by) and all(peers.ends_with(peer) for peer in peers.neighbours)
-        if left or self.equipment.name in self.departures.gone():
-            raise self.sharing.left_behind()
+        if left or self.context.name in self.departures.gone():
+            raise self.shared_draws.left_behind()
 
     # What counting somebody out costs
 
-    def settle(self, history: ReleaseHistory) -> Meter:
+    def settle(self, history: ReleaseHistory) -> BudgetMeter:
         """Counts whoever is gone as a colluder, books what that costs and states it; the meter from now on.
 
         From the round after the last that somebody has of it, where the budget allows that; else from the
         next round on.
         """
-        gone, counts = self.departures.gone(), self.ledger.counted_out()
+        gone, counts = self.departures.gone(), self.ledger.departed_members()
         new = {name: one.seen + 1 for name, one in gone.items() if name not in counts}
         if not new and counts == self._counts:
             return self._meter
@@ -89,10 +91,10 @@ class Absences:
             self.peers.wake()
             logger.warning(
                 "%s: %s is gone for good, and counts as a colluder from round %d on",
-                self.equipment.name,
+                self.context.name,
                 name,
                 self._counts[name],
-                extra={"agent": self.equipment.name, "peer": name, "event": "gone"},
+                extra={"agent": self.context.name, "peer": name, "event": "gone"},
             )
         return self._meter
 
@@ -101,17 +103,17 @@ class Absences:
         if not self.departures.takes_back:
             return False
         cost = self._meter.owed(history, self.ledger.total, planned=True)
-        if not allows(self.equipment.epsilon, self.ledger.total, cost):
+        if not allows(self.context.epsilon, self.ledger.total, cost):
             return False
         if cost.charge:
             self.ledger.charge_late(cost)
         return True
 
-    def _without(self, counts: dict[str, int]) -> Meter:
-        if not self.equipment.meter.in_the_open:
-            return self.equipment.meter  # all others collude as it is
-        number = self.equipment.manifest.number
-        return self.equipment.meter.without({number(name): first for name, first in counts.items()})
+    def _without(self, counts: dict[str, int]) -> BudgetMeter:
+        if not self.context.meter.in_the_open:
+            return self.context.meter  # all others collude as it is
+        number = self.context.manifest.number
+        return self.context.meter.without({number(name): first for name, first in counts.items()})
 
     # Rows that are held back
 
@@ -120,7 +122,7 @@ class Absences:
 
         For two idle timeouts at most: somebody may be silent for one neighbour alone.
         """
-        if not self.equipment.part.shared(round):
+        if not self.context.part.shared(round):
             return False
         return any(self._held.get(name, 0) < 2 * TICKS for name in self.departures.unsettled())
 

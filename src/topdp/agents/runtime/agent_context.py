@@ -4,55 +4,51 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from topdp.agents.agreement.hidden_rows import hides
+from topdp.agents.agreement.hidden_rows import relies_on_hidden_rows
 from topdp.agents.agreement.manifest import Manifest, Rules
-from topdp.agents.agreement.run_setup import Setup
-from topdp.agents.development.agent_rehearsal import Rehearsal
-from topdp.agents.runtime.agent_draws import AgentDraws, SeededDraws, SystemDraws
-from topdp.agents.runtime.agent_rows import Gradients, Part
-from topdp.agents.runtime.budget_meter import Meter, meter
-from topdp.agents.runtime.exact_gradients import Exact
-from topdp.agents.runtime.hidden_row_limits import Limits, expect_exact, limits, mixing_share, same_limits
+from topdp.agents.agreement.run_setup import RunSetup
+from topdp.agents.runtime.agent_draws import AgentDraws
+from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.agents.runtime.agent_rows import AgentGradients, PlanPart
+from topdp.agents.runtime.budget_meter import BudgetMeter, build_meter
+from topdp.agents.runtime.exact_gradients import ExactGradients
+from topdp.agents.runtime.hidden_row_limits import (
+    RowNormLimits,
+    expect_exact,
+    hidden_norm_limits,
+    mixing_share,
+    uniform_norm_limits,
+)
 from topdp.agents.runtime.row_sums import expect_fine, rounded_share
 from topdp.agents.wire import row_payload
-from topdp.audit.rehearsal_record import Planted
-from topdp.base.progress import Progress
-from topdp.data.featured_shards import of_records
+from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.query import Query
 from topdp.runs import builders
-from topdp.runs.assembly import expect_fitting
 from topdp.runs.config import ConfigError
+from topdp.runs.model_fit import expect_fitting
 
 LARGEST_HEAD = 1024  # bytes before a row that is handed over
 
 
 @dataclass(frozen=True)
-class Rehearse:
-    """Canaries that all agents were given, and the state folder in which this one takes notes."""
-
-    planted: Planted
-    state: Path
-
-
-@dataclass(frozen=True)
-class Equipment:
+class AgentContext:
     """What an agent computes with."""
 
-    setup: Setup
-    part: Part
+    setup: RunSetup
+    part: PlanPart
     start: Tensor  # the public start row, in the type in which rows travel
-    gradients: Gradients
+    gradients: AgentGradients
     draws: AgentDraws
-    meter: Meter
-    limits: Limits  # how long rows may be
+    hooks: AgentHooks
+    meter: BudgetMeter
+    limits: RowNormLimits  # how long rows may be
     epsilon: float  # the agent's budget
     order: str | None  # the records in the order of cyclic batches; the same after every restart
     asked: float | None = None  # the budget that this start asked for; None: that of earlier starts, if any
@@ -67,23 +63,22 @@ class Equipment:
         return self.manifest.names[self.part.agent]
 
 
-def equip(
-    setup: Setup,
+def build_context(
+    setup: RunSetup,
     agent: int,
     records: tuple[Tensor, Tensor],
     classes: int | None,
-    seeded: bool = False,
     epsilon: float | None = None,
     in_thread: bool = False,
     key: bytes = b"",
-    rehearsal: Rehearse | None = None,
-    progress: Progress | None = None,
-) -> Equipment:
+    hooks: AgentHooks | None = None,
+    progress: Progress = silent,
+) -> AgentContext:
     """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's.
 
     `records` are its own, as they are; the manifest says what features of them the model sees.
     `key`: a secret of the agent, the same after every restart, under which `order` is written down.
-    `rehearsal`: canaries, and where to note what comes of them.
+    `hooks`: what development replaces; None in production.
     """
     config, rules = setup.manifest.config, setup.manifest.rules
     privacy = config.privacy
@@ -96,48 +91,48 @@ def equip(
             f"{setup.manifest.names[agent]}, got {epsilon:.6g}: one's own budget can only be smaller."
         )
     inputs, targets = records
-    inputs = of_records(inputs, builders.features(config), setup.manifest.names[agent], progress)
+    if (features := builders.features(config)) is not None:
+        from topdp.data import featured_shards  # images only: not loaded where records stay as they are
+
+        inputs = featured_shards.of_records(inputs, features, setup.manifest.names[agent], progress)
     task = builders.task(config)
     targets = task.targets(targets, setup.manifest.names[agent])
     flat = FlatModel(setup.model(tuple(inputs.shape[1:]), task.outputs(targets, classes)))
     expect_fitting(flat, task, inputs[:1], targets[:1], classes)
     analysis = builders.analysis(config, setup.counts)
-    part = Part(setup.plan, agent)
-    draws = (
-        SeededDraws(config.seed, setup.plan, flat.dtype) if seeded else SystemDraws(frozenset(part.partner))
+    part, hooks = PlanPart(setup.plan, agent), hooks or AgentHooks()
+    draws = hooks.draws(part, config.seed, flat.dtype)
+    hidden = relies_on_hidden_rows(
+        privacy.guarantee, setup.plan, setup.coalition, not rules.tolerates_silence
     )
-    hidden = hides(privacy.guarantee, setup.plan, setup.coalition, not rules.goes_on)
     start = flat.flatten().to(_type_of_rows(rules, flat.dtype, hidden))
     _expect_rows_that_fit(rules, start)
-    rehearsed = None
-    if rehearsal is not None:
-        planted, state = rehearsal.planted, rehearsal.state
-        rehearsed = Rehearsal(planted, setup.plan, agent, privacy.clip, start, state)
-    exact = Exact(flat, privacy.clip, task.loss, privacy.clipping, inputs[:1])
-    gradients = Gradients(
+    hooks.prepare(part, analysis.batches[agent], privacy.clip, start)
+    exact = ExactGradients(flat, privacy.clip, task.loss, privacy.clipping, inputs[:1])
+    gradients = AgentGradients(
         exact,
         (inputs, targets),
         analysis.batches,
         agent,
         config.seed,
         draws,
-        rehearsed,
+        hooks,
     )
-    gauge = meter(
+    gauge = build_meter(
         setup.plan,
         analysis,
         agent,
         privacy.delta,
         privacy.guarantee,
-        not rules.goes_on,
+        not rules.tolerates_silence,
         Query(colluders=setup.coalition, allow_slow=privacy.allow_slow),
     )
-    bounds = same_limits(setup.plan, rules.largest_norm)
+    bounds = uniform_norm_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))
     if hidden:
         longest = max(_longest(one, privacy.clip) for one in analysis.batches)
         facts = (longest, len(start), rules.largest_norm, norm)
-        bounds = limits(setup.plan, privacy.guarantee, *facts)
+        bounds = hidden_norm_limits(setup.plan, privacy.guarantee, *facts)
         expect_exact(setup.plan, rules.largest_norm)
     elif not norm <= rules.largest_norm:
         raise ConfigError(
@@ -145,12 +140,13 @@ def equip(
             f"{rules.largest_norm:g}: what is rounded next to longer rows is not accounted for."
         )
     _expect_little_rounding(setup, gauge, exact, analysis.batches[agent], hidden)
-    return Equipment(
+    return AgentContext(
         setup=setup,
         part=part,
         start=start,
         gradients=gradients,
         draws=draws,
+        hooks=hooks,
         meter=gauge,
         limits=bounds,
         epsilon=granted if epsilon is None else epsilon,
@@ -193,7 +189,9 @@ def _at_once(batches: Batches) -> int:
     return batches.size if isinstance(batches, Cycle) else batches.records
 
 
-def _expect_little_rounding(setup: Setup, gauge: Meter, exact: Exact, mine: Batches, hidden: bool) -> None:
+def _expect_little_rounding(
+    setup: RunSetup, gauge: BudgetMeter, exact: ExactGradients, mine: Batches, hidden: bool
+) -> None:
     """Refuses a run in which rounding before noise adds to what is charged more than nothing."""
     privacy, largest = setup.manifest.config.privacy, setup.manifest.rules.largest_norm
     share = rounded_share(

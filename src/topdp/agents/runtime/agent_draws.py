@@ -2,7 +2,7 @@
 
 An agent draws what nobody can repeat (`SystemDraws`), or in tests what the simulator would (`SeededDraws`).
 Draws that two agents share are derived from the seed that these two have agreed on (`agreement`).
-The order of cyclic batches is not left to chance: it counts as known (`rows.Gradients`).
+The order of cyclic batches is not left to chance: it counts as known (`rows.AgentGradients`).
 
 **Guarantees.** A round that was computed and not booked, because the agent was killed, is computed again with
 a new sample and new noise. That is right, and repeating the old ones would add nothing: what is not on the
@@ -28,16 +28,11 @@ from torch import Tensor
 
 from topdp.agents.runtime.keystream import coins, normals
 from topdp.agents.runtime.pair_keys import draw_key
-from topdp.data.batch_selection import select
-from topdp.plan import Plan
 from topdp.plan.batches import Batches
-from topdp.simulator.simulated_noise import Noise
 
 
 class AgentDraws(ABC):
     """The draws of one agent."""
-
-    seeded: bool
 
     def share(self, seeds: Mapping[int, bytes]) -> None:  # noqa: B027 - draws of a seed need no other
         """`seeds`: for each draw that this agent shares with another, by its number, the seed of the two."""
@@ -54,8 +49,6 @@ class AgentDraws(ABC):
 @final
 class SystemDraws(AgentDraws):
     """Draws that nobody can repeat, this agent included; those that are shared, by the other alone."""
-
-    seeded = False
 
     def __init__(self, shared: frozenset[int] = frozenset()) -> None:
         """`shared`: the draws that need a seed."""
@@ -77,24 +70,3 @@ class SystemDraws(AgentDraws):
     def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
         mine = batches[agent]
         return torch.from_numpy(np.flatnonzero(coins(mine.records, mine.rate)))
-
-
-@final
-class SeededDraws(AgentDraws):
-    """The simulator's draws, for tests only: who knows the seed can subtract the noise."""
-
-    seeded = True
-
-    def __init__(self, seed: int, plan: Plan, dtype: torch.dtype = torch.float32) -> None:
-        """`dtype`: that of the model, in which the simulator draws."""
-        self.seed, self.dtype = seed, dtype
-        self._noise = Noise(seed, plan.draws, plan.releases)
-
-    def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
-        z = self._noise.fill(torch.empty_like(row, dtype=self.dtype), round, draw)
-        row.add_(z.to(row.dtype), alpha=std)
-
-    def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
-        chosen = select(batches, self.seed, round)
-        assert chosen.indices is not None and chosen.weights is not None
-        return chosen.indices[agent][chosen.weights[agent] > 0]

@@ -25,37 +25,35 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost, Kind
-from topdp.agents.runtime.agent_context import Equipment
+from topdp.agents.ledger.ledger_entries import EntryKind, ReleaseCost
+from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.budget_meter import allows
 from topdp.agents.runtime.peer_contacts import TICKS
 from topdp.agents.runtime.peers import Peers
 from topdp.agents.runtime.row_sums import within
 from topdp.agents.runtime.run_end import all_done
-from topdp.agents.runtime.shared_draws import Sharing
-from topdp.agents.runtime.stage_timing import Timing
-from topdp.agents.runtime.waits import Waits
+from topdp.agents.runtime.shared_draws import SharedDraws
+from topdp.agents.runtime.stage_timing import RoundTiming
+from topdp.agents.runtime.waits import PeerWaits
 from topdp.agents.wire import row_payload
 
 logger = logging.getLogger("topdp.agents")
 T = TypeVar("T")
-Doing = Literal["waits", "computes", "ends"]
+Activity = Literal["waits", "computes", "ends"]
 """What an agent is at, for people: between two releases, making one, or past the last."""
 
 
-class Life(ABC):
+class AgentLoop(ABC):
     """One agent from its first round to its end."""
 
     def __init__(
         self,
-        equipment: Equipment,
+        context: AgentContext,
         ledger: Ledger,
         peers: Peers,
-        failpoints: Failpoints,
         finished: Callable[[], None],
-        sharing: Sharing | None = None,
+        shared_draws: SharedDraws | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
         """`finished` is called after the last round, before what is still owed to others.
@@ -65,15 +63,15 @@ class Life(ABC):
         self.mark = mark
         self._asked_all = False  # waited once, for as long as the rule says, for what neighbours have seen
         self.drained = 0  # ticks since the last round
-        self.sharing = sharing
-        self.equipment, self.ledger, self.peers, self.failpoints = equipment, ledger, peers, failpoints
-        self.meter = equipment.meter
+        self.shared_draws = shared_draws
+        self.context, self.ledger, self.peers, self.hooks = context, ledger, peers, context.hooks
+        self.meter = context.meter
         self.finished = finished
-        self.name = equipment.name
+        self.name = context.name
         self.stopping = asyncio.Event()
-        self.timing, self.waits = Timing(), Waits()
+        self.timing, self.waits = RoundTiming(), PeerWaits()
         self.paused: Callable[[], bool] = lambda: False  # whether a person wants no further release for now
-        self.doing: Doing = "waits"
+        self.activity: Activity = "waits"
         self.history = [(e.round, _known(e.information)) for e in ledger.entries() if e.kind == "release"]
 
     @property
@@ -84,15 +82,15 @@ class Life(ABC):
     @property
     def all_done(self) -> bool:
         """Whether every round is on the books."""
-        return all_done(self.ledger, self.equipment.part.plan)
+        return all_done(self.ledger, self.context.part.plan)
 
     def estimate(self) -> Tensor:
-        return self._own()[self.equipment.part.agent]
+        return self._own()[self.context.part.agent]
 
     def reported(self) -> Tensor:
         """What the owner is given: the estimate, or the average of estimates that the plan has."""
         own = self._own()
-        return own.get(self.equipment.part.reported, own[self.equipment.part.agent])
+        return own.get(self.context.part.reported, own[self.context.part.agent])
 
     async def run(self) -> bool:
         """All rounds that are left, then what is still owed. False: asked to stop before the end."""
@@ -135,13 +133,13 @@ class Life(ABC):
 
         Who is paused makes no new release, and goes on answering, receiving and sending what is on the books.
         """
-        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        ticks = TickClock(self.context.manifest.rules.idle_timeout)
         while self.paused() and not self.stopping.is_set():
             self._raise_faults()
             await ticks.wait(self.peers)
         return not self.stopping.is_set()
 
-    def _decide(self, round: int, information: float, planned: bool) -> tuple[Kind, Cost]:
+    def _decide(self, round: int, information: float, planned: bool) -> tuple[EntryKind, ReleaseCost]:
         """Whether the agent's data enter `round`, and what that costs.
 
         Decided by budget, plan and departures, never by the data: so that it tells nothing of them.
@@ -149,30 +147,30 @@ class Life(ABC):
         meter, total = self.meter, self.ledger.total
         if not self.out_of_budget and not self._is_in_doubt():
             cost = meter.cost(round, self.history, total, information, planned)
-            if allows(self.equipment.epsilon, total, cost):
+            if allows(self.context.epsilon, total, cost):
                 return "release", cost
-            self.ledger.stop(round)
+            self.ledger.stop_data(round)
             logger.warning(
                 "%s: round %d would bring the spent epsilon to %.6g, the budget is %.6g: from here on its "
                 "rows carry noise and no data",
                 self.name,
                 round,
                 total + cost.charge,
-                self.equipment.epsilon,
+                self.context.epsilon,
                 extra={"agent": self.name, "event": "budget", "round": round},
             )
         return "noise", meter.owed(self.history, total, planned)
 
     def _is_in_doubt(self) -> bool:
         """Whether these books may be an old copy. Where draws are shared, nothing is made till then."""
-        return self.sharing is None and bool(self.peers.beliefs.unheard())
+        return self.shared_draws is None and bool(self.peers.beliefs.unheard())
 
     async def _heard_all(self, for_ever: bool) -> bool:
         """Waits, once after a start, for what neighbours have seen of this agent; False: asked to stop.
 
         Not `for_ever`: for the idle timeout. Then it goes on without data, until they are heard.
         """
-        ticks, waited = Ticks(self.equipment.manifest.rules.idle_timeout), 0
+        ticks, waited = TickClock(self.context.manifest.rules.idle_timeout), 0
         while not self._asked_all and (unheard := self.peers.beliefs.unheard()):
             self._raise_faults()
             if self.stopping.is_set():
@@ -199,8 +197,8 @@ class Life(ABC):
     def _release(
         self,
         round: int,
-        kind: Kind,
-        cost: Cost,
+        kind: EntryKind,
+        cost: ReleaseCost,
         bodies: Mapping[str, bytes],
         rows: Mapping[int, Tensor],
         applied: Iterable[tuple[str, int]],
@@ -210,17 +208,17 @@ class Life(ABC):
         """Charge, bytes and state in one transaction; only then does anybody hear of it."""
         for peer in filter(self.ledger.finished, self.peers.neighbours):
             self.peers.contacts.needs_nothing_before(peer, round)
-        self.failpoints.reached("before_ledger")
+        self.hooks.reached("before_ledger")
         state = save({str(row): value.contiguous() for row, value in rows.items()})
         with self.timing.measure("ledger"):
-            self.ledger.before_commit = lambda: self.failpoints.reached("in_ledger")
+            self.ledger.before_commit = lambda: self.hooks.reached("in_ledger")
             self.ledger.release(round, cost, bodies, state, applied, pair, kind, notes)
         self.timing.rounds += 1
-        self.doing = "waits"
-        self.failpoints.reached("after_ledger")
+        self.activity = "waits"
+        self.hooks.reached("after_ledger")
         self.mark(round)
-        if self.sharing is not None:
-            self.sharing.note(round)
+        if self.shared_draws is not None:
+            self.shared_draws.note(round)
         if kind == "release":
             self.history.append((round, _known(cost.information)))
         self.peers.wake()
@@ -230,7 +228,7 @@ class Life(ABC):
 
         Where the guarantee counts on hidden rows, only estimates ever do (`hidden`).
         """
-        largest = self.equipment.limits.of(round, number)
+        largest = self.context.limits.of(round, number)
         bounded = within(row, largest)
         if bounded is not row:
             logger.warning(
@@ -247,34 +245,34 @@ class Life(ABC):
         """The agent's rows of the last round on the books."""
         state = self.ledger.state()
         if state is None:
-            return {self.equipment.part.agent: self.equipment.start}
+            return {self.context.part.agent: self.context.start}
         return {int(row): value for row, value in load(state[1]).items()}
 
     def _received(self, peer: str, round: int) -> Tensor:
         """The row that `peer` sent in `round`."""
-        body = self.ledger.received(peer, round)
+        body = self.ledger.unapplied_body(peer, round)
         assert body is not None
-        start = self.equipment.start
+        start = self.context.start
         dtype = str(start.dtype).removeprefix("torch.")
         return torch.from_numpy(row_payload.decode(body, len(start), dtype))
 
     async def _compute(self, job: Callable[[], T]) -> T:
-        self.doing = "computes"
+        self.activity = "computes"
 
         def timed() -> T:
             with self.timing.computing():
                 return job()
 
         with self.timing.measure("compute"):
-            return await asyncio.to_thread(timed) if self.equipment.in_thread else timed()
+            return await asyncio.to_thread(timed) if self.context.in_thread else timed()
 
     async def _drain(self) -> bool:
         """Stays while somebody needs this agent. False: asked to stop before."""
         self._begin_end()
-        self.doing = "ends"
+        self.activity = "ends"
         for peer in self.peers.silent:
             self.peers.silent[peer] = 0
-        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        ticks = TickClock(self.context.manifest.rules.idle_timeout)
         while self._is_needed():
             self._raise_faults()
             if self.stopping.is_set():
@@ -296,7 +294,7 @@ def _known(information: float | None) -> float:
     return math.inf if information is None else information
 
 
-class Ticks:
+class TickClock:
     """Counts ticks of silence, at most one each time it is asked: time we slept is not held against peers."""
 
     def __init__(self, idle_timeout: float) -> None:

@@ -18,31 +18,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.agents.development.agent_rehearsal import Rehearsal
 from topdp.agents.runtime.agent_draws import AgentDraws
-from topdp.agents.runtime.exact_gradients import Exact
+from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.agents.runtime.exact_gradients import ExactGradients
 from topdp.agents.runtime.row_sums import mixed, noised, stepped
 from topdp.data.batch_selection import select
 from topdp.errors import InputError
-from topdp.plan import Plan, PlanError
+from topdp.plan import Capability, Plan, PlanError, ReleaseKind, unsupported
 from topdp.plan.batches import Batches, Cycle
 from topdp.plan.plan import NOBODY
-from topdp.simulator.adam_step import adam_step
+from topdp.simulator.adaptive_step import adaptive_step
 from topdp.simulator.robust_mixing import entering
 
 logger = logging.getLogger("topdp.agents")
 
 
+def supports(plan: Plan) -> str | None:
+    """None, or what agents do not execute: their rows lie on another grid, and none may be left out."""
+    return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
+
+
 @dataclass(frozen=True)
-class Part:
+class PlanPart:
     """What one agent does in a plan: the rows it makes, sends and reads in every round."""
 
     plan: Plan
     agent: int
 
     def __post_init__(self) -> None:
-        if self.plan.pruned:
-            raise PlanError("A pruned plan lacks rows that are sent: agents execute whole plans.")
+        if reason := supports(self.plan):
+            raise PlanError(f"Expected a plan that agents can execute, got one with {reason}.")
         _ = self.partner
         for r in range(self.plan.releases):
             there = {self.agent: set(self.made(r - 1))} if r else {}
@@ -125,7 +130,7 @@ class Part:
 
 
 @final
-class Gradients:
+class AgentGradients:
     """The agent's mean clipped gradient, on its own records.
 
     **Guarantees.** The order of cyclic batches follows from the manifest's seed: it need not be secret, since
@@ -135,19 +140,16 @@ class Gradients:
 
     def __init__(
         self,
-        exact: Exact,
+        exact: ExactGradients,
         records: tuple[Tensor, Tensor],
         batches: tuple[Batches, ...],
         agent: int,
         seed: int,
         draws: AgentDraws,
-        rehearsal: Rehearsal | None = None,
+        hooks: AgentHooks,
     ) -> None:
-        """`batches`: those of all agents, as the manifest says. `seed`: the manifest's.
-
-        `rehearsal`: canaries stand in the place of some records.
-        """
-        self.rehearsal = rehearsal
+        """`batches`: those of all agents, as the manifest says. `seed`: the manifest's."""
+        self.hooks = hooks
         self.exact, self.batches, self.agent, self.seed, self.draws = exact, batches, agent, seed, draws
         self.inputs, self.targets = records
         if len(self.inputs) != batches[agent].records:
@@ -162,13 +164,9 @@ class Gradients:
 
     def mean(self, round: int, estimate: Tensor) -> Tensor:
         """[d] in float64: the clipped gradients of this round's records, summed, over the batch's divisor."""
-        chosen = self._chosen(round)
-        if self.rehearsal is None:
-            return self._mean_of(round, chosen, estimate)
-        records = torch.arange(len(self.inputs)) if chosen is None else chosen
-        mean = self._mean_of(round, self.rehearsal.left(records), estimate)
-        self.rehearsal.plant(round, records, mean, self.batches[self.agent].divisor)
-        return mean
+        return self.hooks.mean_gradient(
+            round, self._chosen(round), lambda chosen: self._mean_of(round, chosen, estimate)
+        )
 
     def _mean_of(self, round: int, chosen: Tensor | None, estimate: Tensor) -> Tensor:
         inputs, targets, weights = self.inputs, self.targets, self._weights
@@ -239,31 +237,25 @@ class Gradients:
             )
 
 
-def shares_draws(plan: Plan) -> bool:
-    """Whether some two agents of the plan share a draw: then all need keys of the run."""
-    used = np.unique(plan.draw.values[plan.draw.values >= 0])
-    return bool(((plan.known_by[used] >= 0).sum(axis=1) > 1).any())
-
-
 @dataclass(frozen=True)
-class Changed:
+class RowChanges:
     """What is different from the plan in the rows of a round, because somebody is gone."""
 
     left_out: frozenset[int] = frozenset()  # draws that do not enter
     taken_back: tuple[tuple[int, int, int, float], ...] = ()  # (row, round, draw, deviation) of earlier ones
 
 
-AS_PLANNED = Changed()
+AS_PLANNED = RowChanges()
 
 
 def make(
-    part: Part,
+    part: PlanPart,
     round: int,
     own: Mapping[int, Tensor],
     received: Mapping[int, Tensor],
-    gradients: Gradients | None,
+    gradients: AgentGradients | None,
     draws: AgentDraws,
-    changed: Changed = AS_PLANNED,
+    changed: RowChanges = AS_PLANNED,
 ) -> dict[int, Tensor]:
     """The agent's rows of `round`. Before round 0, `own` holds the public start as its estimate.
 
@@ -272,8 +264,8 @@ def make(
     A source that did not arrive is replaced by the agent's own estimate of the round before. That changes no
     draw of its own, so what the worst case counts stays as it is.
     """
-    if part.plan.adjusts is not None and part.plan.adjusts[round]:
-        return _adjusted(part, round, own)
+    if part.plan.kinds[round] is ReleaseKind.ADAPTIVE:
+        return _adaptive(part, round, own)
     this, estimate = part.plan[round], own[part.agent]
     before = {**received, **own} if round else {}
     gradient: Tensor | None = None
@@ -299,7 +291,7 @@ def _add(draws: AgentDraws, noise: list[tuple[float, int, int]], row: Tensor) ->
         draws.add(row, std, round, draw)
 
 
-def _mix(part: Part, round: int, row: int, before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
+def _mix(part: PlanPart, round: int, row: int, before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
     """What the agent's row is made of before its gradient and noise, in float64; others' rows by the rule.
 
     What a robust rule makes of rows is rounded as they are: it reads no data, and any function will do.
@@ -319,26 +311,19 @@ def _mix(part: Part, round: int, row: int, before: Mapping[int, Tensor], instead
     return target
 
 
-def _adjusted(part: Part, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The rows of a round in which Adam steps: made of the agent's own, and sent to nobody.
+def _adaptive(part: PlanPart, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The rows of an adaptive release: made of the agent's own, and sent to nobody.
 
     Who takes up a run in the middle of a round has not kept where that began: it counts as begun there.
     """
-    four = part.plan.source[round][part.agent, :4].tolist()
-    own = {four[1]: own[part.agent], **own}
-    made = zip(four, adam_step(part.plan, round, [own[row] for row in four]), strict=True)
+    assert part.plan.adaptive is not None
+    sources = part.plan.source[round][part.agent, : 1 + part.plan.adaptive.memories].tolist()
+    own = {sources[1]: own[part.agent], **own}
+    made = zip(sources, adaptive_step(part.plan, round, [own[row] for row in sources]), strict=True)
     return {row: own[row] for row in part.made(round)} | dict(made)
 
 
-def drawn(part: Part, round: int, draws: AgentDraws, like: Tensor) -> dict[int, Tensor]:
-    """The shared draws of `round` themselves, by their numbers; for rehearsals. They come out alike again."""
-    found = {draw: torch.zeros_like(like) for _, draw, _ in part.shared(round)}
-    for draw, row in found.items():
-        draws.add(row, 1.0, round, draw)
-    return found
-
-
-def kept(part: Part, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
+def kept(part: PlanPart, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """What of `rows` is needed later: the estimate, what is reported, and any other row that enters again."""
     again = {part.agent, part.reported}
     if round + 1 < part.plan.releases:

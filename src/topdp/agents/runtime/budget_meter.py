@@ -22,8 +22,8 @@ from typing import Literal
 
 import numpy as np
 
-from topdp.agents.ledger.ledger_entries import Cost
-from topdp.agents.runtime.release_tally import Tally
+from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.runtime.release_tally import ReleaseTally
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
 from topdp.privacy.answers import guarantee_kind
@@ -37,7 +37,7 @@ SLACK = 1e-9  # relative: a calibrated plan meets its budget up to rounding
 
 
 @dataclass(frozen=True)
-class Meter:
+class BudgetMeter:
     """What the releases of one agent are charged."""
 
     spending: Spending
@@ -47,7 +47,7 @@ class Meter:
     )
     reserved: int = 0  # releases that are charged beside, each the most telling that was made
     _known: dict[int, float] = field(default_factory=dict, repr=False)
-    _added: dict[str, tuple[ReleaseHistory, Tally]] = field(default_factory=dict, repr=False)
+    _added: dict[str, tuple[ReleaseHistory, ReleaseTally]] = field(default_factory=dict, repr=False)
 
     @property
     def planned(self) -> Floats:
@@ -67,7 +67,7 @@ class Meter:
 
     def cost(
         self, round: int, history: ReleaseHistory, total: float, information: float, planned: bool
-    ) -> Cost:
+    ) -> ReleaseCost:
         """What the release of `round` would cost an agent that has spent `total`.
 
         `history`: its releases so far. `planned` False: something has departed from the plan.
@@ -82,9 +82,9 @@ class Meter:
             after = self._learned(history, round)
         else:
             after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
-        return Cost(_charge(total, after), _finite(worst), _finite(information))
+        return ReleaseCost(_charge(total, after), _finite(worst), _finite(information))
 
-    def owed(self, history: ReleaseHistory, total: float, planned: bool) -> Cost:
+    def owed(self, history: ReleaseHistory, total: float, planned: bool) -> ReleaseCost:
         """What a round costs that the agent's data do not enter: nothing.
 
         Only once the plan is departed from, what was released before has cost what the worst case says; and
@@ -95,9 +95,9 @@ class Meter:
             charge = _charge(total, self._learned(history))
         else:
             charge = 0.0 if planned else _charge(total, worst)
-        return Cost(charge, _finite(worst), 0.0)
+        return ReleaseCost(charge, _finite(worst), 0.0)
 
-    def without(self, gone: Mapping[int, int]) -> Meter:
+    def without(self, gone: Mapping[int, int]) -> BudgetMeter:
         """The meter where agents count as colluders, each from its round on."""
         assert self.most is not None
         one = self.spending
@@ -118,11 +118,11 @@ class Meter:
         # A record is in one of `period` classes of rounds: each gets the reserve once.
         return self._epsilon(self._tally("learned", history).mu(more, self.reserved))
 
-    def _tally(self, what: Literal["worst", "learned"], history: ReleaseHistory) -> Tally:
+    def _tally(self, what: Literal["worst", "learned"], history: ReleaseHistory) -> ReleaseTally:
         """What `history` adds up to. It only grows: what was added before is not added again."""
         of, tally = self._added.get(what, (None, None))
         if tally is None or of is not history or tally.count > len(history):
-            tally = Tally(self.spending.batches.period)
+            tally = ReleaseTally(self.spending.batches.period)
             self._added[what] = history, tally
         for made, information in (history[k] for k in range(tally.count, len(history))):
             tally.add(made, information if self.most is None or what == "worst" else float(self.most[made]))
@@ -132,12 +132,12 @@ class Meter:
         return GaussianLoss(mu).epsilon(self.spending.delta)
 
 
-def allows(epsilon: float, total: float, cost: Cost) -> bool:
+def allows(epsilon: float, total: float, cost: ReleaseCost) -> bool:
     """Whether an agent that has spent `total` may make the release: not when it would pass the budget."""
     return bool(total + cost.charge <= epsilon * (1 + SLACK))
 
 
-def meter(
+def build_meter(
     plan: Plan,
     analysis: Analysis,
     agent: int,
@@ -145,15 +145,15 @@ def meter(
     guarantee: str,
     follows_plan: bool,
     query: Query = DEFAULT_QUERY,
-) -> Meter:
-    """The meter of `agent`; `follows_plan` False where agents go on without a missing neighbour."""
+) -> BudgetMeter:
+    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without."""
     spent = spending(plan, analysis, agent, delta, query)
     kind = guarantee_kind(guarantee)
     if kind.composes_releases(plan):
         reserved = 0 if follows_plan or not recalls_draws(analysis.exposure()) else RESERVED_RELEASES
-        return Meter(spent, None, np.zeros(plan.releases), reserved).without({})
+        return BudgetMeter(spent, None, np.zeros(plan.releases), reserved).without({})
     by_plan = spent.curve(guarantee) if follows_plan and kind.relies_on_others else None
-    return Meter(spent, by_plan)
+    return BudgetMeter(spent, by_plan)
 
 
 def _charge(total: float, after: float) -> float:

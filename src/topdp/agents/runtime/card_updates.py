@@ -17,18 +17,18 @@ from pathlib import Path
 
 from topdp.agents.agreement import card_succession
 from topdp.agents.agreement.card_succession import (
-    MOST,
-    Directory,
-    ForkError,
+    MAX_SUCCESSORS,
+    CardDirectory,
+    CardForkError,
     NotASuccessorError,
-    NotInOrderError,
     Successor,
-    TooManyError,
+    SuccessorLimitError,
+    SuccessorOrderError,
 )
 from topdp.agents.agreement.identity import Identity, expect_valid
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.wire.link_refusals import Told
+from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import Reply
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
@@ -37,7 +37,7 @@ logger = logging.getLogger("topdp.agents")
 TAKEN, KNOWN_TO, SHOWN = "card of ", "card known to ", "card shown by "
 
 
-class Cards:
+class CardUpdates:
     """The cards of all agents on the books of one."""
 
     def __init__(
@@ -46,16 +46,16 @@ class Cards:
         name: str,
         ledger: Ledger,
         folder: Path | None = None,
-        directory: Directory | None = None,
+        directory: CardDirectory | None = None,
     ) -> None:
         """`folder`: the identity of this agent, where a renewal is found while it runs."""
         self.name, self.ledger, self.folder = name, ledger, folder
         self.directory = directory or restored(manifest, ledger.meta)
-        self._base = card_succession.digest(manifest.card(name))
+        self._base = card_succession.card_digest(manifest.card(name))
         self._to_tell = kept(ledger.meta)
         self._told: dict[str, int] = {}
-        self._log = Told(name)
-        self.directory.shown = self._note_shown
+        self._log = RefusalLog(name)
+        self.directory.on_shown = self._note_shown
 
     def _note_shown(self, name: str) -> None:
         if number := self.directory.number(name):
@@ -64,13 +64,16 @@ class Cards:
     def look(self) -> None:
         """Takes what was renewed on this site since."""
         own = [one.number for one in self._to_tell if one.card.name == self.name]
-        if self.folder is None or not card_succession.renewed(self.folder, max(own, default=0)):
+        if self.folder is None or not card_succession.has_successor(self.folder, max(own, default=0)):
             return
-        found = since(card_succession.successors(self.folder), self._base)
-        if len(found) > MOST:
-            words = f"the last {len(found) - MOST} are not shown: a manifest takes {MOST}; make a new one"
-            self._log.tell(self.name, "card", words)
-        for successor in found[:MOST]:
+        found = since(card_succession.load_successors(self.folder), self._base)
+        if len(found) > MAX_SUCCESSORS:
+            words = (
+                f"the last {len(found) - MAX_SUCCESSORS} are not shown: a manifest takes "
+                f"{MAX_SUCCESSORS}; make a new one"
+            )
+            self._log.report(self.name, "card", words)
+        for successor in found[:MAX_SUCCESSORS]:
             if self._keep(successor):
                 logger.info(
                     "%s: card %d: neighbours are told; shown once all know it, after a restart",
@@ -93,18 +96,18 @@ class Cards:
             self.ledger.database.remember(KNOWN_TO + peer, str(successor.number))
         elif not reply.ok:
             words = f"does not take card {successor.number} of {successor.card.name}: {reply.code.words}"
-            self._log.tell(peer, "card", words)
+            self._log.report(peer, "card", words)
 
     def take(self, body: bytes) -> tuple[ReplyCode, str, str | None]:
         """(what is to be said of a card that a neighbour passes on, words, whose key was misused)."""
         try:
             successor = Successor.read(body.decode("utf-8", errors="replace"))
             self._keep(successor)
-        except ForkError as fork:
+        except CardForkError as fork:
             return ReplyCode.EQUIVOCATION, str(fork), successor.card.name
-        except TooManyError as error:
+        except SuccessorLimitError as error:
             return ReplyCode.UNKNOWN_ROUND, str(error), successor.card.name
-        except NotInOrderError as error:
+        except SuccessorOrderError as error:
             return ReplyCode.GAP, str(error), None
         except NotASuccessorError as error:
             return ReplyCode.NOT_A_STATEMENT, f"passed on what is no card: {error}", None
@@ -112,7 +115,7 @@ class Cards:
 
     def _keep(self, successor: Successor) -> bool:
         """Whether it is new on the books."""
-        self.directory.take(successor)
+        self.directory.accept(successor)
         name, key = successor.card.name, f"{TAKEN}{successor.card.name} {successor.number}"
         if key in self.ledger.meta or not self.directory.has(successor):
             return False
@@ -140,14 +143,14 @@ def since(successors: Sequence[Successor], base: str) -> Sequence[Successor]:
     return successors[first:]
 
 
-def restored(manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successor] = ()) -> Directory:
+def restored(manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successor] = ()) -> CardDirectory:
     """The cards of all agents as books know them; `own`: what this site has renewed."""
-    directory = Directory(manifest)
+    directory = CardDirectory(manifest)
     for successor in [*kept(meta), *own]:
         directory.restore(successor)
     for name in manifest.names:
         if meta.get(SHOWN + name) == str(directory.number(name)):
-            directory.show(directory.card(name))
+            directory.mark_shown(directory.card(name))
     return directory
 
 

@@ -26,16 +26,16 @@ import numpy as np
 
 from topdp.agents.agreement.signed_statements import Statement
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_facts import WITHOUT
-from topdp.agents.runtime.agent_rows import Changed, Part
-from topdp.agents.runtime.statement_gossip import Gossip
+from topdp.agents.ledger.ledger_facts import DEPARTED_SUBJECT_PREFIX
+from topdp.agents.runtime.agent_rows import PlanPart, RowChanges
+from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.privacy.observers.survivors import RECALLED_ROUNDS
 
 SILENT, LEFT_OUT = "silent ", "left out "
 
 
 @dataclass(frozen=True)
-class Gone:
+class DepartedAgent:
     """An agent that is gone, and the last round that some neighbour has of it."""
 
     name: str
@@ -45,11 +45,11 @@ class Gone:
 class Departures:
     """What one agent knows of those who are gone."""
 
-    def __init__(self, part: Part, gossip: Gossip, ledger: Ledger, takes_back: bool) -> None:
+    def __init__(self, part: PlanPart, gossip: StatementGossip, ledger: Ledger, takes_back: bool) -> None:
         self.part, self.gossip, self.ledger, self.takes_back = part, gossip, ledger, takes_back
         self.manifest = gossip.manifest
         self.name = gossip.identity.card.name
-        gossip.kinds |= {SILENT: self._check_silent, WITHOUT: self._check_without}
+        gossip.kinds |= {SILENT: self._check_silent, DEPARTED_SUBJECT_PREFIX: self._check_without}
 
     # Statements of this agent
 
@@ -57,7 +57,7 @@ class Departures:
         """`peer` is silent for good; whether that is new."""
         new = not self.given_up(peer)
         if new:
-            self.gossip.state(SILENT + peer, str(self.ledger.seen(peer)))
+            self.gossip.state(SILENT + peer, str(self.ledger.last_received(peer)))
         return new
 
     def given_up(self, peer: str) -> bool:
@@ -65,11 +65,11 @@ class Departures:
 
     def count_out(self, name: str, first: int) -> None:
         """The books of this agent cover that `name` colludes, in all rounds from `first` on."""
-        self.gossip.state(WITHOUT + name, str(first))
+        self.gossip.state(DEPARTED_SUBJECT_PREFIX + name, str(first))
 
     # What follows from those of all
 
-    def gone(self) -> dict[str, Gone]:
+    def gone(self) -> dict[str, DepartedAgent]:
         """Agents of which all neighbours that are not gone themselves have heard the last."""
         seen = {
             (author, about.removeprefix(SILENT)): int(text)
@@ -82,7 +82,7 @@ class Departures:
                 break
             left = out
         last = {name: max(round for (_, subject), round in seen.items() if subject == name) for name in left}
-        return {name: Gone(name, round) for name, round in last.items()}
+        return {name: DepartedAgent(name, round) for name, round in last.items()}
 
     def _is_out(self, name: str, candidates: set[str], seen: Mapping[tuple[str, str], int]) -> bool:
         there = [peer for peer in self.manifest.neighbours(name) if peer not in candidates]
@@ -91,7 +91,7 @@ class Departures:
     def covered_from(self, name: str) -> int | None:
         """The round from which all who are left count `name` as a colluder; None: not all have said so."""
         gone = self.gone()
-        stated = self.gossip.news.on(self.gossip.run, WITHOUT + name)
+        stated = self.gossip.news.on(self.gossip.run, DEPARTED_SUBJECT_PREFIX + name)
         left = [one for one in self.manifest.names if one not in gone]
         if name not in gone or any(one not in stated for one in left):
             return None
@@ -103,11 +103,11 @@ class Departures:
         names = sorted(about.removeprefix(SILENT) for about in silent)
         return [name for name in names if self.covered_from(name) is None]
 
-    def changes(self, round: int) -> tuple[Changed, dict[str, str]]:
+    def changes(self, round: int) -> tuple[RowChanges, dict[str, str]]:
         """What is different from the plan in this agent's rows of `round`, and what the books are to note."""
         mine = self.part.shared(round)
         if not mine:
-            return Changed(), {}
+            return RowChanges(), {}
         out: set[int] = set()
         back: list[tuple[int, int, int, float]] = []
         notes: dict[str, str] = {}
@@ -121,7 +121,7 @@ class Departures:
             if LEFT_OUT + name not in self.ledger.meta:
                 notes[LEFT_OUT + name] = str(round)
                 back += self._missed(round, draws, max(covered, gone.seen + 1))
-        return Changed(frozenset(out), tuple(back)), notes
+        return RowChanges(frozenset(out), tuple(back)), notes
 
     def _missed(self, round: int, draws: set[int], first: int) -> list[tuple[int, int, int, float]]:
         """(row, round, draw, deviation) of the draws that the last rows of this agent held in vain."""
@@ -153,7 +153,7 @@ class Departures:
         self._check_round(statement, -1)
 
     def _check_without(self, statement: Statement) -> None:
-        subject = statement.about.removeprefix(WITHOUT)
+        subject = statement.about.removeprefix(DEPARTED_SUBJECT_PREFIX)
         if subject not in self.manifest.names or subject == statement.author:
             raise ValueError("expected a word on another agent")
         self._check_round(statement, 0)

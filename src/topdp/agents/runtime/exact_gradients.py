@@ -23,9 +23,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from topdp.errors import InputError
 from topdp.learning.gradients import clipped_gradients
-from topdp.learning.gradients.model_calls import called, without_kernels_for_inference
+from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
 from topdp.learning.gradients.per_example_path import first_line
-from topdp.learning.gradients.safe_norms import no_finer_than
+from topdp.learning.gradients.safe_norms import minimum_rounding_unit
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel
 
@@ -40,7 +40,7 @@ MANY = 10_000  # terms of a record where they cannot be counted
 
 
 @final
-class Exact:
+class ExactGradients:
     """The sum of an agent's clipped gradients, in float64."""
 
     def __init__(self, flat: FlatModel, clip: float, loss: str | Loss, clipping: str, record: Tensor) -> None:
@@ -63,7 +63,7 @@ class Exact:
         # A block at a time: numbers are widened on their way, and stay near the processor.
         for first in range(0, len(inputs), self._block):
             block = slice(first, first + self._block)
-            with no_finer_than(FINEST):
+            with minimum_rounding_unit(FINEST):
                 _, statistics = self._clipped.clipped_sum_and_statistics(
                     row,
                     _wide(inputs[block])[None],
@@ -167,11 +167,11 @@ def _doubled(flat: FlatModel, record: Tensor) -> FlatModel:
 
 def _try(flat: FlatModel, record: Tensor) -> None:
     with torch.no_grad():
-        called(_loaded(flat), {}, _blank(record, flat.dtype))
+        call_model(_loaded(flat), {}, _blank(record, flat.dtype))
 
 
 def _loaded(flat: FlatModel) -> nn.Module:
-    return without_kernels_for_inference(flat.load(flat.flatten()).eval())
+    return disable_inference_kernels(flat.load(flat.flatten()).eval())
 
 
 def _blank(record: Tensor, dtype: torch.dtype) -> Tensor:

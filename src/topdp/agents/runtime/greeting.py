@@ -12,21 +12,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from topdp.agents.agreement.row_signatures import LONGEST as LONGEST_SIGNATURE
+from topdp.agents.agreement.row_signatures import MAX_SIGNATURE_BYTES
 
 LONGEST = 4096  # bytes
 MOST_STATEMENTS = 2**31
 WORD = re.compile(r"[ -~]{1,128}", re.ASCII)
 HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
-SIGNATURE = re.compile(rf"(?:[0-9a-f]{{2}}){{0,{LONGEST_SIGNATURE}}}", re.ASCII)
+SIGNATURE = re.compile(rf"(?:[0-9a-f]{{2}}){{0,{MAX_SIGNATURE_BYTES}}}", re.ASCII)
 
 
-class NotAGreeting(ValueError):  # noqa: N818 - what it was; never leaves `peers`
+class GreetingError(ValueError):
     """Bytes that are not a greeting."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class LinkTerms:
     """What both ends of a link must hold alike."""
 
     federation: str  # hash of the manifest
@@ -38,7 +38,7 @@ class Terms:
 class Greeting:
     """What an agent says of itself to a neighbour."""
 
-    terms: Terms
+    terms: LinkTerms
     charged: int  # the last round whose rows may have left
     seen: int  # the highest round that it has from the other
     round: int  # the last round on its books; nobody decides by it
@@ -57,9 +57,9 @@ class Greeting:
         """Raises NotAGreeting on anything else; `last` is the last round of the plan."""
         try:
             if len(body) > LONGEST:
-                raise NotAGreeting
+                raise GreetingError
             tree = json.loads(body)
-            terms = Terms(*(_text(tree["terms"], key, WORD) for key in ("federation", "plan", "start")))
+            terms = LinkTerms(*(_text(tree["terms"], key, WORD) for key in ("federation", "plan", "start")))
             greeting = cls(
                 terms,
                 _round(tree, "charged", last),
@@ -73,22 +73,22 @@ class Greeting:
                 _round({"statements": 0, **tree}, "statements", MOST_STATEMENTS),
             )
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise NotAGreeting from None
+            raise GreetingError from None
         whole = (greeting.seen < 0) == (not greeting.seen_digest)
         if not whole or (greeting.sent < 0) == bool(greeting.sent_digest):
-            raise NotAGreeting
+            raise GreetingError
         return greeting
 
 
 def _round(tree: Mapping[str, Any], key: str, last: int) -> int:
     value = tree[key]
     if type(value) is not int or not -1 <= value <= last:
-        raise NotAGreeting
+        raise GreetingError
     return value
 
 
 def _text(tree: Mapping[str, Any], key: str, form: re.Pattern[str], may_be_empty: bool = False) -> str:
     value = tree[key]
     if not isinstance(value, str) or not (form.fullmatch(value) or (may_be_empty and not value)):
-        raise NotAGreeting
+        raise GreetingError
     return value

@@ -6,12 +6,12 @@ import json
 import re
 from dataclasses import dataclass
 
-from topdp.agents.agreement.row_signatures import LONGEST
+from topdp.agents.agreement.row_signatures import MAX_SIGNATURE_BYTES
 from topdp.agents.wire.row_payload import PayloadError
 
 LONGEST_HEAD = 500  # bytes
 NAME = re.compile(r"[0-9A-Za-z]{0,64}", re.ASCII)
-SIGNATURE = re.compile(rf"(?:[0-9a-f]{{2}}){{0,{LONGEST}}}", re.ASCII)
+SIGNATURE = re.compile(rf"(?:[0-9a-f]{{2}}){{0,{MAX_SIGNATURE_BYTES}}}", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import final
 
 import numpy as np
 
-from topdp.agents.agreement.hidden_rows import expect_steps_below_noise, largest_exact, least_deviation
+from topdp.agents.agreement.hidden_rows import expect_steps_below_noise, max_exact_norm, smallest_noise_std
 from topdp.agents.runtime.row_sums import ROUNDED
 from topdp.base.array_types import Bools, Floats
 from topdp.errors import InputError
@@ -35,7 +35,7 @@ ALIKE = 1e-9
 
 @final
 @dataclass(frozen=True)
-class Limits:
+class RowNormLimits:
     """[releases] how long rows may be in a round: estimates, and all others."""
 
     estimates: Floats
@@ -50,13 +50,15 @@ class Limits:
         return self.of(round, row) * (1 + ALIKE)
 
 
-def same_limits(plan: Plan, largest_norm: float) -> Limits:
+def uniform_norm_limits(plan: Plan, largest_norm: float) -> RowNormLimits:
     """Where rows may be made shorter: one limit for all."""
     every = np.full(plan.releases, largest_norm)
-    return Limits(every, every, plan.agents)
+    return RowNormLimits(every, every, plan.agents)
 
 
-def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: float, start: float) -> Limits:
+def hidden_norm_limits(
+    plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: float, start: float
+) -> RowNormLimits:
     """Limits that no row of an honest agent passes if those that it was sent did not.
 
     `gradient`: how long a mean gradient is at most, of any agent; `start`: the length of the public start.
@@ -95,17 +97,17 @@ def limits(plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: fl
             'made shorter are no sums, and privacy.guarantee counts on sums. Take that, or "worst-case".'
         )
     others = np.minimum(A * longest + B, largest_norm)
-    return Limits(np.full(plan.releases, longest) if seen.any() else others, others, plan.agents)
+    return RowNormLimits(np.full(plan.releases, longest) if seen.any() else others, others, plan.agents)
 
 
 def expect_exact(plan: Plan, largest_norm: float) -> None:
     """Refuses rows that float64 could not carry as multiples of their steps, and steps like others' noise."""
     expect_steps_below_noise(plan)
-    most = largest_exact(plan)
+    most = max_exact_norm(plan)
     if not largest_norm <= most:
         raise InputError(
             f"rules.largest_norm: expected at most {most:.3g}, so that float64 holds rows of that length to "
-            f"2⁻²⁰ of their noise, of deviation {least_deviation(plan):.3g}, got {largest_norm:g}: "
+            f"2⁻²⁰ of their noise, of deviation {smallest_noise_std(plan):.3g}, got {largest_norm:g}: "
             "privacy.guarantee counts on rows that some do not see, and these must not be rounded. Make the "
             'manifest anew with `topdp federation create`, which takes that, or take "worst-case".'
         )

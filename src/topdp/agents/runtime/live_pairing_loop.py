@@ -5,9 +5,9 @@ the two swap estimates (Algorithm 2). Who finds nobody works alone with full noi
 is in doubt is asked on the side: meanwhile the agent works on and meets others. Rounds are each agent's own
 count; nobody waits for anybody, but once, all at the same time, for those who are not there yet.
 
-**Guarantees.** As for every `Life`. Which meetings happen is not known beforehand, so charges are by worst
-case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that count as
-seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a plan.
+**Guarantees.** As for every `AgentLoop`. Which meetings happen is not known beforehand, so charges are by
+worst case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that
+count as seen, and of noise: they cost nothing. Poisson batches are refused: only plans say their cost.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from typing import final
 
 from torch import Tensor
 
-from topdp.agents.development.failpoints import Failpoints
-from topdp.agents.ledger.ledger import ANYBODY, Ledger
+from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.ledger.pairing_records import Pair, Pairing
-from topdp.agents.runtime.agent_context import Equipment
-from topdp.agents.runtime.agent_loop import Life, Ticks
+from topdp.agents.ledger.pairing_records import PairingRecords, PairRecord
+from topdp.agents.runtime.agent_context import AgentContext
+from topdp.agents.runtime.agent_loop import AgentLoop, TickClock
 from topdp.agents.runtime.handover import Handover
 from topdp.agents.runtime.peer_contacts import TICKS
 from topdp.agents.runtime.peers import Peers
 from topdp.agents.runtime.row_sums import mixed, noised, stepped
-from topdp.agents.runtime.shared_draws import Sharing
+from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
-from topdp.protocols import TopAsynchronous
+from topdp.plan import Plan, unsupported
+from topdp.protocols import PlainAsynchronous, TopAsynchronous
 from topdp.protocols.protocol import reduced
 from topdp.runs import builders
 
@@ -44,26 +44,32 @@ CHANCE: Callable[[], random.Random] = random.SystemRandom  # who asks whom first
 LISTENING = 0.3  # seconds at most that an agent waits to be asked; decides how many meet, nothing else
 
 
+def supports(plan: Plan) -> str | None:
+    """None, or what in `plan` agents cannot do that find their partners: only the paper's update rule."""
+    if plan.protocol not in (PlainAsynchronous.name, TopAsynchronous.name):
+        return f"protocol {plan.protocol}"
+    return unsupported(plan, ())
+
+
 @final
-class Meetings(Life):
+class LivePairingLoop(AgentLoop):
     """The life of one agent without a drawn plan."""
 
     def __init__(
         self,
-        equipment: Equipment,
+        context: AgentContext,
         ledger: Ledger,
         peers: Peers,
-        failpoints: Failpoints,
         finished: Callable[[], None],
-        sharing: Sharing | None = None,
+        shared_draws: SharedDraws | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
-        self.pairing = Pairing(ledger)
-        config = equipment.manifest.config
+        super().__init__(context, ledger, peers, finished, shared_draws, mark)
+        self.pairing = PairingRecords(ledger)
+        config = context.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
         self.reuses = isinstance(builders.protocol(config), TopAsynchronous)
-        self.deviation = equipment.part.plan.full_scale
+        self.deviation = context.part.plan.full_scale
         self._chance = CHANCE()
         self._awaited = False  # whether those who were not there were waited for
         self._slow: dict[str, tuple[int, int]] = {}  # how often in vain, and the round to ask it again
@@ -90,23 +96,25 @@ class Meetings(Life):
         await self._round(self.ledger.round + 1, self.pairing.ready())
         return True
 
-    async def _round(self, round: int, pair: Pair | None) -> None:
-        plan, me = self.equipment.part.plan, self.equipment.part.agent
+    async def _round(self, round: int, pair: PairRecord | None) -> None:
+        plan, me = self.context.part.plan, self.context.part.agent
         scale, rate = float(plan.scale[round]), float(plan.rate[round])
         std = float(self.deviation[me])
         if pair is not None and self.reuses:
-            other = self.deviation[[self.equipment.manifest.number(pair.partner)]]
+            other = self.deviation[[self.context.manifest.number(pair.partner)]]
             std = float(reduced(self.deviation[[me]], other, self.alpha, self.own_share)[0])
-        information = self.equipment.meter.spending.release(rate, scale, std)
+        information = self.context.meter.spending.release(rate, scale, std)
         kind, cost = self._decide(round, information, planned=False)
         job = self._job(round, pair, std * scale, rate if kind == "release" else None)
         row = self._bounded(round, me, await self._compute(job))
         self.pairing.forget_rows()
         applied = [(pair.partner, pair.partner_round or 0)] if pair else []
         body = row_payload.encode(row.numpy())
-        self._release(round, kind, cost, {ANYBODY: body}, {me: row}, applied, pair.id if pair else None)
+        self._release(round, kind, cost, {ANY_RECEIVER: body}, {me: row}, applied, pair.id if pair else None)
 
-    def _job(self, round: int, pair: Pair | None, std: float, rate: float | None) -> Callable[[], Tensor]:
+    def _job(
+        self, round: int, pair: PairRecord | None, std: float, rate: float | None
+    ) -> Callable[[], Tensor]:
         """What makes the row of `round`; does not touch the books. `rate` None: no data enter."""
         estimate = self.estimate()
         parts, before = [(0, 1.0)], {0: estimate}
@@ -117,8 +125,8 @@ class Meetings(Life):
         def job() -> Tensor:
             row = mixed(parts, before, estimate)
             if rate is not None:
-                row = stepped(row, self.equipment.gradients.mean(round, estimate), -rate)
-            draws, me = self.equipment.draws, self.equipment.part.agent
+                row = stepped(row, self.context.gradients.mean(round, estimate), -rate)
+            draws, me = self.context.draws, self.context.part.agent
             return noised(row, lambda noise: draws.add(noise, std, round, me), [std], estimate.dtype)
 
         return job
@@ -144,7 +152,7 @@ class Meetings(Life):
 
     async def _await_all(self) -> None:
         """Once: until all neighbours are there, somebody has met this agent, or the idle timeout is over."""
-        ticks, waited = Ticks(self.equipment.manifest.rules.idle_timeout), 0
+        ticks, waited = TickClock(self.context.manifest.rules.idle_timeout), 0
         while not self._awaited and waited < TICKS and not self.stopping.is_set():
             away = [peer for peer in self.peers.neighbours if not self.peers.transport.reaches(peer)]
             if not away or self.pairing.ready() is not None:
@@ -172,18 +180,18 @@ class Meetings(Life):
         id, own = self.pairing.propose(), self.ledger.round
         try:
             reply = await self._request(peer, Message.of(MessageKind.PROPOSE, own, id.encode()))
-            self.failpoints.reached("after_propose")
+            self.hooks.reached("after_propose")
             if not reply.ok:
                 return
             row = self._handed_over(peer, reply.body)
             if row is None:
                 return
-            self.failpoints.reached("before_commit")
+            self.hooks.reached("before_commit")
             verdict = self.pairing.commit(id, peer, own, row.round, row.body, bytes.fromhex(row.signature))
             if verdict is ReplyCode.EQUIVOCATION:
                 self._two_stories(peer, row.round)
                 return
-            self.failpoints.reached("after_commit")
+            self.hooks.reached("after_commit")
             if verdict is ReplyCode.OK:
                 await self._settle()
         except Unreachable:
@@ -196,8 +204,8 @@ class Meetings(Life):
         try:
             row = Handover.unpack(packed, self.peers.last)
             self.peers.check(peer, row.round, row.body)
-            signed = (peer, ANYBODY, row.round, digest_of(row.body), bytes.fromhex(row.signature))
-            if not self.peers.proofs.holds(*signed):
+            signed = (peer, ANY_RECEIVER, row.round, digest_of(row.body), bytes.fromhex(row.signature))
+            if not self.peers.proofs.verify(*signed):
                 row = replace(row, signature="")
         except ValueError as error:
             self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
@@ -231,7 +239,7 @@ class Meetings(Life):
                     message = Message.of(MessageKind.COMMIT, pair.own_round, packed)
                     if (await self.peers.transport.request(partner, message)).ok:
                         self.pairing.told(pair.id)
-                        self.failpoints.reached("after_told")
+                        self.hooks.reached("after_told")
             for pair in self.pairing.prepared():
                 if pair.partner == partner:
                     message = Message.of(MessageKind.RESOLVE, 0, pair.id.encode())
@@ -258,7 +266,7 @@ class Meetings(Life):
     async def _propose(self, peer: str, message: Message) -> Reply:
         if not self.pairing.accept(message.body.decode("ascii", "replace")[:64], peer):
             return Reply(ReplyCode.BUSY)
-        self.failpoints.reached("after_prepare")
+        self.hooks.reached("after_prepare")
         return Reply(ReplyCode.OK, body=self._packed(self.ledger.round))
 
     async def _commit(self, peer: str, message: Message) -> Reply:
@@ -271,7 +279,7 @@ class Meetings(Life):
 
     def _packed(self, round: int, id: str = "") -> bytes:
         body = self.pairing.own_row(round)
-        signature = self.peers.proofs.sign(ANYBODY, round, digest_of(body))
+        signature = self.peers.proofs.sign(ANY_RECEIVER, round, digest_of(body))
         return Handover(round, id, body, signature.hex()).pack()
 
     def _take(self, peer: str, id: str | None, packed: bytes) -> ReplyCode:
@@ -282,7 +290,7 @@ class Meetings(Life):
         verdict = self.pairing.committed(id or row.meeting, peer, row.round, row.body, signature)
         if not verdict.accepted:
             words = f"commit of round {row.round} refused: {verdict.words}"
-            self.peers.told.tell(peer, verdict.name.lower(), words)
+            self.peers.refusals.report(peer, verdict.name.lower(), words)
         self.peers.changed.set()
         return verdict
 
@@ -309,4 +317,4 @@ class Meetings(Life):
         ]
 
     def _knows(self, peer: str) -> bool:
-        return self.ledger.told(peer) or self.peers.ends_with(peer)
+        return self.ledger.finish_known(peer) or self.peers.ends_with(peer)

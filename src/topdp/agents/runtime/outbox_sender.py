@@ -13,12 +13,12 @@ import logging
 from collections import Counter
 from typing import final
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.runtime.card_updates import Cards
-from topdp.agents.runtime.greeting import Greeting, NotAGreeting
-from topdp.agents.runtime.peer_contacts import MOST_GAPS, Contacts
+from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.agents.runtime.card_updates import CardUpdates
+from topdp.agents.runtime.greeting import Greeting, GreetingError
+from topdp.agents.runtime.peer_contacts import MOST_GAPS, PeerContacts
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import Message, Transport, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
@@ -28,30 +28,30 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds between attempts to reach a nei
 
 
 @final
-class Sending:
+class OutboxSender:
     """What one agent owes its neighbours, and how it gets there."""
 
     def __init__(
         self,
-        contacts: Contacts,
+        contacts: PeerContacts,
         inbox: Inbox,
         transport: Transport,
-        failpoints: Failpoints,
+        hooks: AgentHooks,
         last: int,
-        cards: Cards | None,
+        cards: CardUpdates | None,
     ) -> None:
         """`last`: the last round of the plan. `cards`: where agents may renew theirs."""
         self.contacts, self.inbox, self.transport = contacts, inbox, transport
-        self.failpoints, self.last, self.cards = failpoints, last, cards
-        self.ledger, self.told, self.gossip = contacts.ledger, contacts.told, contacts.gossip
+        self.hooks, self.last, self.cards = hooks, last, cards
+        self.ledger, self.refusals, self.gossip = contacts.ledger, contacts.refusals, contacts.gossip
         self._gaps: Counter[str] = Counter()  # how often each lacked an earlier row, one time after another
-        self.finishing = False  # all rounds are done: neighbours are told so
+        self.finishing = False  # all rounds are done: neighbours are refusals so
 
     def owes(self, peer: str) -> list[int]:
         """The rounds that `peer` has not acknowledged and may need."""
         if peer in self.contacts.refused_by or self.ledger.finished(peer):
             return []
-        waiting = self.ledger.waiting(peer)
+        waiting = self.ledger.unacknowledged(peer)
         # Who is so far behind was gone on without, and takes up the round where others are: these show it.
         return waiting[-2:] if self.inbox.gaps and len(waiting) > self.inbox.window else waiting
 
@@ -75,13 +75,13 @@ class Sending:
             except TopdpError:
                 raise  # the books, or a disk: a fault of our own
             except Exception as error:
-                self.told.tell(peer, "failed", "what it answers, by our fault", logging.ERROR, error)
+                self.refusals.report(peer, "failed", "what it answers, by our fault", logging.ERROR, error)
                 greeted = False
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _greet(self, peer: str) -> bool:
-        known = self.ledger.seen(peer)
+        known = self.ledger.last_received(peer)
         body = self.contacts.greeting(peer).encode()
         reply = await self.transport.request(peer, Message.of(MessageKind.HELLO, 0, body))
         if reply.code is ReplyCode.OTHER_TERMS:
@@ -95,15 +95,15 @@ class Sending:
         if reply.body or reply.ok:
             try:
                 greeting = Greeting.decode(reply.body, self.last)
-            except NotAGreeting:
-                self.told.tell(peer, "not_a_greeting", "what it answers is refused")
+            except GreetingError:
+                self.refusals.report(peer, "not_a_greeting", "what it answers is refused")
                 return False
             if greeting.terms != self.contacts.terms:
                 self.contacts.differ(peer)
                 return False
             self.contacts.learn(peer, greeting, known)
         if not reply.ok and reply.code is not ReplyCode.FAILED:
-            self.told.tell(peer, "refused", f"the greeting: {quoted(reply.reason)}")
+            self.refusals.report(peer, "refused", f"the greeting: {quoted(reply.reason)}")
             if reply.code in (ReplyCode.QUARANTINED, ReplyCode.ROLLED_BACK):
                 self.contacts.refused_for_good(peer, "the greeting")
         return reply.ok
@@ -120,18 +120,18 @@ class Sending:
             round, body = waiting[0], self.ledger.body(peer, waiting[0])
             signature = self.contacts.proofs.sign(peer, round, digest_of(body))
             return Message.of(MessageKind.ROW, round, body, signature)
-        if self.finishing and not self.ledger.told(peer):
+        if self.finishing and not self.ledger.finish_known(peer):
             return Message.of(MessageKind.BYE, self.ledger.round)
         return None
 
     async def _deliver(self, peer: str, message: Message) -> bool:
-        self.failpoints.reached("before_send")
+        self.hooks.reached("before_send")
         reply = await self.transport.request(peer, message)
-        self.failpoints.reached("after_send")
+        self.hooks.reached("after_send")
         self.contacts.heard(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self._gaps.pop(peer, None)
-            for round in self.ledger.waiting(peer):
+            for round in self.ledger.unacknowledged(peer):
                 if round <= message.round:
                     self.ledger.acknowledge(peer, round)
         elif message.kind is MessageKind.CARD:
@@ -141,7 +141,7 @@ class Sending:
             assert self.gossip is not None
             self.gossip.acknowledged(peer, message.round)
         elif reply.ok:
-            self.ledger.note_told(peer)
+            self.ledger.note_finish_known(peer)
         elif reply.code is ReplyCode.GONE:
             self.contacts.ask(peer)  # what it answers then may hold its last words
         elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MOST_GAPS:
@@ -149,7 +149,7 @@ class Sending:
             self.contacts.ask(peer)  # it says what it lacks, which may be what it had acknowledged
         elif reply.code not in (ReplyCode.LATER, ReplyCode.FAILED):
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
-            self.told.tell(peer, "refused", words)
+            self.refusals.report(peer, "refused", words)
             self.contacts.refused_for_good(peer, "the row" if message.kind is MessageKind.ROW else "")
         self.contacts.changed.set()
         return reply.ok

@@ -65,7 +65,7 @@ class RunKey:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class PairSeeds:
     """One run as one agent knows it: its name, and the seeds that this agent shares."""
 
     run: str
@@ -78,7 +78,7 @@ def agree(
     me: int,
     partners: Iterable[int],
     private: X25519PrivateKey | None,
-) -> Agreement:
+) -> PairSeeds:
     """What follows from the keys of all agents, in the order of their numbers.
 
     `partners`: with whom this agent shares draws. `private` None: a run that has ended; its name is left.
@@ -86,10 +86,10 @@ def agree(
     keys = list(keys)
     run = name_of(federation, keys)
     if private is None:
-        return Agreement(run, {})
+        return PairSeeds(run, {})
     if private.public_key().public_bytes_raw().hex() != keys[me].public:
         raise TrustError("Expected the private half of the key that this agent has stated, got another one.")
-    return Agreement(run, {other: _seed(federation, keys, run, me, other, private) for other in partners})
+    return PairSeeds(run, {other: _seed(federation, keys, run, me, other, private) for other in partners})
 
 
 def name_of(federation: str, keys: list[RunKey]) -> str:

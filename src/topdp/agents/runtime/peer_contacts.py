@@ -15,12 +15,12 @@ from collections.abc import Callable, Coroutine
 from time import time
 from typing import Any, final
 
-from topdp.agents.agreement.row_signatures import Proofs
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.greeting import Greeting, Terms
-from topdp.agents.runtime.peer_judgement import Beliefs
-from topdp.agents.runtime.statement_gossip import Gossip
-from topdp.agents.wire.link_refusals import Told
+from topdp.agents.runtime.greeting import Greeting, LinkTerms
+from topdp.agents.runtime.peer_judgement import PeerBeliefs
+from topdp.agents.runtime.statement_gossip import StatementGossip
+from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
 
@@ -30,24 +30,24 @@ MOST_GAPS = 3  # times that a round is passed over: greetings between them say w
 
 
 @final
-class Contacts:
+class PeerContacts:
     """The neighbours of one agent, as it knows them."""
 
     def __init__(
         self,
         neighbours: list[str],
-        terms: Terms,
+        terms: LinkTerms,
         ledger: Ledger,
-        told: Told,
-        proofs: Proofs,
-        gossip: Gossip | None,
+        refusals: RefusalLog,
+        proofs: RowSignatures,
+        gossip: StatementGossip | None,
         doubtful: bool,
     ) -> None:
         """`gossip`: where draws are shared. `doubtful`: see `beliefs`."""
-        self.neighbours, self.terms, self.ledger, self.told = neighbours, terms, ledger, told
+        self.neighbours, self.terms, self.ledger, self.refusals = neighbours, terms, ledger, refusals
         self.proofs, self.gossip = proofs, gossip
         self.given_up: Callable[[str], bool] = lambda peer: False  # whom this agent counts as gone
-        self.beliefs = Beliefs(neighbours, ledger, proofs, lambda peer: self.given_up(peer), doubtful)
+        self.beliefs = PeerBeliefs(neighbours, ledger, proofs, lambda peer: self.given_up(peer), doubtful)
         self.changed = asyncio.Event()  # something came in, or somebody's standing changed
         self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
         self.heard_at = dict.fromkeys(neighbours, time())  # for people: nothing is decided by it
@@ -102,7 +102,7 @@ class Contacts:
             return
         if judgement.code is not None and self.ledger.quarantined(peer) is None:
             self.distrust(peer, judgement.code, judgement.words)
-        for round in self.ledger.waiting(peer):
+        for round in self.ledger.unacknowledged(peer):
             if round <= greeting.seen:
                 self.ledger.acknowledge(peer, round)
         self._send_again(peer, greeting)
@@ -122,15 +122,15 @@ class Contacts:
             self.gossip.learn(peer, greeting.statements)
         round, times = self._again.get(peer, (-1, 0))
         times = times if round == self.ledger.round else 0
-        times += self.ledger.send_again(peer, greeting.seen, MOST_AGAIN - times)
+        times += self.ledger.requeue(peer, greeting.seen, MOST_AGAIN - times)
         self._again[peer] = (self.ledger.round, times)
         if times >= MOST_AGAIN:
-            self.told.tell(peer, "again", "asks again and again for rows that it has acknowledged")
+            self.refusals.report(peer, "again", "asks again and again for rows that it has acknowledged")
         self.to_send[peer].set()
 
     def needs_nothing_before(self, peer: str, round: int) -> None:
         """Rows of earlier rounds are not kept for `peer`; the newest are, as if it had acknowledged them."""
-        for earlier in self.ledger.waiting(peer):
+        for earlier in self.ledger.unacknowledged(peer):
             if earlier < round:
                 self.ledger.acknowledge(peer, earlier)
 
@@ -144,7 +144,7 @@ class Contacts:
         if peer in self.beliefs.met:  # it held the same before, and can end nobody by saying otherwise
             self.distrust(peer, ReplyCode.OTHER_TERMS, words)
             return
-        self.told.tell(peer, "other_terms", words)
+        self.refusals.report(peer, "other_terms", words)
         self.differing.add(peer)
         if not set(self.neighbours) - self.differing:
             self._end_by_terms()
@@ -164,7 +164,7 @@ class Contacts:
 
     def distrust(self, peer: str, code: ReplyCode, words: str) -> None:
         """Nothing more is believed of `peer`, and the log says why."""
-        self.told.tell(peer, code.name.lower(), words)
+        self.refusals.report(peer, code.name.lower(), words)
         self.ledger.quarantine(peer, code, words)
         self.changed.set()
 
@@ -175,7 +175,7 @@ class Contacts:
 
     def left(self, peer: str) -> None:
         """`peer` has gone on without this agent, for good."""
-        self.told.tell(peer, "gone", "counts this agent as gone: it was silent for too long")
+        self.refusals.report(peer, "gone", "counts this agent as gone: it was silent for too long")
         self.left_by.add(peer)
         self.refused_by.add(peer)
         self.changed.set()
@@ -204,7 +204,7 @@ class Contacts:
         """`peer` takes nothing more of this agent; nothing of it is waited for: nobody can stop another."""
         self.refused_by.add(peer)
         if what:
-            self.ledger.depart(f"round {self.ledger.round}: {peer} refused {what}", peer)
+            self.ledger.note_departure(f"round {self.ledger.round}: {peer} refused {what}", peer)
         self.changed.set()
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

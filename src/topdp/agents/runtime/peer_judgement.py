@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from topdp.agents.agreement.row_signatures import Proofs
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.ledger import row_witness
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.greeting import Greeting, Terms
+from topdp.agents.runtime.greeting import Greeting, LinkTerms
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
 
 
 @dataclass(frozen=True)
-class Judgement:
+class GreetingVerdict:
     """What follows from a greeting: this agent's end, or the neighbour's quarantine, or nothing."""
 
     fault: TrustError | None = None
@@ -37,14 +37,14 @@ class Judgement:
     is_old: bool = False  # it may have been overtaken on its way: ask again before anything is decided
 
 
-class Beliefs:
+class PeerBeliefs:
     """What an agent has been told and shown, in this process's life."""
 
     def __init__(
         self,
         neighbours: list[str],
         ledger: Ledger,
-        proofs: Proofs,
+        proofs: RowSignatures,
         given_up: Callable[[str], bool],
         doubtful: bool,
     ) -> None:
@@ -67,9 +67,9 @@ class Beliefs:
 
     def round_of(self, peer: str) -> int:
         """The highest round of which `peer` has shown a row, ever."""
-        return max(self.shown[peer], self.ledger.seen(peer))
+        return max(self.shown[peer], self.ledger.last_received(peer))
 
-    def leaves_out(self, peer: str, round: int) -> bool:
+    def skips_rounds(self, peer: str, round: int) -> bool:
         """Whether `peer` says that `round` is over for it and that it made no row for this agent in it.
 
         It is believed: of its own rows only, and who lies could as well keep them back.
@@ -77,12 +77,12 @@ class Beliefs:
         last, done = self.passed.get(peer, (-1, -1))
         return last < round <= done
 
-    def greeting(self, peer: str, terms: Terms, run: str, statements: int) -> Greeting:
-        seen = row_witness.newest_from(self.ledger, peer)
-        sent = row_witness.newest_for(self.ledger, row_witness.receiver_of(self.ledger, peer))
+    def greeting(self, peer: str, terms: LinkTerms, run: str, statements: int) -> Greeting:
+        seen = row_witness.newest_received(self.ledger, peer)
+        sent = row_witness.newest_sent(self.ledger, row_witness.receiver_of(self.ledger, peer))
         return Greeting(
             terms,
-            self.ledger.charged,
+            self.ledger.last_sent_round,
             seen.round,
             self.ledger.round,
             run,
@@ -93,25 +93,25 @@ class Beliefs:
             statements,
         )
 
-    def judge(self, peer: str, greeting: Greeting, known: int | None) -> Judgement:
+    def judge(self, peer: str, greeting: Greeting, known: int | None) -> GreetingVerdict:
         """`known`: the highest round of `peer` that was here before it was asked; None: it was not asked."""
         receiver = row_witness.receiver_of(self.ledger, peer)
         mine = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
         if greeting.seen >= 0 and mine != greeting.seen_digest:
             signature = bytes.fromhex(greeting.seen_signature)
-            if self.proofs.is_mine(receiver, greeting.seen, greeting.seen_digest, signature):
-                return Judgement(fault=self._old_copy(peer, greeting.seen))
+            if self.proofs.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
+                return GreetingVerdict(fault=self._old_copy(peer, greeting.seen))
             words = f"claims a row of round {greeting.seen} that this agent did not make, and cannot show it"
-            return Judgement(code=ReplyCode.NOT_A_GREETING, words=words)
-        theirs = self.ledger.digest_seen(peer, greeting.sent)
+            return GreetingVerdict(code=ReplyCode.NOT_A_GREETING, words=words)
+        theirs = self.ledger.digest_received(peer, greeting.sent)
         if theirs is not None and theirs != greeting.sent_digest:
             words = f"rolled back: sent round {greeting.sent} before, and now has another row for it"
-            return Judgement(code=ReplyCode.ROLLED_BACK, words=words)
-        seen = self.ledger.seen(peer) if known is None else known
+            return GreetingVerdict(code=ReplyCode.ROLLED_BACK, words=words)
+        seen = self.ledger.last_received(peer) if known is None else known
         if greeting.charged < seen:
             words = f"rolled back: sent round {seen} before, and now knows of {greeting.charged} only"
-            return Judgement(code=ReplyCode.ROLLED_BACK, words=words, is_old=known is None)
-        return Judgement()
+            return GreetingVerdict(code=ReplyCode.ROLLED_BACK, words=words, is_old=known is None)
+        return GreetingVerdict()
 
     def _old_copy(self, peer: str, round: int) -> TrustError:
         return TrustError(

@@ -10,17 +10,17 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, final
 
-from topdp.agents.agreement.row_signatures import Proofs
-from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.agreement.row_signatures import RowSignatures
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.card_updates import Cards
-from topdp.agents.runtime.greeting import Greeting, Terms
-from topdp.agents.runtime.outbox_sender import Sending
-from topdp.agents.runtime.peer_contacts import Contacts
-from topdp.agents.runtime.request_handlers import Answering, Check
-from topdp.agents.runtime.statement_gossip import Gossip
-from topdp.agents.wire.link_refusals import Told
+from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.agents.runtime.card_updates import CardUpdates
+from topdp.agents.runtime.greeting import Greeting, LinkTerms
+from topdp.agents.runtime.outbox_sender import OutboxSender
+from topdp.agents.runtime.peer_contacts import PeerContacts
+from topdp.agents.runtime.request_handlers import Check, RequestHandlers
+from topdp.agents.runtime.statement_gossip import StatementGossip
+from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import Message, Reply, Transport, end_all
 from topdp.agents.wire.wire_codes import ReplyCode
 
@@ -33,17 +33,17 @@ class Peers:
         self,
         name: str,
         neighbours: list[str],
-        terms: Terms,
+        terms: LinkTerms,
         ledger: Ledger,
         inbox: Inbox,
         transport: Transport,
         check: Check,
-        failpoints: Failpoints,
-        told: Told,
-        proofs: Proofs,
+        hooks: AgentHooks,
+        refusals: RefusalLog,
+        proofs: RowSignatures,
         last: int,
-        gossip: Gossip | None = None,
-        cards: Cards | None = None,
+        gossip: StatementGossip | None = None,
+        cards: CardUpdates | None = None,
         doubtful: bool = False,
     ) -> None:
         """`last`: the last round of the plan. `gossip`: where draws are shared.
@@ -51,11 +51,11 @@ class Peers:
         `cards`: where agents may renew theirs. `doubtful`: see `beliefs`.
         """
         self.name, self.neighbours, self.ledger, self.inbox = name, neighbours, ledger, inbox
-        self.transport, self.told, self.proofs = transport, told, proofs
+        self.transport, self.refusals, self.proofs = transport, refusals, proofs
         self.terms, self.check, self.last = terms, check, last
-        self.contacts = contacts = Contacts(neighbours, terms, ledger, told, proofs, gossip, doubtful)
-        self.answering = Answering(name, contacts, inbox, check, failpoints, last, cards)
-        self.sending = Sending(contacts, inbox, transport, failpoints, last, cards)
+        self.contacts = contacts = PeerContacts(neighbours, terms, ledger, refusals, proofs, gossip, doubtful)
+        self.answering = RequestHandlers(name, contacts, inbox, check, hooks, last, cards)
+        self.sending = OutboxSender(contacts, inbox, transport, hooks, last, cards)
         self.beliefs, self.changed, self.silent = contacts.beliefs, contacts.changed, contacts.silent
         self.heard_at, self.differing = contacts.heard_at, contacts.differing
         self.refused_by, self.left_by, self.tasks = contacts.refused_by, contacts.left_by, contacts.tasks

@@ -8,9 +8,9 @@ acknowledged and not used. An agent that others went on without takes up the rou
 have shown rows, whatever they say. Where draws are shared nobody comes back: who is missing is given up for
 good (`absences`).
 
-**Guarantees.** As for every `Life`; and every round of the plan is made as written, except that the agent's
-data enter no round from the one on whose charge would pass the budget, and that draws shared with somebody
-gone are left out and taken back where the books of all cover that (`departures`).
+**Guarantees.** As for every `AgentLoop`; and every round of the plan is made as written, except that the
+agent's data enter no round from the one on whose charge would pass the budget, and that draws shared with
+somebody gone are left out and taken back where the books of all cover that (`departures`).
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from typing import final
 
 from torch import Tensor
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_entries import Cost
+from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.absences import Absences
-from topdp.agents.runtime.agent_context import Equipment
-from topdp.agents.runtime.agent_loop import Life, Ticks, logger
-from topdp.agents.runtime.agent_rows import AS_PLANNED, drawn, kept, make
+from topdp.agents.runtime.agent_context import AgentContext
+from topdp.agents.runtime.agent_loop import AgentLoop, TickClock, logger
+from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
 from topdp.agents.runtime.peer_contacts import TICKS
 from topdp.agents.runtime.peers import Peers
-from topdp.agents.runtime.row_monitor import Watch
+from topdp.agents.runtime.row_monitor import RowMonitor
 from topdp.agents.runtime.run_end import leaving
-from topdp.agents.runtime.shared_draws import Sharing
+from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.agents.wire import row_payload
 
 
 @final
-class Rounds(Life):
+class PlannedLoop(AgentLoop):
     """The life of one agent under a plan."""
 
     def __init__(
         self,
-        equipment: Equipment,
+        context: AgentContext,
         ledger: Ledger,
         peers: Peers,
-        failpoints: Failpoints,
         finished: Callable[[], None],
-        sharing: Sharing | None = None,
+        shared_draws: SharedDraws | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        super().__init__(equipment, ledger, peers, failpoints, finished, sharing, mark)
-        self.watch = Watch(peers.told, equipment.manifest.rules.largest_drift)
-        self.absences = Absences(equipment, ledger, peers, sharing) if sharing else None
+        super().__init__(context, ledger, peers, finished, shared_draws, mark)
+        self.watch = RowMonitor(peers.refusals, context.manifest.rules.largest_drift)
+        self.absences = Absences(context, ledger, peers, shared_draws) if shared_draws else None
 
     def _has_rounds(self) -> bool:
         return not self.all_done
 
     async def _next_round(self) -> bool:
-        if self.sharing is not None and not await self._agreed(self.sharing):
+        if self.shared_draws is not None and not await self._agreed(self.shared_draws):
             return False
-        if self.sharing is None and not await self._heard_all(not self.equipment.manifest.rules.goes_on):
+        if self.shared_draws is None and not await self._heard_all(
+            not self.context.manifest.rules.tolerates_silence
+        ):
             return False
         with self.timing.measure("network"):
             gathered = await self._gather(self.ledger.round)
@@ -80,52 +80,56 @@ class Rounds(Life):
             self._depart(round, peer)
         information = float(self.meter.planned[round])
         kind, cost = self._decide(round, information, planned=self.ledger.departed is None)
-        self.failpoints.reached("before_compute")
-        part, own, draws = self.equipment.part, self._own(), self.equipment.draws
-        gradients = self.equipment.gradients if kind == "release" else None
-        changed, notes = self.sharing.departures.changes(round) if self.sharing else (AS_PLANNED, {})
+        self.hooks.reached("before_compute")
+        part, own, draws = self.context.part, self._own(), self.context.draws
+        gradients = self.context.gradients if kind == "release" else None
+        changed, notes = (
+            self.shared_draws.departures.changes(round) if self.shared_draws else (AS_PLANNED, {})
+        )
         rows = await self._compute(lambda: make(part, round, own, received, gradients, draws, changed))
         memories = part.plan.memories  # what nobody reads may be longer
         rows = {
             row: value if memories[row] else self._bounded(round, row, value) for row, value in rows.items()
         }
-        if (rehearsal := self.equipment.gradients.rehearsal) is not None:
-            rehearsal.keep(round, rows, received, drawn(part, round, draws, own[part.agent]))
-        names = self.equipment.manifest.names
+        self.hooks.rows_made(round, rows, received, draws)
+        names = self.context.manifest.names
         bodies = {names[to]: row_payload.encode(rows[row].numpy()) for to, row in part.sent(round).items()}
         applied = [(sender, round - 1) for sender in senders]
         self._release(round, kind, cost, bodies, kept(part, round, rows), applied, notes=notes)
 
     def _leave_out(self, round: int, received: dict[int, Tensor], senders: list[str]) -> None:
         """Looks at what came in; rows beyond the manifest's limit are taken out of `received`."""
-        number = self.equipment.manifest.number
-        row_of = {peer: self.equipment.part.read(round - 1)[number(peer)] for peer in senders}
+        number = self.context.manifest.number
+        row_of = {peer: self.context.part.read(round - 1)[number(peer)] for peer in senders}
         rows = {peer: received[row] for peer, row in row_of.items()}
         for peer in self.watch.far(round - 1, self.estimate(), rows):
             del received[row_of[peer]]
-            self.ledger.depart(f"round {round}: the row of {peer} was too far away", peer)
+            self.ledger.note_departure(f"round {round}: the row of {peer} was too far away", peer)
 
     # Shared draws
 
-    async def _agreed(self, sharing: Sharing) -> bool:
+    async def _agreed(self, shared_draws: SharedDraws) -> bool:
         """Waits for the keys of all, and for what neighbours have seen; False when asked to stop.
 
         Who has seen more of this agent than its books know says so in its greeting, and that ends the agent
         (`peers`): before anything is made under shared draws, and so never twice under the same.
         """
-        ticks, peers = Ticks(self.equipment.manifest.rules.idle_timeout), self.peers.neighbours
+        ticks, peers = TickClock(self.context.manifest.rules.idle_timeout), self.peers.neighbours
         waited = 0
-        while not sharing.agreed() or not self._all_met(peers):
+        while not shared_draws.agreed() or not self._all_met(peers):
             self.peers.wake()  # what was just agreed on is to be told
             self.waits.now(
-                {*sharing.missing(), *(peer for peer in peers if peer not in self.peers.beliefs.answered)}
+                {
+                    *shared_draws.missing(),
+                    *(peer for peer in peers if peer not in self.peers.beliefs.answered),
+                }
             )
             self._raise_faults()
             if self.stopping.is_set():
                 return False
             await ticks.wait(self.peers)
             waited += 1
-            if waited % (4 * TICKS) == 0 and (missing := sharing.missing()):
+            if waited % (4 * TICKS) == 0 and (missing := shared_draws.missing()):
                 logger.warning(
                     "%s: waits for %s: where draws are shared, a run begins once all agents have been there",
                     self.name,
@@ -144,12 +148,12 @@ class Rounds(Life):
         """Waits, where somebody is gone, until all know it; False when asked to stop."""
         if self.absences is None:
             return True
-        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        ticks = TickClock(self.context.manifest.rules.idle_timeout)
         while True:
             self._raise_faults()
             if not self.absences.holds(round):
                 return True
-            self.waits.now(self.sharing.departures.unsettled() if self.sharing else ())
+            self.waits.now(self.shared_draws.departures.unsettled() if self.shared_draws else ())
             if self.stopping.is_set():
                 return False
             for peer in self.peers.neighbours:
@@ -163,16 +167,18 @@ class Rounds(Life):
         """(rows, who sent them, who is missing) of `round`; None when asked to stop."""
         if round < 0:
             return None if self.stopping.is_set() else ({}, [], [])
-        names = self.equipment.manifest.names
-        expected = {names[sender]: row for sender, row in self.equipment.part.read(round).items()}
-        ticks = Ticks(self.equipment.manifest.rules.idle_timeout)
+        names = self.context.manifest.names
+        expected = {names[sender]: row for sender, row in self.context.part.read(round).items()}
+        ticks = TickClock(self.context.manifest.rules.idle_timeout)
         while True:
             self._raise_faults()
             if self.stopping.is_set():
                 return None
             missing = [peer for peer in expected if self._is_missing(peer, round)]
             waiting = [
-                peer for peer in expected if peer not in missing and self.ledger.received(peer, round) is None
+                peer
+                for peer in expected
+                if peer not in missing and self.ledger.unapplied_body(peer, round) is None
             ]
             self.waits.now(waiting)
             if not waiting:
@@ -192,25 +198,25 @@ class Rounds(Life):
         return self.absences is not None and self.absences.lost(peer)
 
     def _is_missing(self, peer: str, round: int) -> bool:
-        if self.ledger.received(peer, round) is not None:
+        if self.ledger.unapplied_body(peer, round) is not None:
             return False
         if self.absences is not None:
             return self.absences.lost(peer)
         if self.peers.ends_with(peer):
             return True
-        if not self.equipment.manifest.rules.goes_on:
+        if not self.context.manifest.rules.tolerates_silence:
             return False
         # It came too late, or is left out: rows come in order, and a later one was shown; or it says so.
         beliefs = self.peers.beliefs
-        passed = self.ledger.seen(peer) >= round or beliefs.shown[peer] > round
-        passed = passed or beliefs.leaves_out(peer, round)
+        passed = self.ledger.last_received(peer) >= round or beliefs.shown[peer] > round
+        passed = passed or beliefs.skips_rounds(peer, round)
         return passed or (self.peers.silent[peer] >= TICKS and min(self.peers.silent.values()) < TICKS)
 
     def _depart(self, round: int, peer: str) -> None:
-        self.peers.told.tell(
+        self.peers.refusals.report(
             peer, "missing", f"no row for round {round}: this agent's own estimate stands in for it"
         )
-        self.ledger.depart(f"round {round}: nothing from {peer}", peer)
+        self.ledger.note_departure(f"round {round}: nothing from {peer}", peer)
 
     def _catch_up(self) -> bool:
         """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too.
@@ -224,7 +230,7 @@ class Rounds(Life):
             if self.ledger.quarantined(peer) is None and self.peers.silent[peer] < TICKS
         ]
         state = self.ledger.state()
-        if not self.equipment.manifest.rules.goes_on or not heard or state is None:
+        if not self.context.manifest.rules.tolerates_silence or not heard or state is None:
             return False
         target = min(self.peers.beliefs.round_of(peer) for peer in heard)
         if target <= self.ledger.round + 2:
@@ -236,10 +242,10 @@ class Rounds(Life):
             self.ledger.round,
             extra={"agent": self.name, "event": "rejoin", "round": target},
         )
-        worst = self.equipment.meter.worst_case(self.history)
-        self.ledger.release(target, Cost(0.0, worst, 0.0), {}, state[1], kind="skip")
+        worst = self.context.meter.worst_case(self.history)
+        self.ledger.release(target, ReleaseCost(0.0, worst, 0.0), {}, state[1], kind="skip")
         self.mark(target)
-        self.ledger.depart(f"round {target}: rejoined")
+        self.ledger.note_departure(f"round {target}: rejoined")
         return True
 
     # The end
@@ -257,9 +263,9 @@ class Rounds(Life):
     def _stays_for(self, peer: str) -> bool:
         if self.peers.ends_with(peer):
             return False
-        knows, finished = self.ledger.told(peer), self.ledger.finished(peer)
+        knows, finished = self.ledger.finish_known(peer), self.ledger.finished(peer)
         if knows and finished:
             return False
-        goes_on = self.equipment.manifest.rules.goes_on or peer in leaving(self.ledger)
+        tolerates_silence = self.context.manifest.rules.tolerates_silence or peer in leaving(self.ledger)
         # Who neither knows nor has finished may come back and need what only this agent has.
-        return self.peers.silent[peer] < TICKS or not (knows or finished or goes_on)
+        return self.peers.silent[peer] < TICKS or not (knows or finished or tolerates_silence)

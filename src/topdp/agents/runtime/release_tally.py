@@ -17,7 +17,7 @@ GUARD = 1 + 1e-14  # on the root
 
 
 @final
-class Tally:
+class ReleaseTally:
     """Releases of one owner, each in one of `period` classes of rounds.
 
     >>> tally = Tally(period=2)

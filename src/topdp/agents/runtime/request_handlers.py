@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import final
 
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.ledger.row_witness import receiver_of
-from topdp.agents.runtime.card_updates import Cards
-from topdp.agents.runtime.greeting import Greeting, NotAGreeting
-from topdp.agents.runtime.peer_contacts import MOST_GAPS, Contacts
+from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.agents.runtime.card_updates import CardUpdates
+from topdp.agents.runtime.greeting import Greeting, GreetingError
+from topdp.agents.runtime.peer_contacts import MOST_GAPS, PeerContacts
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
@@ -33,23 +33,23 @@ Check = Callable[[str, int, bytes], object]
 
 
 @final
-class Answering:
+class RequestHandlers:
     """The door of one agent, as its neighbours find it."""
 
     def __init__(
         self,
         name: str,
-        contacts: Contacts,
+        contacts: PeerContacts,
         inbox: Inbox,
         check: Check,
-        failpoints: Failpoints,
+        hooks: AgentHooks,
         last: int,
-        cards: Cards | None,
+        cards: CardUpdates | None,
     ) -> None:
         """`last`: the last round of the plan. `cards`: where agents may renew theirs."""
         self.name, self.contacts, self.inbox, self.check = name, contacts, inbox, check
-        self.failpoints, self.last, self.cards = failpoints, last, cards
-        self.ledger, self.told, self.gossip = contacts.ledger, contacts.told, contacts.gossip
+        self.hooks, self.last, self.cards = hooks, last, cards
+        self.ledger, self.refusals, self.gossip = contacts.ledger, contacts.refusals, contacts.gossip
         self._gaps: dict[str, tuple[int | None, int]] = {}  # the round that each passed over, and how often
         self.kinds: dict[MessageKind, Callable[[str, Message], Awaitable[Reply]]] = {
             MessageKind.HELLO: self._hello,
@@ -87,7 +87,9 @@ class Answering:
             raise
         except Exception as error:
             # A fault of ours that a peer has found: it costs the peer an answer, not us our life.
-            self.told.tell(peer, "unanswered", f"{message.kind.name}, by our fault", logging.ERROR, error)
+            self.refusals.report(
+                peer, "unanswered", f"{message.kind.name}, by our fault", logging.ERROR, error
+            )
             return Reply(ReplyCode.FAILED)
 
     def _in_range(self, message: Message) -> bool:
@@ -98,13 +100,13 @@ class Answering:
 
     def _refused(self, peer: str, code: ReplyCode, message: Message) -> Reply:
         words = f"{message.kind.name} of round {message.round} refused: {code.words}"
-        self.told.tell(peer, code.name.lower(), words)
+        self.refusals.report(peer, code.name.lower(), words)
         return Reply(code)
 
     async def _hello(self, peer: str, message: Message) -> Reply:
         try:
             greeting = Greeting.decode(message.body, self.last)
-        except NotAGreeting:
+        except GreetingError:
             return self._refused(peer, ReplyCode.NOT_A_GREETING, message)
         if greeting.terms != self.contacts.terms:
             self.contacts.differ(peer)
@@ -120,7 +122,7 @@ class Answering:
         return Reply(ReplyCode.QUARANTINED, body=body)
 
     async def _row(self, peer: str, message: Message) -> Reply:
-        self.failpoints.reached("before_receive")
+        self.hooks.reached("before_receive")
         verdict = self.inbox.judge(peer, message.round, message.digest)
         if verdict in (ReplyCode.OK, ReplyCode.LATER):
             try:
@@ -134,11 +136,11 @@ class Answering:
         if verdict is ReplyCode.OK and not self.inbox.gaps:
             # Who waits for every row has those that its own is made of, whatever it acknowledges.
             self.contacts.needs_nothing_before(peer, message.round - 1)
-        if verdict is ReplyCode.GAP and self.inbox.leaves_out(peer, message.round):
+        if verdict is ReplyCode.GAP and self.inbox.skips_rounds(peer, message.round):
             self._passed_over(peer, message.round)
         elif not verdict.accepted and verdict is not ReplyCode.LATER:
             self._refused(peer, verdict, message)
-        self.failpoints.reached("after_receive")
+        self.hooks.reached("after_receive")
         self.contacts.changed.set()
         return Reply(verdict)
 
@@ -161,7 +163,7 @@ class Answering:
         """The one under the row, where it holds; it is its sender whom it serves."""
         receiver = receiver_of(self.ledger, self.name)
         facts = (peer, receiver, message.round, message.digest, message.signature)
-        return message.signature if self.contacts.proofs.holds(*facts) else b""
+        return message.signature if self.contacts.proofs.verify(*facts) else b""
 
     async def _bye(self, peer: str, message: Message) -> Reply:
         self.ledger.note_finished(peer)

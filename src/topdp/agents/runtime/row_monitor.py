@@ -1,9 +1,8 @@
 """What an agent notices of the rows that come in: how far each is from its own, and how long it is.
 
-A row that is much further away than most others', or than any that the same neighbour sent before, is told
-once, and counted. Where the manifest limits drifts, rows beyond the limit are left out of the mix as if they
-had not come: the agent's own estimate stands in for them. Robust mixing (`robust_rules`) needs none of
-this; it is for whoever wants to know, and for methods that cannot mix robustly.
+A row that is much further away than most others', or than any that the same neighbour sent before, is
+reported once, and counted. Where the manifest limits drifts, rows beyond the limit are left out of the mix as
+if they had not come: the agent's own estimate stands in for them. Robust mixing needs none of this.
 
 **Guarantees.** All of it is a function of rows that were sent. To leave one out departs from the plan, and is
 booked as such: where others' noise is counted on, the agent charges by worst case from then on (`budget`).
@@ -17,7 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from topdp.agents.wire.link_refusals import Told
+from topdp.agents.wire.link_refusals import RefusalLog
 
 FAR = 5.0
 """Times the median distance of all received rows: told."""
@@ -29,12 +28,12 @@ SEEN = 4
 """Rows of a neighbour before its past is compared with."""
 
 
-class Watch:
+class RowMonitor:
     """Of each neighbour: the last distance over the median of all, the last norm, and what was left out."""
 
-    def __init__(self, told: Told, largest_drift: float = 0.0) -> None:
+    def __init__(self, refusals: RefusalLog, largest_drift: float = 0.0) -> None:
         """`largest_drift`: rows further than so many median distances are left out; 0: none is."""
-        self.told, self.largest_drift = told, largest_drift
+        self.refusals, self.largest_drift = refusals, largest_drift
         self.drifts: dict[str, float] = {}
         self.norms: dict[str, float] = {}
         self.left_out: dict[str, int] = {}
@@ -67,4 +66,4 @@ class Watch:
 
     def _warn(self, peer: str, kind: str, round: int, words: str) -> None:
         self.warnings[peer] = self.warnings.get(peer, 0) + 1
-        self.told.tell(peer, kind, f"the row of round {round} is {words}")
+        self.refusals.report(peer, kind, f"the row of round {round} is {words}")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.agents.agreement.hidden_rows import step_of as grid_of
+from topdp.agents.agreement.hidden_rows import grid_step as grid_of
 from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.plan import Plan

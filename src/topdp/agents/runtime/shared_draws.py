@@ -17,14 +17,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.run_secret import RunSecret
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.statement_store import News
-from topdp.agents.runtime.agent_context import Equipment
+from topdp.agents.ledger.statement_store import StatementStore
+from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.departures import Departures
 from topdp.agents.runtime.pair_keys import AGREED, RUN_KEY, RunKey, agree
 from topdp.agents.runtime.run_end import all_done
-from topdp.agents.runtime.statement_gossip import Gossip
+from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.errors import InputError, TrustError
 from topdp.privacy.observers.survivors import recalls_draws
 
@@ -40,34 +39,32 @@ class PrivateFiles:
     folder: Path
 
 
-class Sharing:
+class SharedDraws:
     """The run of one agent, as far as it shares draws."""
 
-    def __init__(
-        self, equipment: Equipment, ledger: Ledger, private: PrivateFiles | None, failpoints: Failpoints
-    ) -> None:
+    def __init__(self, context: AgentContext, ledger: Ledger, private: PrivateFiles | None) -> None:
         if private is None:
             raise InputError(
                 "Expected the identity of an agent that shares draws: it signs a key for the run."
             )
-        self.equipment, self.ledger, self.failpoints = equipment, ledger, failpoints
-        manifest, self.plan = equipment.manifest, equipment.part.plan.digest()
-        self.gossip = Gossip(manifest, private.identity, self.plan, News(ledger))
+        self.context, self.ledger, self.hooks = context, ledger, context.hooks
+        manifest, self.plan = context.manifest, context.part.plan.digest()
+        self.gossip = StatementGossip(manifest, private.identity, self.plan, StatementStore(ledger))
         self.secret = RunSecret(private.folder, manifest.hash)
-        exposure = equipment.meter.spending.analysis.exposure()
-        self.departures = Departures(equipment.part, self.gossip, ledger, recalls_draws(exposure))
+        exposure = context.meter.spending.analysis.exposure()
+        self.departures = Departures(context.part, self.gossip, ledger, recalls_draws(exposure))
         self._private: X25519PrivateKey | None = None  # all rounds are on the books: it is gone, or will be
         if LEFT_BEHIND in ledger.meta:
             raise self.left_behind()
-        stated = self.gossip.news.text(equipment.name, "", RUN_KEY)
+        stated = self.gossip.news.text(context.name, "", RUN_KEY)
         if stated is None:
             public = self.secret.begin()
-            failpoints.reached("after_key")
+            self.hooks.reached("after_key")
             self.gossip.state(RUN_KEY, RunKey.fresh(self.plan, public).text())
             self._private = self.secret.resume(public, ledger.round)
-        elif not all_done(ledger, equipment.part.plan):
+        elif not all_done(ledger, context.part.plan):
             self._private = self.secret.resume(RunKey.read(stated).public, ledger.round)
-            if ledger.round >= 0 and equipment.part.shared(ledger.round):
+            if ledger.round >= 0 and context.part.shared(ledger.round):
                 self.secret.note(ledger.round)  # who was killed between entry and mark has none of it
         self.agreed()
 
@@ -75,23 +72,23 @@ class Sharing:
         """The agents whose keys are not here; or, once all are, who have not said that they have them."""
         run = self.gossip.run
         there = self.gossip.news.on(run, AGREED) if run else self.gossip.keys()
-        return [name for name in self.equipment.manifest.names if name not in there]
+        return [name for name in self.context.manifest.names if name not in there]
 
     def agreed(self) -> bool:
         """Whether all agents hold the same keys; when they are here, draws get their seeds."""
         gossip = self.gossip
         if not gossip.run and not self.missing():
-            keys, part = gossip.keys(), self.equipment.part
-            names, partner = self.equipment.manifest.names, part.partner
+            keys, part = gossip.keys(), self.context.part
+            names, partner = self.context.manifest.names, part.partner
             found = agree(
-                self.equipment.manifest.hash,
+                self.context.manifest.hash,
                 (keys[name] for name in names),
                 part.agent,
                 sorted(set(partner.values())),
                 self._private,
             )
             if self._private is not None:
-                self.equipment.draws.share({draw: found.seeds[other] for draw, other in partner.items()})
+                self.context.draws.share({draw: found.seeds[other] for draw, other in partner.items()})
             gossip.run = found.run
             gossip.state(AGREED, "")
         gossip.begun = gossip.begun or bool(gossip.run and not self.missing())
@@ -99,9 +96,9 @@ class Sharing:
 
     def note(self, round: int) -> None:
         """The row of `round` is on the books and may leave from now on."""
-        if self.equipment.part.shared(round):
+        if self.context.part.shared(round):
             self.secret.note(round)
-            self.failpoints.reached("after_mark")
+            self.hooks.reached("after_mark")
 
     def left_behind(self) -> TrustError:
         """The others have gone on without this agent: the run is over for it, for good."""
@@ -115,5 +112,5 @@ class Sharing:
     def end(self) -> None:
         """No row is made any more: the key is erased, and with it what could give shared draws away."""
         self.secret.erase()
-        self.equipment.draws.share({})
+        self.context.draws.share({})
         self._private = None

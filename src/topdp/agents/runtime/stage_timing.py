@@ -10,7 +10,7 @@ from time import CLOCK_BOOTTIME, clock_gettime, perf_counter, process_time, thre
 PARTS = ("compute", "ledger", "network")
 
 
-class Timing:
+class RoundTiming:
     """Seconds by part, over the rounds that this process did.
 
     What waits for a core counts for the part that wants it. So there are processor seconds too: of computing,
@@ -50,7 +50,7 @@ class Timing:
         return {part: 1e3 * value / max(1, self.rounds) for part, value in self.seconds.items()}
 
 
-class Stages:
+class StartTiming:
     """Seconds of an agent's start, stage by stage, from the birth of its process."""
 
     def __init__(self) -> None:

@@ -14,11 +14,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from topdp.agents.agreement.card_succession import Directory
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest
-from topdp.agents.agreement.signed_statements import NotAStatement, Statement, decode, encode
-from topdp.agents.ledger.statement_store import News
+from topdp.agents.agreement.signed_statements import (
+    Statement,
+    StatementError,
+    decode_statements,
+    encode_statements,
+)
+from topdp.agents.ledger.statement_store import StatementStore
 from topdp.agents.runtime.pair_keys import AGREED, RUN_KEY, RunKey
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.wire_codes import ReplyCode
@@ -30,16 +35,16 @@ Check = Callable[[Statement], None]
 """Raises ValueError when a text is not what statements of its kind say."""
 
 
-class Gossip:
+class StatementGossip:
     """What all agents have stated, and what each neighbour has of it."""
 
-    def __init__(self, manifest: Manifest, identity: Identity, plan: str, news: News) -> None:
+    def __init__(self, manifest: Manifest, identity: Identity, plan: str, news: StatementStore) -> None:
         self.manifest, self.identity, self.plan, self.news = manifest, identity, plan, news
         self.run = ""  # its name, once the keys of all are here
         self.begun = news.ledger.round >= 0
         # By the first word or words of the subject.
         self.kinds: dict[str, Check] = {RUN_KEY: self._check_key, AGREED: self._check_agreed}
-        self.directory: Directory | None = None  # cards that agents have had since the manifest was made
+        self.directory: CardDirectory | None = None  # cards that agents have had since the manifest was made
         self._told: dict[str, int] = {}
         self._parted: Counter[str] = Counter()
         self._base: dict[str, int] = {}  # after which number what is on its way to each neighbour begins
@@ -62,7 +67,7 @@ class Gossip:
         """What `peer` has not acknowledged: the number of the last one, and their bytes."""
         waiting = self.news.after(self._told.get(peer, 0))
         self._base[peer] = self._told.get(peer, 0)
-        return (waiting[-1][0], encode(statement for _, statement in waiting)) if waiting else None
+        return (waiting[-1][0], encode_statements(statement for _, statement in waiting)) if waiting else None
 
     def parting(self, peer: str) -> bytes:
         """All that is on the books, for a neighbour that was given up and may not have begun: it lacks some.
@@ -72,7 +77,7 @@ class Gossip:
         self._parted[peer] += 1
         if self._parted[peer] > MOST_TIMES:
             return b""
-        return encode(statement for _, statement in self.news.after(0))
+        return encode_statements(statement for _, statement in self.news.after(0))
 
     def learn(self, peer: str, statements: int) -> None:
         """`peer` has so many. If it had or took more, its books are an older copy: it is told all again.
@@ -96,8 +101,8 @@ class Gossip:
         Raises TrustError where this agent cannot begin any more.
         """
         try:
-            statements = decode(body, self._most * len(self.manifest.names))
-        except NotAStatement:
+            statements = decode_statements(body, self._most * len(self.manifest.names))
+        except StatementError:
             return ReplyCode.NOT_A_STATEMENT, "sent what are no statements"
         for statement in statements:
             if self.news.text(statement.author, statement.run, statement.about) == statement.text:

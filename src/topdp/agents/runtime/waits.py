@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from time import perf_counter, time
 
 
-class Waits:
+class PeerWaits:
     """Who is waited for, since when, and for how long each was waited for so far."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ Come = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class End:
+class Connection:
     """One end of a connection."""
 
     reader: asyncio.StreamReader
@@ -40,7 +40,7 @@ class End:
         self.writer.transport.abort()
 
 
-def lively(end: End) -> End:
+def lively(end: Connection) -> Connection:
     """Small pieces leave at once; an end that is gone without a word is noticed."""
     end.writer.transport.set_write_buffer_limits(high=BUFFER)
     found = end.writer.get_extra_info("socket")
@@ -69,12 +69,12 @@ def checked_address(address: str) -> str:
     return address
 
 
-async def dialled(address: str) -> End:
+async def dialled(address: str) -> Connection:
     """A connection to `host:port`."""
-    return lively(End(*await asyncio.open_connection(*host_and_port(address), limit=BUFFER)))
+    return lively(Connection(*await asyncio.open_connection(*host_and_port(address), limit=BUFFER)))
 
 
-async def join(one: End, other: End, idle: float | None = None) -> None:
+async def join(one: Connection, other: Connection, idle: float | None = None) -> None:
     """Carries bytes both ways until one end is over, or nothing has moved for `idle` seconds; cuts both."""
     moved = asyncio.Event()
     pumps = [

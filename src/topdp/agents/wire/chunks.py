@@ -22,7 +22,7 @@ def pieces(body: bytes) -> Iterator[bytes]:
         yield body[start : start + PIECE]
 
 
-class Incoming:
+class IncomingBody:
     """One body as it arrives. Memory grows with what came, not with what was announced."""
 
     def __init__(self, size: int, digest: bytes, largest: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from topdp.agents.agreement.identity import TLS_NAME, Identity
+from topdp.agents.agreement.identity import TLS_HOST_NAME, Identity
 from topdp.agents.agreement.identity_card import Card
 from topdp.agents.wire.chunks import LARGEST_MESSAGE
 
@@ -66,7 +66,7 @@ def channel(target: str, card: Card, identity: Identity | None, idle_timeout: fl
     if identity is None:
         return aio.insecure_channel(target, options=options)
     credentials = grpc.ssl_channel_credentials(pins(card), *_own(identity))
-    name = ("grpc.ssl_target_name_override", TLS_NAME)
+    name = ("grpc.ssl_target_name_override", TLS_HOST_NAME)
     return aio.secure_channel(target, credentials, options=[*options, name])
 
 

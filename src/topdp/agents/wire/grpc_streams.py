@@ -14,11 +14,11 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from topdp.agents.wire import wire_pb2 as wire
-from topdp.agents.wire.handshake import Stream
+from topdp.agents.wire.handshake import FrameStream
 from topdp.agents.wire.link_refusals import LinkEnded, quoted
 
 
-class Dialled(Stream):
+class DialledStream(FrameStream):
     """The end that dialled."""
 
     def __init__(self, call: Any) -> None:
@@ -50,7 +50,7 @@ class Dialled(Stream):
             raise ConnectionError("the call was cancelled") from None  # by gRPC, not by us
 
 
-class Accepted(Stream):
+class AcceptedStream(FrameStream):
     """The end that was dialled."""
 
     def __init__(self, context: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from topdp.agents.agreement.card_succession import Directory
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.identity_card import Card, check_address, is_loopback
 from topdp.agents.agreement.manifest import Manifest
@@ -28,15 +28,15 @@ from topdp.agents.wire import grpc_channels, handshake
 from topdp.agents.wire.byte_pipes import LAST_WORDS
 from topdp.agents.wire.grpc_channels import PATH
 from topdp.agents.wire.grpc_settings import SocketFolder, settle_grpc
-from topdp.agents.wire.grpc_streams import Accepted, Dialled
-from topdp.agents.wire.handshake import Party, Stream
+from topdp.agents.wire.grpc_streams import AcceptedStream, DialledStream
+from topdp.agents.wire.handshake import FrameStream, HandshakeParty
 from topdp.agents.wire.link_limits import Backoff, Clock
-from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, Told, logger
+from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog, logger
 from topdp.agents.wire.links import Link
 from topdp.agents.wire.neighbour import Neighbour
-from topdp.agents.wire.port_guard import Front
+from topdp.agents.wire.port_guard import PortGuard
 from topdp.agents.wire.relay_server import meeting_place
-from topdp.agents.wire.relay_tunnels import Tunnel, Waiting
+from topdp.agents.wire.relay_tunnels import RelayListener, RelayTunnel
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
 from topdp.errors import InputError, TrustError
 
@@ -56,7 +56,7 @@ class GrpcTransport(Transport):
         chance: random.Random | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Clock = time.monotonic,
-        directory: Directory | None = None,
+        directory: CardDirectory | None = None,
         listed: Identity | None = None,
     ) -> None:
         """`directory`: cards that agents have had since the manifest was made; read at every handshake.
@@ -65,7 +65,7 @@ class GrpcTransport(Transport):
         """
         settle_grpc()
         self.name = identity.card.name
-        self.directory = directory or Directory(manifest)
+        self.directory = directory or CardDirectory(manifest)
         if identity.card.fingerprint not in [card.fingerprint for card in self.directory.cards(self.name)]:
             raise TrustError(
                 f"Expected the certificate that the manifest lists for {self.name}, got "
@@ -79,13 +79,13 @@ class GrpcTransport(Transport):
         self.dials = [name for name in self.neighbours if manifest.dialer(self.name, name) == self.name]
         self.dialers = {name: card for name, card in self.neighbours.items() if name not in self.dials}
         self.relayed = {name for name in self.neighbours if manifest.relayed(self.name, name)}
-        self._party = Party(identity, manifest.hash)
-        self._told = Told(self.name)
+        self._party = HandshakeParty(identity, manifest.hash)
+        self._refusals = RefusalLog(self.name)
         self._chance, self._pause, self._clock = chance or random.SystemRandom(), pause, clock
         self._peers: dict[str, Neighbour] = {}
         self._server: Any = None
-        self._front: Front | None = None
-        self._relays: list[Waiting | Tunnel] = []
+        self._front: PortGuard | None = None
+        self._relays: list[RelayListener | RelayTunnel] = []
         self._folder: SocketFolder | None = None
         self._dialing: list[asyncio.Task[None]] = []
         self._closed = False
@@ -116,7 +116,7 @@ class GrpcTransport(Transport):
 
     @property
     def refused(self) -> Mapping[tuple[str, str], int]:
-        return self._told.counts
+        return self._refusals.counts
 
     async def close(self) -> None:
         self._closed = True
@@ -139,7 +139,9 @@ class GrpcTransport(Transport):
             self._server.add_insecure_port(self.listen)
             await self._server.start()
             return
-        self._front = Front(self._own_folder(), self.rules.idle_timeout, len(self.dialers), self._told)
+        self._front = PortGuard(
+            self._own_folder(), self.rules.idle_timeout, len(self.dialers), self._refusals
+        )
         try:
             if set(self.dialers) - self.relayed:
                 await self._front.listen(self.listen)
@@ -151,16 +153,16 @@ class GrpcTransport(Transport):
         await self._server.start()
         for name in self.relayed & set(self.dialers):
             place = self._place(self.name, name)
-            waiting = Waiting(
-                self.rules.relay, place, name, self._front.admit, self._told, self._chance, self._pause
+            waiting = RelayListener(
+                self.rules.relay, place, name, self._front.admit, self._refusals, self._chance, self._pause
             )
             waiting.start()
             self._relays.append(waiting)
 
     async def _dig(self, name: str) -> None:
         place = self._place(name, self.name)
-        tunnel = Tunnel(
-            self._tunnel(name), self.rules.relay, place, name, self._told, self.rules.idle_timeout
+        tunnel = RelayTunnel(
+            self._tunnel(name), self.rules.relay, place, name, self._refusals, self.rules.idle_timeout
         )
         await tunnel.open()
         self._relays.append(tunnel)
@@ -195,13 +197,13 @@ class GrpcTransport(Transport):
         try:
             seen = None if self.insecure else self._seen(context)
             name = seen.name if seen else name
-            stream = Accepted(context)
+            stream = AcceptedStream(context)
             shown = await self._greet(stream, seen)
             name = shown.name
             if self._front is not None:
                 self._front.knows(context.peer(), name)
             if seen is not None:
-                self.directory.show(shown)
+                self.directory.mark_shown(shown)
             ended = await self._serve(self._peers[name], stream)
         except LinkEnded as refused:
             ended = refused
@@ -211,13 +213,13 @@ class GrpcTransport(Transport):
             self._tell(name, LinkEnded("lost", "the stream broke off"))
             raise
         except Exception as error:  # nothing that a peer sends should come here; if it does, it is told once
-            self._told.tell(name, "failed", "the link, by our fault", logging.ERROR, error)
+            self._refusals.report(name, "failed", "the link, by our fault", logging.ERROR, error)
             ended = LinkEnded("failed", OUR_FAULT)
         self._tell(name, ended)
         if ended.kind != "lost":
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, ended.words)
 
-    async def _greet(self, stream: Stream, seen: Card | None) -> Card:
+    async def _greet(self, stream: FrameStream, seen: Card | None) -> Card:
         peer = self._peers[seen.name] if seen else None
         if peer is not None:
             if peer.greetings >= GREETINGS:
@@ -249,7 +251,7 @@ class GrpcTransport(Transport):
             except ConnectionError as error:
                 self._tell(peer.card.name, LinkEnded("lost", str(error)))
             except Exception as error:
-                self._told.tell(peer.card.name, "failed", "dialing, by our fault", logging.ERROR, error)
+                self._refusals.report(peer.card.name, "failed", "dialing, by our fault", logging.ERROR, error)
             await self._pause(backoff.next())
 
     async def _dial_once(self, peer: Neighbour, backoff: Backoff) -> None:
@@ -259,7 +261,7 @@ class GrpcTransport(Transport):
         channel = self._channel(card)
         call = channel.stream_stream(PATH)()
         try:
-            stream = Dialled(call)
+            stream = DialledStream(call)
             try:
                 async with asyncio.timeout(self.rules.idle_timeout):
                     await handshake.dial(stream, self._party, card)
@@ -267,24 +269,26 @@ class GrpcTransport(Transport):
                 raise LinkEnded("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
             backoff.reset()
             peer.dialled = 0
-            self.directory.show(card)
+            self.directory.mark_shown(card)
             raise await self._serve(peer, stream)
         finally:
             call.cancel()
             await channel.close()
 
-    async def _serve(self, peer: Neighbour, stream: Stream) -> LinkEnded:
-        link = Link(peer.card.name, stream, self._handle, self.rules, peer.pending, self._told, self._clock)
+    async def _serve(self, peer: Neighbour, stream: FrameStream) -> LinkEnded:
+        link = Link(
+            peer.card.name, stream, self._handle, self.rules, peer.pending, self._refusals, self._clock
+        )
         if self._closed:
             return LinkEnded("lost", "this agent closes")
-        self._told.tell(peer.card.name, "linked", "both ends have proved who they are", logging.INFO)
+        self._refusals.report(peer.card.name, "linked", "both ends have proved who they are", logging.INFO)
         return await peer.serve(link)
 
     def _tell(self, name: str, refused: LinkEnded) -> None:
         if name in self._peers and self._peers[name].link is None:
             self._peers[name].trouble = refused.words
         level = logging.INFO if refused.kind in ("lost", "replaced") else logging.WARNING
-        self._told.tell(refused.culprit or name, refused.kind, refused.words, level)
+        self._refusals.report(refused.culprit or name, refused.kind, refused.words, level)
 
     def _only_loopback(self) -> None:
         dialled = [self.neighbours[name].address for name in self.dials]

@@ -34,7 +34,7 @@ VERSION = 4
 NONCE = 32
 
 
-class Stream(ABC):
+class FrameStream(ABC):
     """Frames to and from one peer, whoever dialled."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Stream(ABC):
 
 
 @dataclass(frozen=True)
-class Party:
+class HandshakeParty:
     """One end of a link that is being opened."""
 
     identity: Identity
@@ -111,7 +111,7 @@ def check_validity(card: Card) -> None:
         raise LinkEnded("expired", reason)
 
 
-def check_hello(hello: wire.Hello, party: Party, peer: Card) -> None:
+def check_hello(hello: wire.Hello, party: HandshakeParty, peer: Card) -> None:
     if hello.version != VERSION:
         raise LinkEnded("version", f"expected version {VERSION} of the wire, got {hello.version}")
     if hello.sender != peer.name:
@@ -125,7 +125,7 @@ def check_hello(hello: wire.Hello, party: Party, peer: Card) -> None:
         raise LinkEnded("protocol", f"expected a nonce of {NONCE} bytes, got {len(hello.nonce)}")
 
 
-async def dial(stream: Stream, party: Party, peer: Card) -> None:
+async def dial(stream: FrameStream, party: HandshakeParty, peer: Card) -> None:
     """Opens a link as the end that dialled `peer`; returns when both ends believe each other."""
     check_validity(peer)
     mine = fresh_nonce()
@@ -140,7 +140,9 @@ async def dial(stream: Stream, party: Party, peer: Card) -> None:
     await _read(stream, "proof")
 
 
-async def listen(stream: Stream, party: Party, peers: Mapping[str, Card], seen: Card | None) -> Card:
+async def listen(
+    stream: FrameStream, party: HandshakeParty, peers: Mapping[str, Card], seen: Card | None
+) -> Card:
     """Opens a link as the end that was dialled, and says by whom; `peers` by name, `seen` is from TLS."""
     hello = (await _read(stream, "hello")).hello
     peer = seen or peers.get(hello.sender)
@@ -159,7 +161,7 @@ async def listen(stream: Stream, party: Party, peers: Mapping[str, Card], seen: 
     return peer
 
 
-async def _read(stream: Stream, kind: str) -> wire.Frame:
+async def _read(stream: FrameStream, kind: str) -> wire.Frame:
     frame = await stream.read()
     if frame is None:
         raise LinkEnded("lost", "it left before the link was open")

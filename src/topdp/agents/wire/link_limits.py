@@ -17,7 +17,7 @@ CHECKS = 4  # times per idle timeout: how often a link is looked at, and how oft
 Clock = Callable[[], float]
 
 
-class Patience:
+class StallDetector:
     """When something last moved, for each thing that should move; says what has stood still for too long."""
 
     def __init__(self, limit: float, clock: Clock) -> None:

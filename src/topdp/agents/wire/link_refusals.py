@@ -28,7 +28,7 @@ class LinkEnded(Exception):  # noqa: N818 - a decision, not a fault
         self.kind, self.words, self.culprit = kind, words, culprit
 
 
-class Told:
+class RefusalLog:
     """Remembers what has been logged. Peers are names of the manifest (or `someone`), so it stays small."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +38,7 @@ class Told:
             tuple[str, str], tuple[float, int]
         ] = {}  # when it was last logged, and the count then
 
-    def tell(
+    def report(
         self, peer: str, kind: str, words: str, level: int = logging.WARNING, error: Exception | None = None
     ) -> None:
         """`error`: a fault of our own, shown with where it happened."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable
 
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.chunks import PIECE, pieces
-from topdp.agents.wire.handshake import Stream
-from topdp.agents.wire.link_limits import Patience
+from topdp.agents.wire.handshake import FrameStream
+from topdp.agents.wire.link_limits import StallDetector
 from topdp.agents.wire.link_refusals import LinkEnded
 from topdp.agents.wire.transport import Unreachable
 
@@ -22,24 +22,26 @@ WINDOW = 4
 Key = tuple[bool, int]  # whether the body is an answer, and the number of the request
 
 
-class _Outgoing:
+class _OutgoingBody:
     """A body of several pieces on its way: how many were sent, and how many the peer has."""
 
     def __init__(self, total: int) -> None:
         self.total, self.sent, self.received = total, 0, 0
 
 
-class Writer:
+class LinkWriter:
     """What one end writes to the stream of a link."""
 
-    def __init__(self, stream: Stream, patience: Patience, lost: Callable[[LinkEnded], Unreachable]) -> None:
+    def __init__(
+        self, stream: FrameStream, patience: StallDetector, lost: Callable[[LinkEnded], Unreachable]
+    ) -> None:
         """`lost` ends the link when the stream is gone, or the peer has refused us; what it returns is
         raised to whoever writes.
         """
         self._stream, self._patience, self._lost = stream, patience, lost
         self._lock = asyncio.Lock()
         self._window = asyncio.Semaphore(WINDOW)
-        self._outgoing: dict[Key, _Outgoing] = {}
+        self._outgoing: dict[Key, _OutgoingBody] = {}
         self._to_confirm: dict[Key, int] = {}
         self._confirming = False
 
@@ -59,7 +61,7 @@ class Writer:
         """The body in pieces. Pieces of other bodies may come between: the lock is per frame."""
         head.id, head.size = number, len(body)
         answer, left = isinstance(head, wire.Response), len(body)
-        several = _Outgoing(-(-len(body) // PIECE)) if len(body) > PIECE else None
+        several = _OutgoingBody(-(-len(body) // PIECE)) if len(body) > PIECE else None
         if several is not None:
             self._outgoing[answer, number] = several
         self._patience.moved(what)

@@ -23,11 +23,11 @@ from typing import Any
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.byte_pipes import LAST_WORDS
-from topdp.agents.wire.chunks import PIECE, Incoming
-from topdp.agents.wire.handshake import Stream
-from topdp.agents.wire.link_limits import CHECKS, Clock, Patience, PendingRequests
-from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, Told
-from topdp.agents.wire.link_writer import Key, Writer
+from topdp.agents.wire.chunks import PIECE, IncomingBody
+from topdp.agents.wire.handshake import FrameStream
+from topdp.agents.wire.link_limits import CHECKS, Clock, PendingRequests, StallDetector
+from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog
+from topdp.agents.wire.link_writer import Key, LinkWriter
 from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable, end_all
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode, known
 from topdp.errors import InputError
@@ -37,7 +37,7 @@ MOST_PINGS = 64
 """In a quarter of the idle timeout, in which an honest peer sends one; more may have waited in a buffer."""
 
 
-class _Asked:
+class _PendingReply:
     """A request of ours that waits for its reply."""
 
     def __init__(self) -> None:
@@ -55,27 +55,27 @@ class Link:
     def __init__(
         self,
         peer: str,
-        stream: Stream,
+        stream: FrameStream,
         handle: Handler,
         rules: Rules,
         pending: PendingRequests,
-        told: Told,
+        refusals: RefusalLog,
         clock: Clock = time.monotonic,
     ) -> None:
         self.peer, self.stream, self.handle, self.rules = peer, stream, handle, rules
-        self.pending, self.told = pending, told
-        self._patience = Patience(rules.idle_timeout, clock)
+        self.pending, self.refusals = pending, refusals
+        self._patience = StallDetector(rules.idle_timeout, clock)
         self._end: asyncio.Future[LinkEnded] = asyncio.get_running_loop().create_future()
-        self._writer = Writer(stream, self._patience, self._lost)
+        self._writer = LinkWriter(stream, self._patience, self._lost)
         self._slots = asyncio.Semaphore(rules.in_flight)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._replies: set[asyncio.Task[None]] = set()  # of handlers that have ended, on their way
         self._last_id = 0
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PendingReply] = {}
         self._their_last_id = 0
         self._pings = 0
         self._answering: set[int] = set()
-        self._incoming: dict[Key, tuple[Incoming, Any]] = {}
+        self._incoming: dict[Key, tuple[IncomingBody, Any]] = {}
 
     def cut(self, kind: str, words: str) -> None:
         """Ends the link; the first reason counts."""
@@ -130,7 +130,7 @@ class Link:
     async def _exchange(self, message: Message) -> Reply:
         async with self._slots:
             self._last_id += 1
-            number, asked = self._last_id, _Asked()
+            number, asked = self._last_id, _PendingReply()
             self._asked[number] = asked
             try:
                 head = wire.Request(
@@ -144,7 +144,7 @@ class Link:
             finally:
                 self._patience.done(("asked", number))
 
-    async def _answer(self, number: int, head: wire.Request, body: Incoming) -> None:
+    async def _answer(self, number: int, head: wire.Request, body: IncomingBody) -> None:
         message = Message(MessageKind(head.kind), head.round, head.digest.hex(), body.body, head.signature)
         await self.pending.do(lambda: self._handled(number, message))
 
@@ -161,7 +161,7 @@ class Link:
             if len(reply.body) > self.rules.largest_body:
                 raise ValueError(f"Expected a reply of at most {self.rules.largest_body} bytes.")
         except Exception as error:
-            self.told.tell(
+            self.refusals.report(
                 self.peer, "unanswered", f"{message.kind.name}, by our fault", logging.ERROR, error
             )
             return Reply(ReplyCode.FAILED)  # the peer may ask again
@@ -171,7 +171,7 @@ class Link:
         digest = hashlib.sha256(reply.body).digest()
         head = wire.Response(code=reply.code.name, words=reply.words[:MOST_WORDS], digest=digest)
         what = ("answer", number)
-        # The peer may ask again as soon as it has the last piece, before we are told that it is written.
+        # The peer may ask again as soon as it has the last piece, before its writing has returned here.
         await self._writer.send(what, number, head, reply.body, last=lambda: self._answering.discard(number))
         self._patience.done(what)
 
@@ -228,7 +228,10 @@ class Link:
     def _begin(self, answer: bool, head: wire.Request | wire.Response) -> None:
         first = head.data
         head.ClearField("data")  # the piece must not be kept twice
-        self._incoming[answer, head.id] = (Incoming(head.size, head.digest, self.rules.largest_body), head)
+        self._incoming[answer, head.id] = (
+            IncomingBody(head.size, head.digest, self.rules.largest_body),
+            head,
+        )
         self._take_piece(answer, head.id, first)
 
     def _take_piece(self, answer: bool, number: int, piece: bytes) -> None:
@@ -250,10 +253,10 @@ class Link:
             self._spawn(self._answer(number, head, body))
         else:
             kind = MessageKind(head.kind).name
-            self.told.tell(self.peer, "digest", f"the body of {kind} does not match its digest")
+            self.refusals.report(self.peer, "digest", f"the body of {kind} does not match its digest")
             self._spawn(self._respond(number, Reply(ReplyCode.DAMAGED)))
 
-    def _complete(self, number: int, head: wire.Response, body: Incoming) -> None:
+    def _complete(self, number: int, head: wire.Response, body: IncomingBody) -> None:
         if not body.intact:
             raise LinkEnded("digest", "a reply does not match its digest")
         asked = self._asked.pop(number)
@@ -286,10 +289,10 @@ class Link:
             return
         error = task.exception()
         if isinstance(error, Exception) and not isinstance(error, ConnectionError):
-            self.told.tell(self.peer, "failed", "the link, by our fault", logging.ERROR, error)
+            self.refusals.report(self.peer, "failed", "the link, by our fault", logging.ERROR, error)
             self.cut("failed", OUR_FAULT)
 
-    def _fail(self, asked: _Asked, error: Unreachable | None = None) -> None:
+    def _fail(self, asked: _PendingReply, error: Unreachable | None = None) -> None:
         if not asked.reply.done():
             asked.reply.set_exception(error or self._unreachable())
             asked.reply.exception()  # nobody may be waiting any more

@@ -2,7 +2,7 @@
 
 gRPC has no limit for connections, and takes TLS 1.2. So the port is this file's: it lets in what begins with
 a ClientHello that offers TLS 1.3, and pipes it to gRPC, which listens on a socket in a folder of this process
-alone. Not for who is at the other end: TLS and `handshake.py` find that out, and tell `Front.knows`.
+alone. Not for who is at the other end: TLS and `handshake.py` find that out, and tell `PortGuard.knows`.
 
 **Guarantees.** Somebody who has not proved who it is holds a place for two idle timeouts at most. Of such
 there are at most `PER_ADDRESS` from one address and `STRANGERS` in all, beside one for each neighbour; then
@@ -21,8 +21,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from topdp.agents.wire.byte_pipes import BUFFER, LAST_WORDS, End, join, listening, lively
-from topdp.agents.wire.link_refusals import LinkEnded, Told
+from topdp.agents.wire.byte_pipes import BUFFER, LAST_WORDS, Connection, join, listening, lively
+from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.transport import end_all
 
 STRANGERS, PER_ADDRESS, LINKS = 64, 8, 2
@@ -37,17 +37,17 @@ TLS_1_3 = b"\x03\x04"
 class Visitor:
     """One connection that came in. `name` is whose it is, once that is proved."""
 
-    def __init__(self, address: str, end: End) -> None:
+    def __init__(self, address: str, end: Connection) -> None:
         self.address, self.end, self.name = address, end, ""
         self.proved, self.left = asyncio.Event(), asyncio.Event()
 
 
-class Front:
+class PortGuard:
     """Serves one port, and what comes through a relay."""
 
-    def __init__(self, folder: Path, patience: float, neighbours: int, told: Told) -> None:
+    def __init__(self, folder: Path, patience: float, neighbours: int, refusals: RefusalLog) -> None:
         """`folder` is ours alone; gRPC listens on `socket` in it. `patience`: the idle timeout."""
-        self.folder, self.patience, self.told = folder, patience, told
+        self.folder, self.patience, self.refusals = folder, patience, refusals
         self.strangers, self.per_address = STRANGERS + neighbours, PER_ADDRESS + neighbours
         self.visitors: list[Visitor] = []  # the oldest first
         self._coming: dict[str, Visitor] = {}  # by what gRPC calls them
@@ -98,9 +98,9 @@ class Front:
         task.add_done_callback(self._tasks.discard)
         where = writer.get_extra_info("peername")
         with suppress(asyncio.CancelledError):  # by `close`; asyncio would log it
-            await self.admit(End(reader, writer), str(where[0]) if where else "nowhere")
+            await self.admit(Connection(reader, writer), str(where[0]) if where else "nowhere")
 
-    async def admit(self, end: End, address: str) -> bool:
+    async def admit(self, end: Connection, address: str) -> bool:
         """Serves one connection from its first byte to its end; whether it proved who it is."""
         visitor = Visitor(address, lively(end))
         if end.writer.get_extra_info("socket").fileno() >= self._most:
@@ -140,7 +140,7 @@ class Front:
             raise
         finally:
             name.unlink(missing_ok=True)
-        to_grpc = lively(End(*await asyncio.open_unix_connection(sock=inner, limit=BUFFER)))
+        to_grpc = lively(Connection(*await asyncio.open_unix_connection(sock=inner, limit=BUFFER)))
         self._coming[f"unix:{name}"] = visitor
         to_grpc.writer.write(hello)
         waiting = asyncio.create_task(self._expect_proof(visitor))
@@ -170,7 +170,7 @@ class Front:
         oldest.end.cut()
 
     def _tell(self, visitor: Visitor, refused: LinkEnded) -> None:
-        self.told.tell("someone", refused.kind, f"{visitor.address}: {refused.words}", logging.INFO)
+        self.refusals.report("someone", refused.kind, f"{visitor.address}: {refused.words}", logging.INFO)
 
 
 def descriptors() -> int:

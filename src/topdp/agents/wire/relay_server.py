@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from topdp.agents.wire.byte_pipes import End, join, listening, lively
+from topdp.agents.wire.byte_pipes import Connection, join, listening, lively
 from topdp.agents.wire.port_guard import RESERVE, descriptors
 
 logger = logging.getLogger("topdp.agents")
@@ -56,7 +56,7 @@ def greeting(wish: str, place: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RelayLimits:
     """What a relay gives to whom."""
 
     connections: int = 1024
@@ -78,19 +78,21 @@ class Limits:
 
 
 @dataclass(eq=False)
-class _Waiting:
-    end: End
-    caller: asyncio.Future[End] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+class _RelayWaiter:
+    end: Connection
+    caller: asyncio.Future[Connection] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Relay:
+class RelayServer:
     """`listen`, then it serves until `close`."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: RelayLimits | None = None) -> None:
+        self.limits = limits or RelayLimits()
         self.connections: Counter[str] = Counter()
-        self.waiting: dict[str, list[_Waiting]] = {}
+        self.waiting: dict[str, list[_RelayWaiter]] = {}
         self.joined = 0  # pairs, since it was started
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,7 +114,7 @@ class Relay:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        end, where = lively(End(reader, writer)), writer.get_extra_info("peername")
+        end, where = lively(Connection(reader, writer)), writer.get_extra_info("peername")
         address = str(where[0]) if where else "nowhere"
         self.connections[address] += 1
         try:
@@ -126,7 +128,7 @@ class Relay:
             writer.close()
             asyncio.get_running_loop().call_later(1.0, end.cut)
 
-    async def _serve(self, end: End, address: str) -> None:
+    async def _serve(self, end: Connection, address: str) -> None:
         crowded = self.connections[address] > self.limits.per_address
         total = self.connections.total() > self.limits.connections
         if crowded or total or end.writer.get_extra_info("socket").fileno() >= self._most:
@@ -142,8 +144,8 @@ class Relay:
         else:
             await self._call(end, place)
 
-    async def _wait(self, end: End, place: str) -> None:
-        here, waiting = self.waiting.setdefault(place, []), _Waiting(end)
+    async def _wait(self, end: Connection, place: str) -> None:
+        here, waiting = self.waiting.setdefault(place, []), _RelayWaiter(end)
         if len(here) >= self.limits.per_place:
             here.pop(0).end.cut()
         here.append(waiting)
@@ -159,7 +161,7 @@ class Relay:
                 del self.waiting[place]
             waiting.over.set()
 
-    async def _called(self, waiting: _Waiting) -> End | None:
+    async def _called(self, waiting: _RelayWaiter) -> Connection | None:
         """Who calls; None when the one who waits has left, or has spoken out of turn."""
         gone = asyncio.create_task(waiting.end.reader.read(1))
         both: list[asyncio.Future[Any]] = [gone, waiting.caller]
@@ -171,24 +173,24 @@ class Relay:
             gone.cancel()
             await asyncio.wait([gone])
 
-    async def _call(self, end: End, place: str) -> None:
+    async def _call(self, end: Connection, place: str) -> None:
         other = self._who_waits(place)
         if other is None:
             return _refuse(end, "nobody waits there")
         other.caller.set_result(end)
         await other.over.wait()
 
-    def _who_waits(self, place: str) -> _Waiting | None:
+    def _who_waits(self, place: str) -> _RelayWaiter | None:
         here = self.waiting.get(place)
         return here.pop(0) if here else None
 
-    async def _join(self, caller: End, listener: End) -> None:
+    async def _join(self, caller: Connection, listener: Connection) -> None:
         self.joined += 1
         caller.writer.write(JOINED)
         listener.writer.write(JOINED)
         await self._carry(caller, listener)
 
-    async def _carry(self, caller: End, listener: End) -> None:
+    async def _carry(self, caller: Connection, listener: Connection) -> None:
         await join(caller, listener, self.limits.idle)
 
 
@@ -198,5 +200,5 @@ async def _one_of(futures: list[asyncio.Future[Any]]) -> bool:
     return bool(done)
 
 
-def _refuse(end: End, words: str) -> None:
+def _refuse(end: Connection, words: str) -> None:
     end.writer.write(REFUSED + words.encode() + b"\n")

@@ -1,8 +1,8 @@
 """An agent's end of a relay: who is called waits there, who calls dials through it.
 
-`Waiting` keeps connections to the relay open for one neighbour, and hands each that is joined to the agent's
-front, as if it had come to its port. `Tunnel` is a socket in a folder of this process alone: gRPC dials it,
-and what it says goes through the relay.
+`RelayListener` keeps connections to the relay open for one neighbour and hands each joined connection to the
+agent's port guard, as if it had come to its port. `RelayTunnel` is a socket in a folder of this process
+alone: gRPC dials it, and its bytes go through the relay.
 
 **Guarantees.** Nothing that comes through a relay is believed: it goes the way of every stranger, TLS and
 handshake, with the same limits. A relay that joins and cuts costs an agent two attempts per pause.
@@ -16,9 +16,9 @@ import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from topdp.agents.wire.byte_pipes import BUFFER, End, dialled, join
+from topdp.agents.wire.byte_pipes import BUFFER, Connection, dialled, join
 from topdp.agents.wire.link_limits import Backoff
-from topdp.agents.wire.link_refusals import LinkEnded, Told, quoted
+from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog, quoted
 from topdp.agents.wire.relay_server import BEAT, CALL, JOINED, STILL_WAITING, WAIT, greeting
 from topdp.agents.wire.transport import end_all
 
@@ -28,7 +28,7 @@ STREAMS = 2
 MOST_WORDS = 200
 
 
-class Waiting:
+class RelayListener:
     """Waits at a relay to be called by one neighbour, again and again."""
 
     def __init__(
@@ -36,13 +36,13 @@ class Waiting:
         relay: str,
         place: str,
         peer: str,
-        admit: Callable[[End, str], Awaitable[bool]],
-        told: Told,
+        admit: Callable[[Connection, str], Awaitable[bool]],
+        refusals: RefusalLog,
         chance: random.Random,
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
         """`admit` serves a connection to its end, and says whether it proved who it is."""
-        self.relay, self.place, self.peer, self.admit, self.told = relay, place, peer, admit, told
+        self.relay, self.place, self.peer, self.admit, self.refusals = relay, place, peer, admit, refusals
         self._backoff, self._pause = Backoff(chance), pause
         self._free = asyncio.Semaphore(STREAMS)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -60,12 +60,12 @@ class Waiting:
                 end = await self._called()
             except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkEnded) as error:
                 self._free.release()
-                _tell(self.told, self.peer, self.relay, error)
+                _tell(self.refusals, self.peer, self.relay, error)
                 await self._pause(self._backoff.next())
             else:
                 self._keep(self._serve(end))
 
-    async def _called(self) -> End:
+    async def _called(self) -> Connection:
         """A connection through which somebody has called."""
         async with asyncio.timeout(3 * BEAT):
             end = await dialled(self.relay)
@@ -82,7 +82,7 @@ class Waiting:
             end.cut()
             raise
 
-    async def _serve(self, end: End) -> None:
+    async def _serve(self, end: Connection) -> None:
         try:
             if await self.admit(end, f"the relay {self.relay}"):
                 self._backoff.reset()
@@ -98,11 +98,13 @@ class Waiting:
         task.add_done_callback(self._tasks.discard)
 
 
-class Tunnel:
+class RelayTunnel:
     """A way to one neighbour: what is said to the socket `path` is said to it, through the relay."""
 
-    def __init__(self, path: Path, relay: str, place: str, peer: str, told: Told, patience: float) -> None:
-        self.path, self.relay, self.place, self.peer, self.told = path, relay, place, peer, told
+    def __init__(
+        self, path: Path, relay: str, place: str, peer: str, refusals: RefusalLog, patience: float
+    ) -> None:
+        self.path, self.relay, self.place, self.peer, self.refusals = path, relay, place, peer, refusals
         self.patience = patience
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -118,7 +120,7 @@ class Tunnel:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        near, far = End(reader, writer), None
+        near, far = Connection(reader, writer), None
         try:
             async with asyncio.timeout(self.patience):
                 far = await dialled(self.relay)
@@ -127,7 +129,7 @@ class Tunnel:
                     raise LinkEnded("relay", await _refusal(far))
             await join(near, far)
         except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkEnded) as error:
-            _tell(self.told, self.peer, self.relay, error)
+            _tell(self.refusals, self.peer, self.relay, error)
         except asyncio.CancelledError:
             pass  # we close; asyncio would log it
         finally:
@@ -136,10 +138,10 @@ class Tunnel:
                 far.cut()
 
 
-async def _refusal(end: End) -> str:
+async def _refusal(end: Connection) -> str:
     return f"it says {quoted(await end.reader.read(MOST_WORDS))}"
 
 
-def _tell(told: Told, peer: str, relay: str, error: Exception) -> None:
+def _tell(refusals: RefusalLog, peer: str, relay: str, error: Exception) -> None:
     words = error.words if isinstance(error, LinkEnded) else str(error) or type(error).__name__
-    told.tell(peer, "relay", f"not reached through {relay}: {words}", logging.INFO)
+    refusals.report(peer, "relay", f"not reached through {relay}: {words}", logging.INFO)

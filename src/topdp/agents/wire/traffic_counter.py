@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport
 
 
-class Counted(Transport):
+class TrafficCounter(Transport):
     """`inner`, with the bytes `sent` to and `received` from every peer since the process began."""
 
     def __init__(self, inner: Transport) -> None:

@@ -129,20 +129,20 @@ class Transport(ABC):
         """Ends all links; requests under way raise Unreachable."""
 
 
-class Memory:
+class MemoryNetwork:
     """The wire of in-memory transports: who is connected. For tests, and for a federation in one process."""
 
     def __init__(self) -> None:
-        self.there: dict[str, InMemory] = {}
+        self.there: dict[str, MemoryTransport] = {}
 
-    def transport(self, name: str) -> InMemory:
-        return InMemory(self, name)
+    def transport(self, name: str) -> MemoryTransport:
+        return MemoryTransport(self, name)
 
 
-class InMemory(Transport):
+class MemoryTransport(Transport):
     """Delivers by calling the peer's handler. A peer that is not there is unreachable at once."""
 
-    def __init__(self, wire: Memory, name: str) -> None:
+    def __init__(self, wire: MemoryNetwork, name: str) -> None:
         self.wire, self.name = wire, name
         self._handle: Handler | None = None
         self._tasks: set[asyncio.Task[Reply]] = set()

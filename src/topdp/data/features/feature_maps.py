@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from topdp.data.features import scattering
-from topdp.data.features.scattering import CHANNELS, SMALLEST, Scattering
+from topdp.data.features.scattering import MIN_IMAGE_SIDE, SCATTERING_CHANNELS, Scattering
 from topdp.errors import InputError
 from topdp.learning.core_threads import single_threaded_pool
 
 Shape = tuple[int, ...]
 
-GROUPS = 27
+SCATTERING_GROUPS = 27
 # Of the variance of a group, for a record of variance 1. Coefficients of the second order are that small.
-EPSILON = 1e-9
-PIXELS = 1 << 15  # of the images that are transformed at once
+VARIANCE_EPSILON = 1e-9
+MAX_PIXELS_PER_PART = 1 << 15  # of the images that are transformed at once
 
 
 class FeatureMap(Protocol):
@@ -61,14 +61,14 @@ class ScatteringFeatures:
     (torch.Size([5, 243, 8, 8]), True)
     """
 
-    def __init__(self, groups: int = GROUPS) -> None:
+    def __init__(self, groups: int = SCATTERING_GROUPS) -> None:
         self.groups = groups
         self._pool: ThreadPoolExecutor | None = None
         self._made: dict[tuple[int, int, torch.device], Scattering] = {}
 
     @property
     def identity(self) -> str:
-        return f"scattering {scattering.VERSION}, groups {self.groups}"
+        return f"scattering {scattering.SCATTERING_VERSION}, groups {self.groups}"
 
     def shape(self, example: Tensor) -> Shape:
         """(channels · 81, height // 4, width // 4), for images of at least 8x8."""
@@ -79,13 +79,14 @@ class ScatteringFeatures:
                 f'shape {record}. Use data.features = "none".'
             )
         *channels, height, width = record
-        if min(height, width) < SMALLEST:
+        if min(height, width) < MIN_IMAGE_SIDE:
             hint = " Channels come first." if len(record) == 3 and width in (1, 3, 4) else ""
             raise InputError(
-                f"Expected images of at least {SMALLEST}x{SMALLEST} for the features 'scattering', got "
+                f"Expected images of at least {MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE} for the features "
+                f"'scattering', got "
                 f'{height}x{width} (records of shape {record}).{hint} Use data.features = "none".'
             )
-        count = math.prod(channels) * CHANNELS
+        count = math.prod(channels) * SCATTERING_CHANNELS
         if self.groups < 1 or count % self.groups:
             raise InputError(
                 f"Expected data.feature_groups to divide the {count} channels of features, got {self.groups}."
@@ -100,15 +101,20 @@ class ScatteringFeatures:
             self._made[key] = Scattering(height, width, records.device)
 
         def work(part: Tensor) -> Tensor:
-            images = _standard(part.float()).reshape(-1, height, width)
+            images = _standardise(part.float()).reshape(-1, height, width)
             found = self._made[key](images).reshape(len(part), self.groups, -1)
             found -= found.mean(2, keepdim=True)
-            found *= (found.square().mean(2, keepdim=True) + EPSILON).rsqrt_() / math.sqrt(math.prod(shape))
+            found *= (found.square().mean(2, keepdim=True) + VARIANCE_EPSILON).rsqrt_() / math.sqrt(
+                math.prod(shape)
+            )
             return found.reshape(len(part), *shape)
 
         # As many as stay near a processor; a GPU has room for more.
         pixels = max(1, math.prod(records.shape[1:]))
-        parts = torch.split(records, max(1, (PIXELS if not records.is_cuda else 64 * PIXELS) // pixels))
+        parts = torch.split(
+            records,
+            max(1, (MAX_PIXELS_PER_PART if not records.is_cuda else 64 * MAX_PIXELS_PER_PART) // pixels),
+        )
         workers = 1 if records.is_cuda else min(len(parts), torch.get_num_threads())
         if workers == 1:
             return torch.cat([work(part) for part in parts])
@@ -117,7 +123,7 @@ class ScatteringFeatures:
         return torch.cat(list(self._pool.map(work, parts)))
 
 
-def _standard(records: Tensor) -> Tensor:
+def _standardise(records: Tensor) -> Tensor:
     """Every record with mean 0 and variance 1, less where it is flat: what is flat but for rounding is 0."""
     flat = records.flatten(1)
     centred = flat - flat.mean(1, keepdim=True)
@@ -126,7 +132,7 @@ def _standard(records: Tensor) -> Tensor:
     return (centred / (deviation + least).clamp_min_(torch.finfo(flat.dtype).tiny)).view_as(records)
 
 
-MAPS: dict[str, Callable[[int], FeatureMap | None]] = {
+FEATURE_MAPS: dict[str, Callable[[int], FeatureMap | None]] = {
     "none": lambda groups: None,
     "scattering": ScatteringFeatures,
 }

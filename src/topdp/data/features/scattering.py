@@ -16,11 +16,13 @@ from torch.nn import functional
 from topdp.base.array_types import Floats
 from topdp.data.features import wavelet_filters
 
-VERSION = 1  # of the values: another one where they change
-STRIDE = wavelet_filters.STRIDE
-MARGIN = 4  # pixels mirrored at each edge, so that a wave does not meet the opposite edge
-CHANNELS = 1 + wavelet_filters.SCALES * wavelet_filters.ANGLES + wavelet_filters.ANGLES**2
-SMALLEST = 8
+SCATTERING_VERSION = 1  # of the values: another one where they change
+STRIDE = wavelet_filters.SCATTERING_STRIDE
+MIRRORED_PIXELS = 4  # pixels mirrored at each edge, so that a wave does not meet the opposite edge
+SCATTERING_CHANNELS = (
+    1 + wavelet_filters.WAVELET_SCALES * wavelet_filters.WAVELET_ANGLES + wavelet_filters.WAVELET_ANGLES**2
+)
+MIN_IMAGE_SIDE = 8
 
 
 @final
@@ -35,8 +37,16 @@ class Scattering:
     """
 
     def __init__(self, height: int, width: int, device: torch.device | str = "cpu") -> None:
-        padded = _even(height + 2 * MARGIN), _even(width + 2 * MARGIN)
-        self._pad = (MARGIN, padded[1] - width - MARGIN, MARGIN, padded[0] - height - MARGIN)
+        padded = (
+            _round_up_to_even(height + 2 * MIRRORED_PIXELS),
+            _round_up_to_even(width + 2 * MIRRORED_PIXELS),
+        )
+        self._pad = (
+            MIRRORED_PIXELS,
+            padded[1] - width - MIRRORED_PIXELS,
+            MIRRORED_PIXELS,
+            padded[0] - height - MIRRORED_PIXELS,
+        )
 
         def pairs(values: Floats) -> Tensor:  # a real factor for each part of a complex number
             return torch.from_numpy(values).float().unsqueeze(-1).repeat_interleave(2, -1).to(device)
@@ -47,7 +57,9 @@ class Scattering:
         ]
         self._rows, self._columns = (
             [
-                torch.from_numpy(wavelet_filters.averages(size, MARGIN, whole, step)).float().to(device)
+                torch.from_numpy(wavelet_filters.averages(size, MIRRORED_PIXELS, whole, step))
+                .float()
+                .to(device)
                 for step in (1, 2)
             ]
             for size, whole in zip((height, width), padded, strict=True)
@@ -56,7 +68,7 @@ class Scattering:
     def __call__(self, images: Tensor) -> Tensor:
         x = functional.pad(images.unsqueeze(1), self._pad, mode="reflect")
         spectrum = torch.view_as_real(torch.fft.fft2(x))
-        fine = _modulus(spectrum * self._fine)
+        fine = _wave_modulus(spectrum * self._fine)
         coarse = self._on_every_second_pixel(spectrum)
         spectra = torch.view_as_real(torch.fft.fft2(fine)).unsqueeze(2)
         second = self._on_every_second_pixel(spectra).flatten(1, 2)
@@ -71,7 +83,7 @@ class Scattering:
         folded = first[0] * first[1]
         for part, wave in others:
             folded.addcmul_(part, wave)
-        return _modulus(folded.mul_(1 / 4))
+        return _wave_modulus(folded.mul_(1 / 4))
 
     def _average(self, maps: Tensor, level: int) -> Tensor:
         return self._rows[level] @ (maps @ self._columns[level].mT)
@@ -82,11 +94,11 @@ def _quarters(spectrum: Tensor) -> list[Tensor]:
     return [part for rows in spectrum.chunk(2, -3) for part in rows.chunk(2, -2)]
 
 
-def _modulus(spectrum: Tensor) -> Tensor:
+def _wave_modulus(spectrum: Tensor) -> Tensor:
     """The modulus, in space, of waves given in frequency as pairs of real numbers."""
     squares = torch.view_as_real(torch.fft.ifft2(torch.view_as_complex(spectrum))).square_()
     return (squares[..., 0] + squares[..., 1]).sqrt_()
 
 
-def _even(size: int) -> int:
+def _round_up_to_even(size: int) -> int:
     return size + size % 2

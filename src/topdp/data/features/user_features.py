@@ -1,7 +1,7 @@
 """A user's own feature map: any function of one record, run so that no record can meet another.
 
 A function gets one record as a tensor; a `torch.nn.Module` gets a batch of one, in evaluation mode. Many run
-at once in `apart`, or one after the other where torch cannot. Which maps have names is in `maps`.
+at once in `isolated_vmap`, or one after the other where torch cannot. Which maps have names is in `maps`.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from torch import Tensor, nn
 
 from topdp.data.features.feature_maps import Shape
 from topdp.errors import InputError
-from topdp.learning.gradients.isolation import apart, watched
-from topdp.learning.gradients.kept_state import Memory, expect_nothing_left_over, left_over
+from topdp.learning.gradients.isolation import forbid_batch_access, isolated_vmap
+from topdp.learning.gradients.kept_state import StateSnapshot, expect_no_leaked_tensors, leaked_tensors
 
-Function = Callable[[Tensor], Any]
-WHAT = "feature maps"
-AT_ONCE = 64  # records
-PROBES = 3  # records made up for the checks
-SIZES = (1e-3, -1.0, 1e3, 1e10)  # of more made-up records: what is unusual may be kept
+RecordFunction = Callable[[Tensor], Any]
+FEATURE_MAPS_TEXT = "feature maps"
+RECORDS_PER_PASS = 64  # records
+PROBE_RECORDS = 3  # records made up for the checks
+FEATURE_PROBE_SCALES = (1e-3, -1.0, 1e3, 1e10)  # of more made-up records: what is unusual may be kept
 
 
 @final
-class OwnFeatures:
+class UserFeatures:
     """Features by a user's function.
 
     **Guarantees.** What comes out for a record is a function of that record: each is in a call of its own, or
-    in `apart`; a map in which something changes from call to call, as far as `memory` can find it, is
+    in `isolated_vmap`; a map in which something changes from call to call, as far as `memory` can find it, is
     refused, and so are one that draws random numbers and a module whose output for a record depends on the
     others of a batch. It is assumed that the function is chosen without looking at private records, and not
     written to get around this.
 
-    >>> features = OwnFeatures(lambda image: image.mean(-1))
+    >>> features = UserFeatures(lambda image: image.mean(-1))
     >>> features.shape(torch.zeros(1, 4, 4)), features(torch.ones(5, 1, 4, 4)).shape
     ((1, 4), torch.Size([5, 1, 4]))
     """
 
     identity = None
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: RecordFunction) -> None:
         if not callable(function):
             raise InputError(
                 "Expected features to be a name, a function of one record or a torch module, got a "
@@ -70,7 +70,7 @@ class OwnFeatures:
             self._code.to(records.device)
         else:
             records = records.cpu()  # a function may hold tensors of its own, and they do not follow
-        return torch.cat([self._of(part, shape) for part in torch.split(records, AT_ONCE)])
+        return torch.cat([self._of(part, shape) for part in torch.split(records, RECORDS_PER_PASS)])
 
     def _of(self, records: Tensor, shape: Shape) -> Tensor:
         memory = self._memory(records, contents=self._loop)
@@ -78,14 +78,16 @@ class OwnFeatures:
             found = self._one_by_one(records) if self._loop else self._apart(records)
         memory.expect_unchanged()
         if found.shape[1:] != shape:
-            raise _another_shape(shape, found.shape[1:])
+            raise _shape_error(shape, found.shape[1:])
         return found
 
-    def _memory(self, records: Tensor, contents: bool) -> Memory:
-        return Memory({"the feature map": self._code}, records, contents=contents, what=WHAT)
+    def _memory(self, records: Tensor, contents: bool) -> StateSnapshot:
+        return StateSnapshot(
+            {"the feature map": self._code}, records, contents=contents, what=FEATURE_MAPS_TEXT
+        )
 
     def _checked(self, example: Tensor) -> Shape:
-        probes = _made_up(example)
+        probes = _probe_records(example)
         memory = self._memory(probes, contents=True)
         try:
             alone = self._one_by_one(probes)
@@ -98,7 +100,7 @@ class OwnFeatures:
                 f"{type(error).__name__}: {str(error)[:200]} A function gets one record, a torch module a "
                 "batch of one."
             ) from error
-        for size in SIZES if example.is_floating_point() else ():
+        for size in FEATURE_PROBE_SCALES if example.is_floating_point() else ():
             with suppress(Exception):  # it may refuse such records
                 self._one_by_one(probes[:1] * size)
         memory.expect_unchanged()
@@ -108,14 +110,14 @@ class OwnFeatures:
                 "that does not: draw random numbers once, outside of it."
             )
         self._expect_unmixed(probes, alone)
-        before = left_over()
+        before = leaked_tensors()
         try:
             together = self._apart(probes)
         except Exception:  # vmap refuses in many types
             self._loop = True
         else:
-            expect_nothing_left_over(before, WHAT)
-            self._loop = not _near(together, alone)
+            expect_no_leaked_tensors(before, FEATURE_MAPS_TEXT)
+            self._loop = not _nearly_equal(together, alone)
         return tuple(alone.shape[1:])
 
     def _expect_unmixed(self, probes: Tensor, alone: Tensor) -> None:
@@ -126,7 +128,7 @@ class OwnFeatures:
             together = self._code(probes)
         except Exception:  # it takes batches of one only, and gets no others
             return
-        if not isinstance(together, Tensor) or not _near(together, alone):
+        if not isinstance(together, Tensor) or not _nearly_equal(together, alone):
             raise InputError(
                 "Expected a feature map that looks at one record at a time, got a module whose features of a "
                 "record depend on the others of its batch. Features that mix records would carry one past "
@@ -139,16 +141,16 @@ class OwnFeatures:
         found = self._code(record.unsqueeze(0))
         if not isinstance(found, Tensor) or found.dim() == 0 or found.shape[0] != 1:
             raise InputError(
-                f"Expected a module that turns a batch of one into a batch of one, got {_kind(found)}."
+                f"Expected a module that maps a batch of one to a batch of one, got {_describe_value(found)}."
             )
         return found.squeeze(0)
 
     def _apart(self, records: Tensor) -> Tensor:
         def one(record: Tensor) -> Any:
-            with watched():
+            with forbid_batch_access():
                 return self._call(record)
 
-        found: Tensor = apart(one, (0,))(records)
+        found: Tensor = isolated_vmap(one, (0,))(records)
         return found.float()
 
     def _one_by_one(self, records: Tensor) -> Tensor:
@@ -159,36 +161,37 @@ class OwnFeatures:
                 features = torch.from_numpy(features)
             if not isinstance(features, Tensor) or features.is_complex():
                 raise InputError(
-                    f"Expected a feature map that returns a tensor of real numbers, got {_kind(features)}."
+                    "Expected a feature map that returns a tensor of real numbers, got "
+                    f"{_describe_value(features)}."
                 )
             if found and features.shape != found[0].shape:
-                raise _another_shape(tuple(found[0].shape), tuple(features.shape))
+                raise _shape_error(tuple(found[0].shape), tuple(features.shape))
             found.append(features.to(records.device, torch.float32))
         return torch.stack(found)
 
 
-def _made_up(example: Tensor) -> Tensor:
+def _probe_records(example: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    shape = (PROBES, *example.shape)
+    shape = (PROBE_RECORDS, *example.shape)
     if example.is_floating_point():
         return torch.rand(shape, generator=generator).to(example)
     return torch.randint(2, shape, generator=generator).to(example)
 
 
-def _another_shape(expected: Sequence[int], got: Sequence[int]) -> InputError:
+def _shape_error(expected: Sequence[int], got: Sequence[int]) -> InputError:
     return InputError(
         f"Expected features of one shape for all records, got {tuple(expected)} for one and {tuple(got)} for "
         "another. Pad or cut them to one length."
     )
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
+def _nearly_equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     scale = float(other.abs().max()) if other.numel() else 0.0
     return torch.allclose(one.float(), other, 1e-3, 1e-4 * scale, equal_nan=True)
 
 
-def _kind(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
     return f"a {type(value).__name__}{shape}"

@@ -1,8 +1,8 @@
 """The filters of a scattering transform: Morlet wavelets in frequency, and the Gaussian that averages.
 
 Numbers only, in float64 and without torch; who applies them to images is `scattering`. Scale j has wavelets
-of wavelength 2^j·8/3 pixels in `ANGLES` directions; the average has a width of 2^(SCALES-1)·0.8 pixels and
-leaves one value for 2^SCALES pixels of each axis.
+of wavelength 2^j·8/3 pixels in `WAVELET_ANGLES` directions; the average has a width of
+2^(WAVELET_SCALES-1)·0.8 pixels and leaves one value for 2^WAVELET_SCALES pixels of each axis.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 
-SCALES = 2
-ANGLES = 8
-STRIDE = 2**SCALES
-WIDTH = 0.8  # deviation of the envelope at scale 0, in pixels
-FREQUENCY = 3 * np.pi / 4  # of the wave at scale 0, in radians a pixel
-ELONGATION = ANGLES / 4  # of the envelope across the wave: more directions, longer crests
-IMAGES = 3  # copies of the spectrum, on either side, that a grid of pixels folds into one
+WAVELET_SCALES = 2
+WAVELET_ANGLES = 8
+SCATTERING_STRIDE = 2**WAVELET_SCALES
+ENVELOPE_WIDTH = 0.8  # deviation of the envelope at scale 0, in pixels
+WAVE_FREQUENCY = 3 * np.pi / 4  # of the wave at scale 0, in radians a pixel
+ENVELOPE_ELONGATION = WAVELET_ANGLES / 4  # of the envelope across the wave: more directions, longer crests
+ALIASED_COPIES = 3  # copies of the spectrum, on either side, that a grid of pixels folds into one
 
 
 def wavelets(height: int, width: int, scale: int) -> Floats:
@@ -30,27 +30,27 @@ def wavelets(height: int, width: int, scale: int) -> Floats:
     >>> bank.shape, bool(np.abs(bank[:, 0, 0]).max() < 1e-12)
     ((8, 16, 16), True)
     """
-    deviation, frequency = WIDTH * 2**scale, FREQUENCY / 2**scale
+    deviation, frequency = ENVELOPE_WIDTH * 2**scale, WAVE_FREQUENCY / 2**scale
     bank = []
-    for k in range(ANGLES):
-        angle = np.pi * k / ANGLES
-        wave = _bump(height, width, deviation, angle, frequency)
-        still = _bump(height, width, deviation, angle, 0.0)
+    for k in range(WAVELET_ANGLES):
+        angle = np.pi * k / WAVELET_ANGLES
+        wave = _folded_gaussian(height, width, deviation, angle, frequency)
+        still = _folded_gaussian(height, width, deviation, angle, 0.0)
         bank.append(wave - wave[0, 0] / still[0, 0] * still)
     return np.stack(bank)
 
 
-def _bump(height: int, width: int, deviation: float, angle: float, frequency: float) -> Floats:
+def _folded_gaussian(height: int, width: int, deviation: float, angle: float, frequency: float) -> Floats:
     """[height, width]: a Gaussian around `frequency` in the direction `angle`, folded by the grid."""
     y = 2 * np.pi * np.fft.fftfreq(height)[:, None]
     x = 2 * np.pi * np.fft.fftfreq(width)[None, :]
     total = np.zeros((height, width))
-    for m in range(-IMAGES, IMAGES + 1):
-        for n in range(-IMAGES, IMAGES + 1):
+    for m in range(-ALIASED_COPIES, ALIASED_COPIES + 1):
+        for n in range(-ALIASED_COPIES, ALIASED_COPIES + 1):
             v, u = y + 2 * np.pi * m, x + 2 * np.pi * n
             along = u * np.cos(angle) + v * np.sin(angle) - frequency
             across = v * np.cos(angle) - u * np.sin(angle)
-            total += np.exp(-0.5 * deviation**2 * (along**2 + (ELONGATION * across) ** 2))
+            total += np.exp(-0.5 * deviation**2 * (along**2 + (ENVELOPE_ELONGATION * across) ** 2))
     return total
 
 
@@ -59,9 +59,9 @@ def averages(size: int, margin: int, padded: int, step: int) -> Floats:
 
     The columns are the pixels 0, step, 2·step... of the padded axis, which begins `margin` before the axis.
     """
-    count = size // STRIDE
+    count = size // SCATTERING_STRIDE
     points = (np.arange(count) + 0.5) * size / count - 0.5
     pixels = np.arange(0, padded, step) - margin
-    deviation = WIDTH * 2 ** (SCALES - 1)
+    deviation = ENVELOPE_WIDTH * 2 ** (WAVELET_SCALES - 1)
     weights = np.exp(-0.5 * ((points[:, None] - pixels[None, :]) / deviation) ** 2)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float64)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.data.readers.raw_table import Table, checked
+from topdp.data.readers.raw_table import Table, check_table
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
@@ -29,7 +29,7 @@ def read_csv(path: str | os.PathLike[str], delimiter: str | None = None) -> Tabl
         with place.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=cut, strict=True)
             header = [name.strip() for name in next(reader, [])]
-            _check_header(header, place, cut)
+            _expect_header(header, place, cut)
             for row in reader:
                 if not row or (len(row) == 1 < len(header) and not row[0].strip()):
                     continue  # a blank line
@@ -51,8 +51,10 @@ def read_csv(path: str | os.PathLike[str], delimiter: str | None = None) -> Tabl
         raise DataError(f"{place}, line {reader.line_num}: cannot be read as CSV ({error}).") from error
     if not rows:
         raise DataError(f"{place}: expected at least one record below the header, got none.")
-    columns = {name: _objects(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
-    return checked(Table(str(place), columns, np.array(lines)))
+    columns = {
+        name: _object_array(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)
+    }
+    return check_table(Table(str(place), columns, np.array(lines)))
 
 
 def header_of(path: str | os.PathLike[str], delimiter: str | None = None) -> list[str]:
@@ -63,13 +65,13 @@ def header_of(path: str | os.PathLike[str], delimiter: str | None = None) -> lis
         return [name.strip() for row in islice(csv.reader(file, delimiter=cut), 1) for name in row]
 
 
-def _objects(column: tuple[str, ...]) -> Array:
+def _object_array(column: tuple[str, ...]) -> Array:
     made = np.empty(len(column), object)
     made[:] = column
     return made
 
 
-def _check_header(header: list[str], place: Path, cut: str) -> None:
+def _expect_header(header: list[str], place: Path, cut: str) -> None:
     if not header:
         raise DataError(f"{place}: expected a header line with the names of the columns, got an empty file.")
     if len(header) == 1:

@@ -15,8 +15,8 @@ import numpy as np
 
 from topdp.base.array_types import Bools, Floats, Ints
 from topdp.data.readers.raw_table import Table, is_missing
-from topdp.data.readers.schema_keys import OTHER, SchemaError
-from topdp.data.readers.table_schema import Schema, skeleton
+from topdp.data.readers.schema_keys import OTHER_CATEGORY, SchemaError
+from topdp.data.readers.table_schema import Schema, schema_template
 from topdp.data.readers.token_ids import token_ids
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
@@ -33,7 +33,9 @@ def encode(table: Table, schema: Schema) -> tuple[Array, Array]:
     """
     expect_columns(table, schema)
     if schema.text is not None:
-        texts = [_text_of(value, table, row) for row, value in enumerate(table.columns[schema.text.column])]
+        texts = [
+            _expect_text(value, table, row) for row, value in enumerate(table.columns[schema.text.column])
+        ]
         named = schema.text
         inputs: Array = token_ids(texts, named.length, named.vocabulary, named.unit)
     else:
@@ -48,7 +50,7 @@ def expect_columns(table: Table, schema: Schema) -> None:
     if schema.targets == ("",):
         raise SchemaError(
             f"{table.origin}: expected a schema that names the target and what is publicly known of every "
-            f"column, got none. Fill in and save as schema.toml:\n\n{skeleton(columns)}\n"
+            f"column, got none. Fill in and save as schema.toml:\n\n{schema_template(columns)}\n"
         )
     gone = [name for name in (*schema.targets, *schema.inputs) if name not in columns]
     if gone:
@@ -62,7 +64,7 @@ def expect_columns(table: Table, schema: Schema) -> None:
             f"{table.origin}: nothing is stated of the column{'s' if len(left) > 1 else ''} "
             f"{', '.join(map(repr, left))}. Ranges and categories must be public knowledge, so they are not "
             f"taken from the records. Put every column under {kind}, categories or ignore:\n\n"
-            f"{skeleton(columns, schema)}\n"
+            f"{schema_template(columns, schema)}\n"
         )
     if not schema.inputs:
         raise SchemaError(f"{table.origin}: expected at least one column in ranges or categories, got none.")
@@ -71,10 +73,10 @@ def expect_columns(table: Table, schema: Schema) -> None:
 def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     values = table.columns[column]
     listed = schema.categories.get(column, ())
-    numbers = None if listed else _plain_numbers(values)
+    numbers = None if listed else _as_numbers(values)
     gaps = is_missing(values, listed) if numbers is None else np.isnan(numbers)
     if gaps.any() and column not in schema.missing:
-        example = f"{column} = {'0' if column in schema.ranges else repr(OTHER)}"
+        example = f"{column} = {'0' if column in schema.ranges else repr(OTHER_CATEGORY)}"
         raise DataError(
             f"{table.where(int(gaps.argmax()))}: expected a value of {column!r}, got none ({int(gaps.sum())} "
             f"in all). State a public fill under [missing], such as {example} (and the column in indicators, "
@@ -85,11 +87,11 @@ def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     else:
         numbers = _numbers(table, column, gaps, numbers)
         numbers[gaps] = float(schema.missing.get(column, 0.0))
-        made = _scaled(numbers, table, schema, column)[:, None]
+        made = _scale_to_range(numbers, table, schema, column)[:, None]
     return [made, gaps[:, None].astype(float)] if column in schema.indicators else [made]
 
 
-def _plain_numbers(values: Array) -> Floats | None:
+def _as_numbers(values: Array) -> Floats | None:
     """A column in which every value is a number or NaN, at once; None where it has to be gone through."""
     try:
         return values.astype(float)
@@ -101,7 +103,7 @@ def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | 
     place = {name: at for at, name in enumerate(listed)}
     made = np.zeros((len(values), len(listed) + 1))
     at = [
-        place.get(str(fill) if gap else _listed_as(value, place), len(listed))
+        place.get(str(fill) if gap else _category_text(value, place), len(listed))
         for value, gap in zip(values, gaps, strict=True)
     ]
     made[np.arange(len(values)), at] = 1.0
@@ -129,7 +131,7 @@ def _numbers(table: Table, column: str, gaps: Bools, plain: Floats | None) -> Fl
     return numbers
 
 
-def _scaled(numbers: Floats, table: Table, schema: Schema, column: str) -> Floats:
+def _scale_to_range(numbers: Floats, table: Table, schema: Schema, column: str) -> Floats:
     low, high = schema.ranges[column]
     outside = int(((numbers < low) | (numbers > high)).sum())
     if outside:
@@ -146,14 +148,14 @@ def _targets(table: Table, schema: Schema) -> Array:
         return class_numbers(table, schema.targets[0], schema.classes)
     made = []
     for column in schema.targets:
-        plain = _plain_numbers(table.columns[column])
+        plain = _as_numbers(table.columns[column])
         gaps = is_missing(table.columns[column]) if plain is None else np.isnan(plain)
         _expect_targets(table, column, gaps)
         try:
             numbers = _numbers(table, column, gaps, plain)
         except DataError as error:
             raise DataError(f"{error} Of a target, list them in classes.") from None
-        made.append(_scaled(numbers, table, schema, column) if column in schema.ranges else numbers)
+        made.append(_scale_to_range(numbers, table, schema, column) if column in schema.ranges else numbers)
     targets = np.stack(made, axis=1).astype(np.float32)
     return targets[:, 0] if len(made) == 1 else targets
 
@@ -163,7 +165,7 @@ def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
     values = table.columns[column]
     _expect_targets(table, column, is_missing(values, classes))
     place = {name: at for at, name in enumerate(classes)}
-    numbers = np.array([place.get(_listed_as(value, place), -1) for value in values], np.int64)
+    numbers = np.array([place.get(_category_text(value, place), -1) for value in values], np.int64)
     if (numbers < 0).any():
         row = int((numbers < 0).argmax())
         raise DataError(
@@ -194,7 +196,7 @@ def as_text(value: object) -> str:
     return str(value).strip()
 
 
-def _listed_as(value: object, listed: Container[str]) -> str:
+def _category_text(value: object, listed: Container[str]) -> str:
     """As `as_text`; of text that is not listed, as the number or truth value that it spells.
 
     Files write 1 as 1.0 where another record of the column has no value: the same record must become the same
@@ -208,7 +210,7 @@ def _listed_as(value: object, listed: Container[str]) -> str:
     return {"true": "1", "false": "0"}.get(text.lower(), text)
 
 
-def _text_of(value: object, table: Table, row: int) -> str:
+def _expect_text(value: object, table: Table, row: int) -> str:
     if value is None or value != value:
         return ""
     if not isinstance(value, str):

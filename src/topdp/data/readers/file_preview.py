@@ -19,11 +19,11 @@ from topdp.data.readers.record_paths import read_table
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array
 
-FEW = 12
+MAX_PREVIEW_VALUES = 12
 """Up to so many different values are shown."""
 
 
-class Sight(NamedTuple):
+class ColumnPreview(NamedTuple):
     """What one column holds."""
 
     column: str
@@ -35,21 +35,21 @@ class Sight(NamedTuple):
     """The different values, where they are few; else none."""
 
 
-def look(path: str | os.PathLike[str], delimiter: str | None = None) -> list[Sight]:
+def preview_columns(path: str | os.PathLike[str], delimiter: str | None = None) -> list[ColumnPreview]:
     """One line for each column of a table."""
     table = read_table(Path(path).expanduser(), Schema(delimiter=delimiter))
-    return [_sight(name, values) for name, values in table.columns.items()]
+    return [_preview_column(name, values) for name, values in table.columns.items()]
 
 
-def _sight(name: str, values: Array) -> Sight:
+def _preview_column(name: str, values: Array) -> ColumnPreview:
     gaps = is_missing(values)
     there = values[~gaps]
     texts = sorted({as_text(value) for value in there})
-    few = tuple(texts) if len(texts) <= FEW else ()
+    few = tuple(texts) if len(texts) <= MAX_PREVIEW_VALUES else ()
     try:
         numbers = np.array([float(value) for value in there])
     except (TypeError, ValueError):
-        return Sight(name, "text", int(gaps.sum()), None, None, few)
+        return ColumnPreview(name, "text", int(gaps.sum()), None, None, few)
     if not len(numbers):
-        return Sight(name, "empty", int(gaps.sum()), None, None, ())
-    return Sight(name, "number", int(gaps.sum()), float(numbers.min()), float(numbers.max()), few)
+        return ColumnPreview(name, "empty", int(gaps.sum()), None, None, ())
+    return ColumnPreview(name, "number", int(gaps.sum()), float(numbers.min()), float(numbers.max()), few)

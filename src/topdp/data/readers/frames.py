@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.data.readers.raw_table import Table, checked
+from topdp.data.readers.raw_table import Table, check_table
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
@@ -46,7 +46,7 @@ def read_frame(frame: Any, origin: str = "frame") -> Table:
         )
     if len(set(names)) != len(names):
         raise DataError(f"{origin}: expected every column once, got {names!r:.200}.")
-    return checked(Table(origin, {name: _values(frame[name]) for name in names}))
+    return check_table(Table(origin, {name: _values(frame[name]) for name in names}))
 
 
 def declared_classes(frame: Any, schema: Schema) -> tuple[str, ...] | None:

@@ -13,14 +13,14 @@ import numpy as np
 from PIL import Image
 
 from topdp.base.array_types import Ints
-from topdp.data.image_decoding import DAMAGE
+from topdp.data.image_decoding import DECODING_ERRORS
 from topdp.data.readers.schema_keys import SchemaError
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-_MODES = {1: "L", 3: "RGB"}
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_PILLOW_MODES = {1: "L", 3: "RGB"}
 
 
 def read_images(path: str | os.PathLike[str], schema: Schema | None = None) -> tuple[Array, Ints]:
@@ -47,13 +47,15 @@ def read_images(path: str | os.PathLike[str], schema: Schema | None = None) -> t
             first = first or (file, image)
             if image.shape != first[1].shape:
                 raise DataError(
-                    f"{file}: expected {_words(first[1])} as {first[0].name}, got {_words(image)}. State a "
-                    "size (and channels, 1 or 3) to which all are brought."
+                    f"{file}: expected {_describe_image(first[1])} as {first[0].name}, got "
+                    f"{_describe_image(image)}. State a size (and channels, 1 or 3) to which all are brought."
                 )
             images.append(image)
             numbers.append(number)
     if not images:
-        raise DataError(f"{folder}: expected images ({' '.join(SUFFIXES)}) in folders of classes, got none.")
+        raise DataError(
+            f"{folder}: expected images ({' '.join(IMAGE_SUFFIXES)}) in folders of classes, got none."
+        )
     return np.stack(images), np.array(numbers, np.int64)
 
 
@@ -69,8 +71,8 @@ def _image_files(folder: Path) -> list[Path]:
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file() and each.name[0] != ".")
     for file in files:
-        if file.suffix.lower() not in SUFFIXES:
-            raise DataError(f"{file}: expected an image ({' '.join(SUFFIXES)}), got {file.suffix!r}.")
+        if file.suffix.lower() not in IMAGE_SUFFIXES:
+            raise DataError(f"{file}: expected an image ({' '.join(IMAGE_SUFFIXES)}), got {file.suffix!r}.")
     return files
 
 
@@ -81,16 +83,16 @@ def _read(file: Path, schema: Schema) -> Array:
             channels = schema.channels or (1 if grey else 3)
             if opened.mode.startswith(("I", "F")):
                 raise DataError(f"{file}: expected 8 bits for each colour, got mode {opened.mode!r}.")
-            image = opened.convert(_MODES[channels])
+            image = opened.convert(_PILLOW_MODES[channels])
             if schema.size is not None and (image.height, image.width) != schema.size:
                 height, width = schema.size
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.asarray(image, np.uint8)
-    except (*DAMAGE, SyntaxError, Image.DecompressionBombError) as error:
+    except (*DECODING_ERRORS, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{file}: cannot be read as an image ({error}).") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _words(image: Array) -> str:
+def _describe_image(image: Array) -> str:
     channels, height, width = image.shape
     return f"{height} x {width} pixels in {'grey' if channels == 1 else 'colour'}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.data.readers.raw_table import Table, checked
+from topdp.data.readers.raw_table import Table, check_table
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
@@ -31,7 +31,7 @@ def read_parquet(path: str | os.PathLike[str]) -> Table:
     names = read.column_names
     if len(set(names)) != len(names):
         raise DataError(f"{place}: expected every column once, got {names}.")
-    return checked(Table(str(place), {name: _values(read[name], f"{place}: {name}") for name in names}))
+    return check_table(Table(str(place), {name: _values(read[name], f"{place}: {name}") for name in names}))
 
 
 def _values(column: Any, what: str) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+MISSING_SPELLINGS = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """How files spell a value that is not there, whatever the case; a listed category is never one of them."""
 
 
@@ -38,7 +38,7 @@ class Table:
         return f"{self.origin}, line {self.lines[row]}"
 
 
-def checked(table: Table) -> Table:
+def check_table(table: Table) -> Table:
     """`table` with at least one column and one record, and names that are there once."""
     if not table.columns or not table.rows:
         raise DataError(f"{table.origin}: expected at least one record, got none.")
@@ -58,13 +58,13 @@ def is_missing(values: Array, listed: tuple[str, ...] = ()) -> Array:
         return np.isnan(values)
     if values.dtype.kind in "uib":
         return np.zeros(len(values), bool)
-    return np.array([_nothing(value, listed) for value in values], bool)
+    return np.array([_is_missing_value(value, listed) for value in values], bool)
 
 
-def _nothing(value: object, listed: tuple[str, ...]) -> bool:
+def _is_missing_value(value: object, listed: tuple[str, ...]) -> bool:
     if isinstance(value, str):
         text = value.strip()
-        return text.lower() in MISSING and text not in listed
+        return text.lower() in MISSING_SPELLINGS and text not in listed
     if value is None:
         return True
     try:

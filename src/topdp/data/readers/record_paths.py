@@ -19,7 +19,7 @@ from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
-TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
+TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 
 
 class Records(NamedTuple):
@@ -44,8 +44,8 @@ def read_records(path: str | os.PathLike[str], schema: Schema | None = None) -> 
         names = (schema.classes if schema is not None else None) or class_folders(place)
         return Records(inputs, numbers, len(names), names)
     if place.suffix == ".npz":
-        return _npz(place, schema)
-    return of_table(read_table(place, schema), schema)
+        return _read_npz(place, schema)
+    return records_of_table(read_table(place, schema), schema)
 
 
 def train_and_test(
@@ -78,32 +78,32 @@ def read_table(place: Path, schema: Schema | None = None) -> Table:
         raise DataError(f"Expected a file or folder with records at {place}, which is not there.")
     if place.suffix in (".parquet", ".pq"):
         return read_parquet(place)
-    if place.suffix not in TABLES:
+    if place.suffix not in TABLE_SUFFIXES:
         raise DataError(
-            f"{place}: expected a name that ends in {', '.join(TABLES)} or .npz, or a folder of images, got "
-            f"{place.suffix!r}."
+            f"{place}: expected a name that ends in {', '.join(TABLE_SUFFIXES)} or .npz, or a folder of "
+            f"images, got {place.suffix!r}."
         )
     return read_csv(place, None if schema is None else schema.delimiter)
 
 
-def of_frame(frame: Any, schema: Schema, origin: str) -> Records:
+def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
     """The records in a frame, prepared as `schema` says."""
     table = read_frame(frame, origin)
     declared = declared_classes(frame, schema)
     if declared is None:
-        return of_table(table, schema)
+        return records_of_table(table, schema)
     # The values are numbers of the declared classes.
     numbered = Schema.of({**schema.tree(), "classes": [str(at) for at in range(len(declared))]})
-    return of_table(table, numbered)._replace(class_names=declared)
+    return records_of_table(table, numbered)._replace(class_names=declared)
 
 
-def of_table(table: Table, schema: Schema | None) -> Records:
+def records_of_table(table: Table, schema: Schema | None) -> Records:
     stated = Schema() if schema is None else schema
     inputs, targets = encode(table, stated)
     return Records(inputs, targets, None if stated.classes is None else len(stated.classes), stated.classes)
 
 
-def sites(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
+def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """The files or folders that paths and patterns (`hospitals/*.csv`) name, one site each.
 
     Patterns are filled in sorted order, so agent k is the k-th name.
@@ -124,9 +124,9 @@ def sites(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     return found
 
 
-def _npz(place: Path, schema: Schema | None) -> Records:
+def _read_npz(place: Path, schema: Schema | None) -> Records:
     if schema is not None and schema != Schema():
         raise DataError(
             f"{place}: expected no schema for .npz, whose arrays are taken as they are; leave it away."
         )
-    return Records(*npz_files.read_site(place))
+    return Records(*npz_files.read_npz_records(place))

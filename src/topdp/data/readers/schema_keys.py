@@ -9,9 +9,9 @@ from typing import Any
 
 from topdp.errors import InputError
 
-OTHER = "other"
+OTHER_CATEGORY = "other"
 """The column of values that are no listed category, and the fill that stands for it."""
-Range = tuple[float, float]
+ValueRange = tuple[float, float]
 
 
 class SchemaError(InputError):
@@ -19,7 +19,7 @@ class SchemaError(InputError):
 
 
 @dataclass(frozen=True)
-class Text:
+class TextColumn:
     """A column of text that becomes token ids: hashed into `vocabulary` ids, or those of a public list."""
 
     column: str
@@ -63,7 +63,7 @@ def _mapping(key: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _ranges(key: str, value: Any) -> dict[str, Range]:
+def _ranges(key: str, value: Any) -> dict[str, ValueRange]:
     made = {}
     for column, limits in _mapping(key, value).items():
         try:
@@ -82,9 +82,9 @@ def _ranges(key: str, value: Any) -> dict[str, Range]:
 def _categories(key: str, value: Any) -> dict[str, tuple[str, ...]]:
     made = {name: _names(f"{key}.{name}", values) for name, values in _mapping(key, value).items()}
     for column, values in made.items():
-        if not values or OTHER in values:
+        if not values or OTHER_CATEGORY in values:
             raise SchemaError(
-                f"{key}.{column}: expected the public values without {OTHER!r}, which is added, got "
+                f"{key}.{column}: expected the public values without {OTHER_CATEGORY!r}, which is added, got "
                 f"{list(values)!r:.80}."
             )
     return made
@@ -98,19 +98,19 @@ def _missing(key: str, value: Any) -> dict[str, float | str]:
     return made
 
 
-def _text(key: str, value: Any) -> Text | None:
-    if value is None or isinstance(value, Text):
+def _text(key: str, value: Any) -> TextColumn | None:
+    if value is None or isinstance(value, TextColumn):
         made = value
     else:
         given = _mapping(key, value)
-        known = [each.name for each in fields(Text)]
+        known = [each.name for each in fields(TextColumn)]
         if unknown := sorted(set(given) - set(known)):
             raise SchemaError(f"{key}: no such key {unknown[0]!r}. Known: {', '.join(known)}.")
         if "column" not in given:
             raise SchemaError(f'{key}: expected column = "name", got none.')
         if isinstance(given.get("vocabulary"), list | tuple):
             given["vocabulary"] = _names(f"{key}.vocabulary", given["vocabulary"])
-        made = Text(**given)
+        made = TextColumn(**given)
     if made is None:
         return None
     words = made.vocabulary if isinstance(made.vocabulary, int) else len(made.vocabulary) + 2
@@ -142,7 +142,7 @@ def _channels(key: str, value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-KEYS: dict[str, Callable[[str, Any], Any]] = {
+SCHEMA_KEYS: dict[str, Callable[[str, Any], Any]] = {
     "target": _target,
     "classes": _classes,
     "ranges": _ranges,

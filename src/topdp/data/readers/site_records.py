@@ -9,31 +9,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from topdp.data.readers.record_paths import Records, of_frame, read_records, sites
+from topdp.data.readers.record_paths import Records, expand_paths, read_records, records_of_frame
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
-Pair = tuple[Array, Array]
+RecordPair = tuple[Array, Array]
 
 
-class Sites(NamedTuple):
+class SiteRecords(NamedTuple):
     """(inputs, targets) of each agent and of the test set, fit for `Shards.from_arrays`."""
 
-    agents: list[Pair]
-    test: Pair | None
+    agents: list[RecordPair]
+    test: RecordPair | None
     classes: int | None
     tokens: bool
     """Whether inputs are token ids, which stay whole numbers."""
 
 
-def files_of_sites(
+def read_site_files(
     agents: Sequence[str | os.PathLike[str]], test: str | os.PathLike[str] | None, schema: Schema | None
-) -> Sites:
+) -> SiteRecords:
     """One file or folder for each agent."""
     if isinstance(agents, str | os.PathLike):
         agents = [agents]
-    paths = sites(agents)
+    paths = expand_paths(agents)
     if test is not None and Path(test).expanduser().resolve() in [path.resolve() for path in paths]:
         raise DataError(
             f"Expected test records that are no agent's own, got {test}: what is reported of them, and which "
@@ -41,25 +41,27 @@ def files_of_sites(
         )
     names = [str(path) for path in paths]
     read = [read_records(path, schema) for path in paths]
-    return _together(read, names, None if test is None else read_records(test, schema), schema)
+    return _combine_sites(read, names, None if test is None else read_records(test, schema), schema)
 
 
-def frames_of_sites(agents: Sequence[Any], test: Any, schema: Schema) -> Sites:
+def read_site_frames(agents: Sequence[Any], test: Any, schema: Schema) -> SiteRecords:
     """One frame for each agent."""
     if not isinstance(agents, list | tuple):
         raise DataError(f"Expected a list with one frame for each agent, got a {type(agents).__name__}.")
     names = [f"agent {agent}" for agent in range(len(agents))]
-    read = [of_frame(frame, schema, name) for frame, name in zip(agents, names, strict=True)]
-    held_out = None if test is None else of_frame(test, schema, "test records")
-    return _together(read, names, held_out, schema)
+    read = [records_of_frame(frame, schema, name) for frame, name in zip(agents, names, strict=True)]
+    held_out = None if test is None else records_of_frame(test, schema, "test records")
+    return _combine_sites(read, names, held_out, schema)
 
 
-def scaled(inputs: Array) -> Array:
+def scale_images(inputs: Array) -> Array:
     """Bytes of images in [0, 1]; all else as it is."""
     return inputs.astype(np.float32) / np.float32(255) if inputs.dtype == np.uint8 else inputs
 
 
-def _together(read: list[Records], names: list[str], test: Records | None, schema: Schema | None) -> Sites:
+def _combine_sites(
+    read: list[Records], names: list[str], test: Records | None, schema: Schema | None
+) -> SiteRecords:
     if not read:
         raise DataError("Expected the records of at least one agent, got none.")
     for name, records in zip(
@@ -67,16 +69,16 @@ def _together(read: list[Records], names: list[str], test: Records | None, schem
     ):
         if records.class_names != read[0].class_names:
             raise DataError(
-                f"{name}: expected the classes of {names[0]}, {_listed(read[0])}; got {_listed(records)}. "
-                "State all classes in a schema."
+                f"{name}: expected the classes of {names[0]}, {_list_classes(read[0])}; got "
+                f"{_list_classes(records)}. State all classes in a schema."
             )
-    return Sites(
-        [(scaled(records.inputs), records.targets) for records in read],
-        None if test is None else (scaled(test.inputs), test.targets),
+    return SiteRecords(
+        [(scale_images(records.inputs), records.targets) for records in read],
+        None if test is None else (scale_images(test.inputs), test.targets),
         read[0].classes,
         schema is not None and schema.text is not None,
     )
 
 
-def _listed(records: Records) -> str:
+def _list_classes(records: Records) -> str:
     return ", ".join(records.class_names or ("none",))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from topdp.base import toml_text
-from topdp.data.readers.schema_keys import KEYS, OTHER, Range, SchemaError, Text
+from topdp.data.readers.schema_keys import OTHER_CATEGORY, SCHEMA_KEYS, SchemaError, TextColumn, ValueRange
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Schema:
 
     target: str | tuple[str, ...] = ""
     classes: tuple[str, ...] | None = None
-    ranges: Mapping[str, Range] = field(default_factory=dict)
+    ranges: Mapping[str, ValueRange] = field(default_factory=dict)
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    text: Text | None = None
+    text: TextColumn | None = None
     missing: Mapping[str, float | str] = field(default_factory=dict)
     indicators: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Schema:
     channels: int | None = None
 
     def __post_init__(self) -> None:
-        for key, clean in KEYS.items():
+        for key, clean in SCHEMA_KEYS.items():
             object.__setattr__(self, key, clean(key, getattr(self, key)))
         self._check()
 
@@ -62,7 +62,7 @@ class Schema:
         if isinstance(given, Schema):
             return given
         if not isinstance(given, Mapping):
-            return Schema.of(read_tree(given), str(given))
+            return Schema.of(read_schema_keys(given), str(given))
         known = [each.name for each in fields(Schema)]
         for key in given:
             if key not in known:
@@ -102,7 +102,7 @@ class Schema:
         """What the numbers made of `column` are called."""
         made = [column]
         if column in self.categories:
-            made = [f"{column}={value}" for value in (*self.categories[column], OTHER)]
+            made = [f"{column}={value}" for value in (*self.categories[column], OTHER_CATEGORY)]
         return [*made, f"{column} is missing"] if column in self.indicators else made
 
     def tree(self) -> dict[str, Any]:
@@ -110,10 +110,10 @@ class Schema:
         found: dict[str, Any] = {}
         for each in fields(Schema):
             value = getattr(self, each.name)
-            if isinstance(value, Text):
-                value = {part.name: getattr(value, part.name) for part in fields(Text)}
+            if isinstance(value, TextColumn):
+                value = {part.name: getattr(value, part.name) for part in fields(TextColumn)}
             if value not in (None, (), {}, ""):
-                found[each.name] = _plain(value)
+                found[each.name] = _plain_value(value)
         return found
 
     def digest(self) -> str:
@@ -154,10 +154,10 @@ class Schema:
             if unknown:
                 raise SchemaError(f"{key}: expected columns of ranges or categories, got {unknown[0]!r}.")
         for column, fill in self.missing.items():
-            allowed = (*self.categories.get(column, ()), OTHER)
+            allowed = (*self.categories.get(column, ()), OTHER_CATEGORY)
             if column in self.categories and fill not in allowed:
                 raise SchemaError(
-                    f"missing.{column}: expected one of its categories or {OTHER!r}, got {fill!r}."
+                    f"missing.{column}: expected one of its categories or {OTHER_CATEGORY!r}, got {fill!r}."
                 )
             if column in self.ranges and not isinstance(fill, int | float):
                 raise SchemaError(f"missing.{column}: expected a number, got {fill!r}.")
@@ -165,20 +165,20 @@ class Schema:
             raise SchemaError(f"indicators: expected columns with a fill in missing, got {without[0]!r}.")
 
 
-def read_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_schema_keys(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The keys in a TOML file, unchecked."""
     try:
-        return toml_text.parsed(Path(path).expanduser().read_text(encoding="utf-8-sig"))
+        return toml_text.parse_toml(Path(path).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise SchemaError(f"Expected a readable schema (TOML) at {path}: {error}") from None
     except ValueError as error:
         raise SchemaError(f"Expected TOML in {path}: {error}") from None
 
 
-def skeleton(columns: Iterable[str], schema: Schema | None = None) -> str:
+def schema_template(columns: Iterable[str], schema: Schema | None = None) -> str:
     """A schema for `columns` to be filled in. Holds names of columns only: names are public, values are not.
 
-    >>> print(skeleton(["age", "job"]))
+    >>> print(schema_template(["age", "job"]))
     target = ""     # the column to predict
     classes = []    # its values; leave this line away where it is a number
     ignore = []     # columns that are not used
@@ -191,32 +191,33 @@ def skeleton(columns: Iterable[str], schema: Schema | None = None) -> str:
     stated = Schema() if schema is None else schema
     left = [name for name in columns if name not in {*stated.targets, *stated.inputs, *stated.ignore}]
     lines = [
-        f"target = {_toml(stated.target)}     # the column to predict",
-        f"classes = {_toml(stated.classes or ())}    # its values; leave this line away where it is a number",
-        f"ignore = {_toml(stated.ignore)}     # columns that are not used",
+        f"target = {_toml_value(stated.target)}     # the column to predict",
+        f"classes = {_toml_value(stated.classes or ())}    # its values; "
+        "leave this line away where it is a number",
+        f"ignore = {_toml_value(stated.ignore)}     # columns that are not used",
         "[ranges]        # numbers: the least and the largest, by public knowledge",
-        *(f"{_key(name)} = {_toml(limits)}" for name, limits in stated.ranges.items()),
-        *(f"{_key(name)} = []" for name in left),
+        *(f"{_toml_key(name)} = {_toml_value(limits)}" for name, limits in stated.ranges.items()),
+        *(f"{_toml_key(name)} = []" for name in left),
         "[categories]    # or move a column here, and list its values",
-        *(f"{_key(name)} = {_toml(values)}" for name, values in stated.categories.items()),
+        *(f"{_toml_key(name)} = {_toml_value(values)}" for name, values in stated.categories.items()),
         "[missing]       # what stands for a value that is not there",
-        *(f"{_key(name)} = {_toml(fill)}" for name, fill in stated.missing.items()),
+        *(f"{_toml_key(name)} = {_toml_value(fill)}" for name, fill in stated.missing.items()),
     ]
     return "\n".join(lines)
 
 
-def _key(name: str) -> str:
+def _toml_key(name: str) -> str:
     bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
     return name if bare else json.dumps(name, ensure_ascii=False)
 
 
-def _toml(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(_toml_value, value))}]"
     return json.dumps(value, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+        return {key: _plain_value(inner) for key, inner in value.items()}
+    return [_plain_value(inner) for inner in value] if isinstance(value, tuple) else value

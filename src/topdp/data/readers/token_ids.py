@@ -16,10 +16,10 @@ import numpy as np
 from topdp.base.array_types import Ints
 from topdp.errors import InputError
 
-PADDING = 0
-UNKNOWN = 1
+PADDING_ID = 0
+UNKNOWN_ID = 1
 """With a public list: the id of every word that is not on it."""
-_WORDS = re.compile(r"\w+|[^\w\s]")
+_WORD_PATTERN = re.compile(r"\w+|[^\w\s]")
 
 
 def token_ids(
@@ -52,7 +52,7 @@ def token_ids(
         known: dict[str, int] = {}
     else:
         known = {word.lower(): at + 2 for at, word in enumerate(vocabulary)}
-    made = np.full((len(texts), length), PADDING, np.int64)
+    made = np.full((len(texts), length), PADDING_ID, np.int64)
     for row, text in enumerate(texts):
         for at, token in enumerate(_tokens(text, unit, length)):
             if isinstance(vocabulary, int):
@@ -61,7 +61,7 @@ def token_ids(
                     known[token] = 1 + zlib.crc32(token.encode("utf-8", "replace")) % (vocabulary - 1)
                 made[row, at] = known[token]
             else:
-                made[row, at] = known.get(token, UNKNOWN)
+                made[row, at] = known.get(token, UNKNOWN_ID)
     return made
 
 
@@ -70,7 +70,7 @@ def _tokens(text: str, unit: str, length: int) -> list[str]:
     if unit == "character":
         return list(lower[:length])
     found = []
-    for match in _WORDS.finditer(lower):
+    for match in _WORD_PATTERN.finditer(lower):
         found.append(match.group())
         if len(found) == length:
             break

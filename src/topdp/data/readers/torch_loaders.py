@@ -26,7 +26,7 @@ def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
     shuffles gives another order each time, and one that drops its last batch leaves records out.
     """
     if isinstance(source, DataLoader):
-        return _batches(source, what)
+        return _read_batches(source, what)
     if isinstance(source, TensorDataset):
         if len(source.tensors) != 2:
             raise DataError(f"{what}: expected tensors (inputs, targets), got {len(source.tensors)} tensors.")
@@ -36,14 +36,14 @@ def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
             f"{what}: expected a torch Dataset with a length or a DataLoader, got a {type(source).__name__}. "
             "Put a data set that is iterated over into a DataLoader."
         )
-    pairs = [_pair(source[index], what, f"item {index}") for index in range(len(source))]
-    return _joined(pairs, what, "item")
+    pairs = [_record_pair(source[index], what, f"item {index}") for index in range(len(source))]
+    return _join_items(pairs, what, "item")
 
 
-def _batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
+def _read_batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
     if loader.batch_size is None and loader.batch_sampler is None:
         raise DataError(f"{what}: expected a DataLoader that makes batches, got batch_size=None.")
-    _expect_each_once(loader, what)
+    _expect_records_once(loader, what)
     if isinstance(loader.sampler, RandomSampler):
         logger.warning(
             "%s: the DataLoader shuffles: records are taken in the order of this one pass. A run can be "
@@ -54,17 +54,17 @@ def _batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
         logger.warning("%s: the DataLoader drops its last batch: those records take no part", what)
     pairs = []
     for index, batch in enumerate(loader):
-        value, target = _pair(batch, what, f"batch {index}")
+        value, target = _record_pair(batch, what, f"batch {index}")
         if value.dim() < 1 or target.dim() < 1 or len(value) != len(target):
             raise DataError(
                 f"{what}: expected inputs and targets of one length in batch {index}, got shapes "
                 f"{tuple(value.shape)} and {tuple(target.shape)}."
             )
         pairs.append((value, target))
-    return _joined(pairs, what, "batch")
+    return _join_items(pairs, what, "batch")
 
 
-def _expect_each_once(loader: DataLoader[Any], what: str) -> None:
+def _expect_records_once(loader: DataLoader[Any], what: str) -> None:
     if isinstance(loader.dataset, IterableDataset):
         if loader.num_workers > 0:
             raise DataError(
@@ -82,7 +82,7 @@ def _expect_each_once(loader: DataLoader[Any], what: str) -> None:
         )
 
 
-def _pair(item: Any, what: str, where: str) -> tuple[Tensor, Tensor]:
+def _record_pair(item: Any, what: str, where: str) -> tuple[Tensor, Tensor]:
     if isinstance(item, dict):
         raise DataError(
             f"{what}: expected {where} to be a pair of a tensor and a target, got a dictionary: "
@@ -99,7 +99,7 @@ def _pair(item: Any, what: str, where: str) -> tuple[Tensor, Tensor]:
         ) from error
 
 
-def _joined(pairs: list[tuple[Tensor, Tensor]], what: str, each: str) -> tuple[Tensor, Tensor]:
+def _join_items(pairs: list[tuple[Tensor, Tensor]], what: str, each: str) -> tuple[Tensor, Tensor]:
     """Items stacked, batches one after the other."""
     if not pairs:
         raise DataError(f"{what}: expected at least one record, got none.")

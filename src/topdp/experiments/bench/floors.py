@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.base.progress import Progress, silent
 from topdp.experiments.bench.bench_job import Data, Job, engine_of, plan_of
-from topdp.experiments.bench.turn_timing import Turns, Watch, take_turns
+from topdp.experiments.bench.turn_timing import Turns, take_turns
 from topdp.simulator import normal_draws
 from topdp.simulator.row_mixing import RowByRow, Work
 from topdp.simulator.simulated_noise import Noise
@@ -68,7 +69,9 @@ def traffic(job: Job) -> tuple[int, int]:
     return gradients, mixing
 
 
-def parts_of(job: Job, data: Data, turns: int, watch: Watch | None = None) -> tuple[list[Part], Rates, float]:
+def parts_of(
+    job: Job, data: Data, turns: int, progress: Progress = silent
+) -> tuple[list[Part], Rates, float]:
     """The parts of a round, the rates behind their floors, and the seconds of a whole one."""
     engine = engine_of(job, data, job.noise_multiplier)
     state = engine.resume(0, data.rows.clone())
@@ -96,7 +99,7 @@ def parts_of(job: Job, data: Data, turns: int, watch: Watch | None = None) -> tu
             **_machine(),
         },
         turns,
-        watch,
+        progress,
     )
     rates = _rates(timed)
     read, mixed = traffic(job)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from topdp.base.progress import Progress, silent
 from topdp.experiments.bench.bench_job import Data, Job, engine_of
 from topdp.experiments.bench.turn_timing import clock
 
@@ -69,9 +70,7 @@ def series(largest: float = 1.0) -> dict[str, list[tuple[int, Job]]]:
     }
 
 
-def grow(
-    minutes: float, watch: Callable[[str], None] | None = None, largest: float = 1.0
-) -> tuple[list[Point], list[str]]:
+def grow(minutes: float, progress: Progress = silent, largest: float = 1.0) -> tuple[list[Point], list[str]]:
     """Points of all series, and the jobs for which there was no time."""
     _measured("what is loaded and compiled once", 2, replace(SMALL, agents=2))
     begun, found, left_out = perf_counter(), [], []
@@ -79,8 +78,7 @@ def grow(
         if perf_counter() - begun > 60 * minutes:
             left_out.append(f"{value:,} {name}")
             continue
-        if watch is not None:
-            watch(f"{value:,} {name}")
+        progress(f"{value:,} {name}")
         found.append(_measured(name, value, job))
     return found, left_out
 

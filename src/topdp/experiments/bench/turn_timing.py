@@ -18,12 +18,10 @@ import numpy as np
 import torch
 
 from topdp.base.array_types import Floats
+from topdp.base.progress import Progress, silent
 
 SLICE = 0.05
 """Seconds after which the next one has its turn."""
-
-Watch = Callable[[int, int], None]
-"""(turns done, turns in all)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +54,7 @@ def clock() -> tuple[Callable[[], float], str]:
 
 
 def take_turns(
-    contestants: Mapping[str, Callable[[], object]], turns: int, watch: Watch | None = None
+    contestants: Mapping[str, Callable[[], object]], turns: int, progress: Progress = silent
 ) -> Turns:
     """In every turn the mean of each contestant's runs; one turn before counts for nothing, it warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -69,6 +67,5 @@ def take_turns(
                 runs += 1
             if turn:
                 seconds[name].append((now() - begun) / runs)
-        if watch is not None:
-            watch(turn, turns)
+        progress("timing", turn, turns, unit="turn")
     return Turns({name: np.array(found) for name, found in seconds.items()})

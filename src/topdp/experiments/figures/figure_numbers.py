@@ -12,7 +12,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.experiments.figure_runner import KeptRuns
 from topdp.experiments.figures.paper_figure import FigureNumbers, Panel, Place
@@ -36,7 +36,7 @@ def write_numbers(panels: Sequence[Panel], runs: KeptRuns, path: Path) -> None:
         for over in OVER_AGENTS:
             values = [at[t][over] if t in at else "" for t in rounds]
             table.writerow([title, label, "" if x is None else x, seed, f"{sigma:.6g}", over, *values])
-    write_whole(path, text.getvalue())
+    write_atomically(path, text.getvalue())
 
 
 def read_numbers(lens: str, panels: Sequence[Panel], path: Path) -> FigureNumbers:

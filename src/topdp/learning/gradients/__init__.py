@@ -1,9 +1,9 @@
-"""Per-example clipped gradients of all agents at once.
+"""Clipped per-example gradients of all agents at once; `ClippedGradients` is the whole interface.
 
-`ClippedGradients` is the whole interface. Behind it, `twins` runs a module with every agent's own weights on
-one folded batch, in which `known` and `apart` keep examples from meeting; `ghost` turns what the twins
-recorded into norms and clipped sums; `plain` does the same for any module by per-example gradients; `memory`
-refuses models that are no functions; and `check` compares the two paths before the first result leaves.
+`layer_rules` runs a module with every agent's own weights on one folded batch; `known_layers` and `isolation`
+keep its examples apart. `ghost_norms` turns what the layer rules recorded into norms and clipped sums.
+`per_example_path` does the same for any module from per-example gradients. `kept_state` refuses models that
+keep state between calls, and `path_check` compares the two paths before the first result is returned.
 """
 
 from topdp.learning.gradients.clipped_gradients import ClippedGradients, Statistics

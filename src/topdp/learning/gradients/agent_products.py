@@ -1,4 +1,4 @@
-"""Products of each agent's activations with its own matrices. Not for convolutions."""
+"""Matrix products of each agent's activations with its own matrices. Not for convolutions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-NARROW = 16
-"""Outputs up to which a processor takes half the time for the product the other way round."""
+MAX_TRANSPOSED_OUTPUTS = 16
+"""Up to this many outputs a CPU needs half the time for the transposed product."""
 
 
 def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[n, m, out] of a [n, m, in], with every agent's own weight [n, out, in] and bias [n, out]."""
+    """Return [n, m, out] from a [n, m, in], with every agent's own weight [n, out, in] and bias [n, out]."""
     if a.requires_grad and a.device.type == "cpu":
         product: Tensor = _Linear.apply(a, weight, bias)  # type: ignore[no-untyped-call]
         return product
@@ -20,18 +20,18 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.shape[1] > NARROW or a.device.type != "cpu":
+    if weight.shape[1] > MAX_TRANSPOSED_OUTPUTS or a.device.type != "cpu":
         return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
-    turned = torch.bmm(weight, a.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, a.mT)
-    return turned.mT.contiguous()
+    transposed = torch.bmm(weight, a.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, a.mT)
+    return transposed.mT.contiguous()
 
 
 @final
 class _Linear(torch.autograd.Function):
-    """Differentiable in the activations; weights are no variables here.
+    """Differentiable in the activations; the weights are constants here.
 
-    The gradient has the memory layout of the activations: torch's own would be transposed where the product
-    was, and every later operation on it would take several times as long.
+    The gradient has the memory layout of the activations. torch's own gradient would be transposed where the
+    product was, and every later operation on it would take several times as long.
     """
 
     @staticmethod
@@ -46,12 +46,12 @@ class _Linear(torch.autograd.Function):
 
 
 def add_outer(out: Tensor, delta: Tensor, a: Tensor, fresh: bool = False) -> None:
-    """Adds Σ_m delta [n, m, o] · a [n, m, i] to out [n, o, i]; if `fresh`, replaces what is there."""
+    """Add Σ_m delta [n, m, o] · a [n, m, i] to out [n, o, i]; if `fresh`, overwrite out."""
     out.baddbmm_(delta.mT, a, beta=0 if fresh else 1)
 
 
 def add_sum(out: Tensor, weights: Tensor, a: Tensor, fresh: bool = False) -> None:
-    """Adds Σ_m weights [n, m] · a [n, m, i] to out [n, i]; if `fresh`, replaces what is there."""
+    """Add Σ_m weights [n, m] · a [n, m, i] to out [n, i]; if `fresh`, overwrite out."""
     # Two steps: the rows of `out` are not contiguous, and `baddbmm_` would take them one by one.
     total = torch.matmul(weights.unsqueeze(1), a).squeeze(1)
     out.copy_(total) if fresh else out.add_(total)

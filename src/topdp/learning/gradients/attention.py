@@ -1,8 +1,8 @@
-"""The twin of MultiheadAttention: four linear twins, and between them what torch computes, written out.
+"""The layer rule of MultiheadAttention: four linear layer rules, and torch's formulas between them.
 
-Attention mixes positions of one example, never examples: the first axis of queries, keys and values is that
-of the batch. Torch's own kernels for attention have no rule for many examples in `vmap`, or read the weights
-past the twins; so the products are plain ones.
+Attention mixes positions of one example, never examples: the first axis of queries, keys and values is the
+batch. torch's attention kernels cannot be used: they have no batching rule for `vmap`, or read the weights
+without calling the layer. So attention is written out as plain matrix products.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from topdp.learning.gradients.linear_layers import LinearTwin
+from topdp.learning.gradients.linear_layers import LinearRule
 from topdp.learning.gradients.tape import NotFoldedError, Tape
 from topdp.learning.models import Slot
 
 
 @final
-class AttentionTwin(nn.Module):
-    """Any MultiheadAttention without bias_k, bias_v and add_zero_attn."""
+class AttentionRule(nn.Module):
+    """For any MultiheadAttention without bias_k, bias_v and add_zero_attn."""
 
-    in_proj_bias = None  # a TransformerEncoderLayer then leaves torch's kernels for inference alone
+    in_proj_bias = None  # so that a TransformerEncoderLayer does not use torch's inference kernels
     _qkv_same_embed_dim = False
 
     def __init__(self, layer: nn.MultiheadAttention, tape: Tape, slots: Mapping[str, Slot]) -> None:
@@ -39,14 +39,14 @@ class AttentionTwin(nn.Module):
         E = layer.embed_dim
         packed = slots.get("in_proj_weight")
         for at, name in enumerate(("q", "k", "v")):
-            # Always three parts: uses of one parameter must not overlap, whether or not keys are queries.
+            # Always three parts, even if keys are queries: uses of one parameter must not overlap.
             weight = slots[f"{name}_proj_weight"] if packed is None else packed.part(at * E, (at + 1) * E)
             own = {"weight": weight}
             if "in_proj_bias" in slots:
                 own["bias"] = slots["in_proj_bias"].part(at * E, (at + 1) * E)
-            setattr(self, name, LinearTwin(layer, tape, own))
+            setattr(self, name, LinearRule(layer, tape, own))
         out = {name.removeprefix("out_proj."): slot for name, slot in slots.items() if "out_proj" in name}
-        self.out_proj = LinearTwin(layer, tape, out)
+        self.out_proj = LinearRule(layer, tape, out)
 
     def forward(
         self,
@@ -59,7 +59,7 @@ class AttentionTwin(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention.forward`."""
+        """Same as `nn.MultiheadAttention.forward`."""
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             raise NotFoldedError(f"{self.path} got a query of shape {tuple(query.shape)}")
         if is_causal and attn_mask is None:
@@ -89,7 +89,7 @@ class AttentionTwin(nn.Module):
         return output, weights if batched else weights.squeeze(0)
 
     def _heads(self, project: Any, x: Tensor) -> Tensor:
-        """[N, heads, positions, width of a head]"""
+        """Return [N, heads, positions, head width]."""
         projected: Tensor = project(x)
         return projected.view(*projected.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
@@ -101,40 +101,42 @@ class AttentionTwin(nn.Module):
         key_padding_mask: Tensor | None,
         causal: bool,
     ) -> Tensor | None:
-        """What is added to scores [N, heads, L, S], as far as it is not the same for all."""
+        """Return what is added to scores [N, heads, L, S]; None if nothing is."""
         L, S = q.shape[2], k.shape[2]
         if causal and key_padding_mask is None:
-            # Torch goes by the hint here, and not by the mask.
-            return _added(torch.ones(L, S, dtype=torch.bool, device=q.device).triu(1), q.dtype)
-        mask = None if attn_mask is None else _added(attn_mask, q.dtype)
+            # torch follows the hint here, not the mask.
+            return _additive_mask(torch.ones(L, S, dtype=torch.bool, device=q.device).triu(1), q.dtype)
+        mask = None if attn_mask is None else _additive_mask(attn_mask, q.dtype)
         if mask is not None and mask.dim() == 3:
             mask = mask.reshape(-1, self.num_heads if len(mask) > 1 else 1, *mask.shape[1:])
         if key_padding_mask is None:
             return mask
-        padding = _added(key_padding_mask, q.dtype)[:, None, None, :]
+        padding = _additive_mask(key_padding_mask, q.dtype)[:, None, None, :]
         return padding if mask is None else mask + padding
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, needed: bool) -> Tensor:
-        """[N, heads, L, S]: how much each position takes from each other."""
+        """Return [N, heads, L, S]: how much each position takes from each other one."""
         scores = (q * math.sqrt(1 / self.head_dim)) @ k.mT
         if mask is None:
             weights = torch.softmax(scores, -1)
         elif needed:
             weights = torch.softmax(scores + mask, -1)
         else:
-            # Where weights are not asked for, a position that may look nowhere gets zero from torch, not NaN.
-            nowhere = (mask == -math.inf).all(-1, keepdim=True)
-            weights = torch.softmax((scores + mask).masked_fill(nowhere, 0), -1).masked_fill(nowhere, 0)
+            # Without need_weights, torch gives zero, not NaN, to a position whose mask excludes all others.
+            fully_masked = (mask == -math.inf).all(-1, keepdim=True)
+            weights = torch.softmax((scores + mask).masked_fill(fully_masked, 0), -1).masked_fill(
+                fully_masked, 0
+            )
         return functional.dropout(weights, self.dropout, self.training)
 
     def _count(self, weights: Tensor) -> None:
-        """Scores, weights and what dropout makes of them are kept for the backward pass."""
+        """Count what the backward pass keeps: scores, weights, and the weights after dropout."""
         examples = 1 if self.tape.anchor is not None else self.tape.agents * self.tape.examples
         self.tape.kept += 4 * weights.numel() // examples
 
 
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of True (leave out) as one that is added."""
+def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn a boolean mask (True means leave out) into one that is added."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)

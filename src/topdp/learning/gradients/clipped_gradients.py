@@ -1,7 +1,8 @@
-"""The interface: clipped gradient sums and outputs of all agents at once.
+"""Clipped gradient sums and outputs of all agents at once.
 
-Chooses between the fast path (`folded`, `ghost`) and the plain one, cuts the work into blocks that fit into
-memory, clips, and leaves out gradients that are not finite. Noise, averaging and rounds belong to `engine`.
+Chooses between the fast path (`folded_path`) and the slow path (`per_example_path`), cuts the work into
+blocks that fit into memory, clips, and leaves out gradients that are not finite. Noise, mixing and rounds
+belong to the engine.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from torch import Tensor, nn
 
 from topdp.errors import InputError
 from topdp.learning.gradients import path_check
-from topdp.learning.gradients.clipping_rules import KINDS, layer_of, shorten
-from topdp.learning.gradients.failure_flags import Watch
-from topdp.learning.gradients.folded_path import FoldedGradients
+from topdp.learning.gradients.clipping_rules import CLIPPING_KINDS, clip_factors, layer_of
+from topdp.learning.gradients.failure_flags import FailureFlags
+from topdp.learning.gradients.folded_path import FoldedPath
 from topdp.learning.gradients.ghost_norms import Contribution, blocks
-from topdp.learning.gradients.gradient_inputs import expect, expect_finite, expect_rows
-from topdp.learning.gradients.known_layers import nothing_is_hooked_globally
-from topdp.learning.gradients.per_example_path import PlainGradients, first_line
+from topdp.learning.gradients.gradient_inputs import expect_finite, expect_inputs, expect_rows
+from topdp.learning.gradients.known_layers import has_no_global_hooks
+from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.gradients.shared_records import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
-from topdp.learning.losses import Loss, PerExample, named_loss
+from topdp.learning.losses import Loss, PerExampleLoss, named_loss
 from topdp.learning.models import FlatModel, Slot
 
-Found = tuple[Tensor, list[tuple[Slot, Contribution]]]
-SIDE = 64  # records that several agents' models look at side by side
+LossesAndContributions = tuple[Tensor, list[tuple[Slot, Contribution]]]
+EVALUATION_RECORDS = 64  # records that the models of several agents evaluate at once on a CPU
 
-Key = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
+ExampleKey = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
 
 
 @final
@@ -42,37 +43,37 @@ class Statistics:
     """Per agent [n], weighted over its examples. Not private: they must not leave the agent."""
 
     loss: Tensor
-    clipped: Tensor  # the share of examples whose gradient was longer than the clip
-    ignored: Tensor  # how many examples counted as zero, because the model fails on them or overflows
+    clipped: Tensor  # share of examples whose gradient was longer than the clip
+    ignored: Tensor  # number of examples counted as zero because the model failed on them or overflowed
 
 
 @final
 class ClippedGradients:
-    """Per-example clipped gradients of one model, for many agents with their own parameters.
+    """Clipped per-example gradients of one model, for many agents with their own parameters.
 
-    `loss` is a name in `LOSSES` or a function (outputs [b, ...], targets [b, ...]) -> losses [b], one for
-    each example. `clipping`: by one factor, layer by layer or to one length (`clipping.py`); at most `clip`
-    is left under each. Parameters with `requires_grad=False` get a zero gradient and do not count in norms.
-    Layers run in the mode (training or evaluation) of the module given; dropout in training mode draws one
-    mask per example from torch's global generator, which the engine seeds and clipping does not mind. Holds
-    buffers of the pass that runs, so one object serves one thread.
+    `loss` is a name in `LOSSES` or a function (outputs [b, ...], targets [b, ...]) -> losses [b], one per
+    example. `clipping` is one of `CLIPPING_KINDS`: by one factor, layer by layer, or to one length; under
+    each, at most `clip` is left. Parameters with `requires_grad=False` get a zero gradient and do not count
+    in norms. Layers run in the mode (training or evaluation) of the given module. Dropout in training mode
+    draws one mask per example from torch's global generator, which the engine seeds; clipping works with it.
+    The object holds buffers of the current pass, so one object serves one thread.
 
-    Linear, Conv1d to 3d, Embedding, MultiheadAttention and torch's transformer layers, RNN, GRU, LSTM and
-    their cells, LayerNorm, RMSNorm, GroupNorm, InstanceNorm and BatchNorm in evaluation mode, with any
-    functions that `vmap` can map over examples, take the fast path. So do parameters that a module reads
-    itself, unless they are most of the model. Other models take the plain one, announced by one warning. On
-    one core that took 2 times as long for the paper's cnn and 10 to 49 times for its mlp; where vmap refuses
-    it, 8 to 107. `benchmarks/layers.py` measures other layers.
+    The fast path covers Linear, Conv1d to Conv3d, Embedding, MultiheadAttention and torch's transformer
+    layers, RNN, GRU, LSTM and their cells, LayerNorm, RMSNorm, GroupNorm, InstanceNorm, and BatchNorm in
+    evaluation mode, together with any functions that `vmap` can map over examples. It also covers parameters
+    that a module reads itself, unless they are most of the model. Other models take the slow path, which one
+    warning announces. On one core the slow path took 2 times as long for the paper's cnn and 10 to 49 times
+    for its mlp; where vmap refuses the model, 8 to 107 times. `benchmarks/layers.py` measures other layers.
 
-    **Guarantees.** Each example changes the sum of its own agent only, by a vector of l2 norm at most
-    clip·weight: whatever the data, the loss and the rows are, for either adjacency. An example is a batch of
-    one in all code that is not ours or known to treat examples one by one (`known`, `apart`), and a model or
-    a loss in which something changes from call to call is refused (`memory`); random numbers that do not
-    depend on data are free. An example whose gradient is not finite, or too long for its norm to be, or on
-    which the model fails, adds exactly nothing and disturbs no other. Norms and sums are rounded like all of
-    the model: no slack is taken off for the relative error, about 1e-6 in float32 and 1e-15 in float64;
-    where sums cancel or underflow, norms err on the long side. It is assumed that code of the user's is not
-    written to get around this: Python can reach everything in its process.
+    **Guarantees.** Each example changes only its own agent's sum, by a vector of l2 norm at most clip·weight:
+    for all data, losses and rows, and for either adjacency. An example is a batch of one in all code that is
+    neither ours nor known to treat examples one by one (`known_layers`, `isolation`). A model or a loss in
+    which something changes from call to call is refused (`kept_state`); random numbers that do not depend on
+    data are allowed. An example adds exactly nothing, and disturbs no other, if its gradient is not finite,
+    if the gradient is so long that its norm is not finite, or if the model fails on the example. Norms and
+    sums are rounded like the rest of the model: nothing is subtracted for the relative error, about 1e-6 in
+    float32 and 1e-15 in float64; where sums cancel or underflow, norms err on the long side. Assumption: user
+    code is not written to circumvent this. Python code can reach everything in its process.
 
     >>> import torch
     >>> gradients = ClippedGradients(nn.Linear(3, 2), clip=1.0)
@@ -90,28 +91,28 @@ class ClippedGradients:
     ) -> None:
         if not (math.isfinite(clip) and clip > 0):
             raise InputError(f"Expected a finite clip > 0, got clip={clip}.")
-        if clipping not in KINDS:
-            raise InputError(f"Expected clipping to be one of {', '.join(KINDS)}, got {clipping!r}.")
+        if clipping not in CLIPPING_KINDS:
+            raise InputError(f"Expected clipping to be one of {', '.join(CLIPPING_KINDS)}, got {clipping!r}.")
         self.clipping = clipping
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
         self.clip = float(clip)
         self._layers = len({layer_of(slot) for slot in self.flat.slots})
         self._loss = named_loss(loss)
-        self._plain = PlainGradients(self.flat, self._loss)
-        self._folded: FoldedGradients | None = None
-        self._reason = ""  # why this model takes the plain path
-        self._elements: dict[Key, int] = {}  # kept in memory by one example, for every shape checked
-        self._agrees: dict[Key, bool] = {}  # whether outputs may be folded
+        self._plain = PerExamplePath(self.flat, self._loss)
+        self._folded: FoldedPath | None = None
+        self._reason = ""  # why this model takes the slow path
+        self._elements: dict[ExampleKey, int] = {}  # kept in memory by one example, by shape
+        self._agrees: dict[ExampleKey, bool] = {}  # whether folded outputs agree with those of the slow path
         self._announced = False
-        self._said: set[str] = set()  # what the user has heard of the model
-        self._watch: Watch | None = None
+        self._remarks_given: set[str] = set()  # warnings already given
+        self._failure_flags: FailureFlags | None = None
         try:
-            self._folded = FoldedGradients(self.flat, self._loss)
+            self._folded = FoldedPath(self.flat, self._loss)
         except NotFoldedError as error:
             self._reason = str(error)
 
     @property
-    def loss(self) -> PerExample:
+    def loss(self) -> PerExampleLoss:
         return self._loss
 
     @property
@@ -121,17 +122,19 @@ class ClippedGradients:
 
     @property
     def repeatable(self) -> bool:
-        """Whether a pass is the same operations every time, as far as known: no code of a user's is in it."""
-        return self._folded is not None and self._folded.known and nothing_is_hooked_globally()
+        """Whether every pass runs the same operations, as far as known: it contains no user code."""
+        return self._folded is not None and self._folded.known and has_no_global_hooks()
 
     @contextmanager
-    def noted_by(self, watch: Watch) -> Iterator[None]:
-        """Inside, `clipped_sum` waits for nothing: what it would raise, or look at, is noted by `watch`."""
-        before, self._watch = self._watch, watch
+    def noting_failures(self, flags: FailureFlags) -> Iterator[None]:
+        """Inside, `clipped_sum` never waits for the device: `flags` records what it would raise or
+        inspect.
+        """
+        before, self._failure_flags = self._failure_flags, flags
         try:
             yield
         finally:
-            self._watch = before
+            self._failure_flags = before
 
     def clipped_sum(
         self,
@@ -146,18 +149,18 @@ class ClippedGradients:
         copies: int = 1,
         fresh: bool = False,
     ) -> Tensor:
-        """For each agent, scale · Σ_examples weight · clipped g; added to `out` if one is given.
+        """For each agent, scale · Σ_examples weight · clipped g; added to `out` if it is given.
 
-        rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1; examples of weight 0 are
-        padding and add exactly nothing, even where their activations overflow). `microbatch` bounds the
-        examples, of all agents together, in memory at once; the default keeps activations near 64 MB on a
-        CPU and a thirty-second of a GPU's memory. With `copies`, inputs and targets are of n/copies agents,
-        and rows i, i + n/copies, ... all have those of agent i: read once where the model allows
-        (`sharing`). With `fresh`, `out` is overwritten, and what it held is not read. Raises DivergedError,
-        naming the agents, when norms of `rows` are not finite.
+        rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1). Examples of weight 0 are
+        padding and add exactly nothing, even if their activations overflow. `microbatch` bounds the examples,
+        of all agents together, in memory at once; the default keeps activations near 64 MB on a CPU and a
+        thirty-second of a GPU's memory. With `copies`, inputs and targets are those of n/copies agents, and
+        rows i, i + n/copies, ... all use those of agent i; they are read once if the model allows it
+        (`shared_records`). With `fresh`, `out` is overwritten and its content is not read. Raises
+        DivergedError, with the agents' numbers, if norms of `rows` are not finite.
 
         **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
-        norm, and no other row. No record makes it raise, or not raise.
+        norm, and no other row. No record decides whether it raises.
         """
         return self._run(rows, inputs, targets, weights, out, scale, microbatch, None, copies, fresh)
 
@@ -172,14 +175,16 @@ class ClippedGradients:
         scale: float = 1.0,
         microbatch: int | None = None,
     ) -> tuple[Tensor, Statistics]:
-        """As `clipped_sum`, with what only the agent itself may know."""
+        """Like `clipped_sum`, with statistics that only the agent itself may see."""
         totals = rows.new_zeros(4, rows.shape[0])
         result = self._run(rows, inputs, targets, weights, out, scale, microbatch, totals)
         loss, clipped, weight, ignored = totals
         return result, Statistics(loss / weight, clipped / weight, ignored.long())
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        """[n, b, ...]: what every agent's model, in evaluation mode, says about one batch [b, ...]."""
+        """Return [n, b, ...]: the outputs of every agent's model, in evaluation mode, for one batch [b,
+        ...].
+        """
         expect_rows(self.flat, rows)
         key = (inputs.shape[1:], inputs.dtype, rows.dtype, rows.device)
         with torch.no_grad():
@@ -187,24 +192,26 @@ class ClippedGradients:
                 self._agrees[key] = self._outputs_agree(rows, inputs)
             path = self._folded if self._folded is not None and self._agrees[key] else self._plain
             elements = self._elements.get(key, 8 * math.prod(inputs.shape[1:]))
-            height, size = _sides(rows, elements)
-            return torch.cat([self._outputs(path, part, inputs, size) for part in _groups(rows, height)])
+            height, size = _evaluation_blocks(rows, elements)
+            return torch.cat(
+                [self._outputs(path, part, inputs, size) for part in _agent_groups(rows, height)]
+            )
 
     @staticmethod
-    def _outputs(path: FoldedGradients | PlainGradients, rows: Tensor, inputs: Tensor, size: int) -> Tensor:
+    def _outputs(path: FoldedPath | PerExamplePath, rows: Tensor, inputs: Tensor, size: int) -> Tensor:
         parts = torch.split(inputs, size)
-        return torch.cat([_with_records(path.outputs(rows, part), len(part)) for part in parts], 1)
+        return torch.cat([_restore_record_axis(path.outputs(rows, part), len(part)) for part in parts], 1)
 
     def _outputs_agree(self, rows: Tensor, inputs: Tensor) -> bool:
         if self._folded is None:
             return False
-        few, sample = path_check.near_rows(self.flat, rows), inputs[:3]
-        with path_check.exact_products():
+        probes, sample = path_check.probe_rows(self.flat, rows), inputs[:3]
+        with path_check.full_precision_products():
             try:
-                fast = self._folded.outputs(few, sample)
-            except Exception:  # a model that cannot run folded raises anything
+                fast = self._folded.outputs(probes, sample)
+            except Exception:  # a model that cannot run folded may raise anything
                 return False
-            slow = self._plain.outputs(few, sample)
+            slow = self._plain.outputs(probes, sample)
         return fast.shape == slow.shape and torch.allclose(fast, slow, 1e-3, 1e-3 * float(slow.abs().max()))
 
     def _run(
@@ -220,16 +227,16 @@ class ClippedGradients:
         copies: int = 1,
         fresh: bool = False,
     ) -> Tensor:
-        n, b = expect(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
+        n, b = expect_inputs(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
         rows = rows.detach()
         if out is None:
             out, fresh = rows.new_empty(n, self.flat.dimension), True
         if n == 0 or b == 0:
             return out.zero_() if fresh else out
-        if self._watch is None:
+        if self._failure_flags is None:
             expect_finite(rows, weights)
         else:
-            self._watch.see_rows(rows)
+            self._failure_flags.note_rows(rows)
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
             self._elements[key] = self._check(rows, inputs, targets)
@@ -237,17 +244,17 @@ class ClippedGradients:
             if self._folded is not None and self._folded.shares:
                 once = math.prod(inputs.shape[2:])
                 elements = once + copies * max(1, self._elements[key] - once)
-                capacity = microbatch // copies if microbatch else _budget(rows.device) // elements
+                capacity = microbatch // copies if microbatch else _activation_budget(rows.device) // elements
                 out = out.zero_() if fresh else out
                 self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
                 return out
-            inputs, targets = (_repeated(part, copies) for part in (inputs, targets))
-        capacity = microbatch or _budget(rows.device) // self._elements[key]
+            inputs, targets = (_repeat(part, copies) for part in (inputs, targets))
+        capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
         for i, j in blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
-            losses, found = self._contributions(rows[i], inputs[i, j], targets[i, j])
+            losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
             own = None if totals is None else totals[:, i]
-            self._add(out[i], losses, found, weight, scale, own, fresh and j.start == 0)
+            self._add(out[i], losses, contributions, weight, scale, own, fresh and j.start == 0)
         return out
 
     def _add_shared(
@@ -261,92 +268,94 @@ class ClippedGradients:
         capacity: int,
         copies: int,
     ) -> None:
-        """As the loop of `_run`, where all copies of a row have the same records."""
+        """Like the loop of `_run`, for rows whose copies share the same records."""
         assert self._folded is not None
         for i, j in blocks(inputs.shape[0], inputs.shape[1], capacity):
             own = by_copy(rows, copies)[:, i].flatten(0, 1)
             weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
             x, y = inputs[i, j], targets[i, j]
             try:
-                losses, found = self._folded.contributions(own, x, y, copies)
+                losses, contributions = self._folded.contributions(own, x, y, copies)
             except (InputError, MemoryError, torch.OutOfMemoryError):
                 raise
-            except Exception:  # of the model, or of a record: the other path knows what to do
+            except Exception:  # caused by the model or by a record: the slow path handles both
                 if rows.is_cuda:
                     raise
-                losses, found = self._contributions(own, _repeated(x, copies), _repeated(y, copies))
+                losses, contributions = self._contributions(own, _repeat(x, copies), _repeat(y, copies))
             sums = torch.zeros_like(own)
-            self._add(sums, losses, found, weight, scale, None)
+            self._add(sums, losses, contributions, weight, scale, None)
             by_copy(out, copies)[:, i] += by_copy(sums, copies)
 
-    def _contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> Found:
+    def _contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
         path = self._plain if self._folded is None else self._folded
         try:
             return path.contributions(rows, inputs, targets)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if rows.is_cuda:  # a failed kernel leaves nothing to go on with
+            if rows.is_cuda:  # after a failed kernel the device cannot be used
                 raise
-            made_up = path_check.sample(self.flat, rows, inputs, targets, *inputs.shape[:2])
+            made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
             try:
                 path.contributions(*made_up)
-            except Exception:  # whatever the records are
+            except Exception:  # on made-up records too: the model is the cause
                 self._folded = None
                 self._announce(first_line(error))
-            # Else some record is at fault, such as a token that is none: it counts as zero, and nobody hears.
+            # Otherwise a record caused it, such as an invalid token id. It counts as zero, without a warning.
             return self._plain.one_by_one(rows, inputs, targets)
 
     def _add(
         self,
         out: Tensor,
         losses: Tensor,
-        found: list[tuple[Slot, Contribution]],
+        contributions: list[tuple[Slot, Contribution]],
         weights: Tensor | None,
         scale: float,
         totals: Tensor | None,
         fresh: bool = False,
     ) -> None:
-        factors, shortened, bad = shorten(self.clipping, found, self.clip, self._layers)
-        if bool(bad.any()) if self._watch is None else self._watch.see_examples(bad):
-            for _, contribution in found:
+        factors, shortened, bad = clip_factors(self.clipping, contributions, self.clip, self._layers)
+        if bool(bad.any()) if self._failure_flags is None else self._failure_flags.note_examples(bad):
+            for _, contribution in contributions:
                 contribution.blank(bad)
             losses = losses.masked_fill(bad, 0)
-        times = scale if weights is None else weights if scale == 1 else scale * weights
-        each = {id(factor): factor for factor in factors}  # most share one
-        each = {one: factor * times for one, factor in each.items()}
-        if fresh and sum(slot.stop - slot.start for slot, _ in found) < out.shape[1]:
-            out.zero_()  # some parameters were not used
-        for (slot, contribution), factor in zip(found, factors, strict=True):
-            place = contribution.put_into if fresh else contribution.add_to
-            place(out[:, slot.start : slot.stop], each[id(factor)])
+        weighted_scale = scale if weights is None else weights if scale == 1 else scale * weights
+        scaled = {id(factor): factor for factor in factors}  # most contributions share one factor
+        scaled = {key: factor * weighted_scale for key, factor in scaled.items()}
+        if fresh and sum(slot.stop - slot.start for slot, _ in contributions) < out.shape[1]:
+            out.zero_()  # not every parameter was used
+        for (slot, contribution), factor in zip(contributions, factors, strict=True):
+            write = contribution.put_into if fresh else contribution.add_to
+            write(out[:, slot.start : slot.stop], scaled[id(factor)])
         if totals is not None:
             weights = torch.ones_like(losses) if weights is None else weights
             clipped = shortened * weights
             totals += torch.stack([losses * weights, clipped, weights, bad & (weights != 0)]).sum(2)
 
     def _check(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> int:
-        """Decide the path for examples of this shape; elements that one of them keeps in memory."""
-        few = self.flat, self._loss, rows, inputs, targets
-        with path_check.without_asides():
-            path_check.try_once(*few)
-            self._say(path_check.remarks(*few))
+        """Choose the path for examples of this shape; return how many elements one example keeps in
+        memory.
+        """
+        arguments = self.flat, self._loss, rows, inputs, targets
+        with path_check.ignore_harmless_warnings():
+            path_check.check_model_call(*arguments)
+            self._warn(path_check.model_remarks(*arguments))
             if self._folded is not None:
-                verdict = path_check.compare(*few)
-                if verdict.reason is None:
-                    self._say(verdict.remarks)
-                    return verdict.elements
-                self._folded, self._reason = None, verdict.reason
-            refusal = self._plain.try_apart(*path_check.sample(self.flat, rows, inputs, targets))
+                comparison = path_check.compare_paths(*arguments)
+                if comparison.reason is None:
+                    self._warn(comparison.remarks)
+                    return comparison.elements
+                self._folded, self._reason = None, comparison.reason
+            refusal = self._plain.try_isolated(*path_check.probe_batch(self.flat, rows, inputs, targets))
         self._announce(
-            f"vmap refuses this model ({refusal}); each example is run by itself" if refusal else self._reason
+            f"vmap refuses this model ({refusal}); each example runs by itself" if refusal else self._reason
         )
         return 3 * self.flat.dimension
 
-    def _say(self, remarks: Iterable[str]) -> None:
+    def _warn(self, remarks: Iterable[str]) -> None:
         for remark in remarks:
-            if remark not in self._said:
-                self._said.add(remark)
+            if remark not in self._remarks_given:
+                self._remarks_given.add(remark)
                 warnings.warn(remark, stacklevel=5)
 
     def _announce(self, reason: str) -> None:
@@ -359,38 +368,40 @@ class ClippedGradients:
             )
 
 
-def _sides(rows: Tensor, elements: int) -> tuple[int, int]:
-    """How many agents and records are looked at side by side, where one of each keeps `elements`.
+def _evaluation_blocks(rows: Tensor, elements: int) -> tuple[int, int]:
+    """Return how many agents and how many records are evaluated at once, if one pair keeps `elements`.
 
-    Several agents on a CPU always see as many records: the last digits of products differ with that, and what
-    is said of an agent should not depend on how many others there are.
+    On a CPU, several agents always see the same number of records at once: the last digits of products depend
+    on it, and an agent's results must not depend on how many other agents there are.
     """
-    n, budget = max(1, rows.shape[0]), _budget(rows.device)
+    n, budget = max(1, rows.shape[0]), _activation_budget(rows.device)
     if n == 1 or rows.is_cuda:
         return n, max(1, min(1024, budget // (elements * n)))
-    return max(2, budget // (elements * SIDE)), SIDE
+    return max(2, budget // (elements * EVALUATION_RECORDS)), EVALUATION_RECORDS
 
 
-def _groups(rows: Tensor, height: int) -> list[Tensor]:
-    """So many agents each, and nobody alone that is not alone: for one, products are rounded otherwise."""
+def _agent_groups(rows: Tensor, height: int) -> list[Tensor]:
+    """Cut rows into groups of `height`. No group has one row unless there is only one: products of a single
+    row round differently.
+    """
     starts = list(range(0, max(1, len(rows)), height))
     if len(starts) > 1 and len(rows) - starts[-1] == 1:
         starts.pop()
     return [rows[i:j] for i, j in zip(starts, [*starts[1:], len(rows)], strict=True)]
 
 
-def _with_records(outputs: Tensor, records: int) -> Tensor:
-    """[n, records, ...]: a model that squeezes loses the axis of a record that is alone in its batch."""
+def _restore_record_axis(outputs: Tensor, records: int) -> Tensor:
+    """Return [n, records, ...]: a model that squeezes loses the axis of a single record."""
     lost = records == 1 and (outputs.dim() < 2 or outputs.shape[1] != 1)
     return outputs.unsqueeze(1) if lost else outputs
 
 
-def _repeated(values: Tensor, copies: int) -> Tensor:
-    """[n, ...] as [copies·n, ...], one after the other."""
+def _repeat(values: Tensor, copies: int) -> Tensor:
+    """Return [n, ...] as [copies·n, ...], one copy after the other."""
     return values.expand(copies, *values.shape).flatten(0, 1)
 
 
-def _budget(device: torch.device) -> int:
+def _activation_budget(device: torch.device) -> int:
     """Elements of activations in memory at once: on a GPU, a thirty-second of its memory in float32."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory // 128)

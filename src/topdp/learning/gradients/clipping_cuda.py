@@ -1,7 +1,7 @@
-"""Norms of examples and the factors that shorten them, on an NVIDIA GPU: one kernel in place of many.
+"""Norms and clip factors of examples on an NVIDIA GPU: one kernel in place of many.
 
-A small round on a GPU takes as long as it has kernels. The arithmetic is that of `rounding.squared` and of
-`clipping.shorten`. Needs Triton, as `convolution_cuda` does.
+A small round on a GPU takes time in proportion to its number of kernels. The arithmetic is that of
+`safe_norms.squared_norms` and `clipping_rules.clip_factors`. Needs Triton, as `convolution_cuda` does.
 """
 
 # Triton compiles the kernels below from their source: annotations and untyped names are Triton's.
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDEST = 1024  # numbers of an example at once
-BLOCK = 256  # examples at once
+MAX_SQUARED_WIDTH = 1024  # numbers of an example in one step
+FACTOR_BLOCK_EXAMPLES = 256  # examples in one program
 
 
 @triton.jit
@@ -33,23 +33,25 @@ def _squared(out, x, b, size, x_n, x_b, x_k, underflown, WIDTH: tl.constexpr):
 
 @triton.jit
 def _flat(factor, longer, bad, squares, clip, size, BLOCK: tl.constexpr):
-    """Algorithm 1 of the paper, line "clip": clip / max(norm, clip); of a norm that is no number, of 0."""
+    """Algorithm 1 of the paper, line "clip": clip / max(norm, clip); a norm that is not finite counts as
+    0.
+    """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     norm = tl.sqrt_rn(tl.load(squares + i, mask=inside, other=0.0))
-    finite = norm < float("inf")  # nothing that is no number is less than anything
+    finite = norm < float("inf")  # false for NaN
     norm = tl.where(finite, norm, 0.0)
     tl.store(factor + i, tl.div_rn(clip, tl.maximum(norm, clip)), mask=inside)
     tl.store(longer + i, (norm > clip).to(tl.uint8), mask=inside)
     tl.store(bad + i, (finite == 0).to(tl.uint8), mask=inside)
 
 
-def squared(x: Tensor, underflown: float) -> Tensor:
-    """[n, b]: the squared norm of every x[i, j], and `underflown` more."""
+def squared_norms(x: Tensor, underflown: float) -> Tensor:
+    """Return [n, b]: the squared norm of every x[i, j], plus `underflown`."""
     x = x.flatten(2)
     n, b, size = x.shape
     out = x.new_empty(n, b)
-    width = min(WIDEST, max(16, triton.next_power_of_2(size)))
+    width = min(MAX_SQUARED_WIDTH, max(16, triton.next_power_of_2(size)))
     if n * b:
         with torch.cuda.device_of(x):  # Triton launches on the current device
             _squared[(n * b,)](
@@ -58,15 +60,17 @@ def squared(x: Tensor, underflown: float) -> Tensor:
     return out
 
 
-def flat_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
-    """[n, b] each: what gradients of these squared norms are multiplied by; which were longer; and bad."""
-    squares = squares.contiguous()  # the kernel takes memory as it lies
+def flat_clip_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, each [n, b]: clip factors of gradients with these squared norms; which were longer; which are
+    not finite.
+    """
+    squares = squares.contiguous()  # the kernel ignores strides
     factor = torch.empty_like(squares)
     longer, bad = (torch.empty_like(squares, dtype=torch.bool) for _ in range(2))
     if squares.numel():
         with torch.cuda.device_of(squares):
-            _flat[(triton.cdiv(squares.numel(), BLOCK),)](
+            _flat[(triton.cdiv(squares.numel(), FACTOR_BLOCK_EXAMPLES),)](
                 factor, longer.view(torch.uint8), bad.view(torch.uint8), squares, clip, squares.numel(),
-                BLOCK=BLOCK,
+                BLOCK=FACTOR_BLOCK_EXAMPLES,
             )  # fmt: skip
     return factor, longer, bad

@@ -1,7 +1,8 @@
-"""How long gradients are made short: by one factor, layer by layer, or all to one length.
+"""Clipping rules: by one factor, layer by layer, or to one length.
 
-**Guarantees.** Whatever an example's gradient is, what is left of it is at most `clip` long in l2 norm, under
-every kind: so accounts read the clip and need not know the kind. No slack is taken off for rounding.
+**Guarantees.** Under every rule, what is left of an example's gradient has an l2 norm of at most `clip`,
+whatever the gradient is. So accountants read the clip and need not know the rule. Nothing is subtracted for
+rounding.
 """
 
 from __future__ import annotations
@@ -13,64 +14,66 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topdp.learning.gradients.ghost_norms import Contribution, total_norms, total_squares
-from topdp.learning.gradients.safe_norms import has_kernels
+from topdp.learning.gradients.ghost_norms import Contribution, total_norms, total_squared_norms
+from topdp.learning.gradients.safe_norms import takes_cuda_kernels
 from topdp.learning.models import Slot
 
-KINDS = ("flat", "per-layer", "normalised")
+CLIPPING_KINDS = ("flat", "per-layer", "normalised")
 
-STEADY = 0.01
-"""γ of normalised gradients, against division by nothing (Bu et al. 2022, arXiv:2206.07136)."""
+NORMALISATION_GAMMA = 0.01
+"""γ of normalised gradients; prevents division by zero (Bu et al. 2022, arXiv:2206.07136)."""
 
-Found = Sequence[tuple[Slot, Contribution]]
+SlotContributions = Sequence[tuple[Slot, Contribution]]
 
 
-class Shortening(NamedTuple):
-    """Of n agents with b examples each."""
+class ClipFactors(NamedTuple):
+    """Clip factors of n agents with b examples each."""
 
-    coefficients: list[Tensor]  # [n, b] for each contribution: what its gradients are multiplied by
-    shortened: Tensor  # [n, b]: whether the gradient was longer than allowed
-    bad: Tensor  # [n, b]: whether its norm is no number; its coefficients are those of a gradient of 0
+    coefficients: list[Tensor]  # for each contribution [n, b]: the factors of its gradients
+    shortened: Tensor  # [n, b]: whether the gradient was longer than the clip
+    bad: Tensor  # [n, b]: whether the norm is not finite; its factors are those of a zero gradient
 
 
 def layer_of(slot: Slot) -> str:
     return slot.name.rpartition(".")[0]
 
 
-def shorten(kind: str, found: Found, clip: float, layers: int) -> Shortening:
-    """By how much each example's gradient of each parameter is to be multiplied; `layers`: of the model."""
+def clip_factors(kind: str, contributions: SlotContributions, clip: float, layers: int) -> ClipFactors:
+    """Return the factor for each example's gradient of each parameter. `layers` is the number of layers of
+    the model.
+    """
     if kind == "per-layer":
-        return _by_layers(found, clip / math.sqrt(layers))
-    squares = total_squares([contribution for _, contribution in found])
-    if kind == "flat" and has_kernels(squares):
-        from topdp.learning.gradients.clipping_cuda import flat_factors
+        return _per_layer_factors(contributions, clip / math.sqrt(layers))
+    squares = total_squared_norms([contribution for _, contribution in contributions])
+    if kind == "flat" and takes_cuda_kernels(squares):
+        from topdp.learning.gradients.clipping_cuda import flat_clip_factors
 
-        factor, longer, bad = flat_factors(squares, clip)
-        return Shortening([factor] * len(found), longer, bad)
+        factor, longer, bad = flat_clip_factors(squares, clip)
+        return ClipFactors([factor] * len(contributions), longer, bad)
     norms = squares.sqrt_()
     bad = ~torch.isfinite(norms)
     norms = norms.masked_fill(bad, 0)
     if kind == "normalised":
         # Bu et al. 2022, Eq. (4.1), times the clip: C g / (|g| + γ)
-        factor = clip / (norms + STEADY)
+        factor = clip / (norms + NORMALISATION_GAMMA)
     else:
         # Algorithm 1 of the paper, line "clip": g / max(1, |g| / C).
         factor = clip / norms.clamp_min(clip)
-    return Shortening([factor] * len(found), norms > clip, bad)
+    return ClipFactors([factor] * len(contributions), norms > clip, bad)
 
 
-def _by_layers(found: Found, share: float) -> Shortening:
-    """Each of L layers to C/√L, so that all together are at most C long (McMahan et al. 2018)."""
+def _per_layer_factors(contributions: SlotContributions, share: float) -> ClipFactors:
+    """Clip each of L layers to C/√L, so that all together have a norm of at most C (McMahan et al. 2018)."""
     layers: dict[str, list[int]] = {}
-    for at, (slot, _) in enumerate(found):
+    for at, (slot, _) in enumerate(contributions):
         layers.setdefault(layer_of(slot), []).append(at)
-    norms = [total_norms([found[at][1] for at in which]) for which in layers.values()]
+    norms = [total_norms([contributions[at][1] for at in indices]) for indices in layers.values()]
     bad = ~torch.isfinite(torch.stack(norms).square().sum(0).sqrt())
-    coefficients: list[Tensor] = [norms[0]] * len(found)
+    coefficients: list[Tensor] = [norms[0]] * len(contributions)
     shortened = torch.zeros_like(bad)
-    for which, length in zip(layers.values(), norms, strict=True):
+    for indices, length in zip(layers.values(), norms, strict=True):
         length = length.masked_fill(bad, 0)
         shortened |= length > share
-        for at in which:
+        for at in indices:
             coefficients[at] = share / length.clamp_min(share)
-    return Shortening(coefficients, shortened, bad)
+    return ClipFactors(coefficients, shortened, bad)

@@ -1,8 +1,8 @@
 """Convolutions on an NVIDIA GPU in which every agent has its own kernel, and their per-example gradients.
 
-Libraries run agents as groups of one convolution, one small launch a group, or copy every patch of every
-image first. Here one launch serves all agents, and patches are read where they lie. Needs Triton, which comes
-with PyTorch's CUDA builds; twins.py and ghost.py come here only with a GPU.
+Libraries run agents as groups of one convolution, with one small launch per group, or first copy every patch
+of every image. Here one launch serves all agents, and patches are read in place. Needs Triton, which comes
+with PyTorch's CUDA builds; `convolutions` and `ghost_norms` import this module only if there is a GPU.
 """
 
 # Triton compiles the kernels below from their source: annotations and untyped names are Triton's.
@@ -22,15 +22,15 @@ from torch.autograd.function import once_differentiable
 from topdp.errors import InputError
 
 if TYPE_CHECKING:
-    from topdp.learning.gradients.ghost_norms import Geometry
+    from topdp.learning.gradients.ghost_norms import ConvolutionGeometry
 
-# Sizes of blocks and numbers of warps are the fastest of those tried on an H200 with the paper's network.
-BLOCK = 128  # positions, or kernel elements, at once
-HALF_BLOCK = 64
-DEPTH = 32  # summed over at once by the matrix units
-HALF_DEPTH = 16
-FEW = 8  # channels that would leave the matrix units half empty: multiplied and added in plain float32
-REACH = 2**31  # elements: within one example, offsets are added up in 32 bits, which is faster
+# These block sizes and numbers of warps were the fastest on an H200 with the paper's network.
+CONVOLUTION_BLOCK = 128  # positions, or kernel elements, in one program
+HALF_CONVOLUTION_BLOCK = 64
+CONVOLUTION_DEPTH = 32  # depth of one step of the matrix units
+HALF_CONVOLUTION_DEPTH = 16
+MAX_SCALAR_CHANNELS = 8  # up to this many channels, plain float32 arithmetic is used instead of matrix units
+MAX_EXAMPLE_SPAN = 2**31  # elements; offsets within one example are 32 bits wide, which is faster
 
 
 @triton.jit
@@ -77,7 +77,9 @@ def _backward(dx, delta, weight, b, H, W, w_n,
               HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
               MATRIX: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, BL: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
-    """dx[m, c, p] = Σ_{o, kh, kw} weight[o, c, kh, kw]·delta[m, o, where the kernel put p there]"""
+    """dx[m, c, p] = Σ_{o, kh, kw} weight[o, c, kh, kw]·delta[m, o, the output position where kernel element
+    (kh, kw) meets p]
+    """
     m = tl.program_id(0).to(tl.int64)
     c, p = tl.arange(0, BC), tl.program_id(1) * BL + tl.arange(0, BL)
     y, z = p // W, p % W
@@ -92,16 +94,16 @@ def _backward(dx, delta, weight, b, H, W, w_n,
         if MATRIX:
             for first in range(0, OUT, BO):
                 o = first + tl.arange(0, BO)
-                from_above = tl.load(above + (at[None, :] + o[:, None] * (HEIGHT * WIDTH)),
+                delta_block = tl.load(above + (at[None, :] + o[:, None] * (HEIGHT * WIDTH)),
                                      mask=(o < OUT)[:, None] & inside[None, :], other=0.0)  # fmt: skip
                 own = tl.load(kernel + ((o[None, :] * C + c[:, None]) * (KH * KW) + tap),
                               mask=(c < C)[:, None] & (o < OUT)[None, :], other=0.0)  # fmt: skip
-                total = tl.dot(own, from_above, total, input_precision=PRECISION)
+                total = tl.dot(own, delta_block, total, input_precision=PRECISION)
         else:
             for o in tl.range(0, OUT, loop_unroll_factor=16):
-                from_above = tl.load(above + o * (HEIGHT * WIDTH) + at, mask=inside, other=0.0)
+                delta_block = tl.load(above + o * (HEIGHT * WIDTH) + at, mask=inside, other=0.0)
                 own = tl.load(kernel + (o * (C * KH * KW) + tap) + c * (KH * KW), mask=c < C, other=0.0)
-                total += own[:, None] * from_above[None, :]
+                total += own[:, None] * delta_block[None, :]
     where = (c < C)[:, None] & (p < H * W)[None, :]
     tl.store(dx + (m * C + c[:, None]) * (H * W) + p[None, :], total, mask=where)
 
@@ -125,30 +127,33 @@ def _per_example(out, x, delta, b, x_n, x_b, x_c, x_h, x_w, d_n, d_b, d_o, L: tl
         # Neighbouring threads read neighbouring positions.
         patch = tl.load(image + (start[:, None] + offset[None, :]),
                         mask=(k < K)[:, None] & (spot < L)[None, :], other=0.0)  # fmt: skip
-        from_above = tl.load(above + (o[:, None] * d_o + spot[None, :]),
+        delta_block = tl.load(above + (o[:, None] * d_o + spot[None, :]),
                              mask=(o < OUT)[:, None] & (spot < L)[None, :], other=0.0)  # fmt: skip
-        total = tl.dot(from_above, tl.trans(patch), total, input_precision=PRECISION)
+        total = tl.dot(delta_block, tl.trans(patch), total, input_precision=PRECISION)
     tl.store(out + (m * OUT + o[:, None]) * K + k[None, :], total, mask=(o < OUT)[:, None] & (k < K)[None, :])
 
 
 class _Convolve(torch.autograd.Function):
-    """Differentiable in x alone: gradients of weights are made per example."""
+    """Differentiable only in x: gradients of the weights are computed per example."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        x = _within_reach(x)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvolutionGeometry
+    ) -> Tensor:
+        x = _with_small_span(x)
         n, b, _, H, W = x.shape
         OUT, C, KH, KW = weight.shape[1:]
         height, width = geometry.output(H, W)
         out = x.new_empty(n * b, OUT, height, width)
-        matrix = OUT > FEW
-        positions = BLOCK if matrix else HALF_BLOCK
+        matrix = OUT > MAX_SCALAR_CHANNELS
+        positions = CONVOLUTION_BLOCK if matrix else HALF_CONVOLUTION_BLOCK
         grid = (n * b, triton.cdiv(height * width, positions))
         with torch.cuda.device_of(x):  # Triton launches on the current device
             _forward[grid](
                 out, x, weight, bias, b, *x.stride(), weight.stride(0), 0 if bias is None else bias.stride(0),
                 L=height * width, OUT=OUT, K=C * KH * KW, WIDTH=width, **_constants(geometry),
-                BIAS=bias is not None, MATRIX=matrix, BO=_power(OUT) if matrix else FEW, BK=DEPTH,
+                BIAS=bias is not None, MATRIX=matrix,
+                BO=_padded_power_of_two(OUT) if matrix else MAX_SCALAR_CHANNELS, BK=CONVOLUTION_DEPTH,
                 BL=positions, PRECISION=_precision(), num_warps=4 if matrix else 1,
             )  # fmt: skip
         ctx.save_for_backward(weight)
@@ -163,63 +168,70 @@ class _Convolve(torch.autograd.Function):
         OUT = weight.shape[1]
         height, width = geometry.output(H, W)
         dx = weight.new_empty(n, b, C, H, W)
-        matrix = C > FEW
-        positions = HALF_BLOCK if matrix else BLOCK
+        matrix = C > MAX_SCALAR_CHANNELS
+        positions = HALF_CONVOLUTION_BLOCK if matrix else CONVOLUTION_BLOCK
         grid = (n * b, triton.cdiv(H * W, positions))
         with torch.cuda.device_of(dx):
             _backward[grid](
                 dx, deltas[0].contiguous(), weight, b, H, W, weight.stride(0),
                 OUT=OUT, C=C, HEIGHT=height, WIDTH=width, **_constants(geometry),
-                MATRIX=matrix, BC=_power(C) if matrix else FEW, BO=HALF_DEPTH, BL=positions,
-                PRECISION=_precision(), num_warps=4 if matrix else 1, num_stages=1,
+                MATRIX=matrix, BC=_padded_power_of_two(C) if matrix else MAX_SCALAR_CHANNELS,
+                BO=HALF_CONVOLUTION_DEPTH, BL=positions, PRECISION=_precision(),
+                num_warps=4 if matrix else 1, num_stages=1,
             )  # fmt: skip
         return dx, None, None, None
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """x [n, b, C, H, W], already padded, with weight [n, O, C, kh, kw] and bias [n, O]: [n·b, O, H', W']."""
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvolutionGeometry) -> Tensor:
+    """Convolve x [n, b, C, H, W], already padded, with weight [n, O, C, kh, kw] and bias [n, O]: [n·b, O, H',
+    W'].
+    """
     out: Tensor = _Convolve.apply(x, weight, bias, geometry)
     return out
 
 
-def per_example_gradients(x: Tensor, delta: Tensor, geometry: Geometry) -> Tensor:
-    """[n, b, O·K]: of the weight, from inputs [n, b, C, H, W] and output gradients [n, b, O, H', W']."""
+def per_example_gradients(x: Tensor, delta: Tensor, geometry: ConvolutionGeometry) -> Tensor:
+    """Return [n, b, O·K]: the weight's gradients, from inputs [n, b, C, H, W] and output gradients [n, b, O,
+    H', W'].
+    """
     n, b, C = x.shape[:3]
     OUT, width = delta.shape[2], delta.shape[4]
-    x, delta = _within_reach(x), _within_reach(delta.flatten(3))
+    x, delta = _with_small_span(x), _with_small_span(delta.flatten(3))
     K = C * geometry.kernel[0] * geometry.kernel[1]
     if delta.stride(3) != 1:
         delta = delta.contiguous()
     out = x.new_empty(n, b, OUT * K)
-    columns = min(BLOCK, _power(K))
+    columns = min(CONVOLUTION_BLOCK, _padded_power_of_two(K))
     with torch.cuda.device_of(x):
         _per_example[n * b, triton.cdiv(K, columns)](
             out, x, delta, b, *x.stride(), *delta.stride()[:3],
             L=delta.shape[3], OUT=OUT, K=K, WIDTH=width, **_constants(geometry),
-            BO=_power(OUT), BK=columns, BL=HALF_DEPTH, PRECISION=_precision(),
+            BO=_padded_power_of_two(OUT), BK=columns, BL=HALF_CONVOLUTION_DEPTH, PRECISION=_precision(),
             num_warps=2 if OUT <= 16 else 4,
         )  # fmt: skip
     return out
 
 
-def _within_reach(x: Tensor) -> Tensor:
-    """x [n, b, ...], copied if one example's elements lie too far apart."""
-    if math.prod(x.shape[2:]) >= REACH:
-        raise InputError(f"Expected fewer than {REACH} numbers for one example, got {tuple(x.shape[2:])}.")
+def _with_small_span(x: Tensor) -> Tensor:
+    """Return x [n, b, ...], copied if one example's elements lie too far apart in memory."""
+    if math.prod(x.shape[2:]) >= MAX_EXAMPLE_SPAN:
+        raise InputError(
+            f"Expected fewer than {MAX_EXAMPLE_SPAN} numbers for one example, got {tuple(x.shape[2:])}."
+        )
     sizes = zip(x.shape[2:], x.stride()[2:], strict=True)
-    return x if sum((size - 1) * stride for size, stride in sizes) < REACH else x.contiguous()
+    return x if sum((size - 1) * stride for size, stride in sizes) < MAX_EXAMPLE_SPAN else x.contiguous()
 
 
-def _constants(geometry: Geometry) -> dict[str, int]:
+def _constants(geometry: ConvolutionGeometry) -> dict[str, int]:
     names = ("KH", "KW", "SH", "SW", "DH", "DW")
     return dict(zip(names, geometry.kernel + geometry.stride + geometry.dilation, strict=True))
 
 
-def _power(size: int) -> int:
-    """The next power of two, at least what the matrix units take."""
+def _padded_power_of_two(size: int) -> int:
+    """Return the next power of two, at least the minimum of the matrix units."""
     return max(16, int(triton.next_power_of_2(size)))
 
 
 def _precision() -> str:
-    """As torch is set for its own matrix products; few channels are multiplied in float32 whatever is set."""
+    """Follow torch's setting for matrix products. Few channels are always multiplied in float32."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -1,4 +1,4 @@
-"""Twins of convolutions over one, two or three axes; and max-pooling by a kernel of our own on a GPU."""
+"""Layer rules of convolutions over one, two or three axes, and max-pooling by our own kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from topdp.learning.gradients import ghost_norms
-from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, altered, through
+from topdp.learning.gradients.safe_norms import takes_cuda_kernels
+from topdp.learning.gradients.tape import (
+    LayerRule,
+    NotFoldedError,
+    ParameterUse,
+    Tape,
+    apply_folded,
+    has_user_hooks,
+)
 from topdp.learning.models import Slot
 
 
 @final
-class ConvolutionTwin(Twin):
-    """Of a convolution over one, two or three axes."""
+class ConvolutionRule(LayerRule):
+    """The rule of a convolution over one, two or three axes."""
 
     def __init__(self, layer: Any, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
@@ -24,7 +32,9 @@ class ConvolutionTwin(Twin):
         self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
         kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
         self.kernel_size, self.stride, self.dilation, self.groups = kernel, stride, dilation, layer.groups
-        self.geometry = ghost_norms.Geometry(tuple(kernel), tuple(stride), tuple(dilation), layer.groups)
+        self.geometry = ghost_norms.ConvolutionGeometry(
+            tuple(kernel), tuple(stride), tuple(dilation), layer.groups
+        )
         if layer.padding == "same":
             whole = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
             sides = [(w // 2, w - w // 2) for w in whole]
@@ -32,7 +42,7 @@ class ConvolutionTwin(Twin):
             sides = [(0, 0)] * axes
         else:
             sides = [(p, p) for p in layer.padding]
-        # pad begins with the last axis
+        # functional.pad begins with the last axis
         self._pads = tuple(pad for side in reversed(sides) for pad in side)
         self._mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         self._slot = slots["weight"]
@@ -50,10 +60,12 @@ class ConvolutionTwin(Twin):
         unfolded = tape.unfold(x)
         output = self._convolve(unfolded.flatten(1, 2))
         kind = f"{self._kind} {self.geometry}"
-        return tape.record(output, [Use(self._slot, kind, unfolded.detach(), self._join), *self._bias_use(3)])
+        return tape.record(
+            output, [ParameterUse(self._slot, kind, unfolded.detach(), self._join), *self._bias_use(3)]
+        )
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """x [n, b, C, ...] with every agent's own kernel, folded [n·b, O, ...]."""
+        """Convolve x [n, b, C, ...] with every agent's own kernel: [n·b, O, ...]."""
         weight = self.tape.weights(self._slot)
         bias = None if self._bias is None else self.tape.weights(self._bias)
         n, b = x.shape[:2]
@@ -77,28 +89,25 @@ class ConvolutionTwin(Twin):
         )
         return output.view(b, n, self.out_channels, *output.shape[2:]).transpose(0, 1).flatten(0, 1)
 
-    def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
-        uses = [(x[:, :, m], delta[:, :, m]) for x, delta in found for m in range(x.shape[2])]
+    def _join(self, saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+        uses = [(x[:, :, m], delta[:, :, m]) for x, delta in saved_and_deltas for m in range(x.shape[2])]
         return ghost_norms.Convolution(uses, self.geometry)
 
 
 @final
-class MaxPool(nn.MaxPool2d):
-    """Windows that do not overlap: on a GPU by a kernel of our own, for PyTorch's gradient is slow there."""
+class MaxPoolRule(nn.MaxPool2d):
+    """Max-pooling with windows that do not overlap. On a GPU it uses our own kernel, because PyTorch's
+    gradient is slow.
+    """
 
-    largest = 64  # elements of a window, which the kernel unrolls
+    max_window_elements = 64  # elements of a window; the kernel unrolls the loop over them
     tape: Tape
     path: str
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = _pair(self.kernel_size)
-        if (
-            x.dim() == 4
-            and x.shape[2] >= kernel[0]
-            and x.shape[3] >= kernel[1]
-            and ghost_norms.has_kernels(x)
-        ):
-            return through(self, x)
+        if x.dim() == 4 and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and takes_cuda_kernels(x):
+            return apply_folded(self, x)
         pooled: Tensor = super().forward(x)
         return pooled
 
@@ -108,16 +117,16 @@ class MaxPool(nn.MaxPool2d):
         return max_pool(x, _pair(self.kernel_size))
 
 
-def has_windows_side_by_side(layer: nn.Module) -> bool:
-    """Whether it is a max-pooling of nothing but windows that do not overlap."""
-    if type(layer) is not nn.MaxPool2d or altered(layer) or layer.return_indices or layer.ceil_mode:
+def has_disjoint_windows(layer: nn.Module) -> bool:
+    """Whether `layer` is a plain max-pooling whose windows do not overlap."""
+    if type(layer) is not nn.MaxPool2d or has_user_hooks(layer) or layer.return_indices or layer.ceil_mode:
         return False
     values = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    # torch takes other forms too; they stay torch's.
+    # torch accepts other forms too; torch handles those.
     if not all(type(v) is int or (type(v) is tuple and list(map(type, v)) == [int, int]) for v in values):
         return False
     kernel, *rest = map(_pair, values)
-    return rest == [kernel, (0, 0), (1, 1)] and kernel[0] * kernel[1] <= MaxPool.largest
+    return rest == [kernel, (0, 0), (1, 1)] and kernel[0] * kernel[1] <= MaxPoolRule.max_window_elements
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Norms and weighted sums of per-example gradients, from activations and output gradients.
 
-For one parameter, a `Contribution` holds what its uses left behind and answers two questions for all n agents
-and b examples: how long is each example's gradient, and what is their weighted sum. Per-example gradients of
-a whole model are never in memory. Nothing here knows modules or clipping.
+For one parameter, a `Contribution` holds what its uses left behind. From that it computes, for all n agents
+and b examples, the norm of each example's gradient and the weighted sum of the gradients. Per-example
+gradients of a whole model are never in memory. Nothing here depends on modules or on clipping.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from topdp.learning.gradients.agent_products import add_outer, add_sum
-from topdp.learning.gradients.safe_norms import as_precise_as_matrix_products, cancelled, squared
-from topdp.learning.gradients.safe_norms import has_kernels as has_kernels
+from topdp.learning.gradients.safe_norms import (
+    cancellation_slack,
+    cudnn_as_precise_as_matmul,
+    squared_norms,
+    takes_cuda_kernels,
+)
 
 WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
@@ -40,13 +44,13 @@ def blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, s
             yield slice(i, min(i + height, agents)), slice(j, min(j + width, examples))
 
 
-def _capacity(per_example: int, device: torch.device) -> int:
-    """How many examples keep a temporary of `per_example` elements near the processor."""
+def _cached_examples(per_example: int, device: torch.device) -> int:
+    """Return how many examples with temporaries of `per_example` elements fit near the processor."""
     return max(1, (1 << 26 if device.type == "cuda" else 1 << 20) // max(1, per_example))
 
 
-def along(axis: int, parts: Sequence[Tensor]) -> Tensor:
-    """The parts one after the other; no copy of a single one."""
+def concatenate(axis: int, parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate the parts; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
@@ -55,47 +59,47 @@ class Contribution(ABC):
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """[n, b]: the squared l2 norm of each example's gradient."""
+        """Return [n, b]: the squared l2 norm of each example's gradient."""
 
     @abstractmethod
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         """Add Σ_b coefficients[n, b] · gradient[n, b] to `out` [n, size], in place."""
 
     def put_into(self, out: Tensor, coefficients: Tensor) -> None:
-        """The same sum in place of what `out` holds, which is not read."""
+        """Write the same sum to `out`, whose content is not read."""
         self.add_to(out.zero_(), coefficients)
 
     @abstractmethod
     def blank(self, where: Tensor) -> None:
-        """Make the gradients of the examples `where` [n, b] exactly zero, whatever they hold."""
+        """Set the gradients of the examples `where` [n, b] to exactly zero, whatever they hold."""
 
 
 def total_norms(contributions: Sequence[Contribution]) -> Tensor:
-    """[n, b]: the l2 norm of each example's gradient over all these parameters."""
-    return total_squares(contributions).sqrt_()
+    """Return [n, b]: the l2 norm of each example's gradient over all these parameters."""
+    return total_squared_norms(contributions).sqrt_()
 
 
-def total_squares(contributions: Sequence[Contribution]) -> Tensor:
-    """[n, b]: the squares of those."""
+def total_squared_norms(contributions: Sequence[Contribution]) -> Tensor:
+    """Return [n, b]: the squares of `total_norms`."""
     total = contributions[0].squared_norms()
     for contribution in contributions[1:]:
         total += contribution.squared_norms()
     return total
 
 
-def _blank(x: Tensor, where: Tensor) -> Tensor:
+def _zero_where(x: Tensor, where: Tensor) -> Tensor:
     return x.masked_fill(where.reshape(where.shape + (1,) * (x.dim() - 2)), 0)
 
 
 @final
 class Dense(Contribution):
-    """Gradients held as they are [n, b, size]: biases and the weights of normalisation layers."""
+    """Gradients held explicitly [n, b, size]: of biases and of the weights of normalisation layers."""
 
     def __init__(self, gradients: Tensor) -> None:
         self.gradients = gradients
 
     def squared_norms(self) -> Tensor:
-        return squared(self.gradients)
+        return squared_norms(self.gradients)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         add_sum(out, coefficients, self.gradients)
@@ -104,7 +108,7 @@ class Dense(Contribution):
         add_sum(out, coefficients, self.gradients, fresh=True)
 
     def blank(self, where: Tensor) -> None:
-        self.gradients = _blank(self.gradients, where)
+        self.gradients = _zero_where(self.gradients, where)
 
 
 @final
@@ -114,34 +118,34 @@ class Outer(Contribution):
     def __init__(self, a: Tensor, delta: Tensor) -> None:
         self.a = a
         self.delta = delta
-        self._kept: Tensor | None = None
+        self._gradients: Tensor | None = None
 
     def squared_norms(self) -> Tensor:
         n, b, L, size_in = self.a.shape
         size_out = self.delta.shape[3]
         if L == 1:
-            return squared(self.a) * squared(self.delta)
+            return squared_norms(self.a) * squared_norms(self.delta)
         direct = size_in * size_out <= L * (size_in + size_out)
         if direct:
-            # Per-example gradients of this layer take no more room than its activations: keep them.
-            self._kept = torch.matmul(self.delta.mT, self.a).flatten(2)
-            return squared(self._kept)
+            # Per-example gradients of this layer need no more memory than its activations: keep them.
+            self._gradients = torch.matmul(self.delta.mT, self.a).flatten(2)
+            return squared_norms(self._gradients)
         norms = self.a.new_empty(n, b)
-        for i, j in blocks(n, b, _capacity(2 * L * L, self.a.device)):
+        for i, j in blocks(n, b, _cached_examples(2 * L * L, self.a.device)):
             a, delta = self.a[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
             gram = torch.bmm(a, a.mT).mul_(torch.bmm(delta, delta.mT))
             norms[i, j] = gram.sum((1, 2)).view_as(norms[i, j])
-        return norms.clamp_min_(0).add_(cancelled(self.a, self.delta))
+        return norms.clamp_min_(0).add_(cancellation_slack(self.a, self.delta))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        if self._kept is not None:
-            Dense(self._kept).add_to(out, coefficients)
+        if self._gradients is not None:
+            Dense(self._gradients).add_to(out, coefficients)
             return
         add_outer(*self._factors(out, coefficients))
 
     def put_into(self, out: Tensor, coefficients: Tensor) -> None:
-        if self._kept is not None:
-            Dense(self._kept).put_into(out, coefficients)
+        if self._gradients is not None:
+            Dense(self._gradients).put_into(out, coefficients)
             return
         add_outer(*self._factors(out, coefficients), fresh=True)
 
@@ -151,8 +155,8 @@ class Outer(Contribution):
         return out.view(n, -1, size_in), scaled, self.a.reshape(n, b * L, size_in)
 
     def blank(self, where: Tensor) -> None:
-        self.a, self.delta = _blank(self.a, where), _blank(self.delta, where)
-        self._kept = None if self._kept is None else _blank(self._kept, where)
+        self.a, self.delta = _zero_where(self.a, where), _zero_where(self.delta, where)
+        self._gradients = None if self._gradients is None else _zero_where(self._gradients, where)
 
 
 @final
@@ -166,11 +170,11 @@ class Lookup(Contribution):
     def squared_norms(self) -> Tensor:
         n, b, L, _ = self.delta.shape
         norms = self.delta.new_empty(n, b)
-        for i, j in blocks(n, b, _capacity(2 * L * L, self.delta.device)):
+        for i, j in blocks(n, b, _cached_examples(2 * L * L, self.delta.device)):
             tokens, delta = self.tokens[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
             same = tokens.unsqueeze(1) == tokens.unsqueeze(2)
             norms[i, j] = torch.bmm(delta, delta.mT).mul_(same).sum((1, 2)).view_as(norms[i, j])
-        return norms.clamp_min_(0).add_(cancelled(delta.new_ones(1, 1, L), self.delta))
+        return norms.clamp_min_(0).add_(cancellation_slack(delta.new_ones(1, 1, L), self.delta))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         n, b, L, size = self.delta.shape
@@ -179,12 +183,12 @@ class Lookup(Contribution):
         out.view(n, -1, size).index_put_((agent, self.tokens), scaled, accumulate=True)
 
     def blank(self, where: Tensor) -> None:
-        self.delta = _blank(self.delta, where)
+        self.delta = _zero_where(self.delta, where)
 
 
 @final
-class Tied(Contribution):
-    """One matrix that is an embedding and the weight of a linear layer: the gradients of both, together."""
+class TiedEmbedding(Contribution):
+    """One matrix used both as an embedding and as the weight of a linear layer."""
 
     def __init__(self, lookup: Lookup, outer: Outer) -> None:
         self.lookup = lookup
@@ -195,14 +199,19 @@ class Tied(Contribution):
         # |X + Y|² = |X|² + |Y|² + 2<X, Y>, and row v of Y is Σ_m δ_m[v] a_m.
         n, b, L, _ = self.lookup.delta.shape
         M = self.outer.a.shape[2]
-        for i, j in blocks(n, b, _capacity(2 * L * M, norms.device)):
+        for i, j in blocks(n, b, _cached_examples(2 * L * M, norms.device)):
             tokens, delta = self.lookup.tokens[i, j].flatten(0, 1), self.lookup.delta[i, j].flatten(0, 1)
             a, above = self.outer.a[i, j].flatten(0, 1), self.outer.delta[i, j].flatten(0, 1)
-            common = torch.bmm(a, delta.mT).mul_(above.gather(2, tokens.unsqueeze(1).expand(-1, M, -1)))
-            norms[i, j] += 2 * common.sum((1, 2)).view_as(norms[i, j])
-        # The sum may cancel; (|X| + |Y|)² <= 2|X|² + 2|Y|² bounds what the terms are rounded relative to.
+            inner_products = torch.bmm(a, delta.mT).mul_(
+                above.gather(2, tokens.unsqueeze(1).expand(-1, M, -1))
+            )
+            norms[i, j] += 2 * inner_products.sum((1, 2)).view_as(norms[i, j])
+        # The sum may cancel. (|X| + |Y|)² <= 2|X|² + 2|Y|² bounds the size relative to which terms are
+        # rounded.
         ones = self.lookup.delta.new_ones(1, 1, L)
-        slack = cancelled(ones, self.lookup.delta) + cancelled(self.outer.a, self.outer.delta)
+        slack = cancellation_slack(ones, self.lookup.delta) + cancellation_slack(
+            self.outer.a, self.outer.delta
+        )
         return norms.clamp_min_(0).add_(slack, alpha=2)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
@@ -214,22 +223,22 @@ class Tied(Contribution):
         self.outer.blank(where)
 
 
-def tied(parts: Sequence[Contribution]) -> Contribution | None:
-    """The contributions of all uses of one parameter as one; None where we do not know how."""
+def combine(parts: Sequence[Contribution]) -> Contribution | None:
+    """Combine the contributions of all uses of one parameter; None if no rule covers the combination."""
     if len(parts) == 1:
         return parts[0]
     match sorted(parts, key=lambda part: type(part).__name__):
-        case [Dense() as one, Dense() as other]:
-            return Dense(one.gradients + other.gradients)
+        case [Dense() as first, Dense() as second]:
+            return Dense(first.gradients + second.gradients)
         case [Lookup() as lookup, Outer() as outer]:
-            return Tied(lookup, outer)
+            return TiedEmbedding(lookup, outer)
     return None
 
 
 @final
 @dataclass(frozen=True)
-class Geometry:
-    """Of a convolution over one, two or three axes, on an input that is already padded."""
+class ConvolutionGeometry:
+    """The geometry of a convolution over one, two or three axes, on an input that is already padded."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -237,26 +246,26 @@ class Geometry:
     groups: int
 
     def output(self, *sizes: int) -> tuple[int, ...]:
-        """The sizes of what comes out of an input of these sizes."""
+        """Return the sizes of the output for an input of these sizes."""
         axes = zip(sizes, self.kernel, self.stride, self.dilation, strict=True)
         return tuple((size - dilation * (k - 1) - 1) // stride + 1 for size, k, stride, dilation in axes)
 
     def has_kernels(self, x: Tensor) -> bool:
-        """Whether `convolution_cuda` can do it."""
-        return self.groups == 1 and len(self.kernel) == 2 and has_kernels(x)
+        """Whether `convolution_cuda` supports it."""
+        return self.groups == 1 and len(self.kernel) == 2 and takes_cuda_kernels(x)
 
 
 @final
 class Convolution(Contribution):
     """The weight of a convolution: inputs [n,b,C,H,W] and output gradients [n,b,O,Ho,Wo], one pair per use.
 
-    Likewise of one with one or three axes in place of H, W.
+    With one or three axes in place of H, W likewise.
     """
 
-    def __init__(self, uses: Sequence[tuple[Tensor, Tensor]], geometry: Geometry) -> None:
+    def __init__(self, uses: Sequence[tuple[Tensor, Tensor]], geometry: ConvolutionGeometry) -> None:
         self.uses = list(uses)
         self.geometry = geometry
-        self._kept: Tensor | None = None
+        self._gradients: Tensor | None = None
 
     def squared_norms(self) -> Tensor:
         x, delta = self.uses[0]
@@ -272,35 +281,37 @@ class Convolution(Contribution):
         if direct and len(self.uses) == 1 and self.geometry.has_kernels(x):
             from topdp.learning.gradients.convolution_cuda import per_example_gradients
 
-            for i, j in blocks(n, b, n * b if keep else _capacity(out * K, x.device)):
+            for i, j in blocks(n, b, n * b if keep else _cached_examples(out * K, x.device)):
                 gradients = per_example_gradients(x[i, j], delta[i, j], self.geometry)
-                norms[i, j] = squared(gradients)
-                self._kept = gradients if keep else None
+                norms[i, j] = squared_norms(gradients)
+                self._gradients = gradients if keep else None
             return norms if keep else norms.add_(self._rounding())
         if keep:
-            self._kept = x.new_empty(n, b, groups * out * K)
-        for i, j in blocks(n, b, _capacity(largest, x.device)):
-            columns = along(2, [self._columns(x[i, j]) for x, _ in self.uses])
-            deltas = along(
+            self._gradients = x.new_empty(n, b, groups * out * K)
+        for i, j in blocks(n, b, _cached_examples(largest, x.device)):
+            columns = concatenate(2, [self._columns(x[i, j]) for x, _ in self.uses])
+            deltas = concatenate(
                 2, [delta[i, j].reshape(-1, out, delta[0, 0, 0].numel()) for _, delta in self.uses]
             )
             if direct:
                 gradients = torch.bmm(deltas, columns.mT).view(*norms[i, j].shape, -1)
-                norms[i, j] = squared(gradients)
-                if self._kept is not None:
-                    self._kept[i, j] = gradients
+                norms[i, j] = squared_norms(gradients)
+                if self._gradients is not None:
+                    self._gradients[i, j] = gradients
             else:
                 gram = torch.bmm(columns.mT, columns).mul_(torch.bmm(deltas.mT, deltas))
                 norms[i, j] = gram.sum((1, 2)).view(*norms[i, j].shape, groups).sum(2)
         return norms if keep else norms.clamp_min_(0).add_(self._rounding())
 
     def _rounding(self) -> Tensor:
-        """[n, b]: gradients that are not kept are summed in another order than their norms were taken in."""
-        x, delta = (along(2, [use[k].flatten(2) for use in self.uses]) for k in (0, 1))
-        return cancelled(x, delta, math.prod(self.geometry.kernel))
+        """Return [n, b]: the slack for gradients that are summed in another order than their norms were
+        computed.
+        """
+        x, delta = (concatenate(2, [use[k].flatten(2) for use in self.uses]) for k in (0, 1))
+        return cancellation_slack(x, delta, math.prod(self.geometry.kernel))
 
     def _columns(self, x: Tensor) -> Tensor:
-        """[agents·examples·groups, K, L]: every patch the kernel sees, one column each."""
+        """Return [agents·examples·groups, K, L]: every patch that the kernel sees, as one column."""
         x = x.flatten(0, 1)
         geometry = self.geometry
         m, C, *sizes = x.shape
@@ -308,13 +319,13 @@ class Convolution(Contribution):
         by_example, by_channel, *steps = x.stride()
         within = (step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True))
         between = (step * stride for step, stride in zip(steps, geometry.stride, strict=True))
-        # A copy of runs along the image's rows: ten times faster than F.unfold on a CPU.
+        # Copies runs along the image's rows: ten times faster than F.unfold on a CPU.
         patches = x.as_strided((m, C, *geometry.kernel, *spots), (by_example, by_channel, *within, *between))
         return patches.reshape(m * geometry.groups, -1, math.prod(spots))
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        if self._kept is not None:
-            Dense(self._kept).add_to(out, coefficients)
+        if self._gradients is not None:
+            Dense(self._gradients).add_to(out, coefficients)
             return
         geometry = self.geometry
         gradient_of = WEIGHT_GRADIENTS[len(geometry.kernel)]
@@ -322,12 +333,12 @@ class Convolution(Contribution):
             scaled = delta * coefficients.view(*coefficients.shape, *(1 for _ in delta.shape[2:]))
             shape = (delta.shape[2], x.shape[2] // geometry.groups, *geometry.kernel)
             for i in range(x.shape[0]):
-                with as_precise_as_matrix_products():
+                with cudnn_as_precise_as_matmul():
                     gradient: Tensor = gradient_of(  # type: ignore[no-untyped-call]
                         x[i], shape, scaled[i], geometry.stride, 0, geometry.dilation, geometry.groups
                     )
                 out[i].add_(gradient.reshape(-1))
 
     def blank(self, where: Tensor) -> None:
-        self.uses = [(_blank(x, where), _blank(delta, where)) for x, delta in self.uses]
-        self._kept = None if self._kept is None else _blank(self._kept, where)
+        self.uses = [(_zero_where(x, where), _zero_where(delta, where)) for x, delta in self.uses]
+        self._gradients = None if self._gradients is None else _zero_where(self._gradients, where)

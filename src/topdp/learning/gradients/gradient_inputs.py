@@ -1,4 +1,6 @@
-"""What `ClippedGradients` may be given. No record decides whether it raises: shapes, weights and rows do."""
+"""Checks of the arguments of `ClippedGradients`. Whether they raise depends on shapes, weights and rows,
+never on a record.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from topdp.learning.models import FlatModel
 
 
 class DivergedError(TopdpError, FloatingPointError):
-    """Training went off: parameters are no longer numbers. Never raised for what a record holds."""
+    """Training diverged: parameters are not finite. Never raised because of the content of a record."""
 
 
 def expect_rows(flat: FlatModel, rows: Tensor) -> None:
-    """[n, d]"""
+    """Expect rows [n, d]."""
     if rows.dim() != 2 or rows.shape[1] != flat.dimension or not rows.is_floating_point():
         raise InputError(
             f"Expected rows [n, {flat.dimension}] of floats, got {tuple(rows.shape)} {rows.dtype}."
         )
 
 
-def expect(
+def expect_inputs(
     flat: FlatModel,
     rows: Tensor,
     inputs: Tensor,
@@ -34,7 +36,7 @@ def expect(
     microbatch: int | None,
     copies: int = 1,
 ) -> tuple[int, int]:
-    """(n, b), where all shapes and numbers fit."""
+    """Return (n, b) if all shapes and numbers fit; else raise InputError."""
     expect_rows(flat, rows)
     n, b = rows.shape[0], inputs.shape[1] if inputs.dim() > 1 else -1
     if copies < 1 or n % copies:
@@ -60,9 +62,9 @@ def expect(
 
 
 def expect_finite(rows: Tensor, weights: Tensor | None) -> None:
-    """Rows that are released decide, never records: an end that depends on a record would give it away."""
-    # One pass without a copy, and on a GPU one wait. Row by row: one norm of all of them takes a CPU
-    # eight times as long.
+    """Check rows, which are released, never records: an abort that depends on a record would disclose it."""
+    # One pass without a copy, and a single wait on a GPU. Norms are taken row by row: one norm over all rows
+    # takes a CPU eight times as long.
     lengths = torch.linalg.vector_norm(rows, dim=1)
     good = [torch.isfinite(lengths).all()]
     if weights is not None:
@@ -70,12 +72,12 @@ def expect_finite(rows: Tensor, weights: Tensor | None) -> None:
     if bool(torch.stack(good).all()):
         return
     if weights is not None and not bool(good[1]):
-        raise InputError("Expected finite weights >= 0, got others.")
-    raise diverged((~torch.isfinite(lengths)).nonzero().flatten().tolist())
+        raise InputError("Expected finite weights >= 0, got negative or non-finite ones.")
+    raise divergence_error((~torch.isfinite(lengths)).nonzero().flatten().tolist())
 
 
-def diverged(agents: list[int]) -> DivergedError:
+def divergence_error(agents: list[int]) -> DivergedError:
     return DivergedError(
-        f"Expected parameters of a finite norm, got others for agents {agents}. Lower the learning rate or "
+        f"Expected parameters with a finite norm, got others for agents {agents}. Lower the learning rate or "
         "the noise."
     )

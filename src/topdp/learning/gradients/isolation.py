@@ -1,8 +1,9 @@
-"""User code on many examples at once, in which no example can meet another: `vmap` over batches of one.
+"""Run user code on many examples at once so that no example can influence another: `vmap` over batches of
+one.
 
-Each example is a batch of one inside, so whatever torch function the code calls acts on one example, whatever
-the values are. `vmap` itself refuses code that reads values, writes into tensors from outside or reaches for
-storage; here we refuse what would get behind it. What code keeps between calls is for `memory`.
+Inside, each example is a batch of one, so whatever torch function the code calls acts on one example, for all
+values. `vmap` itself refuses code that reads values, writes into tensors from outside, or accesses storage.
+This module refuses the remaining ways around it. What code keeps between calls is covered by `kept_state`.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-_functorch: Any = torch._C._functorch  # its stubs lack what is about missing rules
+_functorch: Any = torch._C._functorch  # the stubs lack the functions for missing rules
 
 
 @final
-class TogetherError(Exception):
-    """Code would see several examples at once; the message says how."""
+class BatchAccessError(Exception):
+    """User code could see several examples at once; the message says how."""
 
 
-def apart(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
-    """`vmap` in which every example draws random numbers of its own.
+def isolated_vmap(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
+    """Like `vmap`, with separate random numbers for every example.
 
-    Where torch has no rule for many examples at once it takes one after the other, in words of its own that
-    are not for users: `check` has ours.
+    Where torch has no batching rule for an operator, it takes one example after the other and warns. That
+    warning is not meant for users and is silenced; `path_check` gives ours.
     """
     mapped: Callable[..., Any] = vmap(function, in_dims, randomness="different")
 
@@ -44,38 +45,38 @@ def apart(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Call
     return quiet
 
 
-def missing_rule(function: Callable[..., object], *arguments: Any) -> str | None:
-    """An operator in `function` for which torch has no rule for many examples at once, if there is one."""
+def operator_without_batch_rule(function: Callable[..., object], *arguments: Any) -> str | None:
+    """Return an operator in `function` for which torch has no batching rule, or None."""
     before = _functorch._is_vmap_fallback_enabled()
     _functorch._set_vmap_fallback_enabled(False)
     try:
         function(*arguments)
-    except Exception as error:  # in many types
-        found = re.search(r"(\S+) hit the vmap fallback", str(error))
-        return found[1] if found else None
+    except Exception as error:  # of many types
+        match = re.search(r"(\S+) hit the vmap fallback", str(error))
+        return match[1] if match else None
     finally:
         _functorch._set_vmap_fallback_enabled(before)
     return None
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """Around user code inside `apart`: refuses ways to the tensor of all examples that lies under an example.
+def forbid_batch_access() -> Iterator[None]:
+    """Forbid user code inside `isolated_vmap` to reach the tensor of all examples behind an example.
 
-    **Guarantees.** Together with `vmap`, code inside computes a function of one example, by public means of
-    torch: no printing of tensors (the text shows all examples), no operator or autograd function with a rule
-    of its own for batches, no mode below `vmap`, no hooks on what is saved for the backward pass. Hooks on
-    gradients have nowhere to go: inside, a tensor does not know its own graph.
+    **Guarantees.** Together with `vmap`, code inside computes a function of one example, as far as public
+    means of torch go: no printing of tensors (the text shows all examples), no operator or autograd function
+    with its own batching rule, no mode below `vmap`, no hooks on tensors saved for the backward pass. Hooks
+    on gradients cannot be attached: inside, a tensor does not know its own graph.
     """
     with (
         torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors see all examples"),
-        _Watch(),
+        _BatchAccessGuard(),
     ):
         yield
 
 
 @final
-class _Watch(TorchFunctionMode):
+class _BatchAccessGuard(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._modes = torch._C._len_torch_dispatch_stack()
@@ -84,13 +85,13 @@ class _Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is Tensor.__repr__:
-            raise TogetherError("the model makes text of a tensor, and the text shows all examples")
+            raise BatchAccessError("the model prints a tensor, and the text shows all examples")
         if torch._C._len_torch_dispatch_stack() > self._modes:
-            raise TogetherError("the model has a TorchDispatchMode, which sees all examples")
+            raise BatchAccessError("the model uses a TorchDispatchMode, which sees all examples")
         if isinstance(func, OpOverload | OpOverloadPacket) and _namespace(func) not in ("aten", "prims"):
-            raise TogetherError(f"the operator {func} may have a rule of its own for batches")
-        if getattr(func, "__name__", "") == "custom_function_call" and _has_own_rule(args[0]):
-            raise TogetherError(f"the autograd function {args[0].__name__} has a rule of its own for batches")
+            raise BatchAccessError(f"the operator {func} may have its own batching rule")
+        if getattr(func, "__name__", "") == "custom_function_call" and _has_custom_rule(args[0]):
+            raise BatchAccessError(f"the autograd function {args[0].__name__} has its own batching rule")
         return func(*args, **(kwargs or {}))
 
 
@@ -99,6 +100,6 @@ def _namespace(operator: OpOverload | OpOverloadPacket) -> str:
     return str(packet._qualified_op_name).partition("::")[0]
 
 
-def _has_own_rule(function: Any) -> bool:
+def _has_custom_rule(function: Any) -> bool:
     own = function.vmap is not torch.autograd.Function.vmap
     return own and function.__module__.partition(".")[0] != "topdp"

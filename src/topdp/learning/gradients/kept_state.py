@@ -1,8 +1,9 @@
-"""What a model and its loss keep from one call to the next, as far as it can be found.
+"""State that a model and its loss keep from one call to the next, as far as it can be found.
 
-Where examples run apart, what is kept is the only way left for them to meet. So everything that user code can
-reach is written down before a call and compared after it: buffers, attributes, containers, class variables,
-global variables that the code names, closures, defaults. Nothing here runs a model.
+Where examples run isolated, kept state is the only way left for them to influence each other. So this module
+records everything that user code can reach before a call and compares it afterwards: buffers, attributes,
+containers, class variables, global variables that the code names, closures, default arguments. It runs no
+model.
 """
 
 from __future__ import annotations
@@ -26,31 +27,36 @@ import torch
 from torch import Tensor, nn
 
 from topdp.errors import InputError
-from topdp.learning.losses import PerExample
+from topdp.learning.losses import PerExampleLoss
 
-Tokens = list[tuple[str, Any]]
-"""Where something is, and what it is."""
+StateTokens = list[tuple[str, Any]]
+"""A place and what was found there."""
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes)
-CONTAINERS = (list, tuple, set, frozenset, deque)
-TRUSTED = {"torch", "topdp", "numpy", *sys.stdlib_module_names}
-OF_EVERY_MODULE = {name for name, value in vars(nn.Module()).items() if not isinstance(value, bool)}
-DEEPEST = 30
-MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # of nn.RNNBase
+PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes)
+CONTAINER_TYPES = (list, tuple, set, frozenset, deque)
+TRUSTED_PACKAGES = {"torch", "topdp", "numpy", *sys.stdlib_module_names}
+STANDARD_MODULE_ATTRIBUTES = {
+    name for name, value in vars(nn.Module()).items() if not isinstance(value, bool)
+}
+MAX_STATE_DEPTH = 30
+PARAMETER_MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # of nn.RNNBase
 
 
 @final
-class Memory:
+class StateSnapshot:
     """Compares what user code can reach before and after calls.
 
-    `contents`: also what is in tensors. Without it, a tensor is the same while it is the same object and its
-    version is; inside `apart` no value of an example can be written past that.
+    `contents`: also compare the values in tensors. Otherwise a tensor counts as unchanged if it is the same
+    object in the same version; inside `isolated_vmap` no value of an example can be written without changing
+    one of them.
     """
 
     def __init__(
         self, code: Mapping[str, Any], *given: Tensor, contents: bool, what: str = "a model and a loss"
     ) -> None:
-        """`code`: what runs, by name; `what` it is. `given`: the records, not to be written either."""
+        """`code`: what runs, by name; `what` describes it in messages. `given`: the records, which must not
+        be written either.
+        """
         self._code = code
         self._what = what
         self._given = given
@@ -59,83 +65,87 @@ class Memory:
         self._versions = [tensor._version for tensor in given]
 
     def expect_unchanged(self) -> None:
-        """**Guarantees.** Raises if anything found differs from what it was, before a result leaves."""
+        """**Guarantees.** Raises if anything that the snapshot covers has changed, before a result is
+        returned.
+        """
         for before, after in itertools.zip_longest(self._before, self._tokens()):
             if before != after:
-                raise _remembers((after or before)[0], self._what)
+                raise _state_error((after or before)[0], self._what)
         if self._versions != [tensor._version for tensor in self._given]:
             raise InputError(
-                f"Expected {self._what} that leave records as they are, got one that writes into its "
+                f"Expected {self._what} that do not change records, got one that writes into its "
                 "input. Write into a copy: x = x.clone()."
             )
 
-    def _tokens(self) -> Tokens:
-        tokens: Tokens = []
-        seen: dict[int, Any] = {}  # the objects too: what is let go of gives its number to another
+    def _tokens(self) -> StateTokens:
+        tokens: StateTokens = []
+        visited: dict[int, Any] = {}  # keeps the objects alive: otherwise Python could reuse an id
         for name, root in self._code.items():
-            tokens += _walk(root, name, seen, self._contents, 0)
+            tokens += _walk(root, name, visited, self._contents, 0)
         return tokens
 
 
-def expect_nothing_left_over(before: set[int], what: str = "a model and a loss") -> None:
-    """**Guarantees.** Raises if a tensor from inside `apart` is still somewhere in this process."""
-    if left_over() - before:
+def expect_no_leaked_tensors(before: set[int], what: str = "a model and a loss") -> None:
+    """**Guarantees.** Raises if a tensor from inside `isolated_vmap` still exists anywhere in this
+    process.
+    """
+    if leaked_tensors() - before:
         gc.collect()
-        if left_over() - before:
-            raise _remembers("a place outside, which still holds a tensor of the call", what)
+        if leaked_tensors() - before:
+            raise _state_error("a place outside the call, which still holds one of its tensors", what)
 
 
-def left_over() -> set[int]:
-    """The tensors from inside `apart` that are alive."""
+def leaked_tensors() -> set[int]:
+    """Return the ids of the living tensors from inside `isolated_vmap`."""
     batched = torch._C._functorch.is_batchedtensor
-    return {id(found) for found in gc.get_objects() if type(found) is Tensor and batched(found)}
+    return {id(tensor) for tensor in gc.get_objects() if type(tensor) is Tensor and batched(tensor)}
 
 
-def _remembers(place: str, what: str) -> InputError:
+def _state_error(place: str, what: str) -> InputError:
     return InputError(
-        f"Expected {what} that keep nothing between calls, got one that changes {place}. "
-        "What is kept would carry records past the clipping and the noise. Compute it anew in each call, "
-        "make it in __init__, or put its layer into evaluation mode."
+        f"Expected {what} that keep nothing between calls, got one that changes {place}. Kept state would "
+        "carry records past the clipping and the noise. Compute it in each call, create it in __init__, "
+        "or put its layer into evaluation mode."
     )
 
 
 def _walk(
-    value: Any, place: str, seen: dict[int, Any], contents: bool, depth: int
+    value: Any, place: str, visited: dict[int, Any], contents: bool, depth: int
 ) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN_TYPES):
         yield place, (type(value).__name__, repr(value))
         return
     if isinstance(value, Tensor):
-        yield place, _tensor(value, contents)
-        if vars(value) and id(value) not in seen:  # Python lets code hang anything on a tensor
-            seen[id(value)] = value
+        yield place, _tensor_token(value, contents)
+        if vars(value) and id(value) not in visited:  # Python code may attach attributes to a tensor
+            visited[id(value)] = value
             for name, part in vars(value).items():
-                yield from _walk(part, f"{place}.{name}", seen, contents, depth + 1)
+                yield from _walk(part, f"{place}.{name}", visited, contents, depth + 1)
         return
-    yield place, _state(value)
-    if id(value) in seen or depth > DEEPEST:
+    yield place, _own_state(value)
+    if id(value) in visited or depth > MAX_STATE_DEPTH:
         return
-    seen[id(value)] = value
+    visited[id(value)] = value
     for name, part in _parts(value):
-        yield from _walk(part, f"{place}{name}", seen, contents, depth + 1)
+        yield from _walk(part, f"{place}{name}", visited, contents, depth + 1)
 
 
-def _tensor(value: Tensor, contents: bool) -> Any:
+def _tensor_token(value: Tensor, contents: bool) -> Any:
     if not contents or torch._C._functorch.is_batchedtensor(value):
         return id(value), value._version
     raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return tuple(value.shape), value.dtype, hashlib.blake2b(raw.tobytes()).digest()
 
 
-def _state(value: Any) -> Any:
-    """What is not found in its parts."""
-    if isinstance(value, (dict, *CONTAINERS)):
+def _own_state(value: Any) -> Any:
+    """Return the state of `value` that is not in its parts."""
+    if isinstance(value, (dict, *CONTAINER_TYPES)):
         return type(value).__name__, len(value)
     if isinstance(value, itertools.count | itertools.repeat):
         return repr(value)
     if isinstance(value, types.GeneratorType):
         return id(value), -1 if value.gi_frame is None else value.gi_frame.f_lasti
-    if isinstance(value, types.MethodType):  # made anew whenever it is asked for
+    if isinstance(value, types.MethodType):  # a new object on every access
         return id(value.__func__), id(value.__self__)
     if isinstance(value, np.ndarray | bytearray | memoryview | array.array):
         return type(value).__name__, hashlib.blake2b(np.asarray(value).tobytes()).digest()
@@ -146,20 +156,20 @@ def _state(value: Any) -> Any:
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, nn.Module):
-        yield from _of_module(value)
+        yield from _module_parts(value)
     elif isinstance(value, dict):
         yield from (
-            (f"[{key!r}]" if isinstance(key, PLAIN) else "[...]", part) for key, part in value.items()
+            (f"[{key!r}]" if isinstance(key, PLAIN_TYPES) else "[...]", part) for key, part in value.items()
         )
-    elif isinstance(value, CONTAINERS):
+    elif isinstance(value, CONTAINER_TYPES):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     elif isinstance(value, types.FunctionType):
-        yield from _of_function(value)
+        yield from _function_parts(value)
     elif isinstance(value, types.MethodType):
         yield from ((".", value.__func__), (".", value.__self__))
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif isinstance(value, PerExample):
+    elif isinstance(value, PerExampleLoss):
         yield "", value.loss
     elif isinstance(value, staticmethod | classmethod):
         yield ".", value.__func__
@@ -168,81 +178,83 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif hasattr(value, "__wrapped__") and callable(value):
         yield ".", value.__wrapped__
     elif isinstance(value, type):
-        if not _trusted(value.__module__):
-            yield from _named(dict(vars(value)))
+        if not _is_trusted(value.__module__):
+            yield from _attributes(dict(vars(value)))
             yield from (("", base) for base in value.__bases__)
     elif isinstance(value, contextvars.ContextVar):
         yield " (its value)", value.get(None)
-    elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType) and not _ours(type(value)):
+    elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType) and not _is_ours(type(value)):
         if hasattr(value, "__dict__"):
-            yield from _named(vars(value))
+            yield from _attributes(vars(value))
             yield "", type(value)
-        # Slots, iterators, generators of random numbers: what a copy of the object would be made from.
-        with contextlib.suppress(Exception):  # objects that cannot be copied; anything may be raised
+        # Slots, iterators, random generators: compare what a copy of the object would be made from.
+        with contextlib.suppress(Exception):  # objects that cannot be copied may raise anything
             yield " (inside)", value.__reduce_ex__(4)[1:]
 
 
-def _of_module(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _module_parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
     own = vars(module)
-    # Empty ones, of which torch has many in every module, are quickly passed by.
-    for kind in OF_EVERY_MODULE:
-        if isinstance(own.get(kind), dict):  # some are marks, of whether there are hooks of a kind
+    # torch has many empty dictionaries in every module; iterating over them costs nothing.
+    for kind in STANDARD_MODULE_ATTRIBUTES:
+        if isinstance(own.get(kind), dict):  # some are flags that tell whether there are hooks
             yield from ((f".{key}", part) for key, part in own[kind].items())
-    if isinstance(module, nn.RNNBase):  # it mirrors its parameters in lists of its own, made anew at will
-        own = {name: part for name, part in own.items() if name not in MIRRORS}
+    if isinstance(module, nn.RNNBase):  # it mirrors its parameters in lists that it rebuilds at any time
+        own = {name: part for name, part in own.items() if name not in PARAMETER_MIRRORS}
     if not type(module).__module__.startswith("topdp."):
-        yield from ((f".{name}", part) for name, part in own.items() if name not in OF_EVERY_MODULE)
+        yield from (
+            (f".{name}", part) for name, part in own.items() if name not in STANDARD_MODULE_ATTRIBUTES
+        )
         yield "", type(module)
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    if _trusted(function.__module__):
+def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    if _is_trusted(function.__module__):
         return
-    yield from _named(vars(function))
+    yield from _attributes(vars(function))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f" (closure {name})", cell.cell_contents
-        except ValueError:  # not yet filled
+        except ValueError:  # not yet assigned
             continue
     yield from (("", default) for default in (function.__defaults__, function.__kwdefaults__) if default)
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    names = {name for code in _nested_codes(function.__code__) for name in code.co_names}
     for name in sorted(names):
-        found = function.__globals__.get(name)
-        if isinstance(found, types.ModuleType):
-            yield from _of_package(found, name, names)
+        value = function.__globals__.get(name)
+        if isinstance(value, types.ModuleType):
+            yield from _package_parts(value, name, names)
         elif name in function.__globals__:
-            yield f" (global {name})", found
+            yield f" (global {name})", value
     if names & {"environ", "putenv"}:
         yield " (os.environ)", dict(os.environ)
 
 
-def _of_package(module: types.ModuleType, place: str, names: set[str]) -> Iterator[tuple[str, Any]]:
-    """What code that uses these names can reach in a module, and in modules inside it."""
-    if _trusted(module.__name__):
+def _package_parts(module: types.ModuleType, place: str, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """What code that uses these names can reach in a module and in its submodules."""
+    if _is_trusted(module.__name__):
         return
     for name in sorted(names & vars(module).keys()):
-        found = vars(module)[name]
-        if not isinstance(found, types.ModuleType):
-            yield f" (global {place}.{name})", found
-        elif found is not module and found.__name__.startswith(f"{module.__name__}."):
-            yield from _of_package(found, f"{place}.{name}", names)
+        value = vars(module)[name]
+        if not isinstance(value, types.ModuleType):
+            yield f" (global {place}.{name})", value
+        elif value is not module and value.__name__.startswith(f"{module.__name__}."):
+            yield from _package_parts(value, f"{place}.{name}", names)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from _nested_codes(constant)
 
 
-def _named(attributes: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(attributes: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f".{name}", part) for name, part in attributes.items() if not name.startswith("__"))
 
 
-def _ours(kind: type) -> bool:
-    """Objects of torch and topdp hold what torch and topdp put there."""
+def _is_ours(kind: type) -> bool:
+    """Objects of torch and topdp contain only what torch and topdp put there."""
     return kind.__module__.partition(".")[0] in ("torch", "topdp")
 
 
-def _trusted(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in TRUSTED
+def _is_trusted(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in TRUSTED_PACKAGES

@@ -1,7 +1,7 @@
-"""Layers that are known to treat the examples of a batch one by one, whatever the values are.
+"""Layers that are known to treat the examples of a batch one by one, for all values.
 
-A model of nothing else runs on a folded batch as it is, without `apart`. A layer is on the list only if that
-holds for all of its settings, or for those checked here; a layer that is not on it loses nothing but a little
+A model of only such layers runs directly on a folded batch, without `isolated_vmap`. A layer is listed only
+if this holds for all of its settings, or for those checked here. A layer that is not listed only loses some
 speed.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from topdp.learning.gradients.layer_rules import TWINS
-from topdp.learning.gradients.tape import altered
+from topdp.learning.gradients.layer_rules import LAYER_RULES
+from topdp.learning.gradients.tape import has_user_hooks
 
-# Number by number, or window by window within an example.
-STATELESS: tuple[type[nn.Module], ...] = (
+# They work number by number, or window by window within an example.
+STATELESS_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Identity, nn.Dropout,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
     nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Softsign, nn.Tanhshrink,
@@ -24,7 +24,7 @@ STATELESS: tuple[type[nn.Module], ...] = (
 
 
 def consists_of_known_layers(module: nn.Module) -> bool:
-    """Whether `module` is a chain of known layers, with every parameter trained, and nothing hooked onto it.
+    """Whether `module` is a sequence of known layers with all parameters trained and no hooks.
 
     >>> consists_of_known_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.ReLU()))
     True
@@ -34,18 +34,18 @@ def consists_of_known_layers(module: nn.Module) -> bool:
     return all(_is_known(layer) for layer in module.modules())
 
 
-def nothing_is_hooked_globally() -> bool:
-    """Hooks on all modules of the process are user code in every layer."""
+def has_no_global_hooks() -> bool:
+    """Whether there are no hooks on all modules of the process: they would be user code in every layer."""
     return not torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
 def _is_known(layer: nn.Module) -> bool:
-    if altered(layer):
+    if has_user_hooks(layer):
         return False
-    if type(layer) in TWINS:
+    if type(layer) in LAYER_RULES:
         return all(parameter.requires_grad for parameter in layer.parameters())
     if type(layer) is nn.Flatten:
         return (layer.start_dim, layer.end_dim) == (1, -1)
     return type(layer) is nn.Sequential or (
-        type(layer) in STATELESS and not any(layer.buffers()) and not any(layer.parameters())
+        type(layer) in STATELESS_LAYERS and not any(layer.buffers()) and not any(layer.parameters())
     )

@@ -1,10 +1,10 @@
 """A module in which every agent has its own weights, run on one folded batch.
 
-The skeleton of a module is a copy in which each supported layer is replaced by a twin without weights. The
-batch of all agents is folded into one leading axis [n·b, ...], agent by agent; stateless layers and functions
-run on it unchanged (or in `apart`, each example a batch of one), and each twin unfolds it, applies the
-agents' weights (views of their rows) and records its input and output. What they recorded becomes `ghost`
-contributions.
+`FoldedModule` is a copy of a module in which a layer rule without weights replaces each supported layer. The
+batch of all agents is folded into one leading axis [n·b, ...], agent by agent. Stateless layers and functions
+run on it unchanged (or in `isolated_vmap`, each example a batch of one). Each layer rule unfolds the batch,
+applies the agents' weights (views of their rows), and records its input and output, from which `ghost_norms`
+makes contributions.
 """
 
 from __future__ import annotations
@@ -15,139 +15,142 @@ from typing import Any, final
 
 from torch import nn
 
-from topdp.learning.gradients.attention import AttentionTwin
-from topdp.learning.gradients.convolutions import ConvolutionTwin, MaxPool, has_windows_side_by_side
-from topdp.learning.gradients.linear_layers import EmbeddingTwin, LinearTwin
-from topdp.learning.gradients.model_calls import without_kernels_for_inference
+from topdp.learning.gradients.attention import AttentionRule
+from topdp.learning.gradients.convolutions import ConvolutionRule, MaxPoolRule, has_disjoint_windows
+from topdp.learning.gradients.linear_layers import EmbeddingRule, LinearRule
+from topdp.learning.gradients.model_calls import disable_inference_kernels
 from topdp.learning.gradients.normalisation import (
-    BatchNormTwin,
-    GroupNormTwin,
-    InstanceNormTwin,
-    LayerNormTwin,
-    RMSNormTwin,
+    BatchNormRule,
+    GroupNormRule,
+    InstanceNormRule,
+    LayerNormRule,
+    RMSNormRule,
 )
-from topdp.learning.gradients.recurrent import CellTwin, RecurrentTwin
-from topdp.learning.gradients.tape import NotFoldedError, Tape, altered
+from topdp.learning.gradients.recurrent import CellRule, RecurrentRule
+from topdp.learning.gradients.tape import NotFoldedError, Tape, has_user_hooks
 from topdp.learning.models import FlatModel, Slot
 
-Maker = Callable[[Any, Tape, Mapping[str, Slot]], nn.Module]
-"""(layer, tape, the slots of its parameters by their names in it) -> its twin."""
+RuleFactory = Callable[[Any, Tape, Mapping[str, Slot]], nn.Module]
+"""(layer, tape, the slots of its parameters by their names in the layer) -> its rule."""
 
-# Layers whose twins keep to one axis of examples, the first, whatever is called before and after.
-TWINS: dict[type[nn.Module], Maker] = {
-    nn.Linear: LinearTwin,
-    nn.Conv1d: ConvolutionTwin,
-    nn.Conv2d: ConvolutionTwin,
-    nn.Conv3d: ConvolutionTwin,
-    nn.Embedding: EmbeddingTwin,
-    nn.LayerNorm: LayerNormTwin,
-    nn.RMSNorm: RMSNormTwin,
-    nn.GroupNorm: GroupNormTwin,
-    nn.InstanceNorm1d: InstanceNormTwin,
-    nn.InstanceNorm2d: InstanceNormTwin,
-    nn.InstanceNorm3d: InstanceNormTwin,
-    nn.BatchNorm1d: BatchNormTwin,
-    nn.BatchNorm2d: BatchNormTwin,
-    nn.BatchNorm3d: BatchNormTwin,
+# Layers whose rules treat only the first axis as examples, whatever runs before and after them.
+LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
+    nn.Linear: LinearRule,
+    nn.Conv1d: ConvolutionRule,
+    nn.Conv2d: ConvolutionRule,
+    nn.Conv3d: ConvolutionRule,
+    nn.Embedding: EmbeddingRule,
+    nn.LayerNorm: LayerNormRule,
+    nn.RMSNorm: RMSNormRule,
+    nn.GroupNorm: GroupNormRule,
+    nn.InstanceNorm1d: InstanceNormRule,
+    nn.InstanceNorm2d: InstanceNormRule,
+    nn.InstanceNorm3d: InstanceNormRule,
+    nn.BatchNorm1d: BatchNormRule,
+    nn.BatchNorm2d: BatchNormRule,
+    nn.BatchNorm3d: BatchNormRule,
 }
-# Layers made of others, which have the axis of examples in another place or return several things.
-COMPOSED: dict[type[nn.Module], Maker] = {
-    nn.MultiheadAttention: AttentionTwin,
-    nn.RNN: RecurrentTwin,
-    nn.GRU: RecurrentTwin,
-    nn.LSTM: RecurrentTwin,
-    nn.RNNCell: CellTwin,
-    nn.GRUCell: CellTwin,
-    nn.LSTMCell: CellTwin,
+# Layers composed of others, which have the examples in another axis or return several values.
+COMPOSED_LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
+    nn.MultiheadAttention: AttentionRule,
+    nn.RNN: RecurrentRule,
+    nn.GRU: RecurrentRule,
+    nn.LSTM: RecurrentRule,
+    nn.RNNCell: CellRule,
+    nn.GRUCell: CellRule,
+    nn.LSTMCell: CellRule,
 }
 
 
 @final
-class Skeleton:
-    """A copy of a module with twins in place of its layers.
+class FoldedModule:
+    """A copy of a module with layer rules in place of its layers.
 
-    `read` are the parameters of layers without a twin, which the module reads itself: `Tape.spread` has a
-    form for those. It is no faster than the plain path, so they must not be most of the model.
+    `read` lists the parameters of layers without a rule, which the module reads itself;
+    `Tape.copy_per_example` handles those. That is no faster than the slow path, so they must not be most of
+    the model.
     """
 
     def __init__(self, flat: FlatModel, tape: Tape) -> None:
-        self.module = without_kernels_for_inference(copy.deepcopy(flat.module))
+        self.module = disable_inference_kernels(copy.deepcopy(flat.module))
         self.read: list[Slot] = []
         slots = {slot.name: slot for slot in flat.slots}
         self._slot_of = {id(p): slots[name] for name, p in self.module.named_parameters() if p.requires_grad}
         self._tape = tape
         self._reasons: list[str] = []
-        self._replace(self._twins())
+        self._replace(self._make_rules())
         if 2 * sum(slot.stop - slot.start for slot in self.read) > flat.dimension:
             raise NotFoldedError(self._reasons[0])
 
-    def _twins(self) -> dict[int, nn.Module]:
-        twins: dict[int, nn.Module] = {}
-        inside: set[int] = set()  # of a layer that has a twin
+    def _make_rules(self) -> dict[int, nn.Module]:
+        rules: dict[int, nn.Module] = {}
+        inner_layers: set[int] = set()  # of a layer that has a rule
         for path, layer in self.module.named_modules():
-            if id(layer) in inside:
+            if id(layer) in inner_layers:
                 continue
             if hasattr(layer, "inplace"):
-                layer.inplace = False  # twins keep a reference to their outputs
-            # A layer that is not trained is a function like any other: it runs on the folded batch as it is.
-            if any(parameter.requires_grad for parameter in _parameters(layer).values()):
+                layer.inplace = False  # rules keep a reference to their outputs
+            # A layer that is not trained is an ordinary function: it runs on the folded batch unchanged.
+            if any(parameter.requires_grad for parameter in _rule_parameters(layer).values()):
                 try:
-                    twins[id(layer)] = self._twin(path, layer)
-                    inside.update(id(part) for part in layer.modules())
+                    rules[id(layer)] = self._make_rule(path, layer)
+                    inner_layers.update(id(part) for part in layer.modules())
                 except NotFoldedError as error:
                     self._reasons.append(str(error))
                     if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
-                        raise  # torch forgets it where each example has a table of its own
-                    own = (p for p in layer.parameters(recurse=False) if p.requires_grad)
-                    self.read += [slot for slot in map(self._slot, own) if slot not in self.read]
-            elif has_windows_side_by_side(layer):
-                layer.__class__ = MaxPool  # with all that a model may read of it
+                        raise  # torch ignores padding_idx if each example has its own table
+                    parameters = (p for p in layer.parameters(recurse=False) if p.requires_grad)
+                    self.read += [slot for slot in map(self._slot, parameters) if slot not in self.read]
+            elif has_disjoint_windows(layer):
+                layer.__class__ = MaxPoolRule  # keeps the attributes that a model may read
                 layer.tape, layer.path = self._tape, path
-        return twins
+        return rules
 
     def _slot(self, parameter: nn.Parameter) -> Slot:
         return self._slot_of[id(parameter)]
 
-    def _twin(self, path: str, layer: nn.Module) -> nn.Module:
+    def _make_rule(self, path: str, layer: nn.Module) -> nn.Module:
         name = f"{path or 'the module itself'} ({type(layer).__name__})"
         refusal = _refusal(layer)
         if refusal is not None:
             raise NotFoldedError(f"{name}: {refusal}")
         slots = {own: self._slot(parameter) for own, parameter in layer.named_parameters()}
         try:
-            twin = (TWINS | COMPOSED)[type(layer)](layer, self._tape, slots)
+            rule = (LAYER_RULES | COMPOSED_LAYER_RULES)[type(layer)](layer, self._tape, slots)
         except NotFoldedError as error:
             raise NotFoldedError(f"{name}: {error}") from error
-        for part in twin.modules():
+        for part in rule.modules():
             vars(part)["path"] = name
-        return twin.train(layer.training)
+        return rule.train(layer.training)
 
-    def _replace(self, twins: Mapping[int, nn.Module]) -> None:
-        if id(self.module) in twins:
-            self.module = twins[id(self.module)]
+    def _replace(self, rules: Mapping[int, nn.Module]) -> None:
+        if id(self.module) in rules:
+            self.module = rules[id(self.module)]
             return
         for path, layer in list(self.module.named_modules(remove_duplicate=False)):
-            if id(layer) in twins:
+            if id(layer) in rules:
                 parent, _, name = path.rpartition(".")
-                setattr(self.module.get_submodule(parent), name, twins[id(layer)])
+                setattr(self.module.get_submodule(parent), name, rules[id(layer)])
 
 
-def _parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """A layer's own; where it has a twin, also those of layers inside it, which the twin replaces."""
-    return dict(layer.named_parameters(recurse=type(layer) in COMPOSED))
+def _rule_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """A layer's own parameters; for a composed layer also those of its inner layers, which the rule
+    replaces.
+    """
+    return dict(layer.named_parameters(recurse=type(layer) in COMPOSED_LAYER_RULES))
 
 
 def _refusal(layer: nn.Module) -> str | None:
-    """Why a layer has no twin."""
-    own = _parameters(layer)
-    if type(layer) not in TWINS and type(layer) not in COMPOSED:
+    """Why a layer has no rule; None if it has one."""
+    own = _rule_parameters(layer)
+    if type(layer) not in LAYER_RULES and type(layer) not in COMPOSED_LAYER_RULES:
         return "no fast form for parameters of this layer"
     if not all(parameter.requires_grad for parameter in own.values()):
         return "some of its parameters are trained and some are not"
-    if any(altered(part) for part in layer.modules()):
-        return "hooks on the layer"
-    if type(layer) in TWINS:
-        buffers = {name for name, _ in layer.named_buffers(recurse=False)} - STATISTICS
+    if any(has_user_hooks(part) for part in layer.modules()):
+        return "it has hooks"
+    if type(layer) in LAYER_RULES:
+        buffers = {name for name, _ in layer.named_buffers(recurse=False)} - BATCH_NORM_BUFFERS
         if "weight" not in own or own.keys() - {"weight", "bias"} or buffers or any(layer.children()):
             return "parameters, buffers or children beyond weight and bias"
     if isinstance(layer, nn.Embedding) and (
@@ -157,4 +160,4 @@ def _refusal(layer: nn.Module) -> str | None:
     return None
 
 
-STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}  # of BatchNorm in evaluation mode
+BATCH_NORM_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}  # of BatchNorm in evaluation mode

@@ -1,4 +1,4 @@
-"""Twins of linear layers and of embeddings: layers that multiply by a matrix, or look up its rows."""
+"""Layer rules of linear layers and embeddings: layers that multiply by a matrix or look up its rows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from topdp.errors import InputError
 from topdp.learning.gradients import agent_products, ghost_norms
 from topdp.learning.gradients.shared_records import SharedOuter, linear_of_all
-from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use
+from topdp.learning.gradients.tape import LayerRule, NotFoldedError, ParameterUse, Tape
 from topdp.learning.models import Slot
 
 
 @final
-class LinearTwin(Twin):
+class LinearRule(LayerRule):
     def __init__(self, layer: nn.Module, tape: Tape, slots: Mapping[str, Slot]) -> None:
-        """`layer`: any that multiplies by slots["weight"]; its geometry is in the slot."""
+        """`layer`: any layer that multiplies by slots["weight"]; the slot determines the sizes."""
         super().__init__(tape, slots)
         self._slot = self.weight_slot = slots["weight"]
         self.bias_slot = slots.get("bias")
@@ -30,20 +30,22 @@ class LinearTwin(Twin):
         if x.dim() < 2 or x.shape[-1] != self.in_features:
             raise NotFoldedError(f"a Linear of {self.in_features} got an input of shape {tuple(x.shape)}")
         if tape.copies > 1:
-            return self._of_copies(x)
+            return self._shared_by_copies(x)
         a = tape.unfold(x)
         a = a.reshape(a.shape[0], -1, self.in_features)
         output = self._product(a).view(-1, *x.shape[1:-1], self.out_features)
-        return tape.record(output, [Use(self._slot, "Linear", a.detach(), _join_outer), *self._bias_use(-1)])
+        return tape.record(
+            output, [ParameterUse(self._slot, "Linear", a.detach(), _join_outer), *self._bias_use(-1)]
+        )
 
     def _product(self, a: Tensor) -> Tensor:
-        """[n, ..., out] of a [n, ..., in], with every agent's own weights."""
+        """Return [n, ..., out] from a [n, ..., in], with every agent's own weights."""
         weight = self.tape.weights(self._slot)
         bias = None if self._bias is None else self.tape.weights(self._bias)
         return agent_products.linear(a, weight, bias)
 
-    def _of_copies(self, x: Tensor) -> Tensor:
-        """x [agents·b, in], the records of all copies: as if it were there once for each."""
+    def _shared_by_copies(self, x: Tensor) -> Tensor:
+        """Multiply x [agents·b, in], the records of all copies, as if it were repeated for each copy."""
         tape = self.tape
         copies, tape.copies = tape.copies, 1
         if x.dim() != 2 or x.shape[0] * copies != tape.agents * tape.examples:
@@ -51,28 +53,29 @@ class LinearTwin(Twin):
         a = x.view(-1, tape.examples, self.in_features)
         bias = None if self._bias is None else tape.weights(self._bias)
         output = linear_of_all(a, tape.weights(self._slot), bias, copies).flatten(0, 1)
-        uses = [Use(self._slot, "Linear of copies", a.detach(), _join_shared), *self._bias_use(-1)]
+        uses = [ParameterUse(self._slot, "Linear of copies", a.detach(), _join_shared), *self._bias_use(-1)]
         return tape.record(output, uses)
 
 
-def _join_shared(found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
-    ((a, delta),) = found
+def _join_shared(saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+    ((a, delta),) = saved_and_deltas
     return SharedOuter(a, delta.flatten(2))
 
 
-def _join_outer(found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+def _join_outer(saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
     pairs = []
-    for a, delta in found:
+    for a, delta in saved_and_deltas:
         n, b = delta.shape[:2]
         delta = delta.reshape(n, b, -1, delta.shape[-1])
         pairs.append((a.reshape(n, b, delta.shape[2], -1), delta))
     return ghost_norms.Outer(
-        ghost_norms.along(2, [a for a, _ in pairs]), ghost_norms.along(2, [delta for _, delta in pairs])
+        ghost_norms.concatenate(2, [a for a, _ in pairs]),
+        ghost_norms.concatenate(2, [delta for _, delta in pairs]),
     )
 
 
 @final
-class EmbeddingTwin(Twin):
+class EmbeddingRule(LayerRule):
     def __init__(self, layer: nn.Embedding, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
@@ -85,22 +88,24 @@ class EmbeddingTwin(Twin):
         n = unfolded.shape[0]
         tokens = unfolded.reshape(n, -1)
         agent = torch.arange(n, device=x.device).unsqueeze(1)
-        # Indices below 0 would name rows a second time, and norms tell rows apart by their index.
-        known = tokens.clamp(0, self.num_embeddings - 1)
-        found = self.tape.weights(self._slot)[agent, known]
-        none = tokens != known
-        if not self.tape.recording and bool(none.any()):
+        # A negative index would be a second name of a row, and norms identify rows by their index.
+        valid = tokens.clamp(0, self.num_embeddings - 1)
+        vectors = self.tape.weights(self._slot)[agent, valid]
+        invalid = tokens != valid
+        if not self.tape.recording and bool(invalid.any()):
             raise InputError(
                 f"Expected token ids from 0 to {self.num_embeddings - 1} for {self.path}, got "
-                f"{int(tokens[none][0])} in a record to evaluate."
+                f"{int(tokens[invalid][0])} in a record to evaluate."
             )
-        found = found.masked_fill(none.unsqueeze(2), math.nan)  # spoils its example, as an error would
-        tokens, output = known, found.view(-1, *x.shape[1:], self.embedding_dim)
-        return self.tape.record(output, [Use(self._slot, self._kind, tokens, self._join)])
+        vectors = vectors.masked_fill(
+            invalid.unsqueeze(2), math.nan
+        )  # invalidates only its example, as an error would
+        tokens, output = valid, vectors.view(-1, *x.shape[1:], self.embedding_dim)
+        return self.tape.record(output, [ParameterUse(self._slot, self._kind, tokens, self._join)])
 
-    def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+    def _join(self, saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
         all_tokens, all_deltas = [], []
-        for tokens, delta in found:
+        for tokens, delta in saved_and_deltas:
             n, b = delta.shape[:2]
             delta = delta.reshape(n, b, -1, self.embedding_dim)
             tokens = tokens.view(n, b, -1)
@@ -108,4 +113,6 @@ class EmbeddingTwin(Twin):
                 delta = delta.masked_fill((tokens == self.padding_idx).unsqueeze(3), 0)
             all_tokens.append(tokens)
             all_deltas.append(delta)
-        return ghost_norms.Lookup(ghost_norms.along(2, all_tokens), ghost_norms.along(2, all_deltas))
+        return ghost_norms.Lookup(
+            ghost_norms.concatenate(2, all_tokens), ghost_norms.concatenate(2, all_deltas)
+        )

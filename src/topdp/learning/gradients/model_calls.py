@@ -1,6 +1,6 @@
-"""A model is called as torch would call it, and what goes wrong is said in our words.
+"""Calls of a model as torch would make them, with clearer errors.
 
-For the first call of a model and for evaluations. Nothing here is about privacy: errors are those of shapes
+For the first call of a model and for evaluations. Nothing here concerns privacy: the errors are about shapes
 and types, which no value of a record decides.
 """
 
@@ -19,28 +19,30 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from topdp.errors import InputError
 
 
-def outputs_of(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """What `module` with these parameters makes of a batch, which must be one tensor."""
-    return expect_a_tensor(called(module, parameters, x))
+def tensor_output(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return the output of `module` with these parameters for a batch; it must be one tensor."""
+    return expect_tensor(call_model(module, parameters, x))
 
 
-def called(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Any:
-    """What comes out, whatever it is.
+def call_model(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Any:
+    """Return the output, of any type.
 
-    An error of a layer that got what it cannot take is an `InputError` with the layer's name; any other error
-    is the model's own, and comes out as it is.
+    If a layer received an input that it cannot take, raise an `InputError` that names the layer. Any other
+    error is the model's own and is raised unchanged.
     """
     try:
         return functional_call(module, dict(parameters), (x,))
     except Exception as error:
-        reason = _why(module, parameters, x)
+        reason = _explain_failure(module, parameters, x)
         if reason is None:
             raise
         raise InputError(reason) from error
 
 
-def expect_a_tensor(outputs: Any) -> Tensor:
-    """`outputs`, or a refusal that says what they are: a loss reads one tensor."""
+def expect_tensor(outputs: Any) -> Tensor:
+    """Return `outputs` if it is a tensor; else raise InputError, which describes it. A loss needs one
+    tensor.
+    """
     if isinstance(outputs, Tensor):
         return outputs
     what = f"a {type(outputs).__name__}"
@@ -57,18 +59,20 @@ def expect_a_tensor(outputs: Any) -> Tensor:
     )
 
 
-def without_kernels_for_inference(module: nn.Module) -> nn.Module:
-    """Torch's encoders have kernels of their own in evaluation mode, which read weights past all layers."""
+def disable_inference_kernels(module: nn.Module) -> nn.Module:
+    """Disable the inference kernels of torch's encoders, which read weights without calling the layers."""
     for layer in module.modules():
         if isinstance(layer, nn.TransformerEncoder):
-            layer.use_nested_tensor = False  # else results may be of another length than in training, too
+            layer.use_nested_tensor = (
+                False  # otherwise results may also differ in length from those in training
+            )
         if isinstance(layer, nn.TransformerEncoderLayer):
             layer.activation_relu_or_gelu = 0
     return module
 
 
-def _why(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> str | None:
-    """Which layer was given what it cannot take; None where it is not one that we know."""
+def _explain_failure(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> str | None:
+    """Say which layer received an input that it cannot take; None if that is not what happened."""
     module = copy.deepcopy(module)
     entered: list[tuple[str, nn.Module, tuple[Any, ...]]] = []
     for path, layer in module.named_modules():
@@ -78,7 +82,7 @@ def _why(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> str 
         layer.register_forward_hook(lambda *_: entered.pop() and None)
     try:
         functional_call(module, dict(parameters), (x,))
-    except Exception:  # it is that of the call before
+    except Exception:  # the same error as in the call before
         for path, layer, args in reversed(entered):
             if args and isinstance(args[0], Tensor):
                 reason = _mismatch(layer, args[0])
@@ -93,7 +97,7 @@ def _why(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> str 
 
 
 def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
-    """(what the layer takes, what to do) where that is not what it got."""
+    """Return (what the layer takes, what to do) if the input does not fit."""
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if x.is_floating_point():
             wanted = f"whole numbers from 0 to {layer.num_embeddings - 1} (int64)"
@@ -102,26 +106,29 @@ def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
                 "Pass token ids as integers: inputs.long(), Shards.from_arrays(..., dtype=torch.int64).",
             )
         return None
-    own = next(layer.parameters(recurse=False), None)
-    if own is not None and not x.is_floating_point():
+    parameter = next(layer.parameters(recurse=False), None)
+    if parameter is not None and not x.is_floating_point():
         return "real numbers", "Convert the inputs, for example with inputs.float()."
-    if own is not None and x.dtype != own.dtype:
-        kind = str(own.dtype).removeprefix("torch.")
-        return f"numbers of type {kind}", f"Convert the inputs to {kind}, or the model to their type."
-    size = _last_axis(layer)
+    if parameter is not None and x.dtype != parameter.dtype:
+        kind = str(parameter.dtype).removeprefix("torch.")
+        return (
+            f"numbers of type {kind}",
+            f"Convert the inputs to {kind}, or the model to the type of the inputs.",
+        )
+    size = _last_axis_size(layer)
     if size is not None and (not x.dim() or x.shape[-1] != size):
         return f"{size} numbers in the last axis", "Change the width of the layer, or the inputs."
     channels, axes = _channels(layer)
     if channels is None:
         return None
     if axes is not None and x.dim() != axes:
-        return f"an input of {axes} axes (batch, {channels} channels, ...)", "Reshape what goes into it."
+        return f"an input of {axes} axes (batch, {channels} channels, ...)", "Reshape its input."
     if x.dim() < 2 or x.shape[1] != channels:
         return f"{channels} channels in the second axis", "Change the channels of the layer, or the inputs."
     return None
 
 
-def _last_axis(layer: nn.Module) -> int | None:
+def _last_axis_size(layer: nn.Module) -> int | None:
     match layer:
         case nn.Linear():
             return layer.in_features
@@ -135,7 +142,7 @@ def _last_axis(layer: nn.Module) -> int | None:
 
 
 def _channels(layer: nn.Module) -> tuple[int | None, int | None]:
-    """(channels, axes of the input), where the layer has them."""
+    """Return (channels, number of input axes) if the layer has them."""
     match layer:
         case _ConvNd():
             return layer.in_channels, len(layer.kernel_size) + 2

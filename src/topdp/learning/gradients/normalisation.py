@@ -1,7 +1,8 @@
-"""Twins of normalisation layers: they normalise without weights, then scale and shift with every agent's own.
+"""Layer rules of normalisation layers: normalise without weights, then scale and shift with every agent's
+own.
 
-BatchNorm is here in evaluation mode only: the statistics it reads never change, so it is a function of one
-example. In training mode it is refused long before (`models`).
+BatchNorm is covered only in evaluation mode: its statistics never change, so it is a function of one example.
+In training mode `models` refuses it earlier.
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from topdp.learning.gradients import ghost_norms
-from topdp.learning.gradients.tape import NotFoldedError, Tape, Twin, Use, sum_positions, total
+from topdp.learning.gradients.tape import (
+    LayerRule,
+    NotFoldedError,
+    ParameterUse,
+    Tape,
+    sum_positions,
+    sum_tensors,
+)
 from topdp.learning.models import Slot
 
 
-class _NormTwin(Twin):
+class _NormRule(LayerRule):
     """Normalises without weights, then scales and shifts with every agent's own."""
 
-    axis: int  # where the weights lie in the unfolded output
+    axis: int  # first axis of the weights in the unfolded output
     width: int
 
     def _affine(self, normal: Tensor, lead: tuple[int, ...], trail: tuple[int, ...]) -> Tensor:
@@ -31,21 +39,21 @@ class _NormTwin(Twin):
         if self._weight is not None:
             weight = tape.weights(self._weight)
             output = output * weight.view(weight.shape[0], *lead, *weight.shape[1:], *trail)
-            uses.append(Use(self._weight, type(self).__name__, unfolded.detach(), self._join))
+            uses.append(ParameterUse(self._weight, type(self).__name__, unfolded.detach(), self._join))
         if self._bias is not None:
             bias = tape.weights(self._bias)
             output = output + bias.view(bias.shape[0], *lead, *bias.shape[1:], *trail)
             uses += self._bias_use(self.axis, self.width)
         return tape.record(output.flatten(0, 2), uses)
 
-    def _join(self, found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+    def _join(self, saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
         return ghost_norms.Dense(
-            total([sum_positions(delta * a, self.axis, self.width) for a, delta in found])
+            sum_tensors([sum_positions(delta * a, self.axis, self.width) for a, delta in saved_and_deltas])
         )
 
 
 @final
-class LayerNormTwin(_NormTwin):
+class LayerNormRule(_NormRule):
     def __init__(self, layer: nn.LayerNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
         self.normalized_shape, self.eps = layer.normalized_shape, layer.eps
@@ -55,12 +63,12 @@ class LayerNormTwin(_NormTwin):
         if x.dim() <= self.width:
             raise NotFoldedError(f"a LayerNorm got an input of shape {tuple(x.shape)} without a batch axis")
         normal = functional.layer_norm(x, self.normalized_shape, None, None, self.eps)
-        # x has as many axes after its leading one as the unfolded x after its first three.
+        # x has as many axes after its first as the unfolded x after its first three.
         return self._affine(normal, (1, 1) + (1,) * (x.dim() - 1 - self.width), ())
 
 
 @final
-class RMSNormTwin(_NormTwin):
+class RMSNormRule(_NormRule):
     def __init__(self, layer: nn.RMSNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
         self.normalized_shape, self.eps = layer.normalized_shape, layer.eps
@@ -73,8 +81,8 @@ class RMSNormTwin(_NormTwin):
         return self._affine(normal, (1, 1) + (1,) * (x.dim() - 1 - self.width), ())
 
 
-class _ChannelNormTwin(_NormTwin):
-    """One weight for each channel, of which the axis comes after that of the batch."""
+class _ChannelNormRule(_NormRule):
+    """One weight per channel; the channels are the axis after the batch."""
 
     axis, width = 3, 1
 
@@ -83,7 +91,7 @@ class _ChannelNormTwin(_NormTwin):
 
 
 @final
-class GroupNormTwin(_ChannelNormTwin):
+class GroupNormRule(_ChannelNormRule):
     def __init__(self, layer: nn.GroupNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
         self.num_groups, self.num_channels, self.eps = layer.num_groups, layer.num_channels, layer.eps
@@ -93,8 +101,8 @@ class GroupNormTwin(_ChannelNormTwin):
 
 
 @final
-class InstanceNormTwin(_ChannelNormTwin):
-    """Without running statistics; over as many axes as the layer says."""
+class InstanceNormRule(_ChannelNormRule):
+    """Without running statistics; over one, two or three axes."""
 
     def __init__(self, layer: Any, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
@@ -108,8 +116,8 @@ class InstanceNormTwin(_ChannelNormTwin):
 
 
 @final
-class BatchNormTwin(_ChannelNormTwin):
-    """In evaluation mode, whatever mode it is put into: all statistics it has are those it came with."""
+class BatchNormRule(_ChannelNormRule):
+    """Always in evaluation mode: uses only the statistics that the layer was created with."""
 
     running_mean: Tensor
     running_var: Tensor

@@ -1,8 +1,9 @@
-"""Before a path is used: the model runs, keeps nothing, and the fast path agrees with the plain one.
+"""Checks before a path is used: the model runs, keeps no state, and the fast path agrees with the slow path.
 
-That examples cannot meet does not rest on this file: `known`, `apart` and `memory` see to it. Here is a
-second line of defence, on examples made up for it, for every new shape: it finds functions that read a
-layer's weights, outputs changed in place, and errors of the model's own. No private record decides anything.
+Isolation of examples does not rest on this module: `known_layers`, `isolation` and `kept_state` ensure it.
+This is a second line of defence, on made-up examples, for every new shape. It finds functions that read a
+layer's weights, outputs that are changed in place, and errors of the model itself. No private record decides
+anything.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from topdp.errors import InputError
-from topdp.learning.gradients.folded_path import FoldedGradients
+from topdp.learning.gradients.folded_path import FoldedPath
 from topdp.learning.gradients.ghost_norms import Contribution, Dense, total_norms
-from topdp.learning.gradients.isolation import missing_rule
-from topdp.learning.gradients.kept_state import Memory, expect_nothing_left_over, left_over
-from topdp.learning.gradients.model_calls import outputs_of, without_kernels_for_inference
-from topdp.learning.gradients.per_example_path import PlainGradients, first_line
+from topdp.learning.gradients.isolation import operator_without_batch_rule
+from topdp.learning.gradients.kept_state import StateSnapshot, expect_no_leaked_tensors, leaked_tensors
+from topdp.learning.gradients.model_calls import disable_inference_kernels, tensor_output
+from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.losses import Loss, is_cross_entropy
 from topdp.learning.models import FlatModel, Slot
 
-AGENTS, EXAMPLES = 2, 3
-# A model that keeps what is unusual must meet it here first: sizes of made-up records.
-SIZES = (1.0, 1e-3, -1.0, 1e3, -1e3, 1e10, 1e30)
+PROBE_AGENTS, PROBE_EXAMPLES = 2, 3
+# Scales of made-up records: a model that keeps unusual values must meet them here first.
+MODEL_PROBE_SCALES = (1.0, 1e-3, -1.0, 1e3, -1e3, 1e10, 1e30)
 
 
-NOTHING_TO_COMPARE = (
-    "its gradients are zero for all examples that were made up to compare the two paths (a model with one "
-    "output under cross-entropy, for one class only, has nothing to learn)"
+ZERO_GRADIENTS_REASON = (
+    "its gradients are zero for all examples made up to compare the two paths (a model with one output under "
+    "cross-entropy, which has a single class, cannot learn)"
 )
-# What torch says, word by word, of ways in which it runs a model: not the user's concern, and not wrong.
-ASIDES = (
+# Warnings of torch about how it runs a model. They are harmless and not for the user.
+HARMLESS_WARNINGS = (
     "LSTM with projections is not supported with oneDNN",
     "The PyTorch API of nested tensors is in prototype stage",
     "RNN module weights are not part of single contiguous chunk of memory",
@@ -49,10 +50,11 @@ ASIDES = (
 
 @final
 @dataclass(frozen=True)
-class Verdict:
-    """`reason`: why the fast path may not be used; `elements`: what one example keeps in memory there.
+class PathComparison:
+    """Result of comparing the paths.
 
-    `remarks`: what makes the fast path slow.
+    `reason`: why the fast path must not be used; `elements`: what one example keeps in memory there;
+    `model_remarks`: what makes the fast path slow.
     """
 
     reason: str | None
@@ -60,100 +62,109 @@ class Verdict:
     remarks: tuple[str, ...] = ()
 
 
-def compare(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> Verdict:
-    """Whether folded and plain gradients of made-up examples, shaped like these, are equal.
+def compare_paths(
+    flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor
+) -> PathComparison:
+    """Compare fast and slow gradients of made-up examples shaped like these.
 
-    **Guarantees.** Compared are the norms of single gradients and one clipped, weighted sum, in float64 where
-    the model can (to 1e-8; else to 1e-3 in its own type; where other code runs for other types, on a GPU or
-    with products of our own, both), with different parameters per agent. Layers are in the mode in which they
-    will run, but for dropout; a model that draws random numbers itself can only be compared in evaluation
-    mode.
+    **Guarantees.** Compared are the norms of single gradients and one clipped, weighted sum, with different
+    parameters per agent: in float64 if the model allows it (to 1e-8), else in its own type (to 1e-3); both
+    where other code runs for other types, that is on a GPU or with our own products. Layers are in the mode
+    in which they will run, except for dropout. A model that draws random numbers itself can be compared only
+    in evaluation mode.
     """
-    few, x, y = sample(flat, rows, inputs, targets)
-    with _undisturbed(rows.device), exact_products():
+    row_probes, x, y = probe_batch(flat, rows, inputs, targets)
+    with _forked_generators(rows.device), full_precision_products():
         module = _without_dropout(flat.module)
         reason = "the fast path failed"
         for dtype, tolerance in ((torch.float64, 1e-8), (rows.dtype, 1e-3)):
-            records = few.to(dtype), _as(x, dtype), _as(y, dtype)
-            before = left_over()
+            records = row_probes.to(dtype), _to_dtype(x, dtype), _to_dtype(y, dtype)
+            before = leaked_tensors()
             try:
-                folded = FoldedGradients(FlatModel(module), loss)
-                losses, found = folded.contributions(*records)
+                folded = FoldedPath(FlatModel(module), loss)
+                losses, contributions = folded.contributions(*records)
                 if not torch.equal(losses, folded.contributions(*records)[0]):
                     module.eval()
-                    folded = FoldedGradients(FlatModel(module), loss)
-                    losses, found = folded.contributions(*records)
-            except Exception as error:  # a model that cannot run folded raises anything
+                    folded = FoldedPath(FlatModel(module), loss)
+                    losses, contributions = folded.contributions(*records)
+            except Exception as error:  # a model that cannot run folded may raise anything
                 reason = first_line(error)
                 continue
             if not folded.known:
-                expect_nothing_left_over(before)
-            # One example after the other, by torch alone: no rule for many at once that could be wrong.
-            plain = PlainGradients(FlatModel(module), loss).one_by_one(*records)
+                expect_no_leaked_tensors(before)
+            # One example after the other, by torch alone: no batching rule is involved that could be wrong.
+            plain = PerExamplePath(FlatModel(module), loss).one_by_one(*records)
             if not any(isinstance(c, Dense) and bool(c.gradients.any()) for _, c in plain[1]):
-                return Verdict(NOTHING_TO_COMPARE)
-            if _differ((losses, found), plain, flat.dimension, tolerance):
-                return Verdict("a layer is used in a way that the fast path misses")
+                return PathComparison(ZERO_GRADIENTS_REASON)
+            if _paths_differ((losses, contributions), plain, flat.dimension, tolerance):
+                return PathComparison("a layer is used in a way that the fast path misses")
             if dtype != rows.dtype and rows.is_cuda:
                 continue
-            elements = folded.elements // (AGENTS * EXAMPLES)
-            missing = None if folded.known else missing_rule(folded.contributions, *records)
-            return Verdict(None, elements, () if missing is None else (_one_after_the_other(missing),))
-    return Verdict(reason)
+            elements = folded.elements // (PROBE_AGENTS * PROBE_EXAMPLES)
+            missing = None if folded.known else operator_without_batch_rule(folded.contributions, *records)
+            return PathComparison(None, elements, () if missing is None else (_missing_rule_remark(missing),))
+    return PathComparison(reason)
 
 
-def _one_after_the_other(operator: str) -> str:
+def _missing_rule_remark(operator: str) -> str:
     return (
-        f"torch has no rule for the operator {operator} on many examples at once: they take turns there. "
+        f"torch has no batching rule for the operator {operator}: it takes one example after the other. "
         "Results are correct; for speed, use another function in its place."
     )
 
 
-def remarks(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> Iterator[str]:
-    """What the user should hear of a model that runs."""
-    few = flat, loss, rows, inputs, targets
-    if mixes(*few):
+def model_remarks(
+    flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor
+) -> Iterator[str]:
+    """Yield what the user should know about a model that runs."""
+    arguments = flat, loss, rows, inputs, targets
+    if mixes_examples(*arguments):
         yield (
-            "Examples of a batch influence each other in this model. Here each example is a batch of its "
-            "own, since clipping its gradient would not bound its influence otherwise."
+            "Examples of a batch influence each other in this model. topdp runs each example as its own "
+            "batch: otherwise clipping its gradient would not bound its influence."
         )
-    if is_cross_entropy(loss) and _gives_probabilities(*few):
+    if is_cross_entropy(loss) and _returns_probabilities(*arguments):
         yield (
-            "The outputs of this model are probabilities, and cross-entropy takes the softmax of what it is "
-            "given: where softmax is taken twice, a model learns slowly and stays unsure of itself. Leave "
-            "out the softmax at its end."
+            "The outputs of this model are probabilities, and cross-entropy applies softmax to its inputs. A "
+            "model with two softmax functions learns slowly and remains uncertain. Remove the softmax at "
+            "its end."
         )
 
 
-def _gives_probabilities(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> bool:
-    few, x, _ = sample(flat, rows, inputs, targets)
+def _returns_probabilities(
+    flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor
+) -> bool:
+    row_probes, x, _ = probe_batch(flat, rows, inputs, targets)
     module = copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype)
-    with torch.no_grad(), _undisturbed(rows.device), suppress(Exception):
-        outputs = functional_call(module, flat.named(few[0]), (x[0],))
+    with torch.no_grad(), _forked_generators(rows.device), suppress(Exception):
+        outputs = functional_call(module, flat.named(row_probes[0]), (x[0],))
         if outputs.dim() > 1 and outputs.shape[1] > 1 and bool((outputs >= 0).all()):
             return bool(((outputs.sum(1) - 1).abs() < 1e-4).all())
     return False
 
 
-def mixes(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> bool:
-    """Whether a batch gives other losses than its examples alone: then the user should hear how it is run."""
-    few, x, y = sample(flat, rows, inputs, targets)
+def mixes_examples(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether a batch gives other losses than its examples alone; the user should then be told."""
+    row_probes, x, y = probe_batch(flat, rows, inputs, targets)
     module = _without_dropout(flat.module).to(device=rows.device, dtype=rows.dtype)
-    parameters, x, y = flat.named(few[0]), x[0], y[0]
+    parameters, x, y = flat.named(row_probes[0]), x[0], y[0]
 
     def losses(*which: slice) -> Tensor:
         return torch.cat([loss(functional_call(module, parameters, (x[i],)), y[i]) for i in which])
 
-    with torch.no_grad(), _undisturbed(rows.device), exact_products():
+    with torch.no_grad(), _forked_generators(rows.device), full_precision_products():
         try:
             if not torch.equal(losses(slice(None)), losses(slice(None))):
-                module.eval()  # it draws random numbers itself
-            together, alone = losses(slice(None)), losses(*(slice(i, i + 1) for i in range(EXAMPLES)))
-        except Exception:  # what it cannot do is found, and said, elsewhere
+                module.eval()  # the model draws random numbers itself
+            batch_losses, single_losses = (
+                losses(slice(None)),
+                losses(*(slice(i, i + 1) for i in range(PROBE_EXAMPLES))),
+            )
+        except Exception:  # errors are found and reported elsewhere
             return False
-    # Losses that are no numbers, alone and together, say nothing.
-    scale = float(together.nan_to_num(0, 0, 0).abs().max())
-    return not torch.allclose(together, alone, 1e-3, 1e-3 * scale, equal_nan=True)
+    # Losses that are not finite, alone and together, show nothing.
+    scale = float(batch_losses.nan_to_num(0, 0, 0).abs().max())
+    return not torch.allclose(batch_losses, single_losses, 1e-3, 1e-3 * scale, equal_nan=True)
 
 
 def _without_dropout(module: nn.Module) -> nn.Module:
@@ -161,35 +172,35 @@ def _without_dropout(module: nn.Module) -> nn.Module:
     for layer in module.modules():
         if isinstance(layer, _DropoutNd):
             layer.eval()
-        elif drops(layer):
+        elif draws_dropout(layer):
             vars(layer)["dropout"] = 0.0
     return module
 
 
-def drops(layer: nn.Module) -> bool:
-    """Whether it is a layer of torch's that draws random numbers in training mode."""
+def draws_dropout(layer: nn.Module) -> bool:
+    """Whether it is a layer of torch that draws random numbers in training mode."""
     if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
         return float(layer.dropout) > 0
     return isinstance(layer, _DropoutNd)
 
 
 @contextmanager
-def without_asides() -> Iterator[None]:
-    """Leaves out `ASIDES`, and no other warning."""
+def ignore_harmless_warnings() -> Iterator[None]:
+    """Ignore `HARMLESS_WARNINGS`, and no other warning."""
     with warnings.catch_warnings():
-        for message in ASIDES:
+        for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message)
         yield
 
 
-def _undisturbed(device: torch.device) -> AbstractContextManager[None]:
-    """Whatever draws from torch's global generators inside leaves them as they were."""
+def _forked_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Restore torch's global generators afterwards."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 @contextmanager
-def exact_products() -> Iterator[None]:
-    """Products in full float32 inside, whatever the user has allowed."""
+def full_precision_products() -> Iterator[None]:
+    """Compute products in full float32 inside, whatever the user has allowed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -199,93 +210,99 @@ def exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def near_rows(
-    flat: FlatModel, like: Tensor, generator: torch.Generator | None = None, agents: int = AGENTS
+def probe_rows(
+    flat: FlatModel, like: Tensor, generator: torch.Generator | None = None, agents: int = PROBE_AGENTS
 ) -> Tensor:
-    """Rows of a few agents, all parameters different, near the model's own: those of a run may be far off."""
+    """Return rows of a few agents, all parameters different, near the model's own: the rows of a run may be
+    far off.
+    """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     row = flat.flatten().to(like)
     noise = torch.randn(agents, flat.dimension, generator=generator).to(like)
     return row + noise * (0.05 + 0.1 * row.abs())
 
 
-def sample(
+def probe_batch(
     flat: FlatModel,
     rows: Tensor,
     inputs: Tensor,
     targets: Tensor,
-    agents: int = AGENTS,
-    examples: int = EXAMPLES,
+    agents: int = PROBE_AGENTS,
+    examples: int = PROBE_EXAMPLES,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows near the model's own, and made-up records and targets shaped like these."""
+    """Return rows near the model's own, and made-up records and targets shaped like these."""
     generator = torch.Generator().manual_seed(0)
-    few = near_rows(flat, rows, generator, agents)
-    # Any whole number below these is valid wherever whole numbers are.
+    row_probes = probe_rows(flat, rows, generator, agents)
+    # An integer below all of these is a valid index everywhere.
     tables = [layer.num_embeddings for layer in flat.module.modules() if isinstance(layer, nn.Embedding)]
-    x = _like(inputs, (agents, examples), min(tables, default=2), generator)
-    # Class 1 is valid wherever there are two, and only then.
-    below = 2 if targets.is_floating_point() or _outputs(flat, few[0], x[0, :1]) > 1 else 1
-    return few, x, _like(targets, (agents, examples), below, generator)
+    x = _random_like(inputs, (agents, examples), min(tables, default=2), generator)
+    # Class 1 is valid only if there are two classes.
+    below = 2 if targets.is_floating_point() or _output_count(flat, row_probes[0], x[0, :1]) > 1 else 1
+    return row_probes, x, _random_like(targets, (agents, examples), below, generator)
 
 
-def _outputs(flat: FlatModel, row: Tensor, x: Tensor) -> float:
-    """How many scores the model gives an example; infinite where it does not run on this one."""
+def _output_count(flat: FlatModel, row: Tensor, x: Tensor) -> float:
+    """Return how many scores the model gives one example; infinite if it does not run on this one."""
     module = copy.deepcopy(flat.module).to(device=row.device, dtype=row.dtype)
-    with torch.no_grad(), _undisturbed(row.device), suppress(Exception):
+    with torch.no_grad(), _forked_generators(row.device), suppress(Exception):
         outputs = functional_call(module, flat.named(row), (x.clone(),))
         return outputs.shape[1] if outputs.dim() > 1 else math.inf
     return math.inf
 
 
-def _like(data: Tensor, lead: tuple[int, int], below: int, generator: torch.Generator) -> Tensor:
+def _random_like(data: Tensor, lead: tuple[int, int], below: int, generator: torch.Generator) -> Tensor:
     shape = (*lead, *data.shape[2:])
     if data.is_floating_point():
         return torch.rand(shape, generator=generator).to(data)
     return torch.randint(below, shape, generator=generator).to(data)
 
 
-def _as(y: Tensor, dtype: torch.dtype) -> Tensor:
+def _to_dtype(y: Tensor, dtype: torch.dtype) -> Tensor:
     return y.to(dtype) if y.is_floating_point() else y
 
 
-def try_once(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> None:
-    """Runs model and loss as torch would: errors of their own come out here.
+def check_model_call(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> None:
+    """Run model and loss as torch would, so that their own errors surface here.
 
-    As they are, but for layers that are given what they cannot take, and for outputs that are no tensor
-    (`calls`). Records are made up; where the model does not take those, it must take some of the real ones.
+    Errors come out unchanged, except where a layer gets an input that it cannot take and where the output is
+    not a tensor (`model_calls`). Records are made up; a model that fails on those must run on some of the
+    real ones.
 
-    **Guarantees.** A model or a loss that keeps something between two calls is refused.
+    **Guarantees.** A model or a loss that keeps state between two calls is refused.
     """
-    few, x, y = sample(flat, rows, inputs, targets)
-    probe = without_kernels_for_inference(copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype))
-    memory = Memory({"model": probe, "loss": loss}, x, y, contents=True)
+    row_probes, x, y = probe_batch(flat, rows, inputs, targets)
+    probe = disable_inference_kernels(copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype))
+    memory = StateSnapshot({"model": probe, "loss": loss}, x, y, contents=True)
 
     def call(x: Tensor, y: Tensor) -> None:
-        loss(outputs_of(probe, flat.named(few[0]), x), y)
+        loss(tensor_output(probe, flat.named(row_probes[0]), x), y)
 
-    with torch.no_grad(), _undisturbed(rows.device):
+    with torch.no_grad(), _forked_generators(rows.device):
         try:
             call(x[0], y[0])
         except Exception:
-            call(inputs[0, :EXAMPLES].clone(), targets[0, :EXAMPLES].clone())
+            call(inputs[0, :PROBE_EXAMPLES].clone(), targets[0, :PROBE_EXAMPLES].clone())
         else:
             try:
                 call(x[0, :1], y[0, :1])
             except Exception as error:
                 raise InputError(
-                    "Expected a model that runs on a batch of one example, as every example is here; it runs "
-                    f"on {EXAMPLES}, and on one there came {first_line(error)}. Does it squeeze its batch?"
+                    "Expected a model that runs on a batch of one example, as topdp runs every example; "
+                    f"it runs on {PROBE_EXAMPLES}, and on one it raised {first_line(error)}. Does it "
+                    "squeeze its batch?"
                 ) from error
-        for size in SIZES:
-            with suppress(Exception):  # it may refuse such records; they count as zero then
+        for size in MODEL_PROBE_SCALES:
+            with suppress(Exception):  # the model may refuse such records; they then count as zero
                 call(x[0] * size if x.is_floating_point() else x[0], y[0])
     memory.expect_unchanged()
 
 
-Found = tuple[Tensor, list[tuple[Slot, Contribution]]]
+LossesAndContributions = tuple[Tensor, list[tuple[Slot, Contribution]]]
 
 
-def _differ(fast: Found, plain: Found, dimension: int, tolerance: float) -> bool:
+def _paths_differ(
+    fast: LossesAndContributions, plain: LossesAndContributions, dimension: int, tolerance: float
+) -> bool:
     expected = total_norms([c for _, c in plain[1]])
     scale = float(expected.max())
     if not (
@@ -293,7 +310,7 @@ def _differ(fast: Found, plain: Found, dimension: int, tolerance: float) -> bool
         and torch.allclose(total_norms([c for _, c in fast[1]]), expected, tolerance, tolerance * scale)
     ):
         return True
-    # Some clipped, some not, no two examples alike.
+    # Some examples clipped, some not, all with different weights.
     coefficients = expected.mean() / expected.clamp_min(expected.mean())
     coefficients = coefficients * torch.linspace(0.5, 1, coefficients.numel()).view_as(coefficients).to(
         expected

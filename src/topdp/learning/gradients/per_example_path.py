@@ -1,7 +1,7 @@
-"""Per-example gradients of any module, one example as a batch of one. Correct for anything, and slow.
+"""The slow path: per-example gradients of any module, each example as a batch of one.
 
-In `apart` over examples and agents where torch can, by a Python loop where it cannot (control flow that
-depends on data). The caller bounds memory: a block of m examples makes m·d numbers.
+Runs in `isolated_vmap` over examples and agents where torch can, and in a Python loop where it cannot
+(control flow that depends on data). The caller bounds memory: a block of m examples makes m·d numbers.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from torch.func import functional_call, grad_and_value
 
 from topdp.errors import InputError
 from topdp.learning.gradients.ghost_norms import Contribution, Dense
-from topdp.learning.gradients.isolation import apart, watched
-from topdp.learning.gradients.kept_state import Memory
-from topdp.learning.gradients.model_calls import outputs_of, without_kernels_for_inference
+from topdp.learning.gradients.isolation import forbid_batch_access, isolated_vmap
+from topdp.learning.gradients.kept_state import StateSnapshot
+from topdp.learning.gradients.model_calls import disable_inference_kernels, tensor_output
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel, Slot
 
 
 @final
-class PlainGradients:
-    """Any model.
+class PerExamplePath:
+    """Per-example gradients of any model.
 
-    **Guarantees.** Each example is in a call of its own, or in `apart`, and a model or loss that keeps
-    something from one call to the next is refused (`memory`): so what comes out for an example is a function
-    of that example and of its agent's row. An example on which the model fails has a gradient of NaN.
+    **Guarantees.** Each example runs in its own call or in `isolated_vmap`, and a model or loss that keeps
+    state from one call to the next is refused (`kept_state`). So the result for an example is a function of
+    that example and of its agent's row. An example on which the model fails has a gradient of NaN.
     """
 
     def __init__(self, flat: FlatModel, loss: Loss) -> None:
         self._flat = flat
-        self._module = without_kernels_for_inference(copy.deepcopy(flat.module))
+        self._module = disable_inference_kernels(copy.deepcopy(flat.module))
         self._loss = loss
         self._loop = False
 
-    def try_apart(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
-        """Whether these examples run in `apart`, and others with them; if not, why."""
+    def try_isolated(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
+        """Try whether these examples, and so others, run in `isolated_vmap`; return the reason if not."""
         self._module.to(device=rows.device, dtype=rows.dtype)
         try:
-            self._apart(rows, inputs, targets)
-        except Exception as error:  # vmap refuses in many types
+            self._isolated(rows, inputs, targets)
+        except Exception as error:  # vmap raises many types of errors
             self._loop = True
             return first_line(error)
         return None
@@ -51,21 +51,23 @@ class PlainGradients:
     def contributions(
         self, rows: Tensor, inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
-        """Losses [n, b], and contributions of all parameters; rows [n, d], inputs and targets [n, b, ...]."""
+        """Return losses [n, b] and contributions of all parameters; rows [n, d], inputs and targets [n, b,
+        ...].
+        """
         if self._loop:
             return self.one_by_one(rows, inputs, targets)
         self._module.to(device=rows.device, dtype=rows.dtype)
-        memory = Memory({"model": self._module, "loss": self._loss}, inputs, targets, contents=False)
-        losses, gradients = self._apart(rows, inputs, targets)
+        memory = StateSnapshot({"model": self._module, "loss": self._loss}, inputs, targets, contents=False)
+        losses, gradients = self._isolated(rows, inputs, targets)
         memory.expect_unchanged()
         return losses, self._dense(gradients)
 
     def one_by_one(
         self, rows: Tensor, inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
-        """As `contributions`, by a Python loop."""
+        """Like `contributions`, in a Python loop."""
         self._module.to(device=rows.device, dtype=rows.dtype)
-        memory = Memory({"model": self._module, "loss": self._loss}, inputs, targets, contents=True)
+        memory = StateSnapshot({"model": self._module, "loss": self._loss}, inputs, targets, contents=True)
         losses = rows.new_full(inputs.shape[:2], math.nan)
         gradients = rows.new_zeros(*inputs.shape[:2], rows.shape[1])
         for i, row in enumerate(rows):
@@ -73,12 +75,14 @@ class PlainGradients:
             leaves = {name: view.detach().requires_grad_() for name, view in self._flat.named(own).items()}
             for j in range(inputs.shape[1]):
                 try:
-                    losses[i, j] = self._one(leaves, inputs[i, j], targets[i, j], gradients[i, j])
+                    losses[i, j] = self._example_gradient(
+                        leaves, inputs[i, j], targets[i, j], gradients[i, j]
+                    )
                 except (MemoryError, torch.OutOfMemoryError):
                     raise
-                except Exception:  # the record's fault: the model ran on others (`check`)
+                except Exception:  # caused by the record: the model ran on others (`path_check`)
                     gradients[i, j] = math.nan
-            # Attributes of tensors too, gradients of the model's own making, and whether there are any.
+            # Also attributes of tensors, and gradients that the model has set.
             written = any(vars(leaf) or leaf.grad is not None for leaf in leaves.values())
             frozen = not all(leaf.requires_grad for leaf in leaves.values())
             if (
@@ -87,15 +91,17 @@ class PlainGradients:
                 or not torch.equal(own.view(torch.uint8), row.contiguous().view(torch.uint8))
             ):
                 raise InputError(
-                    "Expected a model that leaves its parameters alone, got one that writes them."
+                    "Expected a model that does not change its parameters, got one that writes them."
                 )
         memory.expect_unchanged()
         return losses, self._dense(gradients)
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        """[n, b, ...]: all agents in evaluation mode on one batch [b, ...], one agent after the other."""
-        module = without_kernels_for_inference(self._flat.load(rows[0]).eval())
-        return torch.stack([outputs_of(module, self._flat.named(row), inputs) for row in rows])
+        """Return [n, b, ...]: all agents in evaluation mode on one batch [b, ...], one agent after the
+        other.
+        """
+        module = disable_inference_kernels(self._flat.load(rows[0]).eval())
+        return torch.stack([tensor_output(module, self._flat.named(row), inputs) for row in rows])
 
     def _dense(self, gradients: Tensor) -> list[tuple[Slot, Contribution]]:
         return [(slot, Dense(gradients[:, :, slot.start : slot.stop])) for slot in self._flat.slots]
@@ -104,25 +110,25 @@ class PlainGradients:
         outputs = functional_call(self._module, parameters, (x.unsqueeze(0),))
         return self._loss(outputs, y.unsqueeze(0)).sum()
 
-    def _apart(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _isolated(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         def example(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            with watched():
+            with forbid_batch_access():
                 return self._example_loss(parameters, x, y)
 
-        # Gradients are taken inside: outside, torch forgets the padding_idx of an embedding.
-        examples = apart(grad_and_value(example), (None, 0, 0))
+        # Gradients are taken inside: outside, torch ignores the padding_idx of an embedding.
+        examples = isolated_vmap(grad_and_value(example), (None, 0, 0))
         # By parameter: the gradient of a slice of a row would be as long as the row.
         parameters = {
             slot.name: rows[:, slot.start : slot.stop].view(-1, *slot.shape) for slot in self._flat.slots
         }
-        by_name, losses = apart(examples, (0, 0, 0))(parameters, inputs, targets)
+        by_name, losses = isolated_vmap(examples, (0, 0, 0))(parameters, inputs, targets)
         return losses, torch.cat([by_name[slot.name].flatten(2) for slot in self._flat.slots], 2)
 
-    def _one(self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    def _example_gradient(self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, out: Tensor) -> Tensor:
         with torch.enable_grad():
             loss = self._example_loss(leaves, x, y)
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        for slot, gradient in zip(self._flat.slots, found, strict=True):
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        for slot, gradient in zip(self._flat.slots, gradients, strict=True):
             if gradient is not None:
                 out[slot.start : slot.stop] = gradient.reshape(-1)
         return loss.detach()

@@ -1,7 +1,7 @@
 """Max-pooling with windows that do not overlap, on an NVIDIA GPU, and its gradient.
 
-PyTorch's gradient adds up what overlapping windows send back, and takes longer than a convolution does here.
-Where windows do not overlap, every input asks its one window. Needs Triton, as `convolution_cuda` does.
+PyTorch's gradient adds up what overlapping windows send back, and takes longer here than a convolution.
+Without overlap, every input reads from its only window. Needs Triton, as `convolution_cuda` does.
 """
 
 # Triton compiles the kernels below from their source: annotations and untyped names are Triton's.
@@ -17,13 +17,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK = 512  # elements at once
+POOLING_BLOCK_ELEMENTS = 512  # elements in one program
 
 
 @triton.jit
 def _forward(out, winner, x, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr,
              WIDTH: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, B: tl.constexpr):  # fmt: skip
-    """The largest of each window, and which it was: the first of equals, as PyTorch has it."""
+    """The largest value of each window, and its index: the first of equal values, as in PyTorch."""
     i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     spot = (i % (HEIGHT * WIDTH)).to(tl.int32)
     corner = x + i // (HEIGHT * WIDTH) * (H * W) + (spot // WIDTH) * (KH * W) + (spot % WIDTH) * KW
@@ -31,7 +31,7 @@ def _forward(out, winner, x, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.
     which = tl.zeros((B,), tl.int32)
     for tap in tl.static_range(1, KH * KW):
         value = tl.load(corner + (tap // KW) * W + tap % KW, mask=i < size, other=0.0)
-        better = (value > largest) | (value != value)  # what is not a number stays
+        better = (value > largest) | (value != value)  # NaN stays
         largest = tl.where(better, value, largest)
         which = tl.where(better, tap, which)
     tl.store(out + i, largest, mask=i < size)
@@ -41,19 +41,19 @@ def _forward(out, winner, x, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.
 @triton.jit
 def _backward(dx, delta, winner, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr,
               WIDTH: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, B: tl.constexpr):  # fmt: skip
-    """dx[i] = delta of the window of i, if i was the largest there."""
+    """dx[i] = delta of the window of i, if i was its largest value."""
     i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     p = (i % (H * W)).to(tl.int32)
     y, z = p // W, p % W
     inside = (i < size) & (y < HEIGHT * KH) & (z < WIDTH * KW)
     window = i // (H * W) * (HEIGHT * WIDTH) + (y // KH) * WIDTH + z // KW
     won = tl.load(winner + window, mask=inside, other=0).to(tl.int32) == (y % KH) * KW + z % KW
-    from_above = tl.load(delta + window, mask=inside, other=0.0)
-    tl.store(dx + i, tl.where(won, from_above, 0.0), mask=i < size)
+    delta_block = tl.load(delta + window, mask=inside, other=0.0)
+    tl.store(dx + i, tl.where(won, delta_block, 0.0), mask=i < size)
 
 
 class _MaxPool(torch.autograd.Function):
-    """Of equals the first counts, of several that are not numbers the last: as in PyTorch."""
+    """Among equal values the first counts, among several NaNs the last: as in PyTorch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: tuple[int, int]) -> Tensor:
@@ -65,7 +65,9 @@ class _MaxPool(torch.autograd.Function):
         ctx.sizes = {"H": H, "W": W, "HEIGHT": height, "WIDTH": width, "KH": kernel[0], "KW": kernel[1]}
         ctx.shape = x.shape
         with torch.cuda.device_of(x):  # Triton launches on the current device
-            _forward[(triton.cdiv(out.numel(), BLOCK),)](out, winner, x, out.numel(), **ctx.sizes, B=BLOCK)
+            _forward[(triton.cdiv(out.numel(), POOLING_BLOCK_ELEMENTS),)](
+                out, winner, x, out.numel(), **ctx.sizes, B=POOLING_BLOCK_ELEMENTS
+            )
         ctx.save_for_backward(winner)
         return out
 
@@ -76,11 +78,13 @@ class _MaxPool(torch.autograd.Function):
         delta = deltas[0].contiguous()
         dx = delta.new_empty(ctx.shape)
         with torch.cuda.device_of(delta):
-            _backward[(triton.cdiv(dx.numel(), BLOCK),)](dx, delta, winner, dx.numel(), **ctx.sizes, B=BLOCK)
+            _backward[(triton.cdiv(dx.numel(), POOLING_BLOCK_ELEMENTS),)](
+                dx, delta, winner, dx.numel(), **ctx.sizes, B=POOLING_BLOCK_ELEMENTS
+            )
         return dx, None
 
 
 def max_pool(x: Tensor, kernel: tuple[int, int]) -> Tensor:
-    """x [..., H, W] in small windows, which are unrolled; what no window covers is dropped."""
+    """Pool x [..., H, W] in small windows, which are unrolled; the rest beyond the last window is dropped."""
     out: Tensor = _MaxPool.apply(x, kernel)
     return out

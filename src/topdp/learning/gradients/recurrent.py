@@ -1,7 +1,7 @@
-"""Twins of recurrent layers and their cells: linear twins, unrolled in time with every agent's own weights.
+"""Layer rules of recurrent layers and cells: linear rules, unrolled in time with every agent's own weights.
 
-An input is projected for all steps at once; what the hidden state adds is a linear layer that is used once a
-step, and its gradient is the sum over steps, as for any layer that is used several times.
+The input is projected for all steps at once. The contribution of the hidden state is a linear layer used once
+per step; its gradient is the sum over steps, as for any layer that is used several times.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from topdp.learning.gradients.linear_layers import LinearTwin
+from topdp.learning.gradients.linear_layers import LinearRule
 from topdp.learning.gradients.tape import NotFoldedError, Tape
 from topdp.learning.models import Slot
 
-State = tuple[Tensor, ...]
+RecurrentState = tuple[Tensor, ...]
 """(h,), or (h, c) of an LSTM; each [N, size]."""
 
 
-def _linear(layer: nn.Module, tape: Tape, slots: Mapping[str, Slot], ending: str) -> LinearTwin:
+def _linear(layer: nn.Module, tape: Tape, slots: Mapping[str, Slot], ending: str) -> LinearRule:
     own = {name: slots[f"{name}_{ending}"] for name in ("weight", "bias") if f"{name}_{ending}" in slots}
-    return LinearTwin(layer, tape, own)
+    return LinearRule(layer, tape, own)
 
 
-def _lstm(inputs: Tensor, hidden: Tensor, state: State) -> State:
+def _lstm(inputs: Tensor, hidden: Tensor, state: RecurrentState) -> RecurrentState:
     i, f, g, o = (inputs + hidden).chunk(4, -1)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def _gru(inputs: Tensor, hidden: Tensor, state: State) -> State:
+def _gru(inputs: Tensor, hidden: Tensor, state: RecurrentState) -> RecurrentState:
     (ir, iz, new), (hr, hz, hn) = inputs.chunk(3, -1), hidden.chunk(3, -1)
     z = torch.sigmoid(iz + hz)
     n = torch.tanh(new + torch.sigmoid(ir + hr) * hn)
     return (n + z * (state[0] - n),)
 
 
-def _tanh(inputs: Tensor, hidden: Tensor, state: State) -> State:
+def _tanh(inputs: Tensor, hidden: Tensor, state: RecurrentState) -> RecurrentState:
     return (torch.tanh(inputs + hidden),)
 
 
-def _relu(inputs: Tensor, hidden: Tensor, state: State) -> State:
+def _relu(inputs: Tensor, hidden: Tensor, state: RecurrentState) -> RecurrentState:
     return (torch.relu(inputs + hidden),)
 
 
-STEPS = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}
-"""(what the input adds, what the hidden state adds, the state) -> the next state."""
+RECURRENT_STEPS = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}
+"""(contribution of the input, contribution of the hidden state, state) -> next state"""
 
 
 @final
-class RecurrentTwin(nn.Module):
-    """Of an RNN, GRU or LSTM; all layers, both directions, projections."""
+class RecurrentRule(nn.Module):
+    """The rule of an RNN, GRU or LSTM; with all layers, both directions, and projections."""
 
     def __init__(self, layer: nn.RNNBase, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class RecurrentTwin(nn.Module):
         endings = [f"l{at}{way}" for at in range(layer.num_layers) for way in directions]
         self.inputs = nn.ModuleList(_linear(layer, tape, slots, f"ih_{ending}") for ending in endings)
         self.hidden = nn.ModuleList(_linear(layer, tape, slots, f"hh_{ending}") for ending in endings)
-        self.shorten = nn.ModuleList(
+        self.projections = nn.ModuleList(
             _linear(layer, tape, slots, f"hr_{ending}") for ending in endings if layer.proj_size
         )
 
     def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        """As the layer's own."""
+        """Same as the layer's own."""
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise NotFoldedError(f"{self.path}: packed sequences have no fast form")
         batched = x.dim() == 3
@@ -89,8 +89,8 @@ class RecurrentTwin(nn.Module):
             outputs = outputs.transpose(0, 1)
         return outputs, tuple(last) if self.mode == "LSTM" else last[0]
 
-    def _layers(self, x: Tensor, start: State | None) -> tuple[Tensor, list[State]]:
-        ends: list[State] = []
+    def _layers(self, x: Tensor, start: RecurrentState | None) -> tuple[Tensor, list[RecurrentState]]:
+        ends: list[RecurrentState] = []
         for layer in range(self.num_layers):
             if layer:
                 x = functional.dropout(x, self.dropout, self.training)
@@ -105,22 +105,24 @@ class RecurrentTwin(nn.Module):
             x = torch.cat(sequences, -1) if len(sequences) > 1 else sequences[0]
         return x, ends
 
-    def _steps(self, at: int, x: Tensor, state: State | None, backwards: bool) -> Iterator[State]:
-        """The state after each step of x [N, T, in]."""
+    def _steps(
+        self, at: int, x: Tensor, state: RecurrentState | None, backwards: bool
+    ) -> Iterator[RecurrentState]:
+        """Yield the state after each step of x [N, T, in]."""
         inputs = self.inputs[at](x)
         if state is None:
             zeros = inputs.new_zeros(len(inputs), self.hidden_size)
             state = (zeros[:, : self.proj_size or self.hidden_size], zeros)
         for part in inputs.flip(1).unbind(1) if backwards else inputs.unbind(1):
-            state = STEPS[self.mode](part, self.hidden[at](state[0]), state)
+            state = RECURRENT_STEPS[self.mode](part, self.hidden[at](state[0]), state)
             if self.proj_size:
-                state = (self.shorten[at](state[0]), *state[1:])
+                state = (self.projections[at](state[0]), *state[1:])
             yield state
 
 
 @final
-class CellTwin(nn.Module):
-    """Of an RNNCell, GRUCell or LSTMCell: one step."""
+class CellRule(nn.Module):
+    """The rule of an RNNCell, GRUCell or LSTMCell: one step."""
 
     def __init__(self, layer: nn.RNNCellBase, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__()
@@ -128,11 +130,11 @@ class CellTwin(nn.Module):
         self.input_size, self.hidden_size = layer.input_size, layer.hidden_size
         self._lstm = isinstance(layer, nn.LSTMCell)
         nonlinearity = f"RNN_{layer.nonlinearity.upper()}" if isinstance(layer, nn.RNNCell) else ""
-        self._step = STEPS[nonlinearity or ("LSTM" if self._lstm else "GRU")]
+        self._step = RECURRENT_STEPS[nonlinearity or ("LSTM" if self._lstm else "GRU")]
         self.inputs, self.hidden = (_linear(layer, tape, slots, name) for name in ("ih", "hh"))
 
     def forward(self, x: Tensor, hx: Any = None) -> Any:
-        """As the cell's own."""
+        """Same as the cell's own."""
         batched = x.dim() == 2
         inputs = self.inputs(x if batched else x.unsqueeze(0))
         if hx is None:

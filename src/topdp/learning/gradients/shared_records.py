@@ -1,8 +1,8 @@
 """One set of records for several rows of parameters: the first layer reads it once for all of them.
 
-For runs that are executed together on the same data: where a model begins with a linear layer, S rows that
-share an agent's records are one linear layer of S times the width. After it each row goes its own way. Not
-for runs with records of their own.
+For stacked runs on the same data. If a model begins with a linear layer, S rows that share an agent's records
+are one linear layer of S times the width. After it each row is processed separately. Not for runs with
+different records.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from topdp.learning.gradients import agent_products
 from topdp.learning.gradients.ghost_norms import Contribution
-from topdp.learning.gradients.safe_norms import squared
+from topdp.learning.gradients.safe_norms import squared_norms
 
 
 def linear_of_all(a: Tensor, weight: Tensor, bias: Tensor | None, copies: int) -> Tensor:
-    """a [agents, b, in] through the weights [copies·agents, out, in]: [copies·agents, b, out]."""
+    """Apply the weights [copies·agents, out, in] to a [agents, b, in]: [copies·agents, b, out]."""
     agents, b, _ = a.shape
     wide = _side_by_side(weight, copies)  # [agents, copies·out, in]
     outputs = agent_products.linear(a, wide, None if bias is None else _side_by_side(bias, copies))
@@ -26,12 +26,12 @@ def linear_of_all(a: Tensor, weight: Tensor, bias: Tensor | None, copies: int) -
 
 
 def _side_by_side(values: Tensor, copies: int) -> Tensor:
-    """[copies·agents, out, ...] as [agents, copies·out, ...]."""
+    """View [copies·agents, out, ...] as [agents, copies·out, ...]."""
     return by_copy(values, copies).transpose(0, 1).flatten(1, 2)
 
 
 def by_copy(values: Tensor, copies: int) -> Tensor:
-    """[copies·agents, ...] as [copies, agents, ...], a view."""
+    """View [copies·agents, ...] as [copies, agents, ...]."""
     return values.view(copies, len(values) // copies, *values.shape[1:])
 
 
@@ -48,8 +48,8 @@ class SharedOuter(Contribution):
         return len(self.delta) // len(self.a)
 
     def squared_norms(self) -> Tensor:
-        lengths = squared(self.a).expand(self.copies, -1, -1)
-        return lengths.flatten(0, 1) * squared(self.delta)
+        lengths = squared_norms(self.a).expand(self.copies, -1, -1)
+        return lengths.flatten(0, 1) * squared_norms(self.delta)
 
     def add_to(self, out: Tensor, coefficients: Tensor) -> None:
         scaled = (self.delta * coefficients.unsqueeze(2)).mT  # [n, out, b]
@@ -61,5 +61,5 @@ class SharedOuter(Contribution):
 
     def blank(self, where: Tensor) -> None:
         self.delta = self.delta.masked_fill(where.unsqueeze(2), 0)
-        # Where the common factor is no number, neither is the norm of any copy: all of them are blanked.
+        # If the common factor is not finite, neither is the norm of any copy: all of them are blanked.
         self.a = self.a.masked_fill(~torch.isfinite(self.a).all(2, keepdim=True), 0)

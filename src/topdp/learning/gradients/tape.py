@@ -1,8 +1,9 @@
-"""What the twins of one model share during one pass: every agent's weights, and who used which of them.
+"""The tape that the layer rules of one model share during one pass: every agent's weights, and the recorded
+uses.
 
-A `Twin` stands where a layer stood. It gets the folded batch of all agents, or one example of it inside
-`apart`, and records on the `Tape` what `ghost` needs. Which layers have twins, and what they compute, is in
-`twins`.
+A `LayerRule` replaces a layer. It gets the folded batch of all agents, or one example of it inside
+`isolated_vmap`, and records on the `Tape` what `ghost_norms` needs. Which layers have rules is in
+`layer_rules`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from topdp.learning.models import Slot
 
 @final
 class NotFoldedError(Exception):
-    """The module cannot run as a skeleton; the message says which part and why."""
+    """The module cannot run folded; the message says which part and why."""
 
 
 @final
 @dataclass(frozen=True)
-class Use:
+class ParameterUse:
     """One use of one parameter. `join` makes one contribution of all (saved, delta) of the same `kind`."""
 
     slot: Slot
@@ -39,7 +40,7 @@ class Use:
 
 @final
 class Tape:
-    """What the twins of one skeleton share during one pass."""
+    """What the layer rules of one model share during one pass."""
 
     def __init__(self) -> None:
         self.clear()
@@ -51,35 +52,38 @@ class Tape:
         self.shared = False
         self.copies = 1
         self.anchor: Tensor | None = None
-        self.kept = 0  # elements that one example keeps beside what is recorded
-        self.records: list[tuple[Tensor, list[Use]]] = []
+        self.kept = 0  # elements that one example keeps besides what is recorded
+        self.records: list[tuple[Tensor, list[ParameterUse]]] = []
 
     def begin(
         self, rows: Tensor, examples: int, *, recording: bool, shared: bool = False, copies: int = 1
     ) -> None:
-        """`shared`: all agents get the same batch, given once as [b, ...] and folded by the first twin.
+        """Start a pass.
 
-        `copies`: rows i, i + n/copies, ... get the same batch; the first twin, a linear one, folds it.
+        `shared`: all agents get the same batch, given once as [b, ...]; the first rule folds it. `copies`:
+        rows i, i + n/copies, ... get the same batch; the first rule, a linear one, folds it.
         """
         self.rows, self.examples, self.recording = rows, examples, recording
         self.shared, self.copies = shared, copies
         self.records = []
 
-    def anchored(self, example: Tensor) -> None:
-        """From here on twins are called inside `apart`, of which `example` is one."""
+    def set_anchor(self, example: Tensor) -> None:
+        """From now on layer rules are called inside `isolated_vmap`, which maps over `example`."""
         self.anchor = example
 
     @property
     def agents(self) -> int:
-        """How many there are, n."""
+        """The number of agents, n."""
         return self.rows.shape[0]
 
     def weights(self, slot: Slot) -> Tensor:
-        """[n, *shape]: every agent's own, a view."""
+        """Return [n, *shape]: a view of every agent's own weights."""
         return self.rows[:, slot.start : slot.stop].view(-1, *slot.shape)
 
     def unfold(self, x: Tensor) -> Tensor:
-        """[n, b, m, ...]: a view of the folded x, where a model may have moved m positions into its batch."""
+        """Return [n, b, m, ...]: a view of the folded x, in whose batch a model may have moved m
+        positions.
+        """
         n, b = self.agents, self.examples
         if self.shared:
             self.shared = False
@@ -89,67 +93,76 @@ class Tape:
             raise NotFoldedError(f"a layer got a leading axis of {tuple(x.shape)}, not the batch of {n * b}")
         return x.reshape(n, b, x.shape[0] // (n * b), *x.shape[1:])
 
-    def record(self, output: Tensor, uses: Sequence[Use]) -> Tensor:
+    def record(self, output: Tensor, uses: Sequence[ParameterUse]) -> Tensor:
         if self.recording:
             if not output.requires_grad:
                 output.requires_grad_()
             self.records.append((output, list(uses)))
         return output
 
-    def spread(self, slots: Sequence[Slot]) -> dict[str, Tensor]:
-        """Parameters that a model reads itself [n·b, *shape]: a copy for each example, recorded.
+    def copy_per_example(self, slots: Sequence[Slot]) -> dict[str, Tensor]:
+        """Return the parameters that a model reads itself [n·b, *shape]: a recorded copy for each example.
 
-        The gradient of an example's copy is the example's own, however the model uses it.
+        The gradient of an example's copy is the gradient of that example, however the model uses the copy.
         """
         copies = {}
         for slot in slots:
             own = self.weights(slot).detach().repeat_interleave(self.examples, 0)
-            copies[slot.name] = self.record(own, [Use(slot, "a parameter that is read", None, _join_copies)])
+            copies[slot.name] = self.record(
+                own, [ParameterUse(slot, "a parameter that is read", None, _join_copies)]
+            )
         return copies
 
     def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost_norms.Contribution]]:
-        """Per-example gradients of `loss` (a sum over examples) for every parameter that was used."""
+        """Return the per-example gradients of `loss` (a sum over examples) for every parameter that was
+        used.
+        """
         if not self.records:
             return []
         outputs = [output for output, _ in self.records]
         deltas = torch.autograd.grad(loss, outputs, allow_unused=True)
-        by_slot: dict[Slot, dict[str, list[tuple[Use, Tensor]]]] = defaultdict(lambda: defaultdict(list))
+        by_slot: dict[Slot, dict[str, list[tuple[ParameterUse, Tensor]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         for (_, uses), delta in zip(self.records, deltas, strict=True):
             if delta is not None:
-                # A loss may leave an example's numbers apart from each other: side by side all is faster.
+                # A loss may return gradients with gaps in memory: contiguous ones are faster.
                 unfolded = self.unfold(delta.contiguous() if delta.dim() == 2 else delta)
                 for use in uses:
                     by_slot[use.slot][use.kind].append((use, unfolded))
-        _expect_apart(list(by_slot))
+        _expect_no_overlap(list(by_slot))
         result = []
         for slot, kinds in by_slot.items():
             joined = [
-                found[0][0].join([(use.saved, delta) for use, delta in found]) for found in kinds.values()
+                uses_and_deltas[0][0].join([(use.saved, delta) for use, delta in uses_and_deltas])
+                for uses_and_deltas in kinds.values()
             ]
-            together = ghost_norms.tied(joined)
-            if together is None:
+            combined = ghost_norms.combine(joined)
+            if combined is None:
                 raise NotFoldedError(f"parameter {slot.name!r} is tied between {' and '.join(sorted(kinds))}")
-            result.append((slot, together))
+            result.append((slot, combined))
         return result
 
 
-def _join_copies(found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
-    return ghost_norms.Dense(total([delta.flatten(2) for _, delta in found]))
+def _join_copies(saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+    return ghost_norms.Dense(sum_tensors([delta.flatten(2) for _, delta in saved_and_deltas]))
 
 
-def _expect_apart(slots: Sequence[Slot]) -> None:
-    """Norms of slots are added up as if they had nothing in common: parts of one parameter could have."""
+def _expect_no_overlap(slots: Sequence[Slot]) -> None:
+    """Refuse slots that overlap: their norms are added up as if they had nothing in common."""
     ordered = sorted(slots, key=lambda slot: slot.start)
-    for one, other in pairwise(ordered):
-        if other.start < one.stop:
-            raise NotFoldedError(f"parameter {one.name!r} is tied to {other.name!r}, which is a part of it")
+    for first, second in pairwise(ordered):
+        if second.start < first.stop:
+            raise NotFoldedError(
+                f"parameter {first.name!r} is tied to {second.name!r}, which is a part of it"
+            )
 
 
-class Twin(nn.Module):
-    """Stands where a layer stood; has its geometry, not its weights."""
+class LayerRule(nn.Module):
+    """Replaces a layer; has its geometry, not its weights."""
 
     def __init__(self, tape: Tape, slots: Mapping[str, Slot]) -> None:
-        """`slots`: of the layer's own parameters, by their names in the layer."""
+        """`slots`: the layer's own parameters, by their names in the layer."""
         super().__init__()
         self.tape = tape
         self.path = ""
@@ -157,54 +170,60 @@ class Twin(nn.Module):
         self._bias = slots.get("bias")
 
     def forward(self, x: Tensor) -> Tensor:
-        return through(self, x)
+        return apply_folded(self, x)
 
     @abstractmethod
     def folded(self, x: Tensor) -> Tensor:
-        """x [n·b·m, ...] with every agent's own weights, recorded."""
+        """Process x [n·b·m, ...] with every agent's own weights, and record it."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias"):
             raise AttributeError(f"{self.path}: {name} is read outside the layer's call")
         return super().__getattr__(name)
 
-    def _bias_use(self, axis: int, width: int = 1) -> list[Use]:
-        """The bias adds to `width` axes of the unfolded output: its gradient is δ summed over the others."""
+    def _bias_use(self, axis: int, width: int = 1) -> list[ParameterUse]:
+        """Record a bias on `width` axes of the unfolded output: its gradient is δ summed over the other
+        axes.
+        """
         if self._bias is None:
             return []
 
-        def join(found: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
-            return ghost_norms.Dense(total([sum_positions(delta, axis, width) for _, delta in found]))
+        def join(saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
+            return ghost_norms.Dense(
+                sum_tensors([sum_positions(delta, axis, width) for _, delta in saved_and_deltas])
+            )
 
-        return [Use(self._bias, f"a bias of {width} axes from {axis}", None, join)]
+        return [ParameterUse(self._bias, f"a bias of {width} axes from {axis}", None, join)]
 
 
-class Folded(Protocol):
-    """A layer of ours, which treats the examples of a folded batch one by one."""
+class FoldedLayer(Protocol):
+    """One of our layers, which treats the examples of a folded batch one by one."""
 
     tape: Tape
     path: str
 
     def folded(self, x: Tensor) -> Tensor:
-        """x [n·b·m, ...] -> [n·b·m, ...]"""
+        """Map x [n·b·m, ...] to [n·b·m, ...]."""
 
 
-def through(layer: Folded, x: Tensor) -> Tensor:
-    """What `layer` makes of a folded batch, or of one example inside `apart`."""
+def apply_folded(layer: FoldedLayer, x: Tensor) -> Tensor:
+    """Apply `layer` to a folded batch, or to one example inside `isolated_vmap`."""
     anchor = layer.tape.anchor
     if anchor is None:
         return layer.folded(x)
-    output: Tensor = _OutOfApart.apply(x, anchor, layer)  # type: ignore[no-untyped-call]
+    output: Tensor = _LeaveIsolation.apply(x, anchor, layer)  # type: ignore[no-untyped-call]
     return output
 
 
 @final
-class _OutOfApart(torch.autograd.Function):
-    """From an example inside `apart` to the folded batch of all, through a layer of ours, and back."""
+class _LeaveIsolation(torch.autograd.Function):
+    """From one example inside `isolated_vmap` to the folded batch of all, through one of our layers, and
+    back.
+    """
 
     @staticmethod
-    def forward(x: Tensor, anchor: Tensor, layer: Folded) -> Tensor:
-        raise NotFoldedError(f"{layer.path}: the layer is called where examples are not kept apart")
+    def forward(x: Tensor, anchor: Tensor, layer: FoldedLayer) -> Tensor:
+        raise NotFoldedError(f"{layer.path}: the layer is called where examples are not isolated")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
@@ -214,23 +233,23 @@ class _OutOfApart(torch.autograd.Function):
         raise NotFoldedError("a layer is differentiated inside the model")
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, anchor: Tensor, layer: Folded) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, x: Tensor, anchor: Tensor, layer: FoldedLayer) -> tuple[Tensor, int]:
         count = info.batch_size
         x = x.expand(count, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         if x.dim() < 2:
             raise NotFoldedError(f"{layer.path}: an input of no axis, where a batch of one was expected")
-        if in_dims[1] is None:  # a vmap of the model's own: its axis joins the positions of an example
-            output = _OutOfApart.apply(  # type: ignore[no-untyped-call]
+        if in_dims[1] is None:  # the model's own vmap: its axis joins the positions of an example
+            output = _LeaveIsolation.apply(  # type: ignore[no-untyped-call]
                 x.flatten(0, 1), anchor, layer
             )
         else:
-            # Ours again: no code of the user's runs in here.
+            # Only our own code runs here.
             with torch._C.DisableTorchFunction():
                 output = layer.folded(x.flatten(0, 1))
         return output.unflatten(0, (count, -1)), 0
 
 
-def total(parts: Sequence[Tensor]) -> Tensor:
+def sum_tensors(parts: Sequence[Tensor]) -> Tensor:
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -238,14 +257,14 @@ def total(parts: Sequence[Tensor]) -> Tensor:
 
 
 def sum_positions(x: Tensor, axis: int, width: int) -> Tensor:
-    """[n, b, size]: x [n, b, ...] summed over all axes from 2 on but `axis .. axis+width-1`."""
+    """Return [n, b, size]: x [n, b, ...] summed over all axes from 2 on except `axis .. axis+width-1`."""
     axis %= x.dim()
     others = [k for k in range(2, x.dim()) if not axis <= k < axis + width]
     return (x.sum(others) if any(x.shape[k] > 1 for k in others) else x).reshape(*x.shape[:2], -1)
 
 
-def altered(layer: nn.Module) -> bool:
-    """Whether code of the user's is hooked onto it."""
+def has_user_hooks(layer: nn.Module) -> bool:
+    """Whether user code is attached to the layer."""
     hooks = (
         layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     )  # fmt: skip

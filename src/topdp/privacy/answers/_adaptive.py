@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from topdp.base.array_types import Floats
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan
 from topdp.privacy.answers.answer_kind import ObservedAnswer
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -71,7 +71,7 @@ class AdaptiveAnswer(ObservedAnswer):
         return np.minimum(epsilon_of(mu, spending.delta), samples)
 
     def work(self, plan: Plan, query: Query) -> float:
-        if plan.agents == 1 or plan.rounded is not None:
+        if plan.agents == 1 or Capability.ROUNDED_ROWS in plan.needs:
             return 0.0
         if has_short_form(plan, self.public, query.colluders):
             return 0.0
@@ -80,7 +80,7 @@ class AdaptiveAnswer(ObservedAnswer):
 
     def curve_seconds(self, plan: Plan, query: Query) -> float:
         n, colluders = plan.agents, query.colluders
-        if plan.rows == n or plan.robust is not None or plan.rounded is not None:
+        if plan.rows == n or {Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS} & plan.needs:
             return 0.5 * max(1, math.comb(n, min(colluders, n)) / 1e5)
         return curve_seconds(plan, math.comb(n - 1, min(colluders, n - 1)), self.public)
 

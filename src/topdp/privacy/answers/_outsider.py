@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan
 from topdp.privacy.answers.answer_kind import ObservedAnswer
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.adaptive import adaptive_reason, has_short_form, outsider
@@ -38,7 +38,7 @@ class OutsiderAnswer(ObservedAnswer):
         return outsider(plan, exposure, query)
 
     def work(self, plan: Plan, query: Query) -> float:
-        if plan.agents == 1 or plan.rounded is not None or has_short_form(plan, self.public, 0):
+        if plan.agents == 1 or Capability.ROUNDED_ROWS in plan.needs or has_short_form(plan, self.public, 0):
             return 0.0
         work = view_work(plan, 1, self.public)
         return work if work <= MAX_UNASKED_WORK or query.allow_slow else 0.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from topdp.plan import Plan
 from topdp.privacy.answers.answer_kind import Answer, AnswerKind
-from topdp.privacy.basics.exposure import Exposure
+from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, uncovered_reason
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.observers.worst_case import worst_case
@@ -36,6 +36,9 @@ class WorstCaseAnswer(AnswerKind):
 
     def against(self, colluders: int) -> str:
         return "all other agents together"
+
+    def supports(self, plan: Plan, query: Query) -> str | None:
+        return uncovered_reason(plan, COVERED_NEEDS)
 
     def account(
         self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None

@@ -12,7 +12,7 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
-from topdp.privacy.basics.exposure import Exposure, pruned_reason
+from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.observer_filter import Public
@@ -140,9 +140,9 @@ class AnswerKind(ABC):
     def against(self, colluders: int) -> str:
         """The observer in words, as the object of a sentence."""
 
+    @abstractmethod
     def supports(self, plan: Plan, query: Query) -> str | None:
         """Why the answer does not cover the plan; None where it does."""
-        return pruned_reason(plan)
 
     @abstractmethod
     def account(

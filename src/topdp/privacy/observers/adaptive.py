@@ -32,8 +32,8 @@ from dataclasses import replace
 import numpy as np
 
 from topdp.base.array_types import Bools, Floats
-from topdp.plan import Plan
-from topdp.privacy.basics.exposure import Exposure, check, pruned_reason
+from topdp.plan import Capability, Plan
+from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_supported
 from topdp.privacy.observers.estimate_readers import estimate_readers
 from topdp.privacy.observers.neighbourhoods import affordable_ball_rows, neighbourhood_bound
@@ -145,9 +145,10 @@ def has_short_form(plan: Plan, public: Public, colluders: int) -> bool:
 
 def adaptive_reason(plan: Plan, public: Public, colluders: int) -> str | None:
     """Why the plan is not covered: rounded rows are no sums, and some observer does not see all of them."""
-    if plan.rounded is not None and not plan.pruned and not has_short_form(plan, public, colluders):
-        return nonlinear_reason(plan)
-    return pruned_reason(plan)
+    reason = uncovered_reason(plan, COVERED_NEEDS)
+    if reason is None and Capability.ROUNDED_ROWS in plan.needs:
+        return None if has_short_form(plan, public, colluders) else nonlinear_reason(plan)
+    return reason
 
 
 def in_the_open(plan: Plan) -> bool:
@@ -246,8 +247,7 @@ def _seen_by(
     mu = np.repeat((each * exposure.sensitivity)[:, None], len(coalitions), axis=1)
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
-        if progress is not None:
-            progress(o + 1, len(coalitions))
+        progress("accounting", o + 1, len(coalitions), unit="observer")
     return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, per_release))
 
 
@@ -338,7 +338,7 @@ def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
 
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:
     """Whether each of them sees every row that is made."""
-    if plan.robust is not None:  # what is mixed by no linear rule has no other account
+    if Capability.ROBUST_MIXING in plan.needs:  # what is mixed by no linear rule has no other account
         return True
     others = plan.exists & ~plan.memories  # who sees all estimates knows what follows from them
     if public is not Public.NOTHING and not others[:, plan.agents :].any():

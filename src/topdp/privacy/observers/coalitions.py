@@ -16,11 +16,12 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 from topdp.base.number_checks import expect_count
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.plan.random_streams import stream
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
-from topdp.privacy.observers.view import Progress, View, view, view_reason
+from topdp.privacy.observers.view import View, view, view_reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ def coalitions(
     limit: int = 1000,
     seed: int = 0,
     bound: Literal["upper", "aligned"] = "aligned",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Coalitions:
     """The views of all coalitions of `size` agents, or of `limit` sampled ones, about everybody else.
 

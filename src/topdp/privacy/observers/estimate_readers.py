@@ -16,13 +16,14 @@ from functools import partial
 import numpy as np
 
 from topdp.base.array_types import Ints
+from topdp.base.progress import Progress, silent
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.band_matrix import MAX_FAR_PART
 from topdp.privacy.observers.parallel_map import parallel_map
 from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, lay_out
 from topdp.privacy.observers.reader_tracking import TrackedChanges, track_changes
-from topdp.privacy.observers.view import Bound, Progress, View, amplified
+from topdp.privacy.observers.view import Bound, View, amplified
 from topdp.privacy.observers.worst_case import every_round, information
 
 Pair = tuple[int, int]  # owner, position of the observer
@@ -44,7 +45,7 @@ def estimate_readers(
     exposure: Exposure,
     coalitions: Sequence[tuple[int, ...]],
     bound: Bound = "upper",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     workers: int | None = None,
 ) -> View:
     """What each coalition learns of all others; with bound="quick" as it is after the first look.
@@ -94,7 +95,7 @@ class _PairBounds:
         self.tight = np.zeros(shape, bool)
         self.hidden = np.flatnonzero(ways.secret)
 
-    def first(self, bound: Bound, progress: Progress | None) -> None:
+    def first(self, bound: Bound, progress: Progress) -> None:
         """Every pair, for a few rounds of each change."""
         everybody = [(o, np.flatnonzero(self.asked[:, o])) for o in range(len(self.coalitions))]
         single = bound != "aligned" or self.period.max() > MAX_SUMMED_CLASSES
@@ -111,10 +112,9 @@ class _PairBounds:
                         self.reached[i, o] = max(low, self.reached[i, o])
                         self.most[i, o] = high
                 done += 1
-                if progress is not None:
-                    progress(-(-done // halves), total)
+                progress("accounting", -(-done // halves), total, unit="observer")
 
-    def closer(self, progress: Progress | None) -> None:
+    def closer(self, progress: Progress) -> None:
         """The pairs that may be an owner's largest, to the end, until all those are tight."""
         observers = len(self.coalitions)
         left = observers // 2
@@ -128,10 +128,9 @@ class _PairBounds:
                     self.most[i, o] = max(min(high, self.most[i, o]), self.reached[i, o])
                     self.tight[i, o] = True
             left //= 2
-            if progress is not None:
-                progress(max(-(-observers // 2), observers - max(1, left)), observers)
-        if progress is not None:
-            progress(observers, observers)
+            done = max(-(-observers // 2), observers - max(1, left))
+            progress("accounting", done, observers, unit="observer")
+        progress("accounting", observers, observers, unit="observer")
 
     def _wanted(self) -> list[Pair]:
         """The two largest pairs of every owner, where the largest is not tight."""

@@ -25,6 +25,7 @@ import numpy as np
 from scipy import sparse
 
 from topdp.base.array_types import Ints
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
@@ -32,7 +33,7 @@ from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.parallel_map import parallel_map
 from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, UnsuitedError, lay_out
 from topdp.privacy.observers.reader_tracking import track_changes
-from topdp.privacy.observers.view import Progress, View, amplified
+from topdp.privacy.observers.view import View, amplified
 from topdp.privacy.observers.worst_case import every_round, information
 from topdp.privacy.query import Query
 
@@ -141,7 +142,7 @@ def neighbourhood_bound(
     exposure: Exposure,
     colluders: int = 1,
     owners: Sequence[int] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     room: int = BALL_ROW_LIMITS[0],
     workers: int | None = None,
 ) -> View:
@@ -214,7 +215,7 @@ class _BallSearch:
         self.around, self.periods, self.colluders = around, periods, colluders
         self.room, self.workers = room, workers
 
-    def all(self, owners: Sequence[int], progress: Progress | None) -> list[_OwnerBounds]:
+    def all(self, owners: Sequence[int], progress: Progress) -> list[_OwnerBounds]:
         states = [_OwnerBounds(i, self.around.farthest(i, self.room)) for i in owners]
         pending = [(state, self._first(state)) for state in states]
         done, total = 0, 0
@@ -226,8 +227,7 @@ class _BallSearch:
                 for (state, reach, trace), value in zip(batch, values, strict=True):
                     state.found[reach, trace] = value
                 done += 1
-                if progress is not None:
-                    progress(done, total)
+                progress("accounting", done, total, unit="observer")
             pending = [(state, nodes) for state in states if (nodes := self._grown(state))]
         return states
 

@@ -28,7 +28,7 @@ from scipy import sparse
 from scipy.linalg.lapack import dtrtri
 
 from topdp.base.array_types import Bools, Floats, Ints
-from topdp.plan import Plan, Round
+from topdp.plan import Capability, Plan, Round, unsupported
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
 NOISE_RESOLUTION = 1e-13
@@ -73,24 +73,13 @@ class ObservedRound:
 
 def nonlinear_reason(plan: Plan) -> str | None:
     """Why nothing is known of hidden rows, where rows are no sums of rows, gradients and noise."""
-    if plan.adjusts is not None:
-        return (
-            "Adam is not linear: what hidden rows tell after it is not known. Use guarantee='adaptive' or "
-            "'worst-case', in which every row counts as seen, or another optimiser."
-        )
-    if plan.robust is not None:
-        return (
-            f"Robust mixing ({plan.robust.rule}) is not linear: what hidden rows tell after it is not known. "
-            "Use guarantee='adaptive' or 'worst-case', in which every row counts as seen, or rule = 'mean'."
-        )
-    if plan.rounded is not None:
-        return (
-            f"Rows are rounded to {plan.rounded}: what rows that are hidden from an observer tell after that "
-            "is not known. Use guarantee='worst-case', in which every row counts as seen; 'adaptive' with a "
-            "method whose rows are all estimates (dsgd, muffliato, correlated, plain, or any in pairs); or "
-            "train.rows='model'."
-        )
-    return None
+    need = unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
+    return need and (
+        f"Not covered: {need}. What rows that are hidden from an observer tell after it is not known. Use "
+        "guarantee='worst-case', in which every row counts as seen; 'adaptive', where mixing is robust or "
+        "all rows are estimates (dsgd, muffliato, correlated, plain, or any in pairs); or "
+        "train.optimiser='sgd', robust.rule='mean' and train.rows='model'."
+    )
 
 
 def observed_rounds(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[ObservedRound]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from topdp.base.array_types import Bools, Floats, Ints
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 
 NO_ROW = -1
 
@@ -56,8 +56,8 @@ class RowFlow:
             used = plan.source[r][(plan.source[r] >= 0) & (plan.weight[r] != 0)]
             if not plan.exists[r - 1, used].all():
                 raise UnsuitedError("A row is made of one that is not there.")
-        if plan.adjusts is not None or plan.robust is not None or plan.rounded is not None or plan.pruned:
-            raise UnsuitedError("Rows are no sums of rows.")
+        if need := unsupported(plan, {Capability.SHARED_DRAWS}):
+            raise UnsuitedError(f"Not covered: {need}.")
 
     @cached_property
     def secret(self) -> Bools:

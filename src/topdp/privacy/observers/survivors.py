@@ -89,8 +89,7 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
         known_by=number[plan.known_by[keeps]],
         readers=PerRound.same(np.full((len(left), 1), NOBODY), plan.releases),
         reported=None,
-        adjusts=None,
-        adam=None,
+        adaptive=None,
         robust=None,
     )
 

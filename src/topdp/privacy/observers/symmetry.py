@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Ints
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.basics.exposure import Exposure
 
 MAX_COMPARED_ROUNDS = 64
@@ -47,7 +47,7 @@ def symmetric_coalitions(
     """
     if plan.rows != plan.agents or len(coalitions) < 2:
         return {}
-    if plan.robust is not None or plan.adjusts is not None or plan.rounded is not None:
+    if unsupported(plan, {Capability.SHARED_DRAWS}):
         return {}
     generators = [one for one in _candidates(plan) if _kept(plan, exposure, one)]
     if not generators:

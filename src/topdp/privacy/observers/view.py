@@ -24,14 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from topdp.base.array_types import Bools, Floats, Ints
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
-from topdp.privacy.basics.exposure import Exposure, check, pruned_reason
+from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, SmallestLoss
 from topdp.privacy.basics.refusals import PrivacyError
@@ -47,12 +48,6 @@ from topdp.privacy.observers.worst_case import composed, every_round, informatio
 Observer = int | Sequence[int]
 Bound = Literal["upper", "aligned", "quick"]
 """How closely it is looked: `quick` is an upper bound, too, where one is known that takes half the time."""
-
-
-class Progress(Protocol):
-    """Told how far an account is, and, where it is one of several, by `note` what for."""
-
-    def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
 GRAM_MATRIX_BYTES = 1 << 29
@@ -144,7 +139,7 @@ def view(
     observers: Sequence[Observer] | None = None,
     owners: Literal["linked", "all"] | Sequence[int] = "linked",
     bound: Bound = "upper",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     widest: int | None = None,
     public: Public = Public.NOTHING,
 ) -> View:
@@ -153,7 +148,7 @@ def view(
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
     are those some row of which the observer sees, `all` everybody else. `bound="aligned"` leaves the upper
     bound out: a lower value for all owners at once, many times faster; `quick` is `upper` here.
-    `progress(done, total)` is called after each observer. `widest`: a plan of more than
+    `progress` is called after each observer. `widest`: a plan of more than
     LONG_PLAN_RELEASES releases is refused if changes have to be followed for more rounds than this.
     `public`: what everybody can read.
 
@@ -198,8 +193,8 @@ def view(
 
     for done, (o, squares) in enumerate(zip(first, parallel_map(sums, first), strict=True), 1):
         reached[wanted[o], o] = [classes.max() for classes in squares]
-        if progress is not None and bound == "aligned":
-            progress(done, len(first))
+        if bound == "aligned":
+            progress("accounting", done, len(first), unit="observer")
     _relabelled(same, reached)
     lower = np.where(asked, np.minimum(sensitivity[:, None] * np.sqrt(reached), ceiling[:, None]), np.nan)
     most = reached.max(axis=1)
@@ -212,8 +207,7 @@ def view(
         low, high = sensitivity[wanted[o]] * np.sqrt(np.array(pairs).reshape(-1, 2)).T
         lower[wanted[o], o] = np.minimum(low, ceiling[wanted[o]])
         upper[wanted[o], o] = np.minimum(np.maximum(high, low), ceiling[wanted[o]])
-        if progress is not None:
-            progress(done, len(first))
+        progress("accounting", done, len(first), unit="observer")
     _relabelled(same, lower, upper)
     return View(members, lower, upper if bound == "upper" else None, asked, amplified(exposure, per_release))
 
@@ -230,7 +224,7 @@ def view_reason(plan: Plan) -> str | None:
 
     Through negative weights bounds on rounding grow, and the view would be infinite for that alone.
     """
-    reason = pruned_reason(plan) or nonlinear_reason(plan)
+    reason = uncovered_reason(plan, COVERED_NEEDS) or nonlinear_reason(plan)
     if (
         reason is None
         and (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any()

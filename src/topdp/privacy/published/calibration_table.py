@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any, cast
 
+from topdp.base.progress import Progress, silent
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.published.calibrations import CALIBRATIONS
@@ -20,11 +20,11 @@ def side_by_side(
     adjacency: str = "add-remove",
     cycle: int | None = None,
     poisson: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """The JSON object of `topdp calibrate`: σ by calibration, null with a reason where one refuses.
 
-    `say` is told which calibration begins.
+    `progress` is told which calibration begins.
 
     >>> found = side_by_side(1.0, 1e-5, releases=1000, records=2000)
     >>> round(found["sigma"]["tight"], 5), round(found["sigma"]["theorem1"], 4)
@@ -44,7 +44,7 @@ def side_by_side(
     exact: dict[str, float | None] = {}
     remarks: dict[str, str] = {}
     for number, (name, rule) in enumerate(CALIBRATIONS.items(), 1):
-        say(f"{name}, calibration {number} of {len(CALIBRATIONS)}")
+        progress(f"{name}, calibration {number} of {len(CALIBRATIONS)}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", PrivacyWarning)
             try:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Floats
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches
-from topdp.privacy.basics.exposure import Exposure, check, pruned_reason
+from topdp.privacy.basics.exposure import Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_supported
 from topdp.privacy.published.calibrations import CALIBRATIONS
 
@@ -87,21 +87,16 @@ class Analysis:
 
 def claim_reason(plan: Plan) -> str | None:
     """Why no published analysis covers the plan; None where one does."""
-    if plan.robust is not None:
+    if need := unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}):
         return (
-            f"No published analysis of the method covers robust mixing ({plan.robust.rule}). Use "
-            "guarantee='adaptive' or 'worst-case'."
-        )
-    if plan.rounded is not None:
-        return (
-            f"No published analysis of the method covers rows that are rounded to {plan.rounded}. Use "
-            "guarantee='adaptive' or 'worst-case'."
+            f"Not covered: {need}. No published analysis of the method has it. Use guarantee='adaptive' or "
+            "'worst-case'."
         )
     if plan.protocol not in CLAIMED_PROTOCOLS:
         return f"No published analysis covers plans of protocol {plan.protocol!r}."
     if (plan.rate == 0).any():
         return "No published analysis covers rounds with a step of 0."
-    return pruned_reason(plan)
+    return uncovered_reason(plan, {Capability.SHARED_DRAWS})
 
 
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:

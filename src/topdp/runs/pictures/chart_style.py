@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from topdp.base.files import new_folder, write_whole
+from topdp.base.files import make_folder, write_atomically
 from topdp.errors import InputError
 from topdp.runs.pictures.chart_text import OURS, make_drawable
 
@@ -168,8 +168,8 @@ def save(figure: Figure, path: str | Path) -> Path:
     make_drawable(figure)
     with house_style():
         figure.savefig(picture, format=ending[1:], metadata=date)
-    new_folder(path.parent)
-    write_whole(path, _of_few_colours(picture) if ending == ".png" else picture.getvalue())
+    make_folder(path.parent)
+    write_atomically(path, _of_few_colours(picture) if ending == ".png" else picture.getvalue())
     return path
 
 

@@ -18,6 +18,7 @@ from topdp.errors import InputError, TopdpError
 from topdp.privacy.answers import GUARANTEES
 from topdp.runs import config
 from topdp.runs.config import MethodConfig, RunConfig, TopologyConfig, did_you_mean
+from topdp.runs.methods import METHODS
 from topdp.runs.planner.planner_limits import PAGE
 from topdp.runs.planner.row_size import SIZES
 from topdp.runs.planner.setting_answers import Question
@@ -52,14 +53,15 @@ def _choices(section: Any, key: str) -> tuple[str, ...]:
     return get_args(section.model_fields[key].annotation)
 
 
-_WEIGHTED = ("no-noise", "plain", "li18", "li18-ma", "udp", "optimal", "top", "top-dp")
+_PAIRWISE = tuple(name for name, method in METHODS.items() if "async" in method.modes)
+_IN_STEPS = tuple(name for name, method in METHODS.items() if method.noise_kind == "steps")
 
 FIELDS = (
     Field("method.name", "Method", choices=_choices(MethodConfig, "name")),
-    Field("method.mode", "Agents act", choices=("sync", "async"), only=("method.name", _WEIGHTED)),
-    Field("method.alpha", "α, weight of one's own row", "0 to 1", only=("method.name", _WEIGHTED)),
-    Field("method.noise_schedule.factor", "c, noise falls by", "0 to 1", only=("method.name", ("top-dp",))),
-    Field("method.noise_schedule.period", "every so many rounds", only=("method.name", ("top-dp",))),
+    Field("method.mode", "Agents act", choices=("sync", "async"), only=("method.name", _PAIRWISE)),
+    Field("method.alpha", "α, weight of one's own row", "0 to 1", only=("method.name", _PAIRWISE)),
+    Field("method.noise_schedule.factor", "c, noise falls by", "0 to 1", only=("method.name", _IN_STEPS)),
+    Field("method.noise_schedule.period", "every so many rounds", only=("method.name", _IN_STEPS)),
     Field(
         "topology.kind", "Graph", choices=tuple(k for k in _choices(TopologyConfig, "kind") if k != "file")
     ),

@@ -11,13 +11,14 @@ then that of a quick bound on the answer that the budget is on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from topdp.base.progress import Progress, silent
 from topdp.errors import InputError, TopdpError
 from topdp.plan import Plan
 from topdp.privacy.account import Account, with_answer
@@ -25,7 +26,7 @@ from topdp.privacy.answers import ANSWERS, WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.budget_excess import Writer
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.observers.view import Bound, Progress, View
+from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.query import Observe, Query, observe
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs import builders
@@ -72,7 +73,7 @@ class Question:
 def plan_answers(
     config: RunConfig,
     quick: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     memory: Memory | None = None,
     limits: Limits = COMMAND,
 ) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def plan_answers(
 def stages(
     question: Question,
     quick: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     memory: Memory | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The same answers, as they become known: each has all that the one before it had."""
@@ -133,7 +134,7 @@ def stages(
 def recommendation(
     question: Question,
     given: Sequence[str] = (),
-    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
     memory: Memory | None = None,
 ) -> dict[str, Any]:
     """The method and settings that we would take, with reasons; `refused` says why there are none.
@@ -142,7 +143,7 @@ def recommendation(
     """
 
     def find() -> Recommendation:
-        return recommend(question.asked, question.graph, question.counts, say)
+        return recommend(question.asked, question.graph, question.counts, progress)
 
     try:
         found = find() if memory is None else memory.recalled(_advice_key(question), find)
@@ -163,11 +164,7 @@ def _advice_key(question: Question) -> tuple[object, ...]:
 def _setting(question: Question, shape: Plan) -> dict[str, Any]:
     config, graph = question.config, question.graph
     method, numbers = config.method, numbers_in_a_row(config)
-    chosen = {
-        key: getattr(method, key)
-        for key in ("secrets_degree", "pair_noise", "gossip")
-        if method.name == "correlated" or (method.name == "muffliato" and key == "gossip")
-    }
+    chosen = {key: getattr(method, key) for key in builders.method(config).tuned}
     return {
         "method": method.name,
         "mode": method.mode,
@@ -209,7 +206,7 @@ def _enough(question: Question, observer: Observe | None = None) -> list[float] 
     guarantee = WORST_CASE.name if observer is None else privacy.guarantee
     if observer is not None and (np.ptp(epsilon) > 0 or len(set(analysis.exposure().batches)) > 1):
         return None
-    query = query_of(config, None, observe if observer is None else partial(_quick_bound, observer))
+    query = query_of(config, observe=observe if observer is None else partial(_quick_bound, observer))
     try:
         found = calibrate(
             question.write,

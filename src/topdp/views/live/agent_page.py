@@ -28,9 +28,9 @@ PUBLISHED = (
 
 def agent_view(state: Path, now: float | None = None) -> dict[str, Any]:
     """Everything that an agent's own page shows, ready for JSON. `epsilon` None: infinite."""
-    from topdp.agents.node.agent_status import facts_of
+    from topdp.agents.node.agent_status import read_status
 
-    facts = facts_of(state)
+    facts = read_status(state)
     charges, sent = _charges(state)
     view = {key: value for key, value in facts.items() if key not in NOT_SHOWN}
     return {
@@ -86,7 +86,7 @@ def _charges(state: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
 
     ledger = Ledger(state, writable=False)
     try:
-        last = ledger.last.number if ledger.last else -1
+        last = ledger.last_entry.number if ledger.last_entry else -1
         every = max(1, -(-(last + 1) // POINTS))
         query = "SELECT entry FROM charges WHERE number % ? = 0 OR number = ? ORDER BY number"
         entries = [LedgerEntry.read(text) for (text,) in ledger.database.rows(query, every, last)]

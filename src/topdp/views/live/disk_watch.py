@@ -101,12 +101,12 @@ def mark_of(source: Source) -> object:
     """Another one once there is something new to say. That an agent died is written nowhere."""
     if source.kind == "run":
         return source.signature()
-    from topdp.agents.node.status_file import Standing, StandingError
+    from topdp.agents.node.status_file import ProcessStatus, StatusFileError
 
     try:
-        standing = Standing.read(source.path)
+        standing = ProcessStatus.read(source.path)
         alive = standing and standing.liveness
-    except StandingError:  # another program's file by that name
+    except StatusFileError:  # another program's file by that name
         alive = None
     return source.signature(), alive
 

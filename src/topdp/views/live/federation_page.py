@@ -95,7 +95,7 @@ class _Heard:
 def read_places(file: Path) -> list[Place]:
     """The places in a file as above; paths in it are beside it."""
     try:
-        tree = toml_text.parsed(file.read_text(encoding="utf-8"))
+        tree = toml_text.parse_toml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: expected a TOML file of [[agent]] tables: {error}") from error
     found = tree.get("agent")

@@ -55,9 +55,9 @@ def _run(path: Path) -> dict[str, Any]:
 
 
 def _agent(path: Path) -> dict[str, Any]:
-    from topdp.agents.node.agent_status import facts_of
+    from topdp.agents.node.agent_status import read_status
 
-    facts = facts_of(path)
+    facts = read_status(path)
     return {
         "agent": str(facts["agent"]),
         "state": facts["process"] if facts["doing"] is None else f"{facts['process']}, {facts['doing']}",

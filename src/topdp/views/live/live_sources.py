@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from topdp.base.files import DAMAGE
+from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.errors import InputError
 from topdp.views.pages.plain_words import in_utf8
 
@@ -142,7 +142,7 @@ def _unpacked(path: Path) -> int:
     try:
         with zipfile.ZipFile(path) as archive:
             return sum(member.file_size for member in archive.infolist())
-    except DAMAGE:
+    except UNREADABLE_FILE_ERRORS:
         return 0
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from topdp.base.files import FileError, write_whole
+from topdp.base.files import FileError, write_atomically
 from topdp.errors import InputError
 
 SHORTEST = 16  # characters of a token that a person chose
@@ -130,7 +130,7 @@ def token_from(file: Path | None, variable: str) -> str | None:
         return None if not text else _checked(text.strip(), variable)
     try:
         if not file.exists():
-            write_whole(file, new_token() + "\n", 0o600)
+            write_atomically(file, new_token() + "\n", 0o600)
         if file.stat().st_mode & 0o077:
             raise InputError(
                 f"{file}: expected a token that nobody else can read, got mode "

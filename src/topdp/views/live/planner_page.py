@@ -120,9 +120,10 @@ def answer(
 ) -> None:
     """Says all that is known of a setting, as it becomes known; `check` ends it by an exception."""
 
-    def progress(done: int, total: int, note: str = "") -> None:
+    def progress(stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
         check()
-        say({"progress": [done, total]})
+        if total is not None:
+            say({"progress": [done, total]})
 
     changes = as_command(values)
     given = [part for change in changes for part in ("--set", change)]
@@ -134,7 +135,7 @@ def answer(
         left = known["seconds_left"]
         say({"lines": rows, "remarks": remarks(known), "pending": known["pending"], "seconds_left": left})
         if not advised:  # it takes less time than what may be to come
-            say({"recommended": recommendation(question, given, lambda text: check(), memory)})
+            say({"recommended": recommendation(question, given, progress, memory)})
             advised = True
     say({"done": True})
 

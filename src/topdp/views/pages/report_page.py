@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from topdp import __version__
-from topdp.base.files import write_whole
+from topdp.base.files import write_atomically
 from topdp.views.pages.page_assets import SCRIPTS, STYLES, templates, text
 from topdp.views.pages.page_policy import as_json, expect_ours, policy
 from topdp.views.statement.run_statement import statement
@@ -38,4 +38,4 @@ def report_html(runs: Sequence[dict[str, Any]]) -> str:
 def write_report(path: Path, runs: Sequence[dict[str, Any]]) -> None:
     """Writes the page; what is there and is no page of ours stays, and is said."""
     expect_ours(path)
-    write_whole(path, report_html(runs))
+    write_atomically(path, report_html(runs))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from topdp.base import toml_text
-from topdp.base.files import DAMAGE
+from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.errors import TopdpError
 from topdp.privacy.answers import BY_RANK, AnswerKind
 from topdp.runs.config import RunConfig
@@ -61,7 +61,7 @@ def run_facts(folder: RunFolder, patience: float = privacy_costs.PATIENCE) -> di
         moving = _moving(folder, state, info, known["rounds"])
     except TopdpError:
         raise
-    except (*DAMAGE, ArithmeticError, MemoryError) as error:
+    except (*UNREADABLE_FILE_ERRORS, ArithmeticError, MemoryError) as error:
         raise RunFolderError(
             f"Expected a run written by topdp in {folder.path}, could not read it: {error!r:.200}."
         ) from error
@@ -115,7 +115,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
     epsilon = None if mu is None else privacy_costs.link_epsilons(mu, own, account.delta)
     if mu is None and plan.agents > 1:
         notes.append(_no_links(kind, plan.agents))
-    spent, missing = privacy_costs.spent_along(plan, account, answer, config.rounds, patience)
+    spent, missing = privacy_costs.spent_along(plan, account, answer, patience)
     return {
         "name": _name(path),
         "method": config.method.name,
@@ -148,7 +148,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
 
 def _expect_whole(folder: RunFolder) -> None:
     """A configuration that lost its end would be read with defaults in the place of what was."""
-    stated = toml_text.parsed((folder.path / "config.toml").read_text(encoding="utf-8"))
+    stated = toml_text.parse_toml((folder.path / "config.toml").read_text(encoding="utf-8"))
     missing = [name for name in SECTIONS if name not in stated]
     if missing:
         raise RunFolderError(f"Expected a whole config.toml in {folder.path}, without: {', '.join(missing)}.")

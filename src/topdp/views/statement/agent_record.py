@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from topdp.agents.agreement import manifest as manifests
-from topdp.agents.agreement.hidden_rows import hides
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.hidden_rows import relies_on_hidden_rows
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
@@ -34,7 +34,7 @@ class OwnBooks:
     """One agent's run. `epsilon`, `worst_case` None: infinite."""
 
     agent: str
-    setup: Setup
+    setup: RunSetup
     charges: int
     round: int  # the last on the books; -1 before the first
     epsilon: float | None
@@ -65,7 +65,7 @@ class OwnBooks:
         """Whether rows that some do not see were rounded on their way: then only the worst case holds."""
         setup, rules = self.setup, self.setup.manifest.rules
         guarantee = setup.manifest.config.privacy.guarantee
-        hidden = hides(guarantee, setup.plan, setup.coalition, not rules.goes_on)
+        hidden = relies_on_hidden_rows(guarantee, setup.plan, setup.coalition, not rules.tolerates_silence)
         return hidden and rules.dtype == "float32"
 
     @property
@@ -119,11 +119,11 @@ class OwnBooks:
 
 def own_books(state: Path, manifest: Path) -> OwnBooks:
     """The books in a state folder, under the manifest that they were kept by."""
-    agreed = manifests.read(manifest)
+    agreed = manifests.read_manifest(manifest)
     ledger = Ledger(state, writable=False)
     try:
         charges = verify(ledger)
-        found = _read(ledger, Setup.of(_expect_agreed(ledger, agreed, manifest)), charges)
+        found = _read(ledger, RunSetup.of(_expect_agreed(ledger, agreed, manifest)), charges)
     finally:
         ledger.close()
     return found
@@ -137,7 +137,7 @@ def _expect_agreed(ledger: Ledger, agreed: manifests.Manifest, path: Path) -> ma
             f"Expected the manifest by which the books in {ledger.folder} were kept "
             f"({meta.get('federation', '')[:12]}), got {agreed.hash[:12]} in {path}."
         )
-    delta = meta.get(start_choices.DELTA)
+    delta = meta.get(start_choices.DELTA_KEY)
     if meta.get("agent") not in agreed.names or (delta is not None and float(delta) != privacy.delta):
         raise TrustError(
             f"Expected the agent and delta of {path} in the books in {ledger.folder}, got others."
@@ -145,22 +145,22 @@ def _expect_agreed(ledger: Ledger, agreed: manifests.Manifest, path: Path) -> ma
     return agreed
 
 
-def _read(ledger: Ledger, setup: Setup, charges: int) -> OwnBooks:
+def _read(ledger: Ledger, setup: RunSetup, charges: int) -> OwnBooks:
     return OwnBooks(
         agent=ledger.meta["agent"],
         setup=setup,
         charges=charges,
         round=ledger.round,
         epsilon=ledger.spent,
-        worst_case=ledger.last.worst_case if ledger.last else 0.0,
-        budget=start_choices.budget(ledger),
+        worst_case=ledger.last_entry.worst_case if ledger.last_entry else 0.0,
+        budget=start_choices.recorded_budget(ledger),
         charged_by=ledger.charged_by,
-        seeded=start_choices.was(ledger, start_choices.SEEDED),
-        rehearsal=start_choices.was(ledger, start_choices.REHEARSAL),
+        seeded=start_choices.ever_chosen(ledger, start_choices.SEEDED_KEY),
+        rehearsal=start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
         stopped=ledger.stopped_at,
         ends=last_round(ledger),
         departed=ledger.departed,
-        departures=tuple(ledger.departures()),
-        gone=tuple(ledger.counted_out()),
+        departures=tuple(ledger.covered_departures()),
+        gone=tuple(ledger.departed_members()),
         upgraded="migrated_from" in ledger.meta,
     )

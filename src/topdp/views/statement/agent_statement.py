@@ -235,7 +235,7 @@ def not_protected(books: OwnBooks) -> list[str]:
             f"Anybody, by the answer `{privacy.guarantee}`: it describes, and can be wrong. The worst "
             "case holds.",
         )
-    if rules.goes_on:
+    if rules.tolerates_silence:
         said.append(
             "Members that others went on without: charges are those of what was sent, whoever was missing."
         )

@@ -89,7 +89,7 @@ def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
 
 
 def spent_along(
-    plan: Plan, account: Account, answer: str, rounds: int, patience: float = PATIENCE
+    plan: Plan, account: Account, answer: str, patience: float = PATIENCE
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """ε of the agent that loses most, if its data enter no round after the one named; and what is missing.
 
@@ -108,7 +108,7 @@ def spent_along(
     except PrivacyError as error:
         return None, [f"What was used along the rounds is not shown: {error}"]
     curves: dict[str, list[float]] = {}
-    each, left = divmod(plan.releases, rounds + 1)
+    each, left = plan.releases_per_round, plan.releases % (plan.rounds + 1)
     places = _places(spent, plan.releases)
     shown = places if left else sorted({place // each for place in places})
     after = places if left else [(round + 1) * each - 1 for round in shown]  # the last release of a round

@@ -13,7 +13,7 @@ import yaml
 from markupsafe import Markup
 
 from topdp import __version__
-from topdp.base.files import new_folder, write_whole
+from topdp.base.files import make_folder, write_atomically
 from topdp.errors import InputError
 from topdp.views.pages.page_assets import templates, text
 from topdp.views.pages.page_policy import MARK, expect_ours, policy
@@ -58,7 +58,7 @@ def statement_html(said: dict[str, Any]) -> str:
 
 def write_statement(said: dict[str, Any], folder: Path) -> list[Path]:
     """`privacy-statement.yaml` and `.html`; files there that are no statements of ours stay."""
-    new_folder(folder)
+    make_folder(folder)
     files = {
         folder / "privacy-statement.yaml": (statement_yaml(said), YAML_MARK),
         folder / "privacy-statement.html": (statement_html(said), MARK),
@@ -66,5 +66,5 @@ def write_statement(said: dict[str, Any], folder: Path) -> list[Path]:
     for path, (_, mark) in files.items():
         expect_ours(path, mark)
     for path, (content, _) in files.items():
-        write_whole(path, content)
+        write_atomically(path, content)
     return list(files)

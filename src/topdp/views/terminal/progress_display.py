@@ -1,6 +1,6 @@
 """Signs of life on stderr: what a command is doing, how far it is, and that it is still at it.
 
-One object for a whole command; its methods are the callbacks that runs, accountants and readers of data take.
+One object for a whole command: the `Progress` that runs, accountants and readers of data report to.
 On a terminal it is a few lines that change in place and are gone at the end. Elsewhere it is plain lines:
 when a stage begins, at every tenth of it, and when nothing was said for a while. Never writes to stdout.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,8 @@ FIRST, SILENCE = 0.3, 4.0
 SLOWER = 1 / 15
 """Of what takes long less is said: after an hour a line every four minutes."""
 
-UNITS = {"training": "round", "accounting": "observer", "sweeping": "run"}
+TRANSIENT_UNITS = ("", "byte")
+"""A bar of these ends when another begins; other units keep theirs."""
 
 
 class Signs(ABC):
@@ -43,50 +44,30 @@ class Signs(ABC):
     def __init__(self, console: Console, title: str) -> None:
         self.console, self.title = console, title
 
-    def stage(self, text: str) -> None:
-        """Something of unknown length begins."""
-        self._at(text, text, 0, None)
-
-    def say(self, text: str) -> None:
-        """The same, for what is worth keeping on a terminal, too."""
-        self.stage(text)
-
-    def watch(self, stage: str, done: int, total: int, metrics: Mapping[str, Any] | None) -> None:
-        """Called by a run after each of its steps (`runs/training_loop.py`)."""
-        kind = stage.partition(":")[0]  # what follows is where the work of this kind is just now
-        if kind not in UNITS:
-            self.stage(stage)
-            return
-        self._at(kind, stage, done, total, f"{UNITS[kind]} {done} of {total}", last_seen(metrics))
-
-    @contextmanager
-    def titled(self, title: str) -> Iterator[Callable[..., None]]:
-        """A watcher for one of several runs, which has a title of its own."""
-        before, self.title = self.title, title
-        try:
-            yield self.watch
-        finally:
-            self.title = before
-
-    def progress(self, done: int, total: int, note: str = "") -> None:
-        """Called by accountants."""
-        self.watch(f"accounting: {note}" if note else "accounting", done, total, None)
-
-    def fetching(self, message: str, done: int = 0, total: int | None = None) -> None:
-        """Called by readers of data, with bytes; an empty message says that all is there."""
-        if message:
+    def __call__(
+        self,
+        stage: str,
+        done: int = 0,
+        total: int | None = None,
+        /,
+        *,
+        unit: str = "",
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Show how far an operation is (`base/progress.py`)."""
+        counted = ""
+        if unit == "byte":
             counted = decimal(done) + (f" of {decimal(total)}" if total else "") if done else ""
-            self._at("fetching", message, done, total, counted)
-        else:
-            self._end("fetching")
+        elif unit:
+            counted = f"{unit} {done} of {total}"
+        self._show(stage, done, total, unit, counted, last_seen(metrics))
+
+    def say(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
+        """The same, for what should stay on a terminal."""
+        self(stage, done, total, **details)
 
     @abstractmethod
-    def _at(
-        self, kind: str, text: str, done: int, total: int | None, counted: str = "", note: str = ""
-    ) -> None: ...
-
-    def _end(self, kind: str) -> None:  # noqa: B027 - lines that were said stay
-        """What is of this kind is over."""
+    def _show(self, text: str, done: int, total: int | None, unit: str, counted: str, note: str) -> None: ...
 
 
 class Lines(Signs):
@@ -98,11 +79,9 @@ class Lines(Signs):
         self.limit = FIRST
         self._now, self._shown = "starting", ("", 0)
 
-    def _at(
-        self, kind: str, text: str, done: int, total: int | None, counted: str = "", note: str = ""
-    ) -> None:
+    def _show(self, text: str, done: int, total: int | None, unit: str, counted: str, note: str) -> None:
         words = ", ".join(part for part in (text, counted, note) if part)
-        here = (text, 10 * done // total if total and kind in UNITS else 0)
+        here = (text, 10 * done // total if total and unit not in TRANSIENT_UNITS else 0)
         self._now = words
         if here != self._shown:
             self._shown = here
@@ -124,36 +103,32 @@ class Bars(Signs):
     def __init__(self, console: Console, title: str, bars: Progress) -> None:
         super().__init__(console, title)
         self.bars = bars
-        self._tasks: dict[str, TaskID] = {}
-        self.stage("starting")
+        self._tasks: dict[tuple[str, str], TaskID] = {}
+        self("starting")
 
-    def _at(
-        self, kind: str, text: str, done: int, total: int | None, counted: str = "", note: str = ""
-    ) -> None:
-        for other in [other for other in self._tasks if other not in (kind, *UNITS)]:
-            self._end(other)
+    def _show(self, text: str, done: int, total: int | None, unit: str, counted: str, note: str) -> None:
+        lasting = unit not in TRANSIENT_UNITS
+        kind = (unit, "") if lasting else ("", text)
+        for other in [key for key in self._tasks if not key[0] and key != kind]:
+            self.bars.remove_task(self._tasks.pop(other))
         if kind not in self._tasks:
             self._tasks[kind] = self.bars.add_task(text, total=total, counted="", note="", speed="")
         task = self._tasks[kind]
-        speed = next(one.speed for one in self.bars.tasks if one.id == task) if kind in UNITS else None
+        speed = next(one.speed for one in self.bars.tasks if one.id == task) if lasting else None
         self.bars.update(
             task,
             description=f"{self.title}: {text}",
             total=total,
             completed=done,
             counted=counted,
-            speed=f"{speed:.1f} {UNITS[kind]}s/s" if speed else "",
+            speed=f"{speed:.1f} {unit}s/s" if speed else "",
         )
         if note:
             self.bars.update(task, note=note)
 
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
-        self.stage(text)
-
-    def _end(self, kind: str) -> None:
-        if kind in self._tasks:
-            self.bars.remove_task(self._tasks.pop(kind))
+    def say(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
+        self.console.print(stage, markup=False, highlight=False)
+        self(stage, done, total, **details)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The pictures of docs/report.md and docs/dash.md: reports and live pages in light, dark and on a phone.
 
-    python benchmarks/screenshots.py RUN OTHER [--live FOLDER] [--out docs/pictures]
+    python docs/pictures/screenshots.py RUN OTHER [--live FOLDER] [--out docs/pictures]
 
 RUN and OTHER are folders of runs on the same data. FOLDER has runs and a `topdp federation demo` that is
 running; with it the pictures are those of the live page, else of report, comparison and statement. Needs

@@ -21,26 +21,26 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from topdp.agents.agreement.run_secret import FOLDER
-from topdp.base.files import write_whole
+from topdp.agents.agreement.run_secret import RUNS_FOLDER
+from topdp.base.files import write_atomically
 from topdp.errors import InputError, TrustError
 
-FILE, CONTINUED = "books", "continued_by"
+MARK_FILE, CONTINUATION_FILE = "books", "continued_by"
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _MarkedEntry:
     books: str  # their name: random, made with them
     round: int
     head: str
 
 
-class BooksMark:
+class RollbackMark:
     """The mark of one agent's books for one federation; `folder` is that of its identity."""
 
     def __init__(self, folder: Path, federation: str) -> None:
-        self.path = folder / FOLDER / federation[:32] / FILE
-        self._last: _Entry | None = None
+        self.path = folder / RUNS_FOLDER / federation[:32] / MARK_FILE
+        self._last: _MarkedEntry | None = None
 
     @property
     def known(self) -> bool:
@@ -49,7 +49,7 @@ class BooksMark:
 
     def continue_with(self, amendment: str) -> None:
         """The rest of the budget is this amendment's from now on, and no other's."""
-        path = self.path.with_name(CONTINUED)
+        path = self.path.with_name(CONTINUATION_FILE)
         found = path.read_text(encoding="utf-8").strip() if path.exists() else ""
         if found not in ("", amendment):
             raise TrustError(
@@ -59,7 +59,7 @@ class BooksMark:
             )
         if not found:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(path, amendment + "\n")
+            write_atomically(path, amendment + "\n")
 
     def resume(self, books: str, round: int, holds: Callable[[str], bool]) -> bool:
         """Whether earlier books of this agent have sent rows. `holds`: whether an entry is on these.
@@ -86,8 +86,8 @@ class BooksMark:
                 f"Expected in {self.path} what this agent wrote last, found something else: two agents run "
                 "under this manifest with one identity. End one of them; both have spent."
             )
-        entry = _Entry(books, round, head)
-        beside = self.path.with_name(f".{FILE}")
+        entry = _MarkedEntry(books, round, head)
+        beside = self.path.with_name(f".{MARK_FILE}")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             beside.write_text(json.dumps(asdict(entry)) + "\n", encoding="utf-8")
@@ -99,9 +99,9 @@ class BooksMark:
             ) from error
         self._last = entry
 
-    def _read(self) -> _Entry | None:
+    def _read(self) -> _MarkedEntry | None:
         try:
             tree = json.loads(self.path.read_text(encoding="utf-8"))
-            return _Entry(str(tree["books"]), int(tree["round"]), str(tree["head"]))
+            return _MarkedEntry(str(tree["books"]), int(tree["round"]), str(tree["head"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None  # lost, or never written: neighbours are asked in any case

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topdp.agents.agreement.run_setup import Setup
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.data import Dataset
 from topdp.data.featured_shards import of_records
 from topdp.errors import InputError
@@ -24,10 +24,10 @@ from topdp.runs import builders
 from topdp.simulator.evaluation import evaluate
 
 
-class Scores:
+class OwnerEvaluation:
     """Metrics of the manifest on this site's records, every so many rounds."""
 
-    def __init__(self, setup: Setup, dataset: Dataset, name: str, every: int) -> None:
+    def __init__(self, setup: RunSetup, dataset: Dataset, name: str, every: int) -> None:
         if every < 1:
             raise InputError(f"--evaluate: expected a number of rounds >= 1, got {every}.")
         config, self.every = setup.manifest.config, every

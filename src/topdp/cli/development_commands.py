@@ -1,0 +1,48 @@
+"""`topdp agent rehearse`: an agent with seeded noise, canaries or failpoints, for tests and audits only."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from topdp.cli import agent_commands
+
+if TYPE_CHECKING:
+    from topdp.agents.runtime.agent_hooks import AgentHooks
+
+Seeded = Annotated[bool, typer.Option("--seeded", help="Noise from the manifest's seed; not private.")]
+Canaries = Annotated[
+    Path | None,
+    typer.Option("--canaries", metavar="FILE", help="Records what an audit needs; not private."),
+]
+
+
+def rehearse(*, seeded: bool = False, canaries: Path | None = None, **arguments: Any) -> None:
+    """Not private, for tests and audits only: `agent start` with seeded noise, or with canaries."""
+
+    def make_hooks() -> AgentHooks:
+        from topdp.agents.development.development_hooks import rehearsal_hooks
+
+        return rehearsal_hooks(arguments, seeded=seeded, canaries=canaries)
+
+    agent_commands.take_part(arguments, make_hooks)
+
+
+def _as_start_with_options() -> inspect.Signature:
+    """The signature of `agent start`, and the options that only rehearsals have."""
+    start = inspect.signature(agent_commands.start, eval_str=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [
+        inspect.Parameter("seeded", keyword, default=False, annotation=Seeded),
+        inspect.Parameter("canaries", keyword, default=None, annotation=Canaries),
+    ]
+    every = [*(each.replace(kind=keyword) for each in start.parameters.values()), *own]
+    return start.replace(parameters=every)
+
+
+# The command line reads the options of `rehearse` from these.
+rehearse.__signature__ = _as_start_with_options()  # type: ignore[attr-defined]
+rehearse.__annotations__ = {name: each.annotation for name, each in rehearse.__signature__.parameters.items()}  # type: ignore[attr-defined]

@@ -1,0 +1,56 @@
+"""Settings of non-linear optimisers: what a plan states of their steps, one class for each optimiser.
+
+`optimised` (optimisers.py) writes their releases into a plan; the arithmetic is in
+`simulator/adaptive_step.py`, for runs and for agents.
+
+**Guarantees.** None by itself: an adaptive step reads rows of its owner only, and those were released or
+follow from rows that were. It is not linear, so `Plan.needs` states it and accounts of hidden rows refuse it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass, fields
+from typing import ClassVar, final
+
+import numpy as np
+
+from topdp.base.array_types import Floats
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AdaptiveSteps(ABC):
+    """In releases with `rate` > 0 each agent makes its estimate and its memory rows anew, from those rows.
+
+    The sources of an estimate in such a release are, in this order, the estimate and the `memories` rows.
+    """
+
+    title: ClassVar[str]
+    stored_as: ClassVar[str]
+    """The name of the array of settings in plan files and digests."""
+    memories: ClassVar[int]
+    """Rows that an agent keeps beside its estimate; the first is where the round began."""
+
+    rate: Floats  # [releases] the step size; 0 in releases of other kinds
+
+    def settings(self) -> Floats:
+        """All fields but `rate`, in their order."""
+        return np.array([getattr(self, field.name) for field in fields(self) if field.name != "rate"], float)
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AdamSettings(AdaptiveSteps):
+    """Adam (Kingma and Ba 2015) with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    title: ClassVar[str] = "Adam"
+    stored_as: ClassVar[str] = "adam"
+    memories: ClassVar[int] = 3  # where the round began, and the averages of changes and of their squares
+
+    momentum: float
+    second_moment: float
+    floor: float  # added to the root of the second moment
+    weight_decay: float
+
+
+ADAPTIVE: tuple[type[AdaptiveSteps], ...] = (AdamSettings,)

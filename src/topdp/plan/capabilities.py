@@ -1,0 +1,53 @@
+"""Kinds of releases, and what a plan needs of those that execute or account for it.
+
+A plan states its needs (`Plan.needs`). An executor, an accountant or a transport lists what it supports and
+has one function `supports(plan)`, which returns None or the reason why the plan is not supported. What is not
+listed is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topdp.plan.plan import Plan
+
+
+class ReleaseKind(Enum):
+    """What a release does; every round begins with a gradient release."""
+
+    GRADIENT = "gradient"  # rows carry gradients and noise; also a release in which no agent acts
+    GOSSIP = "gossip"  # rows are mixed, and nothing else
+    ADAPTIVE = "adaptive"  # every agent makes a new estimate from its own rows, as Adam does
+
+
+class Capability(Enum):
+    """What a plan may need beyond linear mixing, gradients and noise that only one agent knows."""
+
+    ADAPTIVE_STEPS = "adaptive steps"
+    ROBUST_MIXING = "robust mixing"
+    ROUNDED_ROWS = "rounded rows"
+    SHARED_DRAWS = "shared draws"
+    PRUNED_ROWS = "pruned rows"
+
+
+def unsupported(plan: Plan, supported: Collection[Capability]) -> str | None:
+    """The first need of `plan` that is not among `supported`, in words; None where there is none.
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(3, 0.5), noise=np.full(3, 0.5))
+    >>> plan = topdp.protocols.Dsgd().plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0)
+    >>> unsupported(plan, ()), unsupported(topdp.plan.prune(plan), ())
+    (None, 'pruned rows')
+    """
+    need = next((need for need in Capability if need in plan.needs and need not in supported), None)
+    if need is Capability.ADAPTIVE_STEPS and plan.adaptive is not None:
+        return plan.adaptive.title
+    if need is Capability.ROBUST_MIXING and plan.robust is not None:
+        return f"{need.value} ({plan.robust.rule})"
+    if need is Capability.ROUNDED_ROWS:
+        return f"rows rounded to {plan.rounded}"
+    return None if need is None else need.value

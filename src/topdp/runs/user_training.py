@@ -1,0 +1,259 @@
+"""`topdp.train`: a run of a user's own module, shards and graph, by the walk of `run.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from topdp.base.progress import Progress, silent
+from topdp.data import Shards, featured_shards
+from topdp.data.features.user_features import UserFeatures
+from topdp.learning.losses import CUSTOM_LOSS, Loss
+from topdp.learning.metrics import METRICS
+from topdp.learning.tasks import MetricChoice, Task
+from topdp.runs import builders, metric_sinks
+from topdp.runs.assembly import Assembly, choose_device
+from topdp.runs.callbacks import Callbacks, expect_list
+from topdp.runs.config import (
+    ConfigError,
+    MethodConfig,
+    PrivacyConfig,
+    ReportConfig,
+    RunConfig,
+    Section,
+    TrainConfig,
+    parse,
+)
+from topdp.runs.methods import METHODS
+from topdp.runs.resolve_auto import agrees
+from topdp.runs.result import Result
+from topdp.runs.run import begun_job, execute, new_run_folder, planned, room_for, unfinished
+from topdp.runs.run_folder import GIVEN, GRAPH_FILE, RunFolderError
+from topdp.topology import Topology, alone, as_topology
+
+SHARDS_CONSTRUCTORS = {
+    "arrays": "topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensors per agent",
+    "torch": "topdp.Shards.from_torch([dataset, ...]), one torch dataset per agent",
+}
+
+
+def train(
+    model: nn.Module,
+    shards: Shards,
+    topology: Topology | nx.Graph | str | Path,
+    *,
+    loss: str | Loss = "cross-entropy",
+    metrics: MetricChoice = None,
+    features: str | Callable[[torch.Tensor], Any] | None = None,
+    rounds: int = 150,
+    seed: int = 0,
+    # method
+    method: str = "top-dp",
+    mode: str = "sync",
+    alpha: float = 0.25,
+    own_share: float = 1.0,
+    calibration: str | None = None,
+    noise_on: str = "gradient",
+    noise_schedule: Mapping[str, Any] | None = None,
+    offline: float = 0.1,
+    secrets: str = "regular",
+    secrets_degree: int | str = "auto",
+    pair_noise: float | str = "auto",
+    gossip: int | str = "auto",
+    chebyshev: bool = True,
+    # privacy
+    epsilon: float | Sequence[float] = 1.0,
+    delta: float = 1e-5,
+    clip: float = 4.0,
+    clipping: str = "flat",
+    guarantee: str = "adaptive",
+    answers: Sequence[str] = (),
+    colluders: int = 1,
+    adjacency: str = "add-remove",
+    sigma: float | Sequence[float] | None = None,
+    allow_slow: bool = False,
+    # data
+    batch: str | Mapping[str, int] = "full",
+    feature_groups: int = 27,
+    # training
+    learning_rate: float | Sequence[float] = 0.5,
+    fading: str = "linear",
+    fading_factor: float = 0.5,
+    fading_period: int | None = None,
+    warmup: int = 0,
+    rounds_per_epoch: int | None = None,
+    optimiser: str = "sgd",
+    momentum: float = 0.9,
+    second_moment: float = 0.999,
+    floor: float = 1e-8,
+    weight_decay: float = 0.0,
+    average: float = 0.0,
+    rows: str = "model",
+    evaluate_every: int = 10,
+    checkpoint_every: int = 100,
+    # hostile agents
+    robust: str = "mean",
+    hostile: int = 1,
+    radius: float | str = "auto",
+    attack: str = "none",
+    attack_share: float = 0.2,
+    attack_strength: float | None = None,
+    attack_agents: Sequence[int] | None = None,
+    # the run
+    sinks: Sequence[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress = silent,
+    callbacks: Iterable[object] = (),
+) -> Result:
+    """Train a user's own module on a user's own shards and graph.
+
+    The graph is a `Topology`, a networkx graph (nodes sorted are the agents; `topology.from_networkx` takes
+    another order), or the path of an edge list. Shards stand in the order of its agents.
+
+    With `out` a run folder is written; `resume=True` continues an unfinished one, given the same arguments.
+
+    `loss`: "cross-entropy" of labels, "bce" of one or several yes and no, "mse" and "huber" of numbers, or a
+    function of outputs [b, ...] and targets [b, ...] with one value for each record. `metrics`: what is
+    reported of the test records, by name or as functions of all outputs and targets; None: what is usual
+    for the loss ("accuracy", or "mae" and "r2").
+
+    `features`: what a record becomes before the model sees it. "scattering", or a function of one record (a
+    torch module gets a batch of one), which must not be chosen by looking at private records.
+
+    `progress`: a function that receives how far the run is (`topdp.base.progress.Progress`).
+
+    `callbacks`: functions or objects that are called as the run goes, and may stop it (`runs/callbacks.py`).
+    `sinks=["tensorboard"]` (or mlflow, wandb) sends metrics there as well.
+
+    All other arguments are keys of the configuration, with its defaults (docs/configuration.md). `method`,
+    `robust` and `attack` are `method.name`, `robust.rule` and `attack.name`; `noise_schedule` and `batch`
+    take dictionaries, such as `batch={"cycle": 20}`. Numbers may be of numpy or torch.
+
+    >>> import torch, topdp
+    >>> inputs = torch.rand(4, 50, 3)  # four agents with 50 records each
+    >>> shards = topdp.Shards.from_arrays([(x, (x.sum(1) > 1.5).long()) for x in inputs])
+    >>> model = torch.nn.Linear(3, 2)
+    >>> result = topdp.train(model, shards, topdp.topology.ring(4), epsilon=2.0, clip=1.0, rounds=5)
+    >>> result.estimates.shape, result.config.rounds
+    (torch.Size([4, 8]), 5)
+    """
+    given = dict(locals())
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"Expected model to be a torch module, got a {type(model).__name__}.")
+    expect_shards(shards)
+    expect_path_and_progress(out, progress)
+    topology = as_topology(topology)
+    own = None if features is None or isinstance(features, str) else UserFeatures(features)
+    named = "none" if features is None else features if own is None else "given"
+    task = Task.of(loss, metrics)
+    given |= {"features": named, "loss": task.loss.name if task.loss.name != CUSTOM_LOSS else GIVEN}
+    if metrics is not None:
+        known = [METRICS.get(metric.name) is metric for metric in task.metrics]
+        names = [metric.name for metric in task.metrics]
+        given["metrics"] = [n if k else f"{GIVEN}: {n}" for n, k in zip(names, known, strict=True)]
+    config = _config_of(topology, given)
+    called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
+    if resume and out is None:
+        raise RunFolderError("Expected out, the folder of the run to resume, got none.")
+    begun = unfinished(Path(out)) if resume and out is not None else None
+    if begun is not None and not agrees(config, begun.config):
+        raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
+    if begun is not None:
+        config = begun.config
+    if METHODS[config.method.name].pools:
+        topology, shards = alone(), shards.pooled()
+    new = Path(out) if begun is None and out is not None else None
+    with room_for(new):
+        place = choose_device(device)
+        mapped = own or builders.features(config)
+        if mapped is not None:
+            shards = featured_shards.of_shards(shards, mapped, place, progress)
+        parts = Assembly.given(config, topology, model, shards, place, task)
+        job = planned(parts, progress) if begun is None else begun_job(parts, begun)
+    if new is not None:
+        begun = new_run_folder(new, job)
+        begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
+    return execute(job, begun, progress, called)
+
+
+def _places() -> dict[str, tuple[str, str]]:
+    """The section and key of the configuration that each argument of `train` sets."""
+    places = {"method": ("method", "name"), "robust": ("robust", "rule"), "attack": ("attack", "name")}
+    places |= {key: ("robust", key) for key in ("hostile", "radius")}
+    places |= {f"attack_{key}": ("attack", key) for key in ("share", "strength", "agents")}
+    places |= {key: ("data", key) for key in ("batch", "features", "feature_groups")}
+    sections: dict[str, type[Section]] = {
+        "method": MethodConfig, "privacy": PrivacyConfig, "train": TrainConfig, "report": ReportConfig
+    }  # fmt: skip
+    for section, model in sections.items():
+        places |= {key: (section, key) for key in model.model_fields if key != "name"}
+    return places
+
+
+def _config_of(topology: Topology, arguments: Mapping[str, Any]) -> RunConfig:
+    tree: dict[str, Any] = {
+        "seed": plain(arguments["seed"]),
+        "rounds": plain(arguments["rounds"]),
+        "topology": {"agents": topology.agents, "kind": "file", "path": GRAPH_FILE},
+        **{section: {} for section in ("method", "privacy", "train", "robust", "attack", "report")},
+        "data": {"name": GIVEN},
+        "model": {"name": GIVEN},
+    }
+    for argument, (section, key) in _places().items():
+        if arguments[argument] is not None:
+            tree[section][key] = plain(arguments[argument])
+    return parse(tree, "train()")
+
+
+def expect_shards(value: Any) -> None:
+    """Raise ConfigError unless `value` is a `Shards`; the message names the constructor to use.
+
+    >>> expect_shards([1, 2])
+    Traceback (most recent call last):
+        ...
+    topdp.runs.config.ConfigError: Expected shards to be a Shards, got a list of int: make them with \
+topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensors per agent.
+    """
+    if isinstance(value, Shards):
+        return
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    kind = "torch" if isinstance(first, DataLoader | TorchDataset) else "arrays"
+    got = type(value).__name__ + ("" if first is value else f" of {type(first).__name__}")
+    loader = " A loader's dataset is loader.dataset." if isinstance(first, DataLoader) else ""
+    raise ConfigError(
+        f"Expected shards to be a Shards, got a {got}: make them with {SHARDS_CONSTRUCTORS[kind]}.{loader}"
+    )
+
+
+def expect_path_and_progress(out: Any, progress: Any) -> None:
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"Expected out to be the path of a folder, got a {type(out).__name__}.")
+    if not callable(progress):
+        raise ConfigError(
+            "Expected progress to be a function of (stage, done, total, *, unit, metrics), got a "
+            f"{type(progress).__name__}."
+        )
+
+
+def plain(value: Any) -> Any:
+    """Convert numbers and arrays of numpy and torch, and tuples, to Python's own kinds.
+
+    >>> import numpy as np
+    >>> plain(np.int64(3)), plain((1.0, np.float32(0.5)))
+    (3, [1.0, 0.5])
+    """
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,0 +1,44 @@
+"""The step of a non-linear optimiser at the end of a round, for the simulator and for agents.
+
+It reads rows that were released, or that follow from those; so it costs no privacy where every row counts as
+seen. All other rows of a plan are sums, which `row_mixing` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topdp.plan import AdamSettings, AdaptiveSteps, Plan
+
+
+def adaptive_step(plan: Plan, round: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The estimate and the memory rows after `round`, in the order of `AdaptiveSteps`.
+
+    `rows`: the same rows before it; one row each, or [agents, d].
+    """
+    assert plan.adaptive is not None
+    t = int(np.count_nonzero(plan.adaptive.rate[: round + 1]))
+    return STEPS[type(plan.adaptive)](plan.adaptive, float(plan.adaptive.rate[round]), t, rows)
+
+
+def _adam(settings: AdamSettings, rate: float, t: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    """`t`: the number of this step, from 1 on."""
+    estimate, begin, first, second = rows
+    beta, gamma = settings.momentum, settings.second_moment
+    change = begin - estimate
+    # Kingma and Ba 2015, Algorithm 1, with the decay of Loshchilov and Hutter 2019
+    first = beta * first + (1 - beta) * change
+    second = gamma * second + (1 - gamma) * change * change
+    root = torch.sqrt(second / (1 - gamma**t)) + settings.floor
+    shrunk = begin * (1 - rate * settings.weight_decay)
+    return shrunk - rate * (first / (1 - beta**t)) / root, begin, first, second
+
+
+STEPS: dict[type[AdaptiveSteps], Callable[[Any, float, int, Sequence[Tensor]], Sequence[Tensor]]] = {
+    AdamSettings: _adam
+}
