@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from topdp.agents.agreement import identity, manifest
-from topdp.agents.agreement.row_signatures import RowSignatures
+from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost

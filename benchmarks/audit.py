@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from topdp.audit import Audit, Question
+from topdp.audit import Audit, AuditRequest
 from topdp.data import Shards
 from topdp.errors import InputError
 from topdp.runs import builders
@@ -62,7 +62,7 @@ def one(method: str, mode: str, batch: str, guarantee: str, seeds: int, known: d
     alike = known.setdefault(f"{plan.digest()} {batch} {guarantee}", case)
     if alike != case:
         return alike
-    asked = Question(confidence=CONFIDENCE)
+    asked = AuditRequest(confidence=CONFIDENCE)
     audit = Audit.of(plan, found, config.privacy, parts.flat.dimension, asked)
     results = [audit.run(parts, seed) for seed in range(seeds)]
     return {

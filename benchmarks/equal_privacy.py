@@ -35,7 +35,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from topdp import topology
-from topdp.experiments.process_map import in_processes
+from topdp.experiments.process_map import map_in_processes
 from topdp.plan import Plan, schedules
 from topdp.privacy.answers import answer_kind
 from topdp.privacy.basics.exposure import exposure
@@ -172,13 +172,13 @@ def main() -> int:
 
     out = sys.stderr if arguments.json else sys.stdout
     places = [Place(m, alpha, seed, rounds) for m in PROTOCOLS for alpha in ALPHAS for seed in range(graphs)]
-    found = dict(in_processes(measure, places, worthwhile=not arguments.quick))
+    results = dict(map_in_processes(measure, places, parallel=not arguments.quick))
     table: Table = {}
     for answer in ANSWERS:
         for mode in PROTOCOLS:
             print(f"At equal {answer} ε, {mode}", file=out)
             for alpha in ALPHAS:
-                rows = [found[Place(mode, alpha, seed, rounds)][answer] for seed in range(graphs)]
+                rows = [results[Place(mode, alpha, seed, rounds)][answer] for seed in range(graphs)]
                 numbers = {name: [float(row[name]) for row in rows] for name in rows[0]}
                 table[answer, mode, alpha] = numbers
                 if alpha == ALPHAS[0]:

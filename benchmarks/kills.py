@@ -262,7 +262,7 @@ class Federation:
         """(ledgers that verify, what the checker and the books say, bodies of rows on the wire)."""
         from topdp.agents.ledger.ledger import Ledger
         from topdp.agents.ledger.ledger_check import verify
-        from topdp.agents.ledger.ledger_database import TamperedError
+        from topdp.agents.ledger.ledger_entries import TamperedError
 
         sys.path[:0] = [path for path in (str(TESTS), str(TESTS / "agents")) if path not in sys.path]
         import history

@@ -70,11 +70,11 @@ def use_threads() -> None:
 
 def topdp(agents: int, rounds: int) -> float:
     """Seconds for `rounds` private rounds."""
-    from topdp.experiments.bench.bench_job import Data, Job, our_round
+    from topdp.experiments.bench.bench_job import BenchData, BenchJob, topdp_round
 
     use_threads()
-    job = Job(agents=agents, batch=BATCH, rounds=rounds + 2)
-    run = our_round(job, Data.of(job), job.noise_multiplier)
+    job = BenchJob(agents=agents, batch=BATCH, rounds=rounds + 2)
+    run = topdp_round(job, BenchData.of(job), job.noise_multiplier)
     run()
     begun = time.perf_counter()
     for _ in range(rounds):

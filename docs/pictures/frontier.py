@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from topdp.experiments.frontier import FULL
+from topdp.experiments.frontier import FULL_SPACES
 from topdp.experiments.frontier_report import FrontierRow, accuracies, lines, read_rows
 from topdp.runs.pictures.chart_style import data_title, house_style, look, save
 
@@ -29,7 +29,7 @@ MODELS = ("scattering + linear", "mlp", "cnn")  # the first that there is
 
 
 def main() -> None:
-    frontiers = {data: read_rows(ROOT / "results" / f"frontier-{data}.csv") for data in FULL}
+    frontiers = {data: read_rows(ROOT / "results" / f"frontier-{data}.csv") for data in FULL_SPACES}
     picture(frontiers)
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), frontiers), encoding="utf-8")
 

@@ -1,11 +1,13 @@
-"""topdp: agents on a graph train one model together, and know what each neighbour can learn.
+"""topdp: agents on a graph train one model together, and compute what each neighbour can learn.
 
-`topdp.train` takes your model, your shards and your graph; `topdp.privacy` says how private a plan is. What
-needs torch is imported when first asked for: graphs, plans, privacy and reports work without it.
+`topdp.train` takes your model, your shards and your graph; `topdp.privacy` accounts for a plan. Names that
+need torch are imported on first use: graphs, plans, privacy and reports work without it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from topdp.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from topdp import data, errors, plan, privacy, protocols, topology
@@ -33,20 +35,20 @@ __all__ = [
     "train",
 ]
 
-_LAZY = {
-    "Metric": "topdp.learning.metrics",
-    "Result": "topdp.runs",
-    "Shards": "topdp.data",
-    "StopEarly": "topdp.runs",
-    "TopdpError": "topdp.errors",
-    "lora": "topdp.learning.lora_adapters",
-    "train": "topdp.runs",
-}
+_MODULES = ("data", "errors", "plan", "privacy", "protocols", "topology")
+_get = lazy_exports(
+    __name__,
+    {
+        "Metric": "learning.metrics",
+        "Result": "runs",
+        "Shards": "data",
+        "StopEarly": "runs",
+        "TopdpError": "errors",
+        "lora": "learning.lora_adapters",
+        "train": "runs",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    if name in __all__:
-        return import_module(f"topdp.{name}")
-    raise AttributeError(f"module 'topdp' has no attribute {name!r}")
+    return import_module(f"topdp.{name}") if name in _MODULES else _get(name)

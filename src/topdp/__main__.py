@@ -1,4 +1,4 @@
-"""python -m topdp: the same as the command topdp."""
+"""`python -m topdp` runs the command `topdp`."""
 
 from topdp.cli.app import main
 

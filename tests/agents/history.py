@@ -22,10 +22,10 @@ from topdp.agents.agreement.identity import generate
 from topdp.agents.agreement.manifest import Rules, new_manifest
 from topdp.agents.development.development_hooks import DevelopmentHooks
 from topdp.agents.development.failpoints import Failpoints
-from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
+from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import TamperedError
-from topdp.agents.ledger.ledger_entries import digest_of
+from topdp.agents.ledger.ledger_entries import TamperedError, digest_of
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime import agent_context
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_context import build_context

@@ -9,7 +9,7 @@ import torch
 
 from builders import SETTINGS, blobs
 from topdp import topology
-from topdp.audit import Audit, Findings, Question
+from topdp.audit import Audit, AuditRequest, Findings
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.runs.assembly import Assembly
@@ -51,11 +51,11 @@ class Audited:
     parts: Assembly
 
     @classmethod
-    def of(cls, asked: Question | None = None, **options: Any) -> Audited:
-        return cls.given(asked or Question(), *subject(**options))
+    def of(cls, asked: AuditRequest | None = None, **options: Any) -> Audited:
+        return cls.given(asked or AuditRequest(), *subject(**options))
 
     @classmethod
-    def given(cls, asked: Question, parts: Assembly, plan: Plan, found: Account) -> Audited:
+    def given(cls, asked: AuditRequest, parts: Assembly, plan: Plan, found: Account) -> Audited:
         return cls(Audit.of(plan, found, parts.config.privacy, parts.flat.dimension, asked), parts)
 
     @property

@@ -74,13 +74,13 @@ def test_a_run_that_is_not_what_it_says_is_not_audited(topdp, config, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--observer", "0", "--owner", "0"], "agent 0 is the one that is audited"),
+        (["--observer", "0", "--owner", "0"], "other than the audited one, got 0"),
         (["--observer", "9"], "expected an agent between 0 and 3, got 9"),
         (["--owner", "4"], "expected an agent between 0 and 3, got 4"),
         (["--sees", "everything"], "--sees: got 'everything'"),
         (["--canaries", "121"], "--canaries: expected at most 120, got 121"),
         (["--set", "data.records=30"], "--canaries: expected at least 40, got 30"),
-        (["--confidence", "0.2"], "--confidence: expected 0.5 or more"),
+        (["--confidence", "0.2"], "--confidence: expected at least 0.5"),
         (["--delta", "0"], "Expected 0 < delta=0.0 < 1"),
         (["--set", "method.name=topp"], "Did you mean 'top'?"),
         (["--set", "privacy.colluders=4"], "Expected privacy.colluders from 0 to 3"),
@@ -98,7 +98,7 @@ def test_a_folder_that_is_no_run_and_one_that_is_not_empty(topdp, config, tmp_pa
     done = topdp("audit", config, "--out", config.parent)
     assert done.code == 2 and "Expected a new or empty folder" in " ".join(done.err.split())
     done = topdp("audit", config.parent, "--set", "rounds=3")
-    assert done.code == 2 and "audited as it was" in " ".join(done.err.split())
+    assert done.code == 2 and "keeps its own settings" in " ".join(done.err.split())
 
 
 def test_a_run_from_python_is_audited_in_python(topdp, tmp_path):
@@ -107,7 +107,7 @@ def test_a_run_from_python_is_audited_in_python(topdp, tmp_path):
 
     train(linear_model(), blobs(3), topology.ring(3), rounds=2, out=tmp_path / "run")
     done = topdp("audit", tmp_path / "run", "--out", tmp_path / "found")
-    assert done.code == 2 and "audit it there" in " ".join(done.err.split())
+    assert done.code == 2 and "Audit it from Python" in " ".join(done.err.split())
 
 
 def test_recordings_that_are_asked_for_must_be_there(topdp, config, tmp_path):

@@ -6,7 +6,7 @@ from scipy.stats import binom
 from subjects import Audited, sections
 
 from builders import SETTINGS
-from topdp.audit import AuditError, Question
+from topdp.audit import AuditError, AuditRequest
 from topdp.simulator.simulated_noise import Noise
 
 
@@ -18,7 +18,7 @@ class DrawnOnce(Noise):
 
 
 def thousand(**options):
-    return Audited.of(Question(canaries=1000), agents=3, records=1000, hidden=60, rounds=8, **options)
+    return Audited.of(AuditRequest(canaries=1000), agents=3, records=1000, hidden=60, rounds=8, **options)
 
 
 def test_the_plain_rule_at_4_is_shown_to_be_at_least_half_of_that():
@@ -34,7 +34,7 @@ def test_noise_that_is_drawn_once_and_used_in_every_round_is_found_out(guarantee
     found = made.run(0, DrawnOnce(0, made.plan.draws, made.plan.releases))
     assert "proved" in found.exceeds and "claimed" in found.exceeds
     assert found.lower > 2 * found.proved
-    assert "Not as private as proved" in found.verdict
+    assert "not as private as proved" in found.verdict
     # Canaries that always push one way are hidden the better for it: the turning ones are there for this.
     assert found.kinds["aimed"].epsilon < found.proved < found.kinds["turning"].epsilon
     # Not even the shape of the distribution is needed to see it.
@@ -44,7 +44,7 @@ def test_noise_that_is_drawn_once_and_used_in_every_round_is_found_out(guarantee
 def test_noise_that_top_dp_saves_and_counts_as_free_is_found_out():
     """The paper's claim under a tight calibration is false, and two thousand canaries show it."""
     made = Audited.of(
-        Question(canaries=2000),
+        AuditRequest(canaries=2000),
         agents=6,
         records=2000,
         hidden=100,
@@ -54,7 +54,7 @@ def test_noise_that_top_dp_saves_and_counts_as_free_is_found_out():
     )
     found = made.run(0)
     assert found.exceeds == ["claimed"] and found.answers["claimed"] == pytest.approx(4.0, abs=1e-3)
-    assert found.verdict.endswith("But more than claimed.")
+    assert found.verdict.endswith("It exceeds claimed.")
 
 
 # Where all noise is one's own and all is broadcast, everybody is told what all others together are.
@@ -73,7 +73,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_right_is_accused_no_more_often_than_was_said(case):
-    made = Audited.of(Question(confidence=0.9), rounds=4, records=80, hidden=10, **CASES[case])
+    made = Audited.of(AuditRequest(confidence=0.9), rounds=4, records=80, hidden=10, **CASES[case])
     runs = 200 if case == "muffliato" else 100  # of its first hundred seeds 13 are unlucky, of 700 only 48
     found = [made.run(seed) for seed in range(runs)]
     accused = sum("proved" in one.exceeds for one in found)
@@ -94,7 +94,7 @@ def test_who_is_audited_and_who_looks_by_default_is_the_worst_pair():
     made = Audited.of(agents=6, method={"name": "top"})
     mu = [
         Audited.of(
-            Question(owner=made.audit.owner, observer=str(j)), agents=6, method={"name": "top"}
+            AuditRequest(owner=made.audit.owner, observer=str(j)), agents=6, method={"name": "top"}
         ).audit.loss.mu
         for j in range(6)
         if j != made.audit.owner
@@ -107,7 +107,7 @@ def test_who_is_audited_and_who_looks_by_default_is_the_worst_pair():
 
 def test_more_who_look_and_more_that_is_seen_never_learn_less():
     def mu(**asked):
-        return Audited.of(Question(owner=0, **asked), agents=6, method={"name": "top"}).audit.loss.mu
+        return Audited.of(AuditRequest(owner=0, **asked), agents=6, method={"name": "top"}).audit.loss.mu
 
     assert mu(observer="1") < mu(observer="1,5") < mu(observer="all") * (1 + 1e-9)
     seen = [mu(observer="1", sees=sees) for sees in ("received", "estimates", "all")]
@@ -119,34 +119,34 @@ def test_more_who_look_and_more_that_is_seen_never_learn_less():
     [
         ({"owner": 4}, "--owner: expected an agent between 0 and 3, got 4"),
         ({"observer": "4"}, "--observer: expected an agent between 0 and 3, got 4"),
-        ({"observer": "0", "owner": 0}, "agent 0 is the one that is audited"),
+        ({"observer": "0", "owner": 0}, "other than the audited one, got 0"),
         ({"observer": "1,two"}, "expected worst, all, outsider, an agent or several"),
         ({"sees": "estimate"}, "Did you mean 'estimates'?"),
         ({"canaries": 161}, "at most 160, got 161"),
         ({"canaries": 10}, "at least 40, got 10"),
-        ({"confidence": 1.0}, "--confidence: expected 0.5 or more, and below 1, got 1.0"),
+        ({"confidence": 1.0}, "--confidence: expected at least 0.5 and below 1, got 1.0"),
         ({"delta": 1.0}, "Expected 0 < delta=1.0 < 1"),
     ],
 )
 def test_what_cannot_be_audited_is_said(asked, said):
     with pytest.raises(ValueError, match=said.replace("?", r"\?")):
-        Audited.of(Question(**asked))
+        Audited.of(AuditRequest(**asked))
 
 
 def test_an_observer_that_sees_nothing_is_said():
-    with pytest.raises(AuditError, match="sees nothing that depends on the records of agent 0"):
-        Audited.of(Question(owner=0, observer="3", sees="received"), agents=7, rounds=1)
+    with pytest.raises(AuditError, match="sees something of agent 0"):
+        Audited.of(AuditRequest(owner=0, observer="3", sees="received"), agents=7, rounds=1)
 
 
 def test_somebody_outside_reads_every_link_and_knows_no_draw():
-    made = Audited.of(Question(observer="outsider", owner=0), method={"name": "top"})
+    made = Audited.of(AuditRequest(observer="outsider", owner=0), method={"name": "top"})
     assert made.audit.observer.members == () and made.audit.observer.sees == "all"
     found = made.run(0)
-    assert found.observer == "somebody outside"
+    assert found.observer == "an outsider"
     assert made.audit.answers["worst_case"] * (1 + 1e-9) > found.proved > 1.2 * made.audit.answers["adaptive"]
 
 
 def test_another_delta_is_another_bound_on_the_same_run():
-    small, large = Audited.of(Question(delta=1e-7)), Audited.of(Question(delta=1e-3))
+    small, large = Audited.of(AuditRequest(delta=1e-7)), Audited.of(AuditRequest(delta=1e-3))
     assert small.proved > 4.5 and large.proved < 3.2
     assert small.run(0).lower > large.run(0).lower

@@ -7,7 +7,7 @@ import pytest
 import torch
 from subjects import Audited
 
-from topdp.audit.canaries import AuditError, expect_room, planted
+from topdp.audit.canaries import AuditError, canary_count, plant_canaries
 from topdp.audit.canary_run import execute
 from topdp.data import batch_selection
 from topdp.plan import Cycle, Full, Poisson
@@ -17,7 +17,16 @@ ONES = {"full": np.ones(1), "cycle": np.array([3.0, 1.0, 2.0, 0.0, 4.0]), "poiss
 
 
 def plant(kind, count=50, replaced=False, seed=0):
-    return planted(1, [BATCHES[kind]] * 3, ONES[kind], count, 200, replaced, seed, order=0)
+    return plant_canaries(
+        1,
+        [BATCHES[kind]] * 3,
+        ONES[kind],
+        count=count,
+        dimension=200,
+        replace_one=replaced,
+        seed=seed,
+        order=0,
+    )
 
 
 @pytest.mark.parametrize("kind", BATCHES)
@@ -56,33 +65,33 @@ def test_canaries_take_the_places_that_are_worth_most_and_none_that_tell_nothing
     used = [canaries.select(batches, 0, r, torch.device("cpu")).used.tolist() for r in range(5)]
     assert sorted(itertools.chain(*used)) == list(range(70)) and list(map(len, used)) == [20, 20, 20, 0, 10]
     with pytest.raises(AuditError, match="at most 70, got 71"):
-        expect_room(71, 1, batches, ONES["cycle"], 200, 0)
+        canary_count(71, 1, batches, ONES["cycle"], 200, 0)
 
 
 def test_coins_are_fair_and_nobody_shares_a_parameter():
     many = [plant("full", seed=seed) for seed in range(40)]
     assert all(len(set(one.coordinates.tolist())) == len(one) for one in many)
-    share = np.mean([one.there.mean() for one in many])
+    share = np.mean([one.present.mean() for one in many])
     assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(40 * 50)
 
 
 def test_as_many_canaries_as_fit_and_no_fewer_than_tell_anything():
     full = [Full(300)] * 3
-    assert expect_room(None, 0, full, np.ones(1), 5000, 0) == 300
-    assert expect_room(None, 0, [Full(3000)] * 3, np.ones(1), 5000, 0) == 1000
-    assert expect_room(None, 0, full, np.ones(1), 100, 0) == 100
+    assert canary_count(None, 0, full, np.ones(1), 5000, 0) == 300
+    assert canary_count(None, 0, [Full(3000)] * 3, np.ones(1), 5000, 0) == 1000
+    assert canary_count(None, 0, full, np.ones(1), 100, 0) == 100
     for asked, records, dimension, said in (
         (301, 300, 999, "300 records"),
         (101, 300, 100, "100 parameters"),
     ):
         with pytest.raises(AuditError, match=said):
-            expect_room(asked, 0, [Full(records)] * 3, np.ones(1), dimension, 0)
+            canary_count(asked, 0, [Full(records)] * 3, np.ones(1), dimension, 0)
     with pytest.raises(AuditError, match="at least 40, got 20"):
-        expect_room(None, 0, [Full(20)] * 3, np.ones(1), 100, 0)
+        canary_count(None, 0, [Full(20)] * 3, np.ones(1), 100, 0)
 
 
 def test_without_canaries_that_are_there_a_run_is_the_same_but_for_their_records():
-    """What is planted is nothing but what coins say: all of them 0 leaves the gradients of the others."""
+    """Coins alone decide what is planted: if all are 0, the gradients are those of the other records."""
     made = Audited.of()
     owner, canaries = made.audit.owner, made.audit.plant(3, order=3)
     canaries.push[:] = 0.0

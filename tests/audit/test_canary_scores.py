@@ -7,17 +7,17 @@ import pytest
 from scipy.stats import kstest
 from subjects import Audited, sections, subject
 
-from builders import SETTINGS, in_turn
-from topdp.audit import Question
+from builders import SETTINGS, cyclic_pairs
+from topdp.audit import AuditRequest
 from topdp.audit.audit_observer import SEES, Observer
-from topdp.audit.canaries import KINDS, signs
+from topdp.audit.canaries import CANARY_KINDS, signs
 from topdp.audit.canary_run import execute
-from topdp.audit.canary_scores import Scores, information
+from topdp.audit.canary_scores import CanaryScores, information
 from topdp.privacy.observers.gram_matrix import grams
 from topdp.simulator import fused_rows
 
 # Every protocol once; noise that is reused, and noise that is shared, as everybody sees it.
-SEEN = sorted({*in_turn(SETTINGS, SEES, 1), *in_turn(["top-sync", "correlated"], SEES, 3)})
+SEEN = sorted({*cyclic_pairs(SETTINGS, SEES, 1), *cyclic_pairs(["top-sync", "correlated"], SEES, 3)})
 
 
 @pytest.mark.parametrize(("protocol", "sees"), SEEN)
@@ -34,11 +34,11 @@ def test_what_canaries_are_worth_is_what_the_accountants_matrix_says(protocol, s
 
 @pytest.mark.parametrize(("protocol", "sees"), SEEN)
 def test_scores_are_normal_about_0_or_what_the_plan_says(protocol, sees):
-    made = Audited.of(Question(observer="1", owner=0, sees=sees), **sections(protocol))
+    made = Audited.of(AuditRequest(observer="1", owner=0, sees=sees), **sections(protocol))
     found = [made.run(seed) for seed in range(8)]
-    for kind in KINDS:
+    for kind in CANARY_KINDS:
         of_kind = [one.kinds[kind] for one in found]
-        left = np.concatenate([one.scores - one.mu * one.there for one in of_kind])
+        left = np.concatenate([one.scores - one.mu * one.present for one in of_kind])
         assert kstest(left, "norm").pvalue > 1e-3
 
 
@@ -47,23 +47,25 @@ def test_under_replaced_records_the_distance_is_twice_as_large_and_counted_so():
     found = made.run(0)
     assert found.mu == pytest.approx(0.9249, abs=1e-3)  # ε = 4
     for kind in found.kinds.values():
-        left = kind.scores - kind.mu * (kind.there - 0.5)
+        left = kind.scores - kind.mu * (kind.present - 0.5)
         assert kstest(left, "norm").pvalue > 1e-3
 
 
 def test_nothing_is_read_that_the_observer_does_not_see():
     """Rows of others that it does not receive may be anything; one that it receives may not."""
-    made = Audited.of(Question(observer="1", owner=0, sees="received"), **sections("top-sync"))
+    made = Audited.of(AuditRequest(observer="1", owner=0, sees="received"), **sections("top-sync"))
     audit, canaries = made.audit, made.audit.plant(0, order=0)
     rounds = list(execute(made.parts, made.plan, canaries, audit.signs, 0))
     start = made.parts.start[canaries.coordinates].double().numpy()
 
     def scored(spoil):
-        scores = Scores(audit.observer, 0, 1 / 160, audit.signs, canaries.column, start)
+        scores = CanaryScores(
+            audit.observer, 0, 1 / 160, signs=audit.signs, column=canaries.column, start=start
+        )
         for r, seen in enumerate(rounds):
             rows = seen.rows.copy()
             rows[spoil(r)] = np.nan
-            scores.see(seen._replace(rows=rows))
+            scores.add(seen._replace(rows=rows))
         return scores.result()
 
     def unseen(r):
@@ -81,18 +83,18 @@ def test_draws_that_the_observer_shares_are_taken_off():
     known = np.concatenate([plan.known_by, np.full((plan.draws, 1), -1, plan.known_by.dtype)], axis=1)
     known[plan.known_by[:, 0] == 2, 1] = 1
     shared = replace(plan, known_by=known)
-    asked = Question(observer="1", owner=0)
+    asked = AuditRequest(observer="1", owner=0)
     alone, told = (Audited.given(asked, parts, one, found) for one in (plan, shared))
     assert told.audit.worth[0] > 1.02 * alone.audit.worth[0]
     for seed in range(4):
         for kind in told.run(seed).kinds.values():
-            assert kstest(kind.scores - kind.mu * kind.there, "norm").pvalue > 1e-3
+            assert kstest(kind.scores - kind.mu * kind.present, "norm").pvalue > 1e-3
 
 
 def test_what_no_noise_hides_is_found_without_fail():
     made = Audited.of(method={"name": "no-noise"})
     for kind in made.run(0).kinds.values():
-        assert kind.scores[kind.there].min() > kind.scores[~kind.there].max()
+        assert kind.scores[kind.present].min() > kind.scores[~kind.present].max()
 
 
 def test_other_noise_than_planned_is_seen_in_the_spread(monkeypatch):
@@ -105,5 +107,5 @@ def test_other_noise_than_planned_is_seen_in_the_spread(monkeypatch):
     monkeypatch.setattr(fused_rows, "make", with_half_the_noise)
     found = Audited.of().run(0)
     for kind in found.kinds.values():
-        assert kind.scores[~kind.there].std() == pytest.approx(0.5, rel=0.3)
+        assert kind.scores[~kind.present].std() == pytest.approx(0.5, rel=0.3)
         assert kind.gaussian.estimate > 1.3 * kind.mu

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, nct
 
-from topdp.audit.epsilon_bounds import chance, gaussian, guesses_for, guessing, shown
+from topdp.audit.epsilon_bounds import gaussian, guesses_for, guessing, largest_excluded, probability_bound
 from topdp.privacy.basics.gaussian import epsilon_of
 
 
@@ -12,10 +12,10 @@ from topdp.privacy.basics.gaussian import epsilon_of
 @pytest.mark.parametrize("error", [0.0025, 0.0125, 0.05, 0.125])
 def test_the_distance_is_never_said_to_be_larger_than_its_exact_quantile_says(count, error):
     """At the noncentrality that is given back, a t as large as was found is not rarer than `error`."""
-    there = np.arange(count) % 2 == 0
+    present = np.arange(count) % 2 == 0
     for shift in (0.6, 1.0, 3.0, 10.0, 100.0):
-        scores = np.random.default_rng(3).normal(size=count) + shift * there
-        found = gaussian(scores, there, error)
+        scores = np.random.default_rng(3).normal(size=count) + shift * present
+        found = gaussian(scores, present, error)
         width = np.sqrt(4 / count)
         t = found.estimate / width
         exact = nct.sf(t, count - 2, found.lower / width)
@@ -26,9 +26,9 @@ def test_the_distance_holds_as_often_as_it_says():
     generator, error, runs, mu = np.random.default_rng(0), 0.1, 4000, 0.9
     wrong = 0
     for _ in range(runs):
-        there = generator.integers(0, 2, 120) == 1
-        scores = 3.0 * (generator.normal(size=120) + mu * there) - 1.0  # neither place nor unit matter
-        wrong += gaussian(scores, there, error).lower > mu
+        present = generator.integers(0, 2, 120) == 1
+        scores = 3.0 * (generator.normal(size=120) + mu * present) - 1.0  # neither place nor unit matter
+        wrong += gaussian(scores, present, error).lower > mu
     assert wrong / runs < error + 3 * np.sqrt(error / runs)
     assert wrong / runs > error / 2
 
@@ -40,19 +40,23 @@ def test_too_few_of_one_sort_say_nothing():
 def test_right_guesses_are_as_rare_as_the_binomial_says():
     for guesses, right, epsilon in ((40, 30, 0.7), (500, 499, 3.0), (8, 8, 0.0)):
         q = 1 / (1 + np.exp(-epsilon))
-        assert chance(1000, guesses, right, epsilon, 0.0) == pytest.approx(binom.sf(right - 1, guesses, q))
+        assert probability_bound(1000, guesses, right, epsilon, 0.0) == pytest.approx(
+            binom.sf(right - 1, guesses, q)
+        )
     # The part of δ, by its definition: 2mδ·max_i P[v - i <= B < v]/i.
     q, most = 1 / (1 + np.exp(-0.7)), 0.0
     for i in range(1, 31):
         most = max(most, (binom.cdf(29, 40, q) - binom.cdf(29 - i, 40, q)) / i)
-    with_delta = chance(1000, 40, 30, 0.7, 1e-5)
+    with_delta = probability_bound(1000, 40, 30, 0.7, 1e-5)
     assert with_delta == pytest.approx(binom.sf(29, 40, q) + 2 * 1000 * 1e-5 * most)
 
 
 def test_more_right_guesses_show_more_and_none_show_nothing():
-    found = [shown(500, 60, right, 1e-5, 0.05) for right in range(30, 61)]
+    found = [largest_excluded(500, 60, right, 1e-5, 0.05) for right in range(30, 61)]
     assert found[0] == 0.0 and found == sorted(found)
-    assert chance(500, 60, 55, shown(500, 60, 55, 1e-5, 0.05), 1e-5) == pytest.approx(0.05, rel=1e-4)
+    assert probability_bound(500, 60, 55, largest_excluded(500, 60, 55, 1e-5, 0.05), 1e-5) == pytest.approx(
+        0.05, rel=1e-4
+    )
 
 
 def test_guesses_hold_against_randomised_response():
@@ -60,9 +64,9 @@ def test_guesses_hold_against_randomised_response():
     generator, epsilon, error, runs = np.random.default_rng(1), 1.0, 0.1, 1000
     wrong = 0
     for _ in range(runs):
-        there = generator.integers(0, 2, 200) == 1
-        told = there ^ (generator.random(200) > 1 / (1 + np.exp(-epsilon)))
-        wrong += guessing(told + generator.random(200) / 2, there, 200, 1e-9, error) > epsilon
+        present = generator.integers(0, 2, 200) == 1
+        told = present ^ (generator.random(200) > 1 / (1 + np.exp(-epsilon)))
+        wrong += guessing(told + generator.random(200) / 2, present, 200, 1e-9, error) > epsilon
     assert error / 3 < wrong / runs < error + 3 * np.sqrt(error / runs)
 
 
@@ -72,9 +76,9 @@ def test_guesses_are_chosen_before_anything_is_seen_and_chosen_well():
     assert 10 < count < 300
     generator, at, everywhere = np.random.default_rng(2), [], []
     for _ in range(30):
-        there = generator.integers(0, 2, 1000) == 1
-        scores = generator.normal(size=1000) + mu * there
-        at.append(guessing(scores, there, count, delta, error))
-        everywhere.append(guessing(scores, there, 1000, delta, error))
+        present = generator.integers(0, 2, 1000) == 1
+        scores = generator.normal(size=1000) + mu * present
+        at.append(guessing(scores, present, count, delta, error))
+        everywhere.append(guessing(scores, present, 1000, delta, error))
     assert np.mean(at) > 1.3 * np.mean(everywhere)
     assert np.mean(at) < epsilon_of(mu, delta)

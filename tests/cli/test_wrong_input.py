@@ -63,7 +63,7 @@ WRONG = {
     "no card": (["federation", "create", "a file", "--records", "9"], "Expected a card (TOML) in a file"),
     "a card is a folder": (["federation", "create", "full", "full", "--records", "9"], "Could not read full"),
     "latin": (["account", "latin.toml"], "Expected TOML in UTF-8 in latin.toml"),
-    "deep": (["account", "deep.toml"], "brackets stand too deep"),
+    "deep": (["account", "deep.toml"], "brackets are nested too deep"),
     "a folder": (["recommend", "full"], "could not read full: Is a directory"),
     "built-in": ([*RUN, *sets("model.name=os:getcwd")], "that makes a torch module, got <built-in function"),
     "other class": (
@@ -238,7 +238,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["run"], "--out: expected one with torchrun"),
+        (["run"], "Expected --out with torchrun"),
         (["sweep", "--seeds", "2"], "topdp sweep is for one process, got 2 ranks"),
         (["compare"], "topdp compare is for one process, got 2 ranks"),
         (["run", "--out", "new", "--device", "cuda:7"], "cuda:7 was asked for"),

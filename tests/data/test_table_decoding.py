@@ -11,8 +11,8 @@ import pytest
 
 from topdp.data import load, table_decoding
 from topdp.data.catalogue import CATALOGUE, Package
+from topdp.data.dataset_downloads import fetch
 from topdp.data.download_sources import _client_command
-from topdp.data.fetch import fetch
 from topdp.data.image_decoding import ARRAY_NAMES, Arrays
 from topdp.errors import DataError
 

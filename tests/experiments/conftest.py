@@ -30,9 +30,9 @@ def pytest_runtest_teardown(item):
 @pytest.fixture(scope="package", autouse=True)
 def _short_searches():
     """Of the frontier."""
-    short = replace(frontier.SMALL, rounds=(4,), exponents=(0.5,))
+    short = replace(frontier.QUICK_SPACE, rounds=(4,), exponents=(0.5,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(frontier.QUICK, "mnist", {"scattering + linear": short, "mlp": short})
+        patch.setitem(frontier.QUICK_SPACES, "mnist", {"scattering + linear": short, "mlp": short})
         yield
 
 
@@ -50,7 +50,8 @@ def scale(tmp_path_factory):
             arrays |= {f"{part}_inputs": inputs, f"{part}_labels": labels}
         np.savez(folder / f"{name}.npz", **arrays)
     return Scale(
-        "tiny", agents=6, epochs=2, rounds_per_epoch=2, honest_rounds=4, seeds=(0,), batch=5, connection=0.7,
+        name="tiny", agents=6,
+        epochs=2, rounds_per_epoch=2, honest_rounds=4, seeds=(0,), batch=5, connection=0.7,
         records=20, test_records=50,
         data={name: str(folder / f"{name}.npz") for name in ("mnist", "cifar10")},
     )  # fmt: skip
@@ -62,7 +63,7 @@ def made(scale, tmp_path_factory):
     out = tmp_path_factory.mktemp("reproduction")
     rest = [number for number in FIGURES if number != "1"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figure_picture, "ENDINGS", (".png",))
+        patch.setattr(figure_picture, "PICTURE_SUFFIXES", (".png",))
         first = reproduce.reproduce(["1", "frontier-mnist"], LENSES, scale, "cpu", out, quiet)
         others = reproduce.reproduce(rest, ["same"], scale, "cpu", out, quiet)
     return out, first.verdicts + others.verdicts

@@ -10,18 +10,18 @@ from PIL import Image
 
 from topdp.errors import InputError
 from topdp.experiments import frontier_report, reproduce
-from topdp.experiments.figure_runner import KeptRuns
+from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.figures import FIGURES
 from topdp.experiments.figures.figure_numbers import read_numbers
 from topdp.experiments.figures.figure_picture import caption
 from topdp.experiments.figures.paper_figure import Claim, FigureNumbers
-from topdp.experiments.lenses import FULL
+from topdp.experiments.lenses import FULL_SCALE
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_the_numbers_of_a_figure_are_those_of_its_runs(out, scale):
-    runs = KeptRuns(out / "runs", "cpu", lambda config: 50, print)
+    runs = FigureRuns(out / "runs", "cpu", lambda config: 50, print)
     for number in ("1", "2"):  # along the epochs, and against a budget
         panels = FIGURES[number].panels(scale, "same")
         numbers = read_numbers("same", panels, out / f"figure{number}-same.csv")
@@ -109,7 +109,7 @@ def test_every_frontier_says_which_guarantee_its_numbers_have(out):
     for file in RESULTS.glob("frontier-*.csv"):
         (guarantee,) = {row.guarantee for row in frontier_report.read_rows(file)}
         words = file.with_suffix(".md").read_text()
-        assert f": ε ({guarantee}) |" in words and frontier_report.AGAINST[guarantee] in words
+        assert f": ε ({guarantee}) |" in words and frontier_report.COVERAGE[guarantee] in words
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_every_frontier_says_which_guarantee_its_numbers_have(out):
     ],
 )
 def test_a_picture_names_its_data_budget_and_guarantee(number, lens, words):
-    assert caption(FigureNumbers(lens, FIGURES[number].panels(FULL, lens), {})) == words
+    assert caption(FigureNumbers(lens, FIGURES[number].panels(FULL_SCALE, lens), {})) == words
 
 
 def test_pictures_in_the_repository_are_small(out):

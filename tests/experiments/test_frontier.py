@@ -6,11 +6,11 @@ import time
 import pytest
 
 from topdp.errors import InputError
-from topdp.experiments import figure_stacks, frontier, reproduce
+from topdp.experiments import frontier, reproduce
 from topdp.experiments.contenders import contenders, frontier_run
-from topdp.experiments.figure_runner import KeptRuns, OutOfTime
+from topdp.experiments.figure_runner import FigureRuns, OutOfTime, estimated_bytes
 from topdp.experiments.frontier_report import read_rows
-from topdp.experiments.noise_store import KeptNoise
+from topdp.experiments.noise_store import NoiseStore
 from topdp.experiments.shared_plans import shared_plans
 from topdp.experiments.tuning import Candidate
 from topdp.privacy.basics.refusals import NotCovered
@@ -18,6 +18,7 @@ from topdp.runs import builders
 from topdp.runs.config import parse, read
 from topdp.runs.planning import plan_and_account
 from topdp.runs.run import run
+from topdp.runs.run_stacks import stackable
 
 CONTENDERS = contenders(6)
 SETTING = Candidate(rounds=3, rate=2.0, clip=0.5, exponent=0.5, gossip=2)
@@ -46,7 +47,7 @@ def test_who_takes_part():
 
 def frontier_scale():
     return frontier.Scale(
-        "tiny", agents=30, epochs=1, rounds_per_epoch=1, honest_rounds=1, seeds=(0,), batch=1
+        name="tiny", agents=30, epochs=1, rounds_per_epoch=1, honest_rounds=1, seeds=(0,), batch=1
     )
 
 
@@ -55,7 +56,7 @@ def frontier_scale():
 def test_the_noise_of_every_contender_meets_its_budget(name, changes, scale, tmp_path):
     """The σ that follows from one short plan by scaling, in the account of the plan that is run."""
     config = final(scale, name, **changes)
-    noise = KeptNoise(tmp_path / "sigma.json", quiet)
+    noise = NoiseStore(tmp_path / "sigma.json", quiet)
     noise.calibrate([config])
     tree = config.model_dump(exclude_none=True)
     tree["privacy"]["sigma"] = noise.sigma(config)
@@ -74,14 +75,14 @@ def test_noise_that_does_not_follow_by_scaling_is_refused(scale, tmp_path, chang
     tree = final(scale, "correlated").model_dump(exclude_none=True)
     config = parse(tree | {"method": tree["method"] | change}, "open")
     with pytest.raises(InputError, match="secrets_degree, pair_noise and no step decay"):
-        KeptNoise(tmp_path / "sigma.json", quiet).calibrate([config])
+        NoiseStore(tmp_path / "sigma.json", quiet).calibrate([config])
 
 
 def test_rounded_rows_that_are_hidden_get_no_noise(tmp_path):
     """The noise of rows that are sums must not be taken for that of rows that are not."""
     tree = {"method": {"name": "top"}, "rounds": 2, "topology": {"agents": 6, "kind": "ring"}}
     sums, rounded = (parse(tree | {"train": {"rows": rows}}, rows) for rows in ("model", "bfloat16"))
-    noise = KeptNoise(tmp_path / "sigma.json", quiet)
+    noise = NoiseStore(tmp_path / "sigma.json", quiet)
     noise.calibrate([sums])
     with pytest.raises(NotCovered, match="rounded to bfloat16"):
         noise.calibrate([rounded])
@@ -106,9 +107,11 @@ def test_every_run_of_the_frontier_is_that_run_alone(model, scale, tmp_path, mon
         for epsilon in (1.0, 50.0)
         for seed in (0, 1)
     ]
-    runs = KeptRuns(tmp_path / "runs", "cpu", lambda config: 100, quiet)
-    runs.make(configs)
-    assert len(figure_stacks.stackable(configs, 1e12)) == 3  # without averaging steps, with them, and pooled
+    runs = FigureRuns(tmp_path / "runs", "cpu", lambda config: 100, quiet)
+    runs.execute(configs)
+    assert (
+        len(stackable(configs, 1e12, estimated_bytes)) == 3
+    )  # without averaging steps, with them, and pooled
     for number, config in enumerate(configs[::3]):  # every contender, both budgets and both seeds among them
         metrics = run(config, tmp_path / str(number), "cpu").metrics
         assert metrics[-1]["accuracy"]["mean"] == pytest.approx(runs[config][-1]["mean"], abs=0.015)
@@ -120,7 +123,7 @@ def test_runs_with_the_same_records_come_in_turn():
             read(changes=[f"seed={seed}", f"train.learning_rate={rate}", "privacy.sigma=1", *changes])
             for rate, seed in given
         ]
-        return [[config.seed for config in stack] for stack in figure_stacks.stackable(configs, 1e12)]
+        return [[config.seed for config in stack] for stack in stackable(configs, 1e12, estimated_bytes)]
 
     assert seeds((1, 0), (2, 0), (1, 1), (2, 1)) == [[0, 1, 0, 1]]
     assert seeds((1, 0), (2, 0), (1, 1)) == [[0, 0], [1]]
@@ -130,15 +133,15 @@ def test_runs_with_the_same_records_come_in_turn():
 
 def test_stacks_stay_within_their_limit_and_count_common_records_once():
     configs = [read(changes=[f"train.learning_rate={rate}", "privacy.sigma=1"]) for rate in range(1, 9)]
-    records, rows = figure_stacks._bytes(configs[0])
-    assert [len(stack) for stack in figure_stacks.stackable(configs, records + 4.5 * rows)] == [4, 4]
+    records, rows = estimated_bytes(configs[0])
+    assert [len(stack) for stack in stackable(configs, records + 4.5 * rows, estimated_bytes)] == [4, 4]
     cyclic = [read(changes=[f"seed={seed}", "privacy.sigma=1", "data.batch={cycle=5}"]) for seed in range(8)]
-    assert [len(stack) for stack in figure_stacks.stackable(cyclic, 4.5 * (records + rows))] == [4, 4]
+    assert [len(stack) for stack in stackable(cyclic, 4.5 * (records + rows), estimated_bytes)] == [4, 4]
 
 
 def test_when_time_is_up_what_there_is_is_written_and_the_rest_is_made_later(scale, tmp_path, monkeypatch):
     """The clock stops the second model in the middle of its search."""
-    real, begun = KeptRuns._run, []
+    real, begun = FigureRuns._run, []
 
     def counted(self, configs, sigmas):
         begun.append(configs[0].model.name)
@@ -146,13 +149,13 @@ def test_when_time_is_up_what_there_is_is_written_and_the_rest_is_made_later(sca
             self.until = time.monotonic() - 1.0
         return real(self, configs, sigmas)
 
-    monkeypatch.setattr(KeptRuns, "_run", counted)
+    monkeypatch.setattr(FigureRuns, "_run", counted)
     said = []
     made = reproduce.reproduce(["frontier-mnist"], ["honest"], scale, "cpu", tmp_path, said.append)
-    assert any("Time is up" in line and "the same command goes on" in line for line in said)
+    assert any("time limit" in line and "the same command continues" in line for line in said)
     assert {row.model for row in read_rows(tmp_path / "frontier-mnist.csv")} == {"scattering + linear"}
     assert made.seconds["frontier-mnist"] > 0
-    monkeypatch.setattr(KeptRuns, "_run", real)
+    monkeypatch.setattr(FigureRuns, "_run", real)
     reproduce.reproduce(["frontier-mnist"], ["honest"], scale, "cpu", tmp_path, quiet)
     rows = read_rows(tmp_path / "frontier-mnist.csv")
     assert {row.model for row in rows} == {"scattering + linear", "mlp"}
@@ -160,6 +163,6 @@ def test_when_time_is_up_what_there_is_is_written_and_the_rest_is_made_later(sca
 
 
 def test_no_stack_is_begun_after_the_time_that_was_given(scale, tmp_path):
-    runs = KeptRuns(tmp_path, "cpu", lambda config: 100, quiet, until=time.monotonic() - 1.0)
-    with pytest.raises(OutOfTime, match="1 stacks of runs to go"):
-        runs.make([final(scale, "plain")])
+    runs = FigureRuns(tmp_path, "cpu", lambda config: 100, quiet, until=time.monotonic() - 1.0)
+    with pytest.raises(OutOfTime, match="1 stacks of runs left"):
+        runs.execute([final(scale, "plain")])

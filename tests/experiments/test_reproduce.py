@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 
 from topdp.errors import InputError
-from topdp.experiments import figure_runner, figure_stacks, lenses, reproduce
-from topdp.experiments.figure_runner import KeptRuns
+from topdp.experiments import figure_runner, lenses, reproduce
+from topdp.experiments.figure_runner import FigureRuns, estimated_bytes
 from topdp.experiments.figures import FIGURES
 from topdp.experiments.lenses import LENSES, figure_run, methods_by_label
-from topdp.experiments.noise_store import KeptNoise
+from topdp.experiments.noise_store import NoiseStore
 from topdp.experiments.run_store import run_name
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, parse, read
 from topdp.runs.run import run
+from topdp.runs.run_stacks import stackable
 
 
 def quiet(text):
@@ -44,7 +45,7 @@ def test_every_figure_leaves_pictures_numbers_and_verdicts(out, scale):
 
 
 def test_what_is_done_is_not_done_again(out, scale, monkeypatch):
-    monkeypatch.setattr(KeptRuns, "_run", lambda self, configs, sigmas: pytest.fail("ran again"))
+    monkeypatch.setattr(FigureRuns, "_run", lambda self, configs, sigmas: pytest.fail("ran again"))
     monkeypatch.setattr(reproduce, "draw", lambda *arguments: None)  # seconds each
     reproduce.reproduce(["1", "frontier-mnist"], LENSES, scale, "cpu", out, quiet)
 
@@ -76,32 +77,32 @@ def test_a_quick_figure_says_so_and_its_noise_decays(scale, tmp_path):
     assert "Small runs" in (tmp_path / "figure7-same.md").read_text()
     assert "Small runs" not in reproduce._table(FIGURES["7"], "same", [], scale)
     for lens in LENSES:
-        decaying = figure_run(lenses.QUICK, lens, "top-dp", 0)
+        decaying = figure_run(lenses.QUICK_SCALE, lens, "top-dp", 0)
         assert decaying.method.noise_schedule.period < decaying.rounds / 3
-        full = figure_run(lenses.FULL, lens, "top-dp", 0)
+        full = figure_run(lenses.FULL_SCALE, lens, "top-dp", 0)
         assert full.method.noise_schedule.period == {"honest": 33}.get(lens, 1000)
 
 
 def test_a_run_with_other_noise_is_run_again(scale, tmp_path):
     config = figure_run(scale, "honest", "plain", 0)
-    runs = KeptRuns(tmp_path, "cpu", lambda config: 50, quiet)
-    runs.make([config])
+    runs = FigureRuns(tmp_path, "cpu", lambda config: 50, quiet)
+    runs.execute([config])
     before = runs[config]
-    (unit,) = runs.noise.known
-    runs.noise.known[unit] *= 100.0
-    runs.make([config])
+    (unit,) = runs.noise.unit_sigmas
+    runs.noise.unit_sigmas[unit] *= 100.0
+    runs.execute([config])
     assert runs[config] != before
-    runs.noise.known[unit] /= 100.0
-    runs.make([config])
+    runs.noise.unit_sigmas[unit] /= 100.0
+    runs.execute([config])
     assert runs[config] == before
 
 
 def test_a_long_stack_says_how_far_it_is_between_its_evaluations(scale, tmp_path, monkeypatch):
-    monkeypatch.setattr(figure_runner, "TELL", 0.0)
+    monkeypatch.setattr(figure_runner, "REPORT_INTERVAL_SECONDS", 0.0)
     said = []
     tree = figure_run(scale, "honest", "no-noise", 0).model_dump(exclude_none=True)
     config = parse(tree | {"train": tree["train"] | {"evaluate_every": 4}}, "evaluated at the ends")
-    KeptRuns(tmp_path, "cpu", lambda config: 50, said.append).make([config])
+    FigureRuns(tmp_path, "cpu", lambda config: 50, said.append).execute([config])
     assert [line.split(",")[0] for line in said[1:]] == [f"  round {t} of 4" for t in range(5)]
     assert all(line.endswith("s left in this stack") for line in said[1:])
     assert said[-1].endswith(" 0 s left in this stack")
@@ -116,9 +117,9 @@ def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, mo
 
     monkeypatch.setattr(builders, "shards", deal)
     monkeypatch.setattr("topdp.runs.run_stacks.DEALT", 2)
-    runs = KeptRuns(tmp_path, "cpu", lambda config: 50, quiet)
+    runs = FigureRuns(tmp_path, "cpu", lambda config: 50, quiet)
     for seed, method in ((0, "plain"), (0, "no-noise"), (1, "plain"), (2, "plain"), (1, "top"), (0, "top")):
-        runs.make([figure_run(scale, "same", method, seed)])
+        runs.execute([figure_run(scale, "same", method, seed)])
     assert dealt == [0, 1, 2, 0]
 
 
@@ -137,18 +138,18 @@ def test_runs_are_stacked_and_shared_between_figures(out, scale):
 
 def test_lenses_differ_in_noise_only_where_they_should():
     printed = {
-        m: figure_run(lenses.FULL, "printed", m, 0).privacy.sigma
+        m: figure_run(lenses.FULL_SCALE, "printed", m, 0).privacy.sigma
         for m in methods_by_label("printed").values()
     }
     # docs/privacy.md: theorem1 24.9 times tight; moments 1.314, optimal 1.084, udp 1.286
-    tight = figure_run(lenses.FULL, "same", "top-dp", 0).privacy.sigma
+    tight = figure_run(lenses.FULL_SCALE, "same", "top-dp", 0).privacy.sigma
     assert printed["no-noise"] is None
     assert printed["top-dp"] / tight == pytest.approx(24.93, abs=0.01)
     assert printed["li18-ma"] / tight == pytest.approx(1.314, abs=0.001)
     assert printed["optimal"] / tight == pytest.approx(1.084, abs=0.001)
     assert printed["udp"] / tight == pytest.approx(1.286, abs=0.001)
-    assert figure_run(lenses.FULL, "same", "plain", 0).privacy.sigma == tight
-    honest = figure_run(lenses.FULL, "honest", "plain", 0)
+    assert figure_run(lenses.FULL_SCALE, "same", "plain", 0).privacy.sigma == tight
+    honest = figure_run(lenses.FULL_SCALE, "honest", "plain", 0)
     assert honest.privacy.sigma is None and honest.data.batch == "full"
 
 
@@ -156,7 +157,7 @@ def test_the_honest_lens_meets_its_budget(scale, tmp_path):
     """The σ that the runner takes from the unit budget, accounted afresh: adaptive, whatever gradients do."""
     from topdp.runs.planning import plan_and_account
 
-    noise = KeptNoise(tmp_path / "sigma.json", print)
+    noise = NoiseStore(tmp_path / "sigma.json", print)
     for method, mode in (("top", "sync"), ("top", "async"), ("plain", "sync"), ("plain", "async")):
         config = figure_run(scale, "honest", method, 0, mode=mode, epsilon=2.0)
         noise.calibrate([config])
@@ -177,8 +178,8 @@ def test_a_run_of_a_figure_is_that_run_alone(scale, tmp_path, monkeypatch):
         for method, mode in (("top-dp", "sync"), ("plain", "async"))
         for seed in (0, 1)
     ]
-    runs = KeptRuns(tmp_path / "runs", "cpu", lambda config: 100, print)
-    runs.make(configs)
+    runs = FigureRuns(tmp_path / "runs", "cpu", lambda config: 100, print)
+    runs.execute(configs)
     for number, config in enumerate(configs):
         monkeypatch.setattr("topdp.runs.run.curves", lambda *arguments, **named: None)
         metrics = run(config, tmp_path / str(number), "cpu").metrics
@@ -189,15 +190,15 @@ def test_a_run_of_a_figure_is_that_run_alone(scale, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("change", ["privacy.adjacency=replace-one", "train.fading=sqrt-epoch"])
 def test_what_does_not_follow_from_the_unit_budget_by_scaling_is_refused(scale, tmp_path, change):
-    runs = KeptRuns(tmp_path, "cpu", lambda config: 100, print)
+    runs = FigureRuns(tmp_path, "cpu", lambda config: 100, print)
     with pytest.raises(InputError, match="add-remove"):
-        runs.make([read(changes=["method.name=top", "rounds=5", change])])
+        runs.execute([read(changes=["method.name=top", "rounds=5", change])])
 
 
 def test_runs_that_hold_out_other_records_are_not_stacked():
     def count(*changes):
         configs = [read(changes=[f"seed={seed}", "privacy.sigma=1", *changes]) for seed in (0, 1)]
-        return len(figure_stacks.stackable(configs, limit=1e12))
+        return len(stackable(configs, 1e12, estimated_bytes))
 
     assert count() == 1
     assert count("data.validation=0.2") == 2
@@ -206,7 +207,7 @@ def test_runs_that_hold_out_other_records_are_not_stacked():
 def test_unknown_figures_and_lenses_are_refused():
     with pytest.raises(ConfigError, match="frontier-mnist"):
         reproduce.named_figures("9")
-    assert reproduce.named_figures("all") == reproduce.NAMES
+    assert reproduce.named_figures("all") == reproduce.FIGURE_NAMES
     assert reproduce.named_figures("1, frontier-mnist") == ["1", "frontier-mnist"]
     with pytest.raises(ConfigError, match="honest"):
         reproduce.named_lenses("same,honst")

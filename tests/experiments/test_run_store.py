@@ -10,12 +10,12 @@ from pydantic import create_model
 
 from topdp.errors import InputError
 from topdp.experiments import lenses, noise_store
-from topdp.experiments.figure_runner import KeptRuns
+from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.figures import FIGURES
 from topdp.experiments.frontier_report import read_rows
 from topdp.experiments.lenses import figure_run
-from topdp.experiments.noise_store import KeptNoise
-from topdp.experiments.run_store import NAMING, read_json, run_name
+from topdp.experiments.noise_store import NoiseStore
+from topdp.experiments.run_store import NAMING_VERSION, read_json, run_name
 from topdp.runs.config import MethodConfig, RunConfig, Section, read
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -113,24 +113,24 @@ def test_no_default_changes_under_the_names_that_are_kept():
 
     now = values(RunConfig().model_dump())
     known = {key: now.get(key) for key in values(DEFAULTS)}  # keys that were added since may have any default
-    assert (NAMING, known) == ("2", values(DEFAULTS)), "change NAMING, and kept noise with it"
+    assert (NAMING_VERSION, known) == ("2", values(DEFAULTS)), "change NAMING_VERSION, and kept noise with it"
 
 
 def test_the_kept_noise_of_the_honest_figures_is_found_not_computed(monkeypatch):
     """results/runs/sigma.json holds the σ of every plan; hours of accounts would be computed otherwise."""
     monkeypatch.setattr(noise_store, "_sigma_of", lambda config: pytest.fail(f"computed again: {config}"))
-    noise = KeptNoise(RESULTS / "runs" / "sigma.json", print)
+    noise = NoiseStore(RESULTS / "runs" / "sigma.json", print)
     for figure in FIGURES.values():
-        noise.calibrate(figure.configs(lenses.FULL, "honest"))
+        noise.calibrate(figure.configs(lenses.FULL_SCALE, "honest"))
     for file in RESULTS.glob("frontier-*.csv"):
         rows = read_rows(file)
-        if rows[0].guarantee != lenses.GUARANTEES["honest"]:
+        if rows[0].guarantee != lenses.LENS_GUARANTEES["honest"]:
             continue  # made before, at another guarantee: its noise would be other noise
-        noise.calibrate(as_run(row.command, seed) for row in rows for seed in lenses.FULL.seeds)
+        noise.calibrate(as_run(row.command, seed) for row in rows for seed in lenses.FULL_SCALE.seeds)
     # the σ that stand in results/figure1-honest.csv and figure8-honest.csv
-    found = noise.sigma(figure_run(lenses.FULL, "honest", "top-dp", 0, mode="async", alpha=0.125))
+    found = noise.sigma(figure_run(lenses.FULL_SCALE, "honest", "top-dp", 0, mode="async", alpha=0.125))
     assert f"{found:.6g}" == sigma_in("figure1-honest.csv", "async, α = 0.125", "top-dp")
-    found = noise.sigma(figure_run(lenses.FULL, "honest", "plain", 0, data="cifar10"))
+    found = noise.sigma(figure_run(lenses.FULL_SCALE, "honest", "plain", 0, data="cifar10"))
     assert f"{found:.6g}" == sigma_in("figure8-honest.csv", "sync", "every baseline")
 
 
@@ -146,7 +146,7 @@ def test_a_frontier_says_how_each_of_its_runs_is_made(out, scale):
         made = as_run(row.command, 0)
         assert made.method.name == row.method and made.privacy.clip == row.clip
         assert math.isinf(row.epsilon) or made.privacy.epsilon == row.epsilon
-        assert made in KeptRuns(out / "runs", "cpu", lambda config: 50, print)
+        assert made in FigureRuns(out / "runs", "cpu", lambda config: 50, print)
 
 
 def sigma_in(file, panel, line):
@@ -162,4 +162,4 @@ def test_a_damaged_file_is_said(tmp_path):
     for text in ("{", json.dumps([1])):
         file.write_text(text)
         with pytest.raises(InputError, match=r"sigma\.json"):
-            KeptNoise(file, print)
+            NoiseStore(file, print)

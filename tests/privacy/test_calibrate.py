@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import AVERAGING, RULES, WITH_VIEW, in_turn, pairwise
+from builders import AVERAGING, RULES, WITH_VIEW, cyclic_pairs, pairwise
 from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Plan, PlanError, Poisson, schedules
@@ -117,7 +117,7 @@ def test_noise_by_the_steps_is_calibrated_under_every_guarantee(guarantee, law):
     names = [name for name in WITH_VIEW if guarantee != "claimed" or name not in AVERAGING]
     batches = ["full", "cycle"] if law == "power" else ["cycle", "full"]
     poisson = [(name, "poisson") for name in ("plain-sync", "correlated") if name in names]
-    for name, batch in in_turn(names, batches, 1) + poisson:
+    for name, batch in cyclic_pairs(names, batches, 1) + poisson:
         write, exposed = writer(name, law=law, fading="cosine"), analysis([20] * 6, batch)
         noise = calibrate(write, exposed, guarantee, np.ones(6), DELTA).deviation
         found = account(write(noise), exposed, DELTA, guarantee=guarantee).answer(guarantee)
@@ -269,7 +269,7 @@ def test_less_budget_and_more_releases_ask_for_more_noise():
     assert noise(1.0, guarantee="worst-case") > noise(1.0) > noise(1.0, guarantee="claimed")
 
 
-@pytest.mark.parametrize(("name", "budget"), in_turn(WITH_VIEW, BUDGETS, 1))
+@pytest.mark.parametrize(("name", "budget"), cyclic_pairs(WITH_VIEW, BUDGETS, 1))
 def test_the_view_handed_over_is_that_of_the_plan(name, budget):
     epsilon, records = BUDGETS[budget]
     write, exposed = writer(name), analysis(records, "cycle")

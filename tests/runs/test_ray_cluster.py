@@ -221,8 +221,8 @@ def test_a_node_without_a_users_module_computes_nothing(on_a_node):
     ("arguments", "says"),
     [
         (["--executor", "rey"], "Did you mean 'ray'"),
-        (["--address", "auto"], "--address is for --executor ray"),
-        (["--cpus", "2"], "--cpus is for --executor ray"),
+        (["--address", "auto"], "--address needs --executor ray"),
+        (["--cpus", "2"], "--cpus needs --executor ray"),
         (["--executor", "ray", "--device", "cpu"], "expected auto with --executor ray"),
         (["--executor", "ray", "--cpus", "0"], "greater than or equal to 1"),
         (["--executor", "ray", "--address", "nowhere"], "expected auto, local, host:port"),

@@ -273,7 +273,7 @@ def test_the_command_says_spreads_in_table_csv_picture_and_json(topdp, command, 
         (["--over", "rounds=1,2", "--seeds", "6000"], "at most 10000 runs"),
         ([], "use topdp run"),
         (["--seeds", "0"], "greater than or equal to 1"),
-        (["--resume", "nowhere"], "leave the others away"),
+        (["--resume", "nowhere"], "Remove the other options"),
     ],
 )
 def test_wrong_input_is_said_before_anything_starts(topdp, command, tmp_path, monkeypatch, arguments, says):

@@ -1,8 +1,8 @@
-"""What an audit leaves behind: one folder with its numbers, its scores and its picture.
+"""The folder that an audit writes: its numbers, its scores and its picture.
 
-audit.json   the bounds beside what was proved
-scores.csv   one line a canary: its kind, whether it was there, its score
-roc.png      how many are found at how many false alarms
+audit.json   lower bounds beside the proved ε
+scores.csv   one line per canary: its kind, whether it was present, its score
+roc.png      true positive rate against false positive rate
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any
 
 from topdp.audit.canaries import AuditError
 from topdp.audit.findings import Findings
-from topdp.audit.roc_picture import roc
+from topdp.audit.roc_picture import draw_roc
 from topdp.base.files import make_folder, remove_new_folders_on_error, write_atomically
 
 
-def expect_room(out: Path) -> None:
+def expect_new_folder(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise AuditError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
+        raise AuditError(f"Expected a new or empty folder, got {out}. Choose another one with --out.")
 
 
 @contextmanager
-def room_for(out: Path) -> Iterator[None]:
-    """A folder that cannot be made is said before the work, and is gone again if that fails."""
-    expect_room(out)
+def new_audit_folder(out: Path) -> Iterator[None]:
+    """Create the folder before the work, so that failures show early. Remove it if the work fails."""
+    expect_new_folder(out)
     with remove_new_folders_on_error(out):
         make_folder(out)
         yield
 
 
-def keep(found: Findings, out: Path, title: str) -> dict[str, Any]:
-    """Writes all of it; returns what audit.json holds."""
-    roc(found, out / "roc.png", title)
-    write_atomically(out / "scores.csv", "\n".join(found.lines()) + "\n")
-    details = {**found.to_json(), "out": str(out)}
+def write_audit(findings: Findings, out: Path, title: str) -> dict[str, Any]:
+    """Write all files; return the content of audit.json."""
+    draw_roc(findings, out / "roc.png", title)
+    write_atomically(out / "scores.csv", "\n".join(findings.csv_lines()) + "\n")
+    details = {**findings.to_json(), "out": str(out)}
     write_atomically(out / "audit.json", json.dumps(details, indent=2) + "\n")
     return details

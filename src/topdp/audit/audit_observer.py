@@ -1,7 +1,8 @@
-"""Who looks: from `worst`, `all`, `outsider` or `1,4` to a coalition, what it sees, and what is proved.
+"""The observer of an audit: from `worst`, `all`, `outsider` or `1,4` to a coalition and the proved bound.
 
-**Guarantees.** The bound is the accountants' for exactly this observer. `received` counts gradients as fixed
-inputs; `estimates` and `all` assume nothing of them, since the points at which they are taken are seen.
+**Guarantees.** The bound is the accountants' for exactly this observer. `received` treats gradients as fixed
+inputs. `estimates` and `all` assume nothing about them, because the observer sees the points at which they
+are taken.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from topdp.runs.config import did_you_mean
 
 SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public.LINKS}
 
-NAMED = ("worst", "all", OUTSIDER.name)
+OBSERVER_NAMES = ("worst", "all", OUTSIDER.name)
 
-SWEEPS = 5
-"""Towards the best signs: on all plans we tried the third changes nothing."""
+SIGN_SWEEPS = 5
+"""Sweeps of the search for the best signs. On all plans we tried, the third changes nothing."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observer:
-    """Agents that pool what they have, and what is public to them; no agents: somebody outside."""
+    """A coalition of agents and the rows that are public to it. Without agents: an outsider."""
 
     plan: Plan
     members: tuple[int, ...]
@@ -46,19 +47,19 @@ class Observer:
 
     @property
     def coalition(self) -> Bools:
-        """[agents]"""
+        """[agents]: who belongs to the coalition."""
         return np.isin(np.arange(self.plan.agents), self.members)
 
     def proved(self, exposure: Exposure, owner: int) -> Loss:
-        """What this observer learns of a record of `owner` at most."""
+        """Return an upper bound on what this observer learns about a record of `owner`."""
         if self.public is Public.NOTHING:
             expect_supported(view_reason(self.plan))
         return view(self.plan, exposure, [self.members], [owner], public=self.public).loss(owner, 0)
 
     def aim(self, owner: int, period: int) -> Floats:
-        """[releases]: signs of the owner's changes that this observer sees well; all alike in long plans.
+        """Return signs of the owner's changes that this observer sees well, [releases]; all 1 in long plans.
 
-        Nothing but the strength of canaries depends on them.
+        Only the strength of canaries depends on them.
         """
         signs = np.ones(self.plan.releases)
         if self.plan.releases > LONG_PLAN_RELEASES:
@@ -66,27 +67,27 @@ class Observer:
         (M,) = grams(self.plan, self.coalition, np.array([owner]), self.public)
         if np.isfinite(M).all():
             for s in range(period):
-                signs[s::period] = _climbed(M[s::period, s::period])
+                signs[s::period] = _best_signs(M[s::period, s::period])
         return signs
 
     def __str__(self) -> str:
         if not self.members:
-            return "somebody outside"
-        who = "agent" if len(self.members) == 1 else "agents"
-        some = ", ".join(map(str, self.members[:8])) + (", ..." if len(self.members) > 8 else "")
-        return f"{who} {some}"
+            return "an outsider"
+        noun = "agent" if len(self.members) == 1 else "agents"
+        listed = ", ".join(map(str, self.members[:8])) + (", ..." if len(self.members) > 8 else "")
+        return f"{noun} {listed}"
 
 
-def named(
+def observer_named(
     text: str,
     sees: str,
     owner: int,
     plan: Plan,
-    found: Account,
+    account: Account,
     query: Query = DEFAULT_QUERY,
 ) -> Observer:
-    """The observer by its name: `worst` is whoever, by the account, learns most of the owner."""
-    expect_named(text, sees, owner, plan.agents)
+    """Return the observer that `text` names; `worst` learns most about the owner by the account."""
+    expect_observer(text, sees, owner, plan.agents)
     if text == OUTSIDER.name:
         return Observer(plan, (), "all")
     if text == "all" or (text == "worst" and sees == "all"):
@@ -94,26 +95,26 @@ def named(
     if text != "worst":
         return Observer(plan, _members(text, plan.agents, owner), sees)
     kind = VIEW if SEES[sees] is Public.NOTHING else ADAPTIVE
-    known = found.answers[kind.key].observers
-    if known is None:
-        seen = kind.observe(plan, found.analysis.exposure(), query)
-        return Observer(plan, seen.observers[seen.sees_most(owner)], sees)
-    return Observer(plan, known[owner], sees)
+    worst = account.answers[kind.key].observers
+    if worst is None:
+        losses = kind.observe(plan, account.analysis.exposure(), query)
+        return Observer(plan, losses.observers[losses.sees_most(owner)], sees)
+    return Observer(plan, worst[owner], sees)
 
 
 def seen_by_guarantee(guarantee: str) -> str:
-    """What the observer of a guarantee sees, as `--sees` names it."""
+    """Return what the observer of a guarantee sees, as `--sees` names it."""
     public = guarantee_kind(guarantee).public
     return next(sees for sees, value in SEES.items() if value is public)
 
 
-def expect_named(text: str, sees: str | None, owner: int | None, agents: int) -> None:
-    """Refuses what no account could make an observer of; `sees`, `owner` None: as the guarantee says."""
+def expect_observer(text: str, sees: str | None, owner: int | None, agents: int) -> None:
+    """Raise AuditError unless these name an observer. None for `sees` and `owner` means the default."""
     if sees is not None and sees not in SEES:
         raise AuditError(f"--sees: got {sees!r}.{did_you_mean(sees, list(SEES))}")
     if owner is not None:
         expect_agent("--owner", owner, agents)
-    if text not in NAMED:
+    if text not in OBSERVER_NAMES:
         _members(text, agents, owner)
 
 
@@ -135,18 +136,18 @@ def _members(text: str, agents: int, owner: int | None) -> tuple[int, ...]:
         expect_agent("--observer", agent, agents)
     if owner in members:
         raise AuditError(
-            f"--observer: agent {owner} is the one that is audited, and knows its own data. Name others, or "
-            "another --owner."
+            f"--observer: expected agents other than the audited one, got {owner}, which knows its own data. "
+            "Name others, or another --owner."
         )
     return members
 
 
-def _climbed(M: Floats) -> Floats:
-    """Signs u with a large uᵀMu, sought from all alike and from the first eigenvector on."""
+def _best_signs(M: Floats) -> Floats:
+    """Return signs u with a large uᵀMu, by a local search from equal signs and from the first eigenvector."""
     ends, rounding = [], SHIFT_ROUNDING * float(M.diagonal().max(initial=0.0))
     for start in (np.ones(len(M)), np.linalg.eigh(M)[1][:, -1]):
         u = np.where(start >= 0, 1.0, -1.0)
-        for _ in range(SWEEPS):
+        for _ in range(SIGN_SWEEPS):
             for r in range(len(M)):  # one by one, so that uᵀMu never falls
                 others = float(M[r] @ u - M[r, r] * u[r])
                 u[r] = np.sign(others) if abs(others) > rounding else u[r]

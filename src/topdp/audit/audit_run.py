@@ -1,13 +1,13 @@
-"""The walk of an audit: who is audited against whom, one run with canaries, scores, bounds. Read this first.
+"""The walk of an audit: owner and observer, one run with canaries, scores, bounds. Read this first.
 
-    named      guarantee, names       -> owner, observer, what is proved of them    observer.py
+    observer   guarantee, names       -> owner, observer, proved bound              audit_observer.py
     plant      batches, coins         -> canaries in the owner's shard              canaries.py
-    execute    plan, data, canaries   -> rows, round by round                       execution.py
-    score      what the observer saw  -> one number a canary                        scores.py
-    bound      scores, coins          -> ε at least, with confidence                bounds.py
+    execute    plan, data, canaries   -> rows, round by round                       canary_run.py
+    score      what the observer saw  -> one number per canary                      canary_scores.py
+    bound      scores, coins          -> lower bounds on ε, with confidence         epsilon_bounds.py
 
-An audit cannot show that a run is private: it can show that it is not. It executes the plan once more, with
-canaries in the place of records, so its models are not those of the run.
+An audit cannot show that a run is private; it can only show that it is not. It executes the plan once more,
+with canaries in place of records, so its models are not those of the run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ from pathlib import Path
 import numpy as np
 
 from topdp.audit import epsilon_bounds
-from topdp.audit.audit_observer import Observer, expect_agent, expect_named, named, seen_by_guarantee
-from topdp.audit.canaries import KINDS, AuditError, Canaries, expect_room, planted, signs
+from topdp.audit.audit_observer import (
+    Observer,
+    expect_agent,
+    expect_observer,
+    observer_named,
+    seen_by_guarantee,
+)
+from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
 from topdp.audit.canary_run import execute
-from topdp.audit.canary_scores import Scores, Seen, information
-from topdp.audit.findings import Findings, Kind
+from topdp.audit.canary_scores import CanaryScores, ObservedRound, information
+from topdp.audit.findings import Findings, KindFindings
 from topdp.base.array_types import Bools, Floats
 from topdp.base.progress import Progress, silent
 from topdp.plan import Capability, Plan, unsupported
-from topdp.privacy.account import Account, account
+from topdp.privacy.account import Account
+from topdp.privacy.account import account as compute_account
 from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
@@ -42,9 +49,9 @@ from topdp.runs.run_folder import GIVEN, RunFolder
 from topdp.simulator.simulated_noise import Draws
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is asked; None: what the guarantee of the run says, or as many canaries as fit up to 1,000."""
+@dataclass(frozen=True, kw_only=True)
+class AuditRequest:
+    """The settings of an audit. None means the default: what the run's guarantee implies."""
 
     owner: int | None = None
     observer: str = "worst"
@@ -55,30 +62,30 @@ class Question:
     seed: int = 0
 
     def expect_possible(self, agents: int) -> None:
-        """Refuses what cannot be asked of so many agents: before data are read and accounts are made."""
+        """Raise AuditError for impossible settings, before data are read and accounts computed."""
         if not 0.5 <= self.confidence < 1:
-            raise AuditError(f"--confidence: expected 0.5 or more, and below 1, got {self.confidence}.")
+            raise AuditError(f"--confidence: expected at least 0.5 and below 1, got {self.confidence}.")
         if self.delta is not None:
             expect_delta(self.delta)
-        expect_named(self.observer, self.sees, self.owner, agents)
+        expect_observer(self.observer, self.sees, self.owner, agents)
 
 
 def supports(plan: Plan) -> str | None:
-    """None, or what in `plan` the attacks cannot take apart."""
+    """Return None, or what in `plan` the attack cannot separate into a sum."""
     return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """Everything that is known before anything is run. It holds no data."""
+    """Everything that is determined before the run. Holds no data."""
 
     owner: int
     observer: Observer
-    loss: Loss  # of the owner, to this observer, as proved
+    loss: Loss  # of the owner to this observer, as proved
     exposure: Exposure
     answers: dict[str, float | str]  # of the account for the owner
     canaries: int
-    dimension: int
+    dimension: int  # parameters of the model
     confidence: float
     delta: float
     signs: Floats  # [releases, kinds · classes]
@@ -88,37 +95,37 @@ class Audit:
     def of(
         cls,
         plan: Plan,
-        found: Account,
+        account: Account,
         privacy: PrivacyConfig,
         dimension: int,
-        asked: Question,
+        request: AuditRequest,
         progress: Progress = silent,
     ) -> Audit:
-        """What is asked of a plan and its account, or a refusal. `dimension`: parameters of the model."""
-        asked.expect_possible(plan.agents)
+        """Prepare the audit of a plan, or raise AuditError. `dimension`: parameters of the model."""
+        request.expect_possible(plan.agents)
         if reason := supports(plan):
             raise AuditError(
-                f"Expected rows that are sums for an audit, got {reason}: its attacks take sums apart. Use "
+                f"Expected rows that are sums for an audit, got {reason}. The attack takes sums apart. Use "
                 "train.rows=model."
             )
-        query = Query(colluders=found.colluders, allow_slow=privacy.allow_slow, progress=progress)
-        if asked.delta is not None and asked.delta != found.delta:
-            found = _at(asked.delta, plan, found, query)
-        owner = _owner(asked.owner, found, privacy.guarantee)
-        exposure = found.analysis.exposure()
-        sees = asked.sees or seen_by_guarantee(privacy.guarantee)
-        observer = named(asked.observer, sees, owner, plan, found, query)
+        query = Query(colluders=account.colluders, allow_slow=privacy.allow_slow, progress=progress)
+        if request.delta is not None and request.delta != account.delta:
+            account = _account_at(request.delta, plan, account, query)
+        owner = _owner(request.owner, account, privacy.guarantee)
+        exposure = account.analysis.exposure()
+        sees = request.sees or seen_by_guarantee(privacy.guarantee)
+        observer = observer_named(request.observer, sees, owner, plan, account, query)
         period = min(exposure.batches[owner].period, plan.releases)
         pushes = signs(observer.aim(owner, period), period)
         worth = information(observer, owner, float(exposure.sensitivity[owner]), pushes)
         if not worth.any():
             raise AuditError(
-                f"{observer} sees nothing that depends on the records of agent {owner}: nothing to audit. "
-                "Name another --observer, or one that --sees more."
+                f"Expected an observer that sees something of agent {owner}, got {observer}: nothing it sees "
+                "depends on those records. Name another --observer, or one that --sees more."
             )
         answers = {
             name: str(answer.status) if answer.epsilon is None else float(answer.epsilon[owner])
-            for name, answer in found.answers.items()
+            for name, answer in account.answers.items()
         }
         return cls(
             owner=owner,
@@ -126,38 +133,38 @@ class Audit:
             loss=observer.proved(exposure, owner),
             exposure=exposure,
             answers=answers,
-            canaries=expect_room(
-                asked.canaries, owner, exposure.batches, _of_classes(worth), dimension, asked.seed
+            canaries=canary_count(
+                request.canaries, owner, exposure.batches, _class_worth(worth), dimension, request.seed
             ),
             dimension=dimension,
-            confidence=asked.confidence,
-            delta=found.delta,
+            confidence=request.confidence,
+            delta=account.delta,
             signs=pushes,
             worth=worth,
         )
 
     def plant(self, seed: int, order: int) -> Canaries:
-        """Canaries and their coins; `order`: the seed of the order of cyclic batches."""
-        return planted(
+        """Draw the canaries and their coins. `order`: the seed of the order of cyclic batches."""
+        return plant_canaries(
             self.owner,
             self.exposure.batches,
-            _of_classes(self.worth),
-            self.canaries,
-            self.dimension,
-            self.exposure.adjacency == "replace-one",
-            seed,
-            order,
+            _class_worth(self.worth),
+            count=self.canaries,
+            dimension=self.dimension,
+            replace_one=self.exposure.adjacency == "replace-one",
+            seed=seed,
+            order=order,
         )
 
     def with_signs(self, signs: Floats) -> Audit:
-        """The same with canaries that push otherwise: those of a run that was recorded."""
+        """Return the same audit with the given signs, such as those of a recorded run."""
         sensitivity = float(self.exposure.sensitivity[self.owner])
         return replace(self, signs=signs, worth=information(self.observer, self.owner, sensitivity, signs))
 
     def run(
         self, parts: Assembly, seed: int, noise: Draws | None = None, progress: Progress = silent
     ) -> Findings:
-        """One run with canaries. `noise`: instead of the seed's, to audit another generator."""
+        """Run with canaries. `noise` replaces the seed's, to audit another generator."""
         canaries = self.plant(seed, order=seed)
         rounds = execute(parts, self.observer.plan, canaries, self.signs, seed, noise)
         start = parts.start[canaries.coordinates].double().cpu().numpy()
@@ -167,115 +174,131 @@ class Audit:
         self,
         canaries: Canaries,
         start: Floats,
-        rounds: Iterable[Seen],
+        rounds: Iterable[ObservedRound],
         seed: int,
         progress: Progress = silent,
     ) -> Findings:
-        """What follows from the rounds of a run with these canaries; `start`: at their coordinates."""
-        sensitivity = float(self.exposure.sensitivity[self.owner])
-        scores = Scores(self.observer, self.owner, sensitivity, self.signs, canaries.column, start)
-        for done, seen in enumerate(rounds):
-            scores.see(seen)
+        """Compute the findings from the rounds of a run. `start`: the start at the canaries' coordinates."""
+        accumulator = CanaryScores(
+            self.observer,
+            self.owner,
+            float(self.exposure.sensitivity[self.owner]),
+            signs=self.signs,
+            column=canaries.column,
+            start=start,
+        )
+        for done, observed in enumerate(rounds):
+            accumulator.add(observed)
             progress("training", done, self.observer.plan.releases - 1, unit="round")
-        found, batches = scores.result(), self.exposure.batches[self.owner]
+        scores, batches = accumulator.result(), self.exposure.batches[self.owner]
         expected = np.sqrt(self.worth)[canaries.column] * (batches.rate if batches.sampled else 1.0)
         kinds = {}
-        for k, name in enumerate(KINDS):
-            these = np.arange(len(canaries)) % len(KINDS) == k
-            kinds[name] = self._kind(found[these], canaries.there[these], float(expected[these].mean()))
+        for k, name in enumerate(CANARY_KINDS):
+            these = np.arange(len(canaries)) % len(CANARY_KINDS) == k
+            kinds[name] = self._kind(scores[these], canaries.present[these], float(expected[these].mean()))
         return Findings(
-            self.owner,
-            str(self.observer),
-            self.observer.sees,
-            self.delta,
-            self.confidence,
-            seed,
-            kinds,
-            self.loss.epsilon(self.delta),
-            None if math.isnan(self.loss.mu) else self.loss.mu,
-            self.answers,
+            owner=self.owner,
+            observer=str(self.observer),
+            sees=self.observer.sees,
+            delta=self.delta,
+            confidence=self.confidence,
+            seed=seed,
+            kinds=kinds,
+            proved=self.loss.epsilon(self.delta),
+            mu=None if math.isnan(self.loss.mu) else self.loss.mu,
+            answers=self.answers,
         )
 
-    def _kind(self, scores: Floats, there: Bools, mu: float) -> Kind:
+    def _kind(self, scores: Floats, present: Bools, mu: float) -> KindFindings:
         sampled = self.exposure.batches[self.owner].sampled
-        error = (1 - self.confidence) / (len(KINDS) * (1 if sampled else 2))
+        error = (1 - self.confidence) / (len(CANARY_KINDS) * (1 if sampled else 2))
         guesses = epsilon_bounds.guesses_for(len(scores), mu, self.delta, error)
-        distance = None if sampled else epsilon_bounds.gaussian(scores, there, error)
-        return Kind(
-            scores,
-            there,
-            mu,
-            distance,
-            distance.epsilon(self.delta) if distance else 0.0,
-            epsilon_bounds.guessing(scores, there, guesses, self.delta, error),
-            guesses,
+        distance = None if sampled else epsilon_bounds.gaussian(scores, present, error)
+        return KindFindings(
+            scores=scores,
+            present=present,
+            mu=mu,
+            gaussian=distance,
+            epsilon_gaussian=distance.epsilon(self.delta) if distance else 0.0,
+            epsilon_guessing=epsilon_bounds.guessing(scores, present, guesses, self.delta, error),
+            guesses=guesses,
         )
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An audit that has only to be carried out: all that could be refused was not."""
+class PreparedAudit:
+    """An audit whose settings are checked and that only remains to be executed."""
 
     config: RunConfig
     agents: int
-    carry_out: Callable[[Progress], Findings]
+    execute: Callable[[Progress], Findings]
 
 
 def of_config(
     config: RunConfig,
-    asked: Question,
+    request: AuditRequest,
     device: str = "auto",
     progress: Progress = silent,
-) -> Prepared:
-    """An audit of the plan that a configuration would run."""
-    asked.expect_possible(builders.graph(config).agents)
+) -> PreparedAudit:
+    """Prepare the audit of the plan that a configuration gives."""
+    request.expect_possible(builders.graph(config).agents)
     parts = Assembly.of(config, choose_device(device), progress)
-    plan, found = plan_and_account(config, parts.graph, parts.shards.counts, progress)
-    return _prepared(parts, plan, found, asked, progress)
+    plan, account = plan_and_account(config, parts.graph, parts.shards.counts, progress)
+    return _prepared(parts, plan, account, request, progress)
 
 
 def of_run(
     path: Path,
-    asked: Question,
+    request: AuditRequest,
     device: str = "auto",
     progress: Progress = silent,
-) -> Prepared:
-    """An audit of the very plan that a run executes."""
+) -> PreparedAudit:
+    """Prepare the audit of the plan in a run folder."""
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
     if config.data.name == GIVEN:
         raise AuditError(
-            f"The run in {path} was started from Python with its own data and model, which are not in its "
-            "folder: audit it there, with topdp.audit.Audit."
+            f"Expected a run from a configuration, got {path}: it was started from Python, and its data and "
+            "model are not in its folder. Audit it from Python with topdp.audit.Audit."
         )
-    asked.expect_possible(plan.agents)
+    request.expect_possible(plan.agents)
     parts = Assembly.of(config, choose_device(device), progress)
     counts = parts.shards.counts
     expect_plan_of(config, parts.graph, counts, plan, path)
-    return _prepared(parts, plan, expect_account_of(config, counts, folder), asked, progress)
+    return _prepared(parts, plan, expect_account_of(config, counts, folder), request, progress)
 
 
-def _prepared(parts: Assembly, plan: Plan, found: Account, asked: Question, progress: Progress) -> Prepared:
-    audit = Audit.of(plan, found, parts.config.privacy, parts.flat.dimension, asked, progress)
-    return Prepared(parts.config, plan.agents, lambda shown: audit.run(parts, asked.seed, progress=shown))
+def _prepared(
+    parts: Assembly, plan: Plan, account: Account, request: AuditRequest, progress: Progress
+) -> PreparedAudit:
+    audit = Audit.of(plan, account, parts.config.privacy, parts.flat.dimension, request, progress)
+    return PreparedAudit(
+        parts.config, plan.agents, lambda shown: audit.run(parts, request.seed, progress=shown)
+    )
 
 
-def _at(delta: float, plan: Plan, found: Account, query: Query) -> Account:
-    """The same answers at another δ."""
-    names = [name for name in ON_REQUEST if found.answer(name).asked]
-    return account(plan, found.analysis, delta, answers=names, guarantee=found.guarantee, query=query)
+def _account_at(delta: float, plan: Plan, account: Account, query: Query) -> Account:
+    """Compute the same answers at another δ."""
+    return compute_account(
+        plan,
+        account.analysis,
+        delta,
+        answers=[name for name in ON_REQUEST if account.answer(name).asked],
+        guarantee=account.guarantee,
+        query=query,
+    )
 
 
-def _owner(asked: int | None, found: Account, guarantee: str) -> int:
-    agents = len(found.analysis.batches)
-    if asked is not None:
-        return expect_agent("--owner", asked, agents)
-    epsilon = found.answer(guarantee).epsilon
+def _owner(requested: int | None, account: Account, guarantee: str) -> int:
+    """Return the requested agent, or by default the one with the largest ε."""
+    if requested is not None:
+        return expect_agent("--owner", requested, len(account.analysis.batches))
+    epsilon = account.answer(guarantee).epsilon
     if epsilon is None:
-        epsilon = found.worst_case.epsilon
+        epsilon = account.worst_case.epsilon
     return int(np.argmax(epsilon)) if epsilon is not None else 0
 
 
-def _of_classes(worth: Floats) -> Floats:
-    """[classes]: what a place is worth to canaries of both kinds."""
-    return np.asarray(worth.reshape(len(KINDS), -1).sum(axis=0))
+def _class_worth(worth: Floats) -> Floats:
+    """Return the sum of `worth` over both kinds, [classes]."""
+    return np.asarray(worth.reshape(len(CANARY_KINDS), -1).sum(axis=0))

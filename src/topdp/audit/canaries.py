@@ -1,16 +1,16 @@
-"""Canaries: records made to be found, in the place of some of one agent's own.
+"""Canaries: records made to be recognised, which replace some of one agent's own records.
 
 A canary's clipped gradient has length C and points along one parameter, so that canaries are orthogonal and
-no two of them share a number of noise. A fair coin decides of each whether it is there: that is what an
-observer has to guess. Two kinds, because a fault may hide from one of them: *aimed* canaries push, round by
-round, the way in which this observer sees them best; *turning* ones change their sign every time, and see
-noise that comes back.
+their noise is independent. A fair coin decides whether each canary is present; the observer has to guess the
+coin. There are two kinds, because a fault may hide from one of them. *Aimed* canaries push, round by round,
+in the direction that this observer sees best. *Turning* canaries change their sign every time, which exposes
+noise that is reused.
 
-Not for what an observer makes of it: `scores`.
+`canary_scores` computes what an observer makes of them.
 
 **Guarantees.** A canary takes the place of one record, is used when the batches use that record, and is
 divided by what they divide by. So a coin changes the agent's mean gradient by exactly the sensitivity that
-is accounted for, C/b (`add-remove`: there or not) or 2C/b (`replace-one`: C one way or the other).
+is accounted for: C/b (`add-remove`: present or not) or 2C/b (`replace-one`: C in one direction or the other).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from topdp.data import batch_selection
 from topdp.errors import InputError
 from topdp.plan import Batches, stream
 
-KINDS = ("aimed", "turning")
-USUAL = 1000
-FEWEST = 40
+CANARY_KINDS = ("aimed", "turning")
+DEFAULT_CANARIES = 1000
+MIN_CANARIES = 40
 
 
 class AuditError(InputError):
-    """An audit that cannot be made as asked: says what was expected, what came and what to do."""
+    """An audit that is impossible as requested."""
 
 
 def signs(aim: Floats, period: int) -> Floats:
-    """[releases, kinds · classes]: how a canary of each kind and residue class pushes in each round.
+    """Return the sign of each kind and residue class in each round, [releases, kinds · classes].
 
-    `aim` [releases]: how the aimed ones push in each round.
+    `aim` [releases]: the sign of the aimed canaries in each round.
 
     >>> signs(np.ones(4), period=2).astype(int).tolist()  # aimed in even and odd rounds, turning likewise
     [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, -1, 0], [0, 1, 0, -1]]
@@ -52,113 +52,123 @@ def signs(aim: Floats, period: int) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Where they are and which of them are there; one entry a canary."""
+    """The canaries of one agent, with their coins; arrays have one entry per canary."""
 
     owner: int
-    records: Ints  # whose place they take
-    coordinates: Ints  # the parameter along which they point
+    records: Ints  # the records they replace
+    coordinates: Ints  # the parameter along which each points
     column: Ints  # of `signs`: kind and residue class
-    push: Floats  # in units of the clip: what the coin made of it
+    push: Floats  # in units of the clip, as the coin decided
 
     def __len__(self) -> int:
         return len(self.records)
 
     @property
-    def there(self) -> Ints:
-        """What the observer has to guess."""
+    def present(self) -> Ints:
+        """The coins, which the observer has to guess."""
         return np.asarray(self.push > 0)
 
     def among(self, records: Ints) -> Ints:
-        """For each of the owner's `records`, which canary stands in its place; -1 for none."""
+        """Return for each of the owner's `records` the canary that replaces it, or -1."""
         canary = np.full(max(records.max(initial=-1), self.records.max(initial=-1)) + 1, -1)
         canary[self.records] = np.arange(len(self))
         return np.asarray(canary[records])
 
-    def select(self, batches: Sequence[Batches], seed: int, round: int, device: torch.device) -> Chosen:
-        """The records of a round, without those whose place is taken: and which canaries are used."""
-        chosen = batch_selection.select(batches, seed, round, device)
-        whole = chosen.weights
-        if whole is None:
-            whole = torch.ones(len(batches), max(one.records for one in batches), device=device)
-        weights, drawn = whole.clone(), whole[self.owner].cpu().numpy() > 0
-        at = np.arange(len(drawn)) if chosen.indices is None else chosen.indices[self.owner].cpu().numpy()
-        standing = self.among(at)
-        weights[self.owner, torch.from_numpy(standing >= 0).to(device)] = 0.0
-        return Chosen(chosen.indices, weights, chosen.divisor, standing[drawn & (standing >= 0)])
+    def select(
+        self, batches: Sequence[Batches], seed: int, round: int, device: torch.device
+    ) -> CanarySelection:
+        """Select the records of a round without the replaced ones, and the canaries that are used."""
+        selection = batch_selection.select(batches, seed, round, device)
+        weights = selection.weights
+        if weights is None:
+            weights = torch.ones(len(batches), max(own.records for own in batches), device=device)
+        drawn = weights[self.owner].cpu().numpy() > 0
+        records = selection.indices
+        canaries = self.among(np.arange(len(drawn)) if records is None else records[self.owner].cpu().numpy())
+        weights = weights.clone()
+        weights[self.owner, torch.from_numpy(canaries >= 0).to(device)] = 0.0
+        return CanarySelection(records, weights, selection.divisor, canaries[drawn & (canaries >= 0)])
 
     def add(self, gradient: Tensor, clip: float, sign: Floats, used: Ints) -> None:
-        """Adds the clipped gradients of those that are `used` to the owner's `gradient` [d]."""
-        pushed = clip * self.push[used] * sign[self.column[used]]
-        gradient[torch.from_numpy(self.coordinates[used]).to(gradient.device)] += torch.from_numpy(pushed).to(
+        """Add the clipped gradients of the canaries in `used` to the owner's `gradient` [d]."""
+        pushes = clip * self.push[used] * sign[self.column[used]]
+        gradient[torch.from_numpy(self.coordinates[used]).to(gradient.device)] += torch.from_numpy(pushes).to(
             gradient
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen(batch_selection.Selection):
-    """The records of a round, and the canaries that stand among them."""
+class CanarySelection(batch_selection.Selection):
+    """The records of a round, and the canaries among them."""
 
     used: Ints
 
 
-def planted(
+def plant_canaries(
     owner: int,
     batches: Sequence[Batches],
     worth: Floats,
+    *,
     count: int,
     dimension: int,
-    replaced: bool,
+    replace_one: bool,
     seed: int,
     order: int,
 ) -> Canaries:
-    """`count` canaries in the shard of `owner`, half of them aimed, in the places that are `worth` most.
+    """Plant `count` canaries in the shard of `owner`, half of them aimed, in the places worth most.
 
-    `worth` [classes]: by residue class of the rounds in which a record is used. `replaced`: a coin turns a
-    canary round, instead of leaving it away. `order`: the seed of the order of cyclic batches.
+    `worth` [classes]: by residue class of the rounds that use a record. `replace_one`: the coin flips the
+    sign of a canary; otherwise it decides whether the canary is present. `order`: the seed of the order of
+    cyclic batches.
     """
-    place = _classes(owner, batches, order, len(worth))
+    place = _residue_classes(owner, batches, order, len(worth))
     usable = _usable(place, worth)
     records = usable[np.argsort(-worth[place[usable]], kind="stable")][:count]
     random = stream(seed, "audit")
     coordinates = random.permutation(dimension)[:count]
-    kind = np.arange(count) % len(KINDS)
-    push = np.where(random.integers(0, 2, count), 1.0, -1.0 if replaced else 0.0)
+    kind = np.arange(count) % len(CANARY_KINDS)
+    push = np.where(random.integers(0, 2, count), 1.0, -1.0 if replace_one else 0.0)
     return Canaries(owner, records, coordinates, kind * len(worth) + place[records], push)
 
 
-def expect_room(
-    asked: int | None, owner: int, batches: Sequence[Batches], worth: Floats, dimension: int, seed: int
+def canary_count(
+    requested: int | None, owner: int, batches: Sequence[Batches], worth: Floats, dimension: int, seed: int
 ) -> int:
-    """How many canaries there are to be; refused where they do not fit."""
-    records = len(_usable(_classes(owner, batches, seed, len(worth)), worth))
-    most = min(records, dimension)
-    there = f"agent {owner} has {records} records that are used, and the model {dimension} parameters"
-    if asked is None:
-        asked = min(USUAL, most)
-    if asked > most:
+    """Return the number of canaries: `requested`, or by default as many as fit up to 1,000.
+
+    Raise AuditError if they do not fit.
+    """
+    records = len(_usable(_residue_classes(owner, batches, seed, len(worth)), worth))
+    limit = min(records, dimension)
+    reason = f"agent {owner} has {records} records that are used, and the model has {dimension} parameters"
+    count = min(DEFAULT_CANARIES, limit) if requested is None else requested
+    if count > limit:
         raise AuditError(
-            f"--canaries: expected at most {most}, got {asked}: each takes the place of a record and has a "
-            f"parameter of its own; {there}."
+            f"--canaries: expected at most {limit}, got {count}. Each replaces a record and uses a parameter "
+            f"of its own; {reason}."
         )
-    if asked < FEWEST:
+    if count < MIN_CANARIES:
         raise AuditError(
-            f"--canaries: expected at least {FEWEST}, got {asked}: from fewer nothing follows; {there}."
+            f"--canaries: expected at least {MIN_CANARIES}, got {count}. Fewer prove nothing; {reason}."
         )
-    return asked
+    return count
 
 
-def _classes(owner: int, batches: Sequence[Batches], seed: int, classes: int) -> Ints:
-    """[records]: the first round that uses each; -1: none. 0 where that is every round, or by chance."""
+def _residue_classes(owner: int, batches: Sequence[Batches], seed: int, classes: int) -> Ints:
+    """Return the first round that uses each record, [records]; -1 if none does.
+
+    0 where every round uses all records, or random ones.
+    """
     if batches[owner].period == 1:
         return np.zeros(batches[owner].records, np.int64)
     place = np.full(batches[owner].records, -1)
     for round in range(classes):
-        chosen = batch_selection.select(batches, seed, round)
-        assert chosen.indices is not None and chosen.weights is not None
-        place[chosen.indices[owner][chosen.weights[owner] > 0].numpy()] = round
+        selection = batch_selection.select(batches, seed, round)
+        assert selection.indices is not None and selection.weights is not None
+        place[selection.indices[owner][selection.weights[owner] > 0].numpy()] = round
     return place
 
 
 def _usable(place: Ints, worth: Floats) -> Ints:
-    """Records that are used in rounds that tell anything."""
+    """Return the records used in rounds that carry information."""
     return np.flatnonzero((place >= 0) & (worth[place] > 0))

@@ -1,6 +1,6 @@
-"""One run of a plan with canaries in it: the same engine, noise, batches and gradients as any run.
+"""Execute a plan with canaries: the same engine, noise, batches and gradients as in any run.
 
-What it hands out is everything at the canaries' coordinates; what an observer may use of it, `scores` knows.
+Yields everything at the canaries' coordinates. `canary_scores` restricts it to what the observer sees.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.audit.canaries import AuditError, Canaries, Chosen
-from topdp.audit.canary_scores import Seen
+from topdp.audit.canaries import AuditError, Canaries, CanarySelection
+from topdp.audit.canary_scores import ObservedRound
 from topdp.base.array_types import Floats
 from topdp.data.batch_selection import Selection
 from topdp.plan import Plan
@@ -24,23 +24,23 @@ from topdp.simulator.simulated_noise import Draws, Noise
 
 def execute(
     parts: Assembly, plan: Plan, canaries: Canaries, signs: Floats, seed: int, noise: Draws | None = None
-) -> Iterator[Seen]:
-    """Round after round. `seed`: of noise, samples and random layers; `noise`: instead of the seed's."""
-    drawn = noise or Noise(seed, plan.draws, plan.releases)
+) -> Iterator[ObservedRound]:
+    """Yield round after round. `seed`: of noise, samples and random layers; `noise`: replaces the seed's."""
+    noise = noise or Noise(seed, plan.draws, plan.releases)
     clip, batches = parts.config.privacy.clip, parts.batches
     at = torch.from_numpy(canaries.coordinates).to(parts.device)
-    known: list[Floats] = []
+    gradients: list[Floats] = []
 
-    def plant(round: int, chosen: Selection, sums: Tensor) -> None:
-        assert isinstance(chosen, Chosen)
-        known[:] = [_numbers(sums[:, at] / chosen.divisor.to(sums)[:, None])]
-        canaries.add(sums[canaries.owner], clip, signs[round], chosen.used)
+    def plant(round: int, selection: Selection, sums: Tensor) -> None:
+        assert isinstance(selection, CanarySelection)
+        gradients[:] = [_numbers(sums[:, at] / selection.divisor.to(sums)[:, None])]
+        canaries.add(sums[canaries.owner], clip, signs[round], selection.used)
 
     def draw(number: int, round: int) -> Floats:
         if parts.device.type != "cpu":
             raise AuditError("Draws that agents share cannot be read back from a GPU: use --device cpu.")
         row = torch.empty(parts.flat.dimension, dtype=parts.flat.dtype)
-        return _numbers(drawn.fill(row, round, number)[at])
+        return _numbers(noise.fill(row, round, number)[at])
 
     engine = Engine(
         plan,
@@ -49,7 +49,7 @@ def execute(
         batches,
         seed,
         parts.device,
-        drawn,
+        noise,
         lambda round, device: canaries.select(batches, seed, round, device),
         plant,
         every_row=True,
@@ -59,7 +59,7 @@ def execute(
         state = engine.advance(state)
         rows = np.full((plan.rows, len(canaries)), np.nan)
         rows[plan.exists[round]] = _numbers(state.rows[:, at])
-        yield Seen(rows, known[0], partial(draw, round=round))
+        yield ObservedRound(rows, gradients[0], partial(draw, round=round))
 
 
 def _numbers(tensor: Tensor) -> Floats:

@@ -1,8 +1,8 @@
-"""What an audit found: lower bounds beside what was proved, for people and for programs.
+"""The findings of an audit: lower bounds on ε beside the proved upper bound, for people and for programs.
 
-**Guarantees.** All bounds of one audit hold at once with the stated confidence: the error that is allowed is
-shared out evenly among them. So the largest of them may be taken, and one above a proved bound is a fault of
-that proof, of the code or of what either assumes, but for that error.
+**Guarantees.** All bounds of one audit hold simultaneously with the stated confidence: the allowed error
+probability is divided evenly among them. So the largest of them may be used. Except with that error
+probability, one above a proved bound reveals a fault of the proof, of the code or of their assumptions.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from topdp.base.array_types import Bools, Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
-    """The canaries of one kind: what they scored, and what follows."""
+class KindFindings:
+    """The scores of the canaries of one kind, and the bounds that follow."""
 
     scores: Floats
-    there: Bools
-    mu: float  # what the plan says their distance is, on average
-    gaussian: Distance | None  # None where records are drawn by chance
+    present: Bools
+    mu: float  # their mean distance according to the plan
+    gaussian: Distance | None  # None if records are sampled at random
     epsilon_gaussian: float
     epsilon_guessing: float
     guesses: int
@@ -32,13 +32,13 @@ class Kind:
         return max(self.epsilon_gaussian, self.epsilon_guessing)
 
     def spread(self) -> tuple[float, float]:
-        """The standard deviations of the scores of canaries that are not there, and that are: 1 and 1."""
-        return float(self.scores[~self.there].std()), float(self.scores[self.there].std())
+        """Return the standard deviations of absent and of present canaries' scores; theory says 1 and 1."""
+        return float(self.scores[~self.present].std()), float(self.scores[self.present].std())
 
     def to_json(self) -> dict[str, Any]:
         return {
             "canaries": len(self.scores),
-            "there": int(self.there.sum()),
+            "there": int(self.present.sum()),
             "mu_expected": _number(self.mu),
             "mu_estimate": _number(self.gaussian.estimate) if self.gaussian else None,
             "mu_lower": _number(self.gaussian.lower) if self.gaussian else None,
@@ -49,9 +49,9 @@ class Kind:
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Findings:
-    """One audit."""
+    """The findings of one audit."""
 
     owner: int
     observer: str
@@ -59,10 +59,10 @@ class Findings:
     delta: float
     confidence: float
     seed: int
-    kinds: dict[str, Kind]
+    kinds: dict[str, KindFindings]
     proved: float  # ε for this observer
-    mu: float | None  # the same as μ; None where records are drawn by chance
-    answers: dict[str, float | str]  # of the account for the owner, by name; in words where there is none
+    mu: float | None  # the same as μ; None if records are sampled at random
+    answers: dict[str, float | str]  # the account's answers for the owner: ε, or the status if there is none
 
     @property
     def lower(self) -> float:
@@ -71,22 +71,18 @@ class Findings:
 
     @property
     def exceeds(self) -> list[str]:
-        """Which of the numbers it exceeds; `proved` is the one that must not be."""
-        named = {"proved": self.proved, **self.answers}
-        return [name for name, e in named.items() if not isinstance(e, str) and self.lower > e]
+        """The names of the upper bounds that `lower` exceeds. It must not exceed `proved`."""
+        bounds = {"proved": self.proved, **self.answers}
+        return [name for name, e in bounds.items() if not isinstance(e, str) and self.lower > e]
 
     @property
     def verdict(self) -> str:
-        sure = f"{self.confidence:.4g} confidence"
+        bound = f"ε ≥ {self.lower:.4g} ({100 * self.confidence:.4g}% confidence)"
         if "proved" in self.exceeds:
-            return (
-                f"Not as private as proved: at least ε = {self.lower:.4g} with {sure}, where "
-                f"{self.proved:.4g} was proved."
-            )
-        share = f", {self.lower / self.proved:.0%} of it" if 0 < self.proved < math.inf else ""
-        found = f"At least ε = {self.lower:.4g} with {sure}{share}: nothing against what was proved."
-        over = [name.replace("_", " ") for name in self.exceeds]
-        return found + (f" But more than {' and '.join(over)}." if over else "")
+            return f"{bound}, above the proved {self.proved:.4g}: not as private as proved."
+        exceeded = [name.replace("_", " ") for name in self.exceeds]
+        also = f" It exceeds {' and '.join(exceeded)}." if exceeded else ""
+        return f"{bound}, below the proved {self.proved:.4g}: consistent.{also}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -107,18 +103,18 @@ class Findings:
             "kinds": {name: kind.to_json() for name, kind in self.kinds.items()},
         }
 
-    def lines(self) -> list[str]:
-        """scores.csv: what the picture is drawn from."""
+    def csv_lines(self) -> list[str]:
+        """Return the lines of scores.csv, from which the picture is drawn."""
         rows = [
-            f"{name},{int(there)},{score:.6g}"
+            f"{name},{int(present)},{score:.6g}"
             for name, kind in self.kinds.items()
-            for there, score in zip(kind.there, kind.scores, strict=True)
+            for present, score in zip(kind.present, kind.scores, strict=True)
         ]
         return ["kind,there,score", *rows]
 
 
 def _number(value: float | str | None) -> float | None:
-    """JSON has no infinity."""
+    """Return None for infinity, which JSON lacks."""
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""The ROC curve of an audit: how many canaries an observer finds, at how many false alarms."""
+"""Draw the ROC curve of an audit: the share of canaries found against the share of false alarms."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from topdp.audit.findings import Findings
 from topdp.base.array_types import Bools, Floats
 from topdp.runs.pictures.chart_style import BLUE, GREY, INK, RED, house_style, percent_axis, save
 
-COLOURS = {"aimed": BLUE, "turning": RED}
+KIND_COLOURS = {"aimed": BLUE, "turning": RED}
 
 
-def roc(found: Findings, path: Path, title: str) -> Path:
-    """Both kinds of canaries, and the most that what was proved allows."""
+def draw_roc(findings: Findings, path: Path, title: str) -> Path:
+    """Draw the curves of both kinds, and the highest curve that the proved bound allows."""
     with house_style():
         figure = Figure(figsize=(5.6, 4.6))
         axes = figure.subplots()
-        for name, kind in found.kinds.items():
-            false, true = curve(kind.scores, kind.there)
+        for name, kind in findings.kinds.items():
+            false, true = roc_curve(kind.scores, kind.present)
             label = f"{len(kind.scores)} {name} canaries: ε ≥ {kind.epsilon:.3g}"
-            axes.step(false, true, where="post", color=COLOURS[name], lw=1.4, label=label, clip_on=False)
+            axes.step(false, true, where="post", color=KIND_COLOURS[name], lw=1.4, label=label, clip_on=False)
         rates = np.linspace(0, 1, 501)
         axes.plot(
             rates,
-            most(rates, found),
+            proved_curve(rates, findings),
             color=INK,
             ls="--",
-            label=f"proved: ε ≤ {found.proved:.3g}",
+            label=f"proved: ε ≤ {findings.proved:.3g}",
             clip_on=False,
         )
         axes.plot([0, 1], [0, 1], color=GREY, lw=0.8, ls=":", label="guessing")
         axes.set(
-            xlabel="false alarms: canaries that are not there", ylabel="found: canaries that are", title=title
+            xlabel="false alarms: absent canaries called present",
+            ylabel="present canaries found",
+            title=title,
         )
         percent_axis(axes)
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
@@ -45,20 +47,21 @@ def roc(found: Findings, path: Path, title: str) -> Path:
         return save(figure, path)
 
 
-def curve(scores: Floats, there: Bools) -> tuple[Floats, Floats]:
-    """(false alarms, found) for every threshold, from the highest to the lowest."""
+def roc_curve(scores: Floats, present: Bools) -> tuple[Floats, Floats]:
+    """Return (false positive rates, true positive rates), from the highest to the lowest threshold."""
     order = np.argsort(-scores, kind="stable")
-    hit, miss = np.cumsum(there[order]), np.cumsum(~there[order])
+    hit, miss = np.cumsum(present[order]), np.cumsum(~present[order])
     return (
         np.append(0.0, miss / max(1, miss[-1])),
         np.append(0.0, hit / max(1, hit[-1])),
     )
 
 
-def most(rates: Floats, found: Findings) -> Floats:
-    """The most that can be found at each rate of false alarms: by μ where there is one, else by (ε, δ)."""
-    if found.mu is not None:
-        return np.asarray(ndtr(ndtri(rates) + found.mu)) if math.isfinite(found.mu) else np.ones_like(rates)
-    up = np.exp(min(found.proved, 700.0))
-    bound = np.minimum(up * rates + found.delta, 1 - (1 - found.delta - rates) / up)
+def proved_curve(rates: Floats, findings: Findings) -> Floats:
+    """Return the largest true positive rate at each false positive rate, by μ or else by (ε, δ)."""
+    mu, delta = findings.mu, findings.delta
+    if mu is not None:
+        return np.asarray(ndtr(ndtri(rates) + mu)) if math.isfinite(mu) else np.ones_like(rates)
+    up = np.exp(min(findings.proved, 700.0))
+    bound = np.minimum(up * rates + delta, 1 - (1 - delta - rates) / up)
     return np.asarray(np.clip(bound, 0.0, 1.0))

@@ -1,4 +1,4 @@
-"""`topdp bench`: how fast a private round is on this machine."""
+"""`topdp bench`: measure how fast a private round is on this machine."""
 
 from __future__ import annotations
 
@@ -20,70 +20,77 @@ def bench(
     against: Annotated[
         str,
         typer.Option(
-            "--against", help="Other ways to make the round: some of ghost, hooks, vmap, loop; or none."
+            "--against", help="Other implementations to time: any of ghost, hooks, vmap, loop; or none."
         ),
     ] = "ghost,hooks,vmap,loop",
-    turns: Annotated[int, typer.Option("--turns", min=1, help="How often each is timed.")] = 20,
+    turns: Annotated[int, typer.Option("--turns", min=1, help="How often each one is timed.")] = 20,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of every contestant.")] = 1,
-    grows: Annotated[
+    growth: Annotated[
         bool,
-        typer.Option("--growth", help="Instead: time and memory against agents, parameters, degree, rounds."),
+        typer.Option(
+            "--growth", help="Measure time and memory against agents, parameters, degree and rounds instead."
+        ),
     ] = False,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="With --growth: begin no more jobs after so many.")
+        float, typer.Option("--minutes", help="With --growth: start no more jobs after this many minutes.")
     ] = 10.0,
     picture: Annotated[
         Path, typer.Option("--out", help="With --growth: the picture, as .png, .svg or .pdf.")
     ] = Path("growth.png"),
     as_json: Json = False,
 ) -> None:
-    """How fast a private round is here: beside Opacus and others, beside its floors, and as it grows.
+    """Measure how fast a private round is here: against Opacus, against hardware limits, and as it grows.
 
-    Records are random and nothing is kept. Opacus is timed where it is installed: pip install 'topdp[bench]'.
+    Records are random and nothing is kept. Opacus is timed if it is installed: pip install 'topdp[bench]'.
     """
     if not minutes >= 0:
-        raise InputError(f"--minutes: expected a number from 0 on, got {minutes}.")
+        raise InputError(f"--minutes: expected a number of at least 0, got {minutes}.")
     with signs_of_life(err, "bench") as progress:
         progress("loading torch")
         import torch
 
-        from topdp.experiments.bench import bench_job, bench_report, contestants, floors, growth, turn_timing
+        from topdp.experiments.bench import bench_job, bench_report, contestants, floors, turn_timing
+        from topdp.experiments.bench.growth import measure_growth
         from topdp.experiments.bench.growth_picture import draw
 
         torch.set_num_threads(threads)
-        if grows:
-            points, left_out = growth.grow(minutes, progress.say)
-            found = bench_report.growth_json(points, left_out) | {"picture": str(picture) if points else None}
+        if growth:
+            points, left_out = measure_growth(minutes, progress)
+            results = bench_report.growth_json(points, left_out)
+            results["picture"] = str(picture) if points else None
             if points:
                 draw(points, picture, f"A private round, {threads} thread{'s' * (threads > 1)}")
         else:
-            job = bench_job.Job(agents=agents, batch=batch, hidden=hidden)
+            job = bench_job.BenchJob(agents=agents, batch=batch, hidden=hidden)
             names = [name.strip() for name in against.split(",") if name.strip() not in ("", "none")]
-            made = contestants.chosen(names)
-            data = bench_job.Data.of(job)
+            installed = contestants.available(names)
+            data = bench_job.BenchData.of(job)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", module="opacus")
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 progress("comparing one round without noise")
-                difference = contestants.difference(job, data, made)
-                progress(f"timing {', '.join(made)}")
-                rounds = {name: make(job, data, job.noise_multiplier) for name, make in made.items()}
+                difference = contestants.largest_difference(job, data, installed)
+                progress(f"timing {', '.join(installed)}")
+                rounds = {name: make(job, data, job.noise_multiplier) for name, make in installed.items()}
                 times = turn_timing.take_turns(rounds, turns, progress)
             del rounds
             progress("timing parts and floors")
-            parts, rates, whole = floors.parts_of(job, data, turns)
-            found = bench_report.as_json(job, times, parts, rates, whole, difference)
-    missing = not grows and len(made) <= len(names)
-    if missing:
-        remark(contestants.WITHOUT_OPACUS)
+            parts, rates, whole = floors.measure_parts(job, data, turns)
+            results = bench_report.bench_json(job, times, parts, rates, whole, difference)
+            if len(installed) <= len(names):
+                remark(contestants.NO_OPACUS_REMARK)
     if as_json:
-        print_json(found)
-    elif grows:
-        show(bench_report.growth(found))
-        for left in found["left_out"]:
-            show(f"Left out, for want of time: {left}")
-        if found["picture"]:
+        print_json(results)
+    elif growth:
+        show(bench_report.growth_table(results))
+        for job_title in results["left_out"]:
+            show(f"Left out for lack of time: {job_title}")
+        if results["picture"]:
             show(f"The picture is {picture}")
     else:
-        show(f"One private round: {job}", bench_report.contest(found), bench_report.floors(found))
+        show(
+            f"One private round: {job}",
+            bench_report.contest_table(results),
+            bench_report.floors_table(results),
+        )
         show(f"Without noise all contestants' rounds agree to {difference:.0e}.")

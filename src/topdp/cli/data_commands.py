@@ -1,19 +1,16 @@
-"""Data sets and files of one's own: fetch, list, look."""
+"""The commands `topdp data fetch`, `list` and `look`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from topdp.views.terminal.console import Json, err, print_json, print_text, remark, show
 from topdp.views.terminal.progress_display import signs_of_life
-
-if TYPE_CHECKING:
-    pass
 
 
 def data_fetch(
@@ -23,19 +20,19 @@ def data_fetch(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Puts a data set into the cache, verified against its checksums."""
+    """Put a data set into the cache, verified against its checksums."""
     with signs_of_life(err, "data") as progress:
         from topdp.data import fetch
 
-        found = fetch(name, data_dir=data_dir, progress=progress)
+        cached = fetch(name, data_dir=data_dir, progress=progress)
     if as_json:
-        print_json({"name": name, "path": str(found.path), "source": found.source})
+        print_json({"name": name, "path": str(cached.path), "source": cached.source})
     else:
-        show(f"{name}: verified, from {found.source}, in {found.path}")
+        show(f"{name}: verified, from {cached.source}, in {cached.path}")
 
 
 def data_list(as_json: Json = False) -> None:
-    """The data sets topdp knows, and whether they are in the cache."""
+    """List the data sets that topdp can fetch, and whether they are in the cache."""
     from topdp.data import available
 
     rows = available()
@@ -47,30 +44,32 @@ def data_list(as_json: Json = False) -> None:
         table.add_row(row.name, "yes" if row.cached else "no", f"{row.bytes / 1e6:.0f} MB", row.description)
     show(table)
     if os.environ.get("TOPDP_DATA"):
-        show("TOPDP_DATA names a folder, which is looked into first.")
+        show("The folder TOPDP_DATA is searched first.")
 
 
 def data_look(
     file: Annotated[Path, typer.Argument(help="A CSV or Parquet file of your own.")],
-    delimiter: Annotated[str | None, typer.Option("--delimiter", help="Of a CSV file; a comma.")] = None,
+    delimiter: Annotated[
+        str | None, typer.Option("--delimiter", help="Separator of a CSV file; a comma by default.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """What the columns of your own file hold, for your eyes only; and a schema to fill in."""
+    """Print what the columns of your own file hold, for you alone, and a schema to fill in."""
     with signs_of_life(err, "data"):
         from topdp.data.readers.file_preview import preview_columns
         from topdp.data.readers.table_schema import schema_template
 
-        seen = preview_columns(file, delimiter)
+        columns = preview_columns(file, delimiter)
     if as_json:
-        print_json({sight.column: sight._asdict() for sight in seen})
+        print_json({column.column: column._asdict() for column in columns})
         return
-    table = Table("column", "kind", "missing", "least", "largest", "values, where they are few")
-    for sight in seen:
-        ends = ["" if end is None else f"{end:g}" for end in (sight.least, sight.largest)]
-        table.add_row(sight.column, sight.kind, str(sight.missing), *ends, ", ".join(sight.values))
+    table = Table("column", "kind", "missing", "least", "largest", "values, if few")
+    for column in columns:
+        ends = ["" if end is None else f"{end:g}" for end in (column.least, column.largest)]
+        table.add_row(column.column, column.kind, str(column.missing), *ends, ", ".join(column.values))
     show(table)
     remark(
-        "These are facts about your records: whatever of them goes into a schema is told to all who see it, "
-        "and counted in no epsilon. State what is known without the records."
+        "These are facts about your records. Whatever you copy into a schema becomes known to everyone who "
+        "sees it, and no epsilon accounts for it. State only what is known without the records."
     )
-    print_text(schema_template(sight.column for sight in seen) + "\n")
+    print_text(schema_template(column.column for column in columns) + "\n")

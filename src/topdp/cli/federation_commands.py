@@ -105,11 +105,11 @@ def canaries(
         from topdp.agents.agreement import manifest as manifests
         from topdp.agents.agreement.run_setup import RunSetup
         from topdp.agents.development import rehearsal_audit
-        from topdp.audit import Question
+        from topdp.audit import AuditRequest
         from topdp.data.featured_shards import input_shape
         from topdp.runs import builders
 
-        asked = Question(owner, observer, canaries=count, seed=seed)
+        asked = AuditRequest(owner=owner, observer=observer, canaries=count, seed=seed)
         agreed = manifests.read_manifest(manifest)
         asked.expect_possible(len(agreed.names))
         progress("planning")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, going_on
+from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, continue_with
 from topdp.runs import config
 from topdp.runs.config import ConfigError
 from topdp.views.terminal.console import Json, err, print_json, show
@@ -80,17 +80,17 @@ def reproduce(
         raise ConfigError(f"--minutes: expected a number from 0 on, got {minutes}.")
     place = folder or Path("reproduction-quick" if quick else "reproduction")
     how = f"the same command: what is done is kept in {place}."
-    with signs_of_life(err, "reproduce") as progress, going_on(how):
+    with signs_of_life(err, "reproduce") as progress, continue_with(how):
         progress("loading torch")
         from topdp.experiments import reproduce
-        from topdp.experiments.lenses import FULL, QUICK
+        from topdp.experiments.lenses import FULL_SCALE, QUICK_SCALE
         from topdp.runs.assembly import choose_device
         from topdp.views.terminal import tables
 
         names, lenses, scale = (
             reproduce.named_figures(figure),
             reproduce.named_lenses(lens),
-            QUICK if quick else FULL,
+            QUICK_SCALE if quick else FULL_SCALE,
         )
         if redraw:
             progress("drawing")
@@ -104,5 +104,5 @@ def reproduce(
         if made.verdicts:
             show(tables.verdicts(made.to_json()["verdicts"]))
         if quick:
-            show(reproduce.NOT_THE_PAPER)
+            show(reproduce.QUICK_REMARK)
         show(f"Figures, numbers and verdicts are in {place}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from topdp.base.progress import titled
-from topdp.cli.shared_options import BEGINS_ANEW, Changes, ConfigFile, Preset, going_on
+from topdp.cli.shared_options import START_AGAIN, Changes, ConfigFile, Preset, continue_with
 from topdp.runs import config
 from topdp.views.terminal.console import Json, err, print_json, show
 from topdp.views.terminal.progress_display import signs_of_life
@@ -40,7 +40,7 @@ def plan(
     """
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
     given += [part for change in changes or [] for part in ("--set", change)]
-    with signs_of_life(err, "plan") as progress, going_on(BEGINS_ANEW):
+    with signs_of_life(err, "plan") as progress, continue_with(START_AGAIN):
         progress("planning")
         from topdp.runs.planner.setting_answers import Question, recommendation, stages
         from topdp.runs.planner.setting_columns import columns

@@ -1,26 +1,38 @@
-"""What says how private something is, or attacks it: account, recommend, audit, calibrate."""
+"""The commands `topdp account`, `recommend`, `audit` and `calibrate`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from topdp.cli.shared_options import (
-    BEGINS_ANEW,
+    START_AGAIN,
     Changes,
     ConfigFile,
     Device,
     Out,
     Preset,
     Target,
-    going_on,
-    new_place,
+    continue_with,
+    new_folder,
 )
 from topdp.runs import config
-from topdp.runs.config import ConfigError
+from topdp.runs.config import ConfigError, RunConfig
 from topdp.views.terminal.console import Json, err, print_json, show
 from topdp.views.terminal.progress_display import signs_of_life
+
+
+def _run_or_config(
+    target: Path | None, preset: str | None, changes: list[str] | None
+) -> tuple[Path | None, RunConfig | None]:
+    """The folder of a run, or the configuration that the options describe."""
+    if target is None or not target.is_dir():
+        return None, config.read(target, preset, changes)
+    if preset or changes:
+        raise ConfigError("A run keeps its own settings. Remove --preset and --set.")
+    return target, None
 
 
 def account(
@@ -28,24 +40,21 @@ def account(
     preset: Preset = None,
     changes: Changes = None,
     coalition: Annotated[
-        int, typer.Option("--coalition", min=1, help="Also account coalitions of this many agents.")
+        int, typer.Option("--coalition", min=1, help="Also account for coalitions of this many agents.")
     ] = 1,
     answers: Annotated[
         str,
         typer.Option(
             "--answers",
-            help="Also these answers, with commas: view, adaptive, outsider. The guarantee's, "
-            "the claim and the worst case are always there.",
+            help="Further answers, separated by commas: view, adaptive, outsider. The guarantee's answer, "
+            "the claim and the worst case are always included.",
         ),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """How private a run is, per agent and observer: epsilon, mu and an attacker's power. Needs no data."""
+    """Print epsilon, mu and an attacker's power for every agent and observer. Needs no data."""
     named = [name.strip() for name in answers.split(",") if name.strip()]
-    run = target if target is not None and target.is_dir() else None
-    if run is not None and (preset or changes):
-        raise ConfigError("A run is accounted as it was: leave --preset and --set away.")
-    asked = None if run is not None else config.read(target, preset, changes)
+    run, asked = _run_or_config(target, preset, changes)
     with signs_of_life(err, "account") as progress:
         progress("planning")
         from topdp.privacy.observers.coalitions import expect_coalition
@@ -57,20 +66,20 @@ def account(
             assert run is not None
             if coalition > 1:
                 expect_coalition(coalition, RunFolder.open(run).plan.agents)
-            wanted, plan, found = planning.account_of_run(run, named, progress)
+            wanted, plan, losses = planning.account_of_run(run, named, progress)
         else:
             wanted, graph = planning.asking(asked, named), builders.graph(asked)
             if coalition > 1:
                 expect_coalition(coalition, graph.agents)
             counts = builders.counts(wanted, graph.agents)
-            plan, found = planning.plan_and_account(wanted, graph, counts, progress)
+            plan, losses = planning.plan_and_account(wanted, graph, counts, progress)
         if coalition > 1:
             progress(f"accounting coalitions of {coalition}")
-        together = planning.coalition_account(plan, found, coalition, wanted.seed, progress)
+        together = planning.coalition_account(plan, losses, coalition, wanted.seed, progress)
     if as_json:
-        print_json(planning.account_json(wanted, plan, found, together))
-        return
-    show(*tables.account(wanted, plan, found, together))
+        print_json(planning.account_json(wanted, plan, losses, together))
+    else:
+        show(*tables.account(wanted, plan, losses, together))
 
 
 def recommend(
@@ -79,26 +88,26 @@ def recommend(
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
-    """Which method and settings for your agents, graph, records, budget and colluders. Needs no data.
+    """Recommend a method and settings for your agents, graph, records, budget and colluders. Needs no data.
 
-    Says for each method how much noise it leaves, and gives a command to start from. For example:
+    Prints how much noise each method leaves, and a command to start from. For example:
     topdp recommend --set topology.agents=12 --set privacy.epsilon=2 --set privacy.colluders=3
     """
     wanted = config.read(target, preset, changes)
-    with signs_of_life(err, "recommend") as progress, going_on(BEGINS_ANEW):
+    with signs_of_life(err, "recommend") as progress, continue_with(START_AGAIN):
         progress("planning")
         from topdp.runs import builders
-        from topdp.runs.recommend import recommend as ask
+        from topdp.runs.recommend import recommend as recommend_method
         from topdp.views.terminal import tables
 
-        made = builders.graph(wanted)
-        found = ask(wanted, made, builders.counts(wanted, made.agents), progress)
+        graph = builders.graph(wanted)
+        advice = recommend_method(wanted, graph, builders.counts(wanted, graph.agents), progress)
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
-    details = found.details([*given, *(part for change in changes or [] for part in ("--set", change))])
+    details = advice.details([*given, *(part for change in changes or [] for part in ("--set", change))])
     if as_json:
         print_json(details)
-        return
-    show(tables.options(details["options"]), *found.reasons, details["command"])
+    else:
+        show(tables.options(details["options"]), *advice.reasons, details["command"])
 
 
 def audit(
@@ -106,102 +115,115 @@ def audit(
     preset: Preset = None,
     changes: Changes = None,
     owner: Annotated[
-        int | None, typer.Option("--owner", help="Whose records: by default the agent that loses most.")
+        int | None,
+        typer.Option(
+            "--owner",
+            help="The agent whose records are attacked; by default the one with the largest epsilon.",
+        ),
     ] = None,
     observer: Annotated[
-        str, typer.Option("--observer", help="Who looks: worst, all, outsider, an agent, or several: 1,4.")
+        str, typer.Option("--observer", help="worst, all, outsider, an agent, or several: 1,4.")
     ] = "worst",
     sees: Annotated[
         str | None,
-        typer.Option("--sees", help="received, estimates or all: by default what the guarantee is against."),
+        typer.Option(
+            "--sees",
+            help="What the observer sees: received, estimates or all; by default as the guarantee assumes.",
+        ),
     ] = None,
     canaries: Annotated[
-        int | None, typer.Option("--canaries", help="By default 1000, or as many as fit.")
+        int | None, typer.Option("--canaries", help="Number of canaries; by default 1000, or as many as fit.")
     ] = None,
-    confidence: Annotated[float, typer.Option("--confidence", help="Of all bounds at once.")] = 0.95,
-    delta: Annotated[float | None, typer.Option("--delta", help="By default that of the run.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of coins, noise and samples.")] = 0,
+    confidence: Annotated[float, typer.Option("--confidence", help="Joint confidence of all bounds.")] = 0.95,
+    delta: Annotated[float | None, typer.Option("--delta", help="By default the delta of the run.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of coins, noise and samples.")] = 0,
     folder: Out = None,
     recorded: Annotated[
-        bool, typer.Option("--recorded", help="Only what real agents have recorded; refused without.")
+        bool, typer.Option("--recorded", help="Use only what real agents recorded in a rehearsal.")
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Tries to find canaries in one agent's records: epsilon is at least so much, beside what was proved.
+    """Attack one agent's records with canaries: a lower bound on epsilon, beside the proved upper bound.
 
-    Executes the plan of a configuration, or the very plan of a run, once more with canaries in it. Of agents
-    that have rehearsed with canaries it takes what they recorded.
+    Executes the plan of a configuration or of a run once more, with canaries among the records. For agents
+    that rehearsed with canaries, it evaluates what they recorded.
     """
-    run = target if target is not None and target.is_dir() else None
-    if run is not None and (preset or changes):
-        raise ConfigError("A run is audited as it was: leave --preset and --set away.")
-    wanted = None if run is not None else config.read(target, preset, changes)
-    with signs_of_life(err, "audit") as progress, going_on(BEGINS_ANEW):
+    run, wanted = _run_or_config(target, preset, changes)
+    with signs_of_life(err, "audit") as progress, continue_with(START_AGAIN):
         progress("loading torch")
         from topdp import audit as audits
-        from topdp.audit.audit_folder import expect_room, keep, room_for
-        from topdp.audit.rehearsal_record import recorded_in
+        from topdp.audit.audit_folder import expect_new_folder, new_audit_folder, write_audit
+        from topdp.audit.rehearsal_record import rehearsal_folder
         from topdp.runs.pictures.learning_curves import heading
         from topdp.views.terminal import tables
 
         if folder is not None:
-            expect_room(folder)  # before the account, which may take minutes
-        asked = audits.Question(owner, observer, sees, canaries, confidence, delta, seed)
-        notes = recorded_in(run) if run is not None else None
-        if recorded and notes is None:
+            expect_new_folder(folder)  # before the account, which may take minutes
+        request = audits.AuditRequest(
+            owner=owner,
+            observer=observer,
+            sees=sees,
+            canaries=canaries,
+            confidence=confidence,
+            delta=delta,
+            seed=seed,
+        )
+        recordings = rehearsal_folder(run) if run is not None else None
+        if recorded and recordings is None:
             raise audits.AuditError(
                 "--recorded: expected the folder of agents that rehearsed with canaries, got "
-                f"{target or 'none'}, which has no canaries.npz. Make one with "
-                "`topdp federation demo --rehearse`, or leave --recorded away."
+                f"{target or 'none'}, which has no canaries.npz. Create one with "
+                "`topdp federation demo --rehearse`, or remove --recorded."
             )
-        if notes is not None:
-            from topdp.agents.development.rehearsal_audit import of_notes
+        if recordings is not None:
+            from topdp.agents.development.rehearsal_audit import of_recordings
 
-            made = of_notes(notes, asked, progress)
+            prepared = of_recordings(recordings, request, progress)
         elif wanted is None:
             assert run is not None
-            made = audits.of_run(run, asked, device, progress)
+            prepared = audits.of_run(run, request, device, progress)
         else:
-            made = audits.of_config(wanted, asked, device, progress)
-        place = folder or new_place("audits", made.config)
-        with room_for(place):
-            details = keep(made.carry_out(progress), place, heading([made.config], made.agents))
+            prepared = audits.of_config(wanted, request, device, progress)
+        place = folder or new_folder("audits", prepared.config)
+        with new_audit_folder(place):
+            title = heading([prepared.config], prepared.agents)
+            details = write_audit(prepared.execute(progress), place, title)
     if as_json:
         print_json(details)
     else:
-        show(*tables.audit(details), f"Everything is in {place}")
+        show(*tables.audit(details), f"Results are in {place}")
 
 
 def calibrate(
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget.")],
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget of one agent.")],
     releases: Annotated[
         int,
-        typer.Option("--releases", min=1, help="T + 1 for a run of T rounds: one stands before the loop."),
+        typer.Option("--releases", min=1, help="T + 1 for a run of T rounds."),
     ],
     records: Annotated[int, typer.Option("--records", min=1, help="Records of one agent.")],
-    delta: Annotated[float, typer.Option("--delta")] = 1e-5,
-    clip: Annotated[float, typer.Option("--clip", help="Scales the noise; sigma is per unit of clip.")] = 1.0,
+    delta: Annotated[float, typer.Option("--delta", help="The delta of the budget.")] = 1e-5,
+    clip: Annotated[
+        float, typer.Option("--clip", help="Bound on gradient norms; sigma is per unit of clip.")
+    ] = 1.0,
     adjacency: Annotated[str, typer.Option("--adjacency", help="add-remove or replace-one.")] = "add-remove",
-    cycle: Annotated[
-        int | None, typer.Option("--cycle", help="Fixed batches of this size in a cycle.")
-    ] = None,
+    cycle: Annotated[int | None, typer.Option("--cycle", help="Cyclic batches of this size.")] = None,
     poisson: Annotated[
         int | None, typer.Option("--poisson", help="Poisson batches of this mean size.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The noise that each published calibration asks for a budget, side by side.
+    """Print the noise that each published calibration requires for a budget.
 
-    For one agent that releases its gradient so many times under fresh noise. A run of T rounds makes T + 1
-    releases. sigma is the paper's: noise standard deviation per unit of clip, on the mean gradient.
+    For one agent that releases its gradient --releases times under fresh noise. sigma is the paper's: the
+    standard deviation of the noise on the mean gradient, per unit of clip.
     """
     with signs_of_life(err, "calibrate") as progress:
         from topdp.privacy.published.calibration_table import side_by_side
         from topdp.views.terminal import tables
 
-        found = side_by_side(epsilon, delta, releases, records, clip, adjacency, cycle, poisson, progress)
+        rows = side_by_side(epsilon, delta, releases, records, clip, adjacency, cycle, poisson, progress)
     if as_json:
-        print_json(found)
+        print_json(rows)
     else:
-        show(tables.calibrations(found))
+        show(tables.calibrations(rows))

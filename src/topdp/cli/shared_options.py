@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they do alike. No command is here."""
+"""Options and helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from topdp.errors import Interrupted
-from topdp.runs import config
-from topdp.runs.config import RunConfig
+from topdp.runs.config import ConfigError, RunConfig, presets
 
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML file.", show_default=False)
@@ -25,31 +24,41 @@ Target = Annotated[
     ),
 ]
 Preset = Annotated[
-    str | None, typer.Option("--preset", help=f"A shipped configuration: {', '.join(config.presets())}.")
+    str | None, typer.Option("--preset", help=f"A shipped configuration: {', '.join(presets())}.")
 ]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key, for example privacy.sigma=0.1."),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the run folder goes.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="So many seeds, from the configuration's own on.")]
-BEGINS_ANEW = "the same command, which begins anew: of this one nothing is kept."
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="The folder to write; new by default.")
+]
+Seeds = Annotated[
+    int, typer.Option("--seeds", min=1, help="Number of seeds, starting with the configuration's.")
+]
+START_AGAIN = "the same command, which starts from the beginning: nothing was kept."
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 
 
 @contextmanager
-def going_on(how: str) -> Iterator[None]:
-    """Ctrl-C inside says how to go on."""
+def continue_with(command: str) -> Iterator[None]:
+    """After Ctrl-C inside, name the command that continues."""
     try:
         yield
-    except (Interrupted, KeyboardInterrupt) as stopped:
-        said = str(stopped).partition(" Continue with")[0] or "Interrupted."
-        raise Interrupted(f"{said} Continue with: {how}") from None
+    except (Interrupted, KeyboardInterrupt) as interruption:
+        reason = str(interruption).partition(" Continue with")[0] or "Interrupted."
+        raise Interrupted(f"{reason} Continue with: {command}") from None
 
 
-def new_place(folder: str, wanted: RunConfig) -> Path:
-    """A folder that nobody named: by data, method and time, with a number where that is not new."""
+def new_folder(parent: str, config: RunConfig) -> Path:
+    """A folder that does not exist, named by data, method and time, with a number if the name is taken."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{wanted.data.name.replace('/', '_')}-{wanted.method.name}-{wanted.method.mode}-{stamp}"
-    places = (Path(folder) / f"{name}{f'-{k}' if k > 1 else ''}" for k in count(1))
-    return next(place for place in places if not place.exists())
+    name = f"{config.data.name.replace('/', '_')}-{config.method.name}-{config.method.mode}-{stamp}"
+    folders = (Path(parent) / f"{name}{f'-{k}' if k > 1 else ''}" for k in count(1))
+    return next(folder for folder in folders if not folder.exists())
+
+
+def expect_nothing_else(option: str, source: str, *others: object) -> None:
+    """Refuse other options beside `option`, which takes all settings from `source`."""
+    if any(others):
+        raise ConfigError(f"{option} takes its settings from the {source}. Remove the other options.")

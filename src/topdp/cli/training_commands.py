@@ -1,4 +1,4 @@
-"""What trains: one run, several methods, grids of settings; and what was trained, as a file."""
+"""The commands `topdp run`, `compare`, `sweep` and `export`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ import typer
 from rich.console import Console
 
 from topdp.base.progress import Progress, titled
-from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, Seeds, going_on, new_place
+from topdp.cli.shared_options import (
+    Changes,
+    ConfigFile,
+    Device,
+    Out,
+    Preset,
+    Seeds,
+    continue_with,
+    expect_nothing_else,
+    new_folder,
+)
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.simulator.ranks.torchrun_environment import expect_one_process, leads, started_together
@@ -38,47 +48,48 @@ def run(
     ] = None,
     sinks: Annotated[
         list[str] | None,
-        typer.Option("--sink", metavar="NAME", help="Metrics go there too: tensorboard, mlflow, wandb."),
+        typer.Option("--sink", metavar="NAME", help="Also send metrics to tensorboard, mlflow or wandb."),
     ] = None,
 ) -> None:
-    """One run. Without arguments the default job: MNIST, 30 agents on a random graph, Top-DP.
+    """Train once. Without arguments: MNIST, 30 agents on a random graph, Top-DP.
 
-    Started by torchrun, its agents are shared out over the ranks, and the same command continues.
+    Under torchrun the ranks share the agents, and the same command continues an unfinished run.
     """
-    if resume is not None and (file or preset or changes or folder or sinks):
-        raise ConfigError("--resume takes its configuration from the run folder: leave the others away.")
-    sent = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
-    wanted = None if resume is not None else config.read(file, preset, [*(changes or []), *sent])
+    wanted = None
+    if resume is not None:
+        expect_nothing_else("--resume", "run folder", file, preset, changes, folder, sinks)
+    else:
+        sink_keys = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
+        wanted = config.read(file, preset, [*(changes or []), *sink_keys])
     title = str(resume) if wanted is None else wanted.method.name
-    if (together := started_together()) and resume is None and folder is None:
-        raise ConfigError("--out: expected one with torchrun: a run that is started again goes on there.")
+    if (on_ranks := started_together()) and resume is None and folder is None:
+        raise ConfigError("Expected --out with torchrun, so that a restarted run finds its folder.")
     with signs_of_life(err if leads() else Console(quiet=True), title) as progress:
         progress("loading torch")
         from topdp.runs import run as runs
         from topdp.views.terminal import tables
 
-        if together:
+        result: Result | None
+        if on_ranks:
             from topdp.runs.ranked_run import run_on_ranks
 
             place = resume or folder
             assert place is not None
-            found = run_on_ranks(wanted, place, device, progress)
-            if found is None:
-                return  # rank 0 says what was found
-            result = found
+            result = run_on_ranks(wanted, place, device, progress)
+            if result is None:
+                return  # rank 0 prints the result
         elif wanted is None:
             assert resume is not None
             result = runs.resume(resume, device, progress)
         else:
-            place = folder or new_place("runs", wanted)
-            result = runs.run(wanted, place, device, progress)
+            result = runs.run(wanted, folder or new_folder("runs", wanted), device, progress)
     if as_json:
         print_json(result.summary())
     else:
         show(*tables.runs({result.config.method.name: result.summary()}))
         if result.stopped is not None:
             show(result.stopped.statement)
-        show(f"Everything is in {result.folder}")
+        show(f"Results are in {result.folder}")
         show(f"Next: topdp report {result.folder} shows curves, graph and privacy in one HTML page.")
 
 
@@ -94,9 +105,9 @@ def compare(
     as_json: Json = False,
     seeds: Seeds = 1,
 ) -> None:
-    """Several methods on the same graph, data and seed: one table, one figure.
+    """Compare methods on the same graph, data and seed: one table, one figure.
 
-    Broken off, the same command with the --out of before reads what is done and continues.
+    After an interruption, the same command with the same --out continues.
     """
     expect_one_process("compare")
     wanted = {
@@ -108,17 +119,17 @@ def compare(
         _compare_seeds(wanted, seeds, place, device, as_json)
         return
     results: dict[str, Result] = {}
-    with signs_of_life(err, "compare") as progress, going_on(f"the same command and --out {place}"):
+    with signs_of_life(err, "compare") as progress, continue_with(f"the same command and --out {place}"):
         progress("loading torch")
         from topdp.runs import builders
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
         from topdp.views.terminal import tables
 
-        for one in wanted.values():
-            builders.method(one)  # a fault in the last method is found before the first is run
-        for name, one in wanted.items():
-            results[name] = runs.run_or_continue(one, place / name, device, titled(progress, name))
+        for method in wanted.values():
+            builders.method(method)  # a fault in the last method is reported before the first runs
+        for name, method in wanted.items():
+            results[name] = runs.run_or_continue(method, place / name, device, titled(progress, name))
         progress("drawing")
         title = heading(list(wanted.values()), next(iter(results.values())).plan.agents)
         evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
@@ -144,7 +155,7 @@ def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
 
 def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool) -> None:
     how = f"the same command and --out {place}"
-    with signs_of_life(err, "compare") as progress, going_on(how):
+    with signs_of_life(err, "compare") as progress, continue_with(how):
         progress("loading torch")
         from topdp.runs import builders, sweep, sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
@@ -152,31 +163,33 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
 
         points = sweep_grid.checked([
             sweep_grid.Point(
-                f"{name}/seed-{seed}", {"method": name}, seed, one.model_copy(update={"seed": seed})
+                f"{name}/seed-{seed}", {"method": name}, seed, method.model_copy(update={"seed": seed})
             )
-            for name, one in wanted.items()
-            for seed in range(one.seed, one.seed + seeds)
+            for name, method in wanted.items()
+            for seed in range(method.seed, method.seed + seeds)
         ])  # fmt: skip
         sweep.run_all(points, place, device, progress, how)
         progress("drawing")
-        found = sweep.found(place, points)
+        spreads = sweep.found(place, points)
         title = heading(list(wanted.values()), builders.graph(points[0].config).agents)
         figure = sweep_pictures.curves(
-            {one.chosen["method"]: one for one in found}, place / "compare.png", title
+            {spread.chosen["method"]: spread for spread in spreads}, place / "compare.png", title
         )
-        sweep_summary.write_csv(found, place)
-    _show_spreads(found, place, figure, as_json)
+        sweep_summary.write_csv(spreads, place)
+    _show_spreads(spreads, place, figure, as_json)
 
 
-def _show_spreads(found: list[Spread], place: Path, figure: Path | None, as_json: bool) -> None:
+def _show_spreads(spreads: list[Spread], place: Path, figure: Path | None, as_json: bool) -> None:
     from topdp.runs import sweep_summary
     from topdp.views.terminal import sweep_table
 
     if as_json:
-        print_json({"out": str(place), "points": sweep_summary.summaries(found)})
+        print_json({"out": str(place), "points": sweep_summary.summaries(spreads)})
         return
-    show(sweep_table.table(found), sweep_summary.cost_together(found))
-    show(f"{f'The figure is {figure}; e' if figure else 'E'}very run is in {place}, numbers in sweep.csv")
+    show(sweep_table.table(spreads), sweep_summary.cost_together(spreads))
+    show(
+        f"{f'The figure is {figure}. ' if figure else ''}All runs are in {place}, their numbers in sweep.csv."
+    )
 
 
 def sweep(
@@ -186,49 +199,60 @@ def sweep(
     over: Annotated[
         list[str] | None,
         typer.Option(
-            "--over", metavar="KEY=V,V,...", help="Try these values of a key; several keys: all combinations."
+            "--over",
+            metavar="KEY=V,V,...",
+            help="Values of a key; repeat it for all combinations of several keys.",
         ),
     ] = None,
     seeds: Seeds = 1,
-    folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where all runs go.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder of all runs; new by default.")
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a sweep that was broken off.")
+        Path | None, typer.Option("--resume", metavar="DIR", help="Continue an interrupted sweep.")
     ] = None,
     executor: Annotated[
-        str, typer.Option("--executor", help="Who computes: local, or ray, the nodes of a Ray cluster.")
+        str, typer.Option("--executor", help="Where runs are computed: local, or ray for a Ray cluster.")
     ] = "local",
     address: Annotated[
         str | None,
         typer.Option(
             "--address",
-            help="Of the Ray cluster: auto, host:port, ray://host:port; local: a new one on this machine.",
+            help="Address of the Ray cluster: auto, host:port, ray://host:port, or local for a new one here.",
         ),
     ] = None,
     cpus: Annotated[
-        int | None, typer.Option("--cpus", min=1, help="Processors, and threads, of each run on Ray: 1.")
+        int | None,
+        typer.Option("--cpus", min=1, help="Processors (and threads) of each run on Ray; 1 by default."),
     ] = None,
-    gpus: Annotated[float | None, typer.Option("--gpus", min=0.0, help="GPUs of each run on Ray: 0.")] = None,
+    gpus: Annotated[
+        float | None, typer.Option("--gpus", min=0.0, help="GPUs of each run on Ray; 0 by default.")
+    ] = None,
 ) -> None:
-    """Runs over any keys and several seeds: one table with spreads, CSV files and a picture.
+    """Run all combinations of settings and seeds: one table with spreads, CSV files and a picture.
 
     For example: topdp sweep --over privacy.epsilon=0.5,1,2 --over method.name=plain,top --seeds 3.
-    Every point is checked before the first is run, and what is done is not done again.
+    All settings are checked before the first run starts; finished runs are not repeated.
     """
     expect_one_process("sweep")
-    if resume is not None and (file or preset or changes or over or folder or seeds > 1):
-        raise ConfigError("--resume takes everything from the folder of the sweep: leave the others away.")
-    if resume is None and not over and seeds == 1:
-        raise ConfigError("Expected --over key=value,value or --seeds, got neither: use topdp run.")
+    base = None
+    if resume is not None:
+        expect_nothing_else("--resume", "sweep folder", file, preset, changes, over, folder, seeds > 1)
+    elif not over and seeds == 1:
+        raise ConfigError(
+            "Expected --over key=value,value or --seeds, got neither. For one run use topdp run."
+        )
     machines = {"--address": address, "--cpus": cpus, "--gpus": gpus}
     _expect_executor(executor, machines, device)
-    base = None if resume is not None else config.read(file, preset, changes).to_toml()
+    if resume is None:
+        base = config.read(file, preset, changes).to_toml()
     place = resume or folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
     how = f"topdp sweep --resume {place}"
     if executor == "ray":
         how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
-    with signs_of_life(err, "sweep") as progress, going_on(how):
+    with signs_of_life(err, "sweep") as progress, continue_with(how):
         progress("loading torch")
         from topdp.runs import builders, sweep_grid, sweep_summary
         from topdp.runs import sweep as sweeps
@@ -243,23 +267,23 @@ def sweep(
             request.keep(place)
             sweeps.run_all(points, place, device, progress, how, cluster)
         progress("drawing")
-        found = sweeps.found(place, points)
-        sweep_summary.write_csv(found, place)
+        spreads = sweeps.found(place, points)
+        sweep_summary.write_csv(spreads, place)
         configs = [point.config for point in points]
-        title = sweep_pictures.heading_of(configs, [builders.graph(one).agents for one in configs])
-        figure = sweep_pictures.picture(found, place / "sweep.png", title)
-    _show_spreads(found, place, figure, as_json)
+        title = sweep_pictures.heading_of(configs, [builders.graph(config).agents for config in configs])
+        figure = sweep_pictures.picture(spreads, place / "sweep.png", title)
+    _show_spreads(spreads, place, figure, as_json)
 
 
 def _expect_executor(executor: str, options: Mapping[str, object], device: str) -> None:
-    if executor not in (known := ["local", "ray"]):
-        raise ConfigError(f"--executor: got {executor!r}.{config.did_you_mean(executor, known)}")
-    given = [name for name, value in options.items() if value is not None]
-    if executor == "local" and given:
-        raise ConfigError(f"{given[0]} is for --executor ray: leave it away, or name that.")
+    if executor not in (executors := ["local", "ray"]):
+        raise ConfigError(f"--executor: got {executor!r}.{config.did_you_mean(executor, executors)}")
+    of_ray = [name for name, value in options.items() if value is not None]
+    if executor == "local" and of_ray:
+        raise ConfigError(f"{of_ray[0]} needs --executor ray. Add that, or remove {of_ray[0]}.")
     if executor == "ray" and device != "auto":
         raise ConfigError(
-            f"--device: expected auto with --executor ray, got {device!r}: runs get GPUs by --gpus."
+            f"--device: expected auto with --executor ray, got {device!r}. Use --gpus to give runs GPUs."
         )
 
 
@@ -267,7 +291,7 @@ def _expect_executor(executor: str, options: Mapping[str, object], device: str) 
 def _machines(
     executor: str, address: str | None, cpus: int, gpus: float, progress: Progress
 ) -> Iterator[Cluster | None]:
-    """None: this one."""
+    """The Ray cluster, or None to compute on this machine."""
     if executor == "local":
         yield None
         return
@@ -281,25 +305,28 @@ def _machines(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     file: Annotated[Path, typer.Option("--out", metavar="FILE", help="Ends in .safetensors, .pt or .onnx.")],
-    agent: Annotated[str, typer.Option("--agent", help="Whose network: a number, or mean of all.")] = "0",
+    agent: Annotated[
+        str,
+        typer.Option("--agent", help="The agent whose network to export, or mean for the average of all."),
+    ] = "0",
     format: Annotated[
-        str | None, typer.Option("--format", help="safetensors, state-dict or onnx: by default the ending's.")
+        str | None,
+        typer.Option("--format", help="safetensors, state-dict or onnx; by default as the name ends."),
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="At the best evaluation, instead of at the end.")
+        bool, typer.Option("--best", help="The estimates of the best evaluation, not the last.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """A trained network as a file that others can read. Reads no data."""
+    """Write a trained network to a file that other tools read. Reads no data."""
     with signs_of_life(err, "export") as progress:
         progress("loading torch")
         from topdp.runs.model_export import export_run, format_of
 
         written = export_run(run, file, format, agent, best)
     if as_json:
-        told = {"file": str(written), "format": format_of(file, format), "agent": agent, "best": best}
-        print_json({"run": str(run), **told})
+        facts = {"file": str(written), "format": format_of(file, format), "agent": agent, "best": best}
+        print_json({"run": str(run), **facts})
     else:
-        show(
-            f"The network of {'all agents, averaged,' if agent == 'mean' else f'agent {agent}'} is {written}"
-        )
+        network = "mean network of all agents" if agent == "mean" else f"network of agent {agent}"
+        show(f"The {network} is {written}")

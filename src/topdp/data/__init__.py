@@ -1,19 +1,19 @@
-"""Data: fetched, verified and cached data sets; own files and frames; partitions; shards; features of images.
+"""Data sets: fetched, verified and cached; a user's own files and frames; partitions; shards; image features.
 
-`Shards` and `ScatteringFeatures` need torch and are imported when first asked for; the rest works without.
+`Shards` and `ScatteringFeatures` need torch and are imported on first use; the rest works without torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from topdp.data.datasets import Dataset, available, load
-from topdp.data.fetch import cache_folder, fetch
-from topdp.data.partitions import PARTITIONS, partition
-from topdp.data.readers.table_schema import Schema
-from topdp.data.readers.token_ids import token_ids
+from topdp.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from topdp.data.dataset_downloads import cache_folder, fetch
+    from topdp.data.datasets import Dataset, available, load
     from topdp.data.features.feature_maps import ScatteringFeatures
+    from topdp.data.partitions import PARTITIONS, partition
+    from topdp.data.readers.table_schema import Schema
+    from topdp.data.readers.token_ids import token_ids
     from topdp.data.shards import Shards
 
 __all__ = [
@@ -29,10 +29,20 @@ __all__ = [
     "partition",
     "token_ids",
 ]
-_LAZY = {"ScatteringFeatures": "topdp.data.features.feature_maps", "Shards": "topdp.data.shards"}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'topdp.data' has no attribute {name!r}")
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "PARTITIONS": "partitions",
+        "Dataset": "datasets",
+        "ScatteringFeatures": "features.feature_maps",
+        "Schema": "readers.table_schema",
+        "Shards": "shards",
+        "available": "datasets",
+        "cache_folder": "dataset_downloads",
+        "fetch": "dataset_downloads",
+        "load": "datasets",
+        "partition": "partitions",
+        "token_ids": "readers.token_ids",
+    },
+)

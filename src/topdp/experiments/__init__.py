@@ -1,4 +1,5 @@
-"""`topdp reproduce`: the paper's figures under three lenses, with a verdict on each claim, and the frontier
-beyond them. `lenses` says which runs, `runner` executes and keeps them, `figures/` has one file for each
-figure, and `make` is what the command calls. Nothing outside this room but the command line uses it.
+"""The experiments of `topdp reproduce` and `topdp bench`: the paper's figures, the frontier, the benchmark.
+
+`lenses` defines the runs, `figure_runner` executes and stores them, `figures/` has one file per figure, and
+`reproduce` is the entry point. Only the command line imports this package.
 """

@@ -1,6 +1,6 @@
-"""Who takes part in the frontier: methods with what is fixed of them, models, and their configurations.
+"""The contenders of the frontier: methods with their fixed settings, models, and configurations of runs.
 
-What is left open is chosen by `tuning`; runs and results are `frontier`'s.
+`tuning` chooses the remaining settings; `frontier` executes the runs.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topdp.experiments.lenses import Scale
-from topdp.experiments.tuning import Candidate
+from topdp.experiments.tuning import Candidate, Knob
 from topdp.runs.config import RunConfig, parse
-
-ROUNDS, EXPONENT, GOSSIP = "rounds", "exponent", "gossip"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A method as it takes part. `colluders`: how many agents its ε is against."""
+    """A method, the coalition size that its ε is against, its fixed settings and its tuned ones."""
 
     method: str
     colluders: int = 1
     fixed: dict[str, Any] = field(default_factory=dict)
-    knobs: frozenset[str] = frozenset()
+    knobs: frozenset[Knob] = frozenset()
 
     @property
     def name(self) -> str:
@@ -30,13 +28,13 @@ class Contender:
 
 
 def contenders(agents: int) -> dict[str, Contender]:
-    """By name. Under `plain` and the methods after it but `correlated` all coalitions learn the same."""
-    along = frozenset({ROUNDS, EXPONENT})
-    gossiping = along | {GOSSIP}
-    # In pairs the plain rule was best at every budget of an earlier search, Top-DP nearly always in sync, and
-    # with the most rounds. The account of its plans takes minutes: these are kept.
-    made = [
-        Contender("no-noise", fixed={"alpha": 0.5}, knobs=frozenset({ROUNDS})),
+    """Return the contenders by name. Only for `correlated` does ε depend on the size of the coalition."""
+    along: frozenset[Knob] = frozenset({"rounds", "exponent"})
+    gossiping: frozenset[Knob] = along | {"gossip"}
+    # An earlier search fixed these settings: the plain rule was best in pairs at every budget, Top-DP nearly
+    # always in sync and with the most rounds. Accounting its plans takes minutes each.
+    entrants = [
+        Contender("no-noise", fixed={"alpha": 0.5}, knobs=frozenset({"rounds"})),
         Contender("plain", fixed={"mode": "async", "alpha": 0.5}, knobs=along),
         Contender("top", fixed={"alpha": 0.5}),
         Contender("dsgd", knobs=along),
@@ -44,22 +42,25 @@ def contenders(agents: int) -> dict[str, Contender]:
         *(Contender("correlated", c, _secrets(agents, c), gossiping) for c in coalitions(agents)),
         Contender("central", 0, knobs=along),
     ]
-    return {one.name: one for one in made}
+    return {contender.name: contender for contender in entrants}
 
 
 def coalitions(agents: int) -> list[int]:
-    """One, three, and half of the agents collude."""
+    """Return the coalition sizes: one, three and half of the agents."""
     return sorted({1, min(3, agents // 2), agents // 2})
 
 
 def _secrets(agents: int, colluders: int) -> dict[str, Any]:
-    """As `auto` chooses among 30 agents; all of them where those are too few, or coalitions too many."""
-    if colluders <= 3 and agents - 1 > PARTNERS:
-        return {"secrets_degree": PARTNERS, "pair_noise": 7.0}
+    """Return what `auto` chooses for 30 agents.
+
+    Few agents or large coalitions share secrets with all others.
+    """
+    if colluders <= 3 and agents - 1 > SECRET_PARTNERS:
+        return {"secrets_degree": SECRET_PARTNERS, "pair_noise": 7.0}
     return {"secrets": "all", "secrets_degree": agents - 1, "pair_noise": 3.8}
 
 
-PARTNERS = 16
+SECRET_PARTNERS = 16
 
 MODELS: dict[str, dict[str, Any]] = {
     "scattering + linear": {"data": {"features": "scattering"}, "model": {"name": "linear"}},
@@ -78,18 +79,18 @@ def frontier_run(
     seed: int,
     validation: float | None = None,
 ) -> RunConfig:
-    """One run; its σ is still to be calibrated. An infinite ε is that of a method without noise."""
+    """Return one run, whose σ remains to be calibrated. An infinite ε stands for a method without noise."""
     rounds, rate, clip, exponent, gossip = candidate
-    chosen: dict[str, Any] = {"gossip": gossip} if GOSSIP in contender.knobs else {}
-    if EXPONENT in contender.knobs:
+    tuned: dict[str, Any] = {"gossip": gossip} if "gossip" in contender.knobs else {}
+    if "exponent" in contender.knobs:
         law = {"kind": "power", "exponent": exponent} if exponent else {"kind": "constant"}
-        chosen["noise_schedule"] = law
+        tuned["noise_schedule"] = law
     parts = MODELS[model]
     tree: dict[str, Any] = {
         "seed": seed,
         "rounds": rounds,
         "topology": {"agents": scale.agents, "connection": scale.connection or 0.2},
-        "method": {"name": contender.method, **contender.fixed, **chosen},
+        "method": {"name": contender.method, **contender.fixed, **tuned},
         "privacy": {"clip": clip, "colluders": contender.colluders},
         "data": {
             "name": scale.data.get(data, data),

@@ -1,7 +1,7 @@
-"""Executes the runs of figures in stacks, and keeps what they found by their names.
+"""Execute the runs of figures in stacks, and store their results by name.
 
-Figures share runs, and what is done with the same noise is never done again. How runs are put together is
-`stacks`; run folders, checkpoints and accounts of single runs are `topdp run`'s.
+Figures share runs, and a run with the same noise is never repeated. `runs/run_stacks.py` combines runs into a
+stack; run folders, checkpoints and accounts of single runs belong to `topdp run`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ import torch
 from topdp import __version__
 from topdp.base.files import make_folder, write_atomically
 from topdp.errors import Interrupted
-from topdp.experiments.figure_stacks import assembled, stackable
-from topdp.experiments.noise_store import KeptNoise
+from topdp.experiments.noise_store import NoiseStore
 from topdp.experiments.run_store import Curve, Say, run_name
+from topdp.experiments.shared_plans import shared_plans
+from topdp.runs import run_stacks
 from topdp.runs.config import RunConfig
-from topdp.runs.run_stacks import LIMITS, Dealer
+from topdp.runs.methods import METHODS
+from topdp.runs.run_stacks import LIMITS, Dealer, Stack
 
-TELL = 20.0  # seconds between two words on a long stack
+REPORT_INTERVAL_SECONDS = 20.0  # between two progress lines of a long stack
 
 
 class OutOfTime(Interrupted):
-    """The time that was given is over; what was done is kept, and the same command goes on."""
+    """The time limit has passed. Results so far are stored, and the same command continues."""
 
 
-class KeptRuns:
-    """The results of runs, in a folder of one JSON file each, and their noise.
+class FigureRuns:
+    """The results of runs, one JSON file each in a folder, and their noise.
 
-    No stack is begun after `until`, on the clock of `time.monotonic`.
+    No stack starts after `until`, on the clock of `time.monotonic`.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class KeptRuns:
         self.test_records = test_records
         self.say = say
         make_folder(folder)
-        self.noise = KeptNoise(folder / "sigma.json", say)
+        self.noise = NoiseStore(folder / "sigma.json", say)
         self._dealer = Dealer(self.device)
 
     def __contains__(self, config: RunConfig) -> bool:
@@ -62,69 +64,89 @@ class KeptRuns:
         curve: Curve = self._read(config)["curve"]
         return curve
 
-    def made(self, configs: Iterable[RunConfig]) -> dict[str, Any]:
-        """How many runs these are, on what they ran and how long: each has an equal share of its stack."""
+    def provenance(self, configs: Iterable[RunConfig]) -> dict[str, Any]:
+        """Return the number of distinct runs, their total seconds, and their devices and versions."""
         distinct = {run_name(c): c for c in configs}.values()
         notes = [self._read(c)["made"] for c in distinct]
-        others = {key: ", ".join(sorted({note[key] for note in notes})) for key in _here(self.device)}
+        others = {key: ", ".join(sorted({note[key] for note in notes})) for key in _environment(self.device)}
         return {"runs": len(notes), "seconds": round(sum(note["seconds"] for note in notes), 3), **others}
 
-    def make(self, wanted: Iterable[RunConfig]) -> None:
-        """Runs whatever of `wanted` has no result yet; raises OutOfTime, and keeps what there is by then."""
-        distinct = {run_name(c): c for c in wanted}.values()
+    def execute(self, configs: Iterable[RunConfig]) -> None:
+        """Execute the runs without a stored result. Raise OutOfTime after the time limit."""
+        distinct = {run_name(c): c for c in configs}.values()
         self.noise.calibrate(distinct)
         missing = [c for c in distinct if not self._read(c)]
-        stacks = stackable(missing, LIMITS[self.device.type])
-        for number, configs in enumerate(stacks, 1):
-            one = configs[0]
+        stacks = run_stacks.stackable(missing, LIMITS[self.device.type], estimated_bytes)
+        for number, stack in enumerate(stacks, 1):
+            first = stack[0]
             if time.monotonic() > self.until:
-                raise OutOfTime(f"Time is up with {len(stacks) + 1 - number} stacks of runs to go.")
-            what = f"{len(configs)} runs of {one.rounds} rounds on {one.data.name}"
+                raise OutOfTime(f"The time limit passed with {len(stacks) + 1 - number} stacks of runs left.")
+            what = f"{len(stack)} runs of {first.rounds} rounds on {first.data.name}"
             self.say(f"stack {number} of {len(stacks)}: {what}")
             started = time.perf_counter()
-            sigmas = [self.noise.sigma(c) for c in configs]
-            curves = self._run(configs, sigmas)
-            share = round((time.perf_counter() - started) / len(configs), 4)
-            made = {"seconds": share, **_here(self.device)}
-            for config, sigma, curve in zip(configs, sigmas, curves, strict=True):
+            sigmas = [self.noise.sigma(c) for c in stack]
+            curves = self._run(stack, sigmas)
+            # Each run counts for an equal share of its stack's time.
+            share = round((time.perf_counter() - started) / len(stack), 4)
+            note = {"seconds": share, **_environment(self.device)}
+            for config, sigma, curve in zip(stack, sigmas, curves, strict=True):
                 write_atomically(
-                    self._file(config), json.dumps({"made": made, "sigma": sigma, "curve": curve})
+                    self._file(config), json.dumps({"made": note, "sigma": sigma, "curve": curve})
                 )
 
     def _read(self, config: RunConfig) -> dict[str, Any]:
-        """Empty where there is no result, or one of another version or with other noise."""
+        """Return the stored result; empty if there is none with today's format and noise."""
         try:
-            found = json.loads(self._file(config).read_text(encoding="utf-8"))
+            result = json.loads(self._file(config).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        if not isinstance(found, dict) or found.keys() != {"made", "sigma", "curve"}:
+        if not isinstance(result, dict) or result.keys() != {"made", "sigma", "curve"}:
             return {}
-        # A configuration does not name its noise where that is calibrated, which may be done anew.
-        return found if math.isclose(found["sigma"], self.noise.sigma(config)) else {}
+        # A calibrated configuration does not contain its σ, and a later calibration may give another one.
+        return result if math.isclose(result["sigma"], self.noise.sigma(config)) else {}
 
     def _file(self, config: RunConfig) -> Path:
         return self.folder / f"{run_name(config)}.json"
 
     def _run(self, configs: list[RunConfig], sigmas: list[float]) -> list[Curve]:
-        """All runs as one; the curve of each."""
+        """Execute the runs as one stack; return the curve of each."""
         first = configs[0]
-        stack = assembled(self._dealer, configs, sigmas, self.test_records(first))
+        stack = stacked(self._dealer, configs, sigmas, self.test_records(first))
         curves: list[Curve] = [[] for _ in configs]
-        began = told = time.perf_counter()
+        started = reported = time.perf_counter()
         for t, state, due in stack.rounds():
             if due:
                 for curve, own in zip(curves, stack.evaluations(state), strict=True):
                     accuracy = own.accuracy
                     point = {"mean": accuracy.mean(), "min": accuracy.min(), "max": accuracy.max()}
                     curve.append({"round": t, **{key: round(float(v), 5) for key, v in point.items()}})
-            if time.perf_counter() - told > TELL:
-                told = time.perf_counter()
-                left = (told - began) / (t + 1) * (first.rounds - t)
+            if time.perf_counter() - reported > REPORT_INTERVAL_SECONDS:
+                reported = time.perf_counter()
+                left = (reported - started) / (t + 1) * (first.rounds - t)
                 self.say(f"  round {t} of {first.rounds}, {left:.0f} s left in this stack")
         return curves
 
 
-def _here(device: torch.device) -> dict[str, str]:
+def stacked(dealer: Dealer, configs: list[RunConfig], sigmas: list[float], test_records: int) -> Stack:
+    """Combine runs into one stack, each with its σ, tested on the first records of the test set."""
+    runs = dealer.assemblies(configs)
+    plans = shared_plans(configs, [run.graph for run in runs], [run.shards.counts for run in runs], sigmas)
+    return Stack.of(runs, plans, test_records)
+
+
+def estimated_bytes(config: RunConfig) -> tuple[float, float]:
+    """Estimate the bytes of all agents' records, and of two buffers of rows with gradients."""
+    agents = config.topology.agents
+    image = 3072 if "cifar10" in config.data.name else 784
+    if config.data.features == "scattering":
+        image *= 5  # 81 numbers in place of 16
+    parameters = {"linear": 10 * image, "mlp": 100 * image}.get(config.model.name, 80_000)
+    records = config.data.records or 60_000 // agents
+    rows = agents * (4 if METHODS[config.method.name].reuses_noise else 1)
+    return 4.0 * agents * records * image, 4.0 * parameters * (2 * rows + 2 * agents)
+
+
+def _environment(device: torch.device) -> dict[str, str]:
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
     return {
         "device": card,

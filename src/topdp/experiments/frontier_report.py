@@ -1,11 +1,11 @@
-"""The frontier's numbers as CSV, and the picture and the table that are made from that file alone."""
+"""The frontier's numbers as CSV, and the picture and the table made from that file alone."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -16,8 +16,8 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from topdp.base.files import write_atomically
 from topdp.errors import InputError
-from topdp.experiments.figures.figure_numbers import REMEDY
-from topdp.experiments.figures.figure_picture import ENDINGS
+from topdp.experiments.figures.figure_numbers import REDRAW_REMEDY
+from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
 from topdp.experiments.lenses import Scale
 from topdp.runs import builders
 from topdp.runs.config import RunConfig
@@ -25,13 +25,13 @@ from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.coinciding_lines import coinciding, named
 
-AGAINST = {
+COVERAGE = {
     "view": "against every other agent alone, in training whose gradients do not react",
     "adaptive": "against every other agent alone, or as many as are said to collude, whatever gradients do",
 }
 """What the ε of a frontier covers, by guarantee."""
 
-NAMES = {
+METHOD_TITLES = {
     "no-noise": "no noise",
     "plain": "plain",
     "top": "Top-DP",
@@ -43,18 +43,18 @@ NAMES = {
 
 
 class FrontierRow(NamedTuple):
-    """What one method reaches at one budget, and with which setting."""
+    """The accuracy of one method at one budget, and the setting that reaches it."""
 
     data: str
     model: str
     method: str
-    colluders: int  # that the ε is against
+    colluders: int  # the size of the coalitions that ε is against
     epsilon: float
-    guarantee: str  # which the ε is of
+    guarantee: str  # the answer that ε is of
     accuracy: float
-    spread: float  # largest minus smallest of the seeds
+    spread: float  # largest minus smallest over the seeds
     by_seed: str
-    epsilon_all_others: float  # of the same runs
+    epsilon_all_others: float  # ε of the same runs against all other agents together
     settings_tried: int
     rounds: int
     learning_rate: float
@@ -63,7 +63,7 @@ class FrontierRow(NamedTuple):
     alpha: float
     exponent: float  # of the noise along the rounds
     gossip: int
-    command: str  # makes one of these runs, with --set seed=0, 1, ...
+    command: str  # repeats one of these runs, with --set seed=0, 1, ...
 
     @classmethod
     def of(
@@ -71,56 +71,67 @@ class FrontierRow(NamedTuple):
         data: str,
         model: str,
         config: RunConfig,
+        *,
         epsilon: float,
         guarantee: str,
         accuracies: Sequence[float],
         epsilon_all_others: float,
-        tried: int,
+        settings_tried: int,
     ) -> FrontierRow:
-        """`config`: that of one of the seeds, whose accuracies these are."""
+        """Build a row from the accuracies of all seeds and the configuration of one of them."""
         method, power = config.method, builders.noise_kind(config) == "power"
         gossips = METHODS[method.name].gossips and method.gossip != "auto"
         rate = config.train.learning_rate
-        assert isinstance(rate, float)  # the frontier is of single step sizes
+        assert isinstance(rate, float)  # in the frontier all agents share one step size
         return cls(
-            data, model, method.name, config.privacy.colluders, epsilon, guarantee,
+            data=data,
+            model=model,
+            method=method.name,
+            colluders=config.privacy.colluders,
+            epsilon=epsilon,
+            guarantee=guarantee,
             accuracy=round(sum(accuracies) / len(accuracies), 5),
             spread=round(max(accuracies) - min(accuracies), 5),
             by_seed=" ".join(f"{value:.5f}" for value in accuracies),
-            epsilon_all_others=epsilon_all_others, settings_tried=tried,
-            rounds=config.rounds, learning_rate=rate, clip=config.privacy.clip,
-            mode=method.mode, alpha=method.alpha, exponent=method.noise_schedule.exponent if power else 0.0,
-            gossip=int(method.gossip) if gossips else 0, command=command(config),
-        )  # fmt: skip
+            epsilon_all_others=epsilon_all_others,
+            settings_tried=settings_tried,
+            rounds=config.rounds,
+            learning_rate=rate,
+            clip=config.privacy.clip,
+            mode=method.mode,
+            alpha=method.alpha,
+            exponent=method.noise_schedule.exponent if power else 0.0,
+            gossip=int(method.gossip) if gossips else 0,
+            command=command(config),
+        )
 
     @property
     def name(self) -> str:
-        """The method in words, and whom its ε is against."""
-        word = NAMES.get(self.method, self.method)
+        """The method in words, with the coalition size where ε depends on it."""
+        title = METHOD_TITLES.get(self.method, self.method)
         if not METHODS[self.method].shares_noise:
-            return word
-        return f"{word}, {self.colluders} collude{'s' if self.colluders == 1 else ''}"
+            return title
+        return f"{title}, {self.colluders} collude{'s' if self.colluders == 1 else ''}"
 
     def setting(self) -> str:
-        """In few words."""
+        """Return the setting in a few words."""
         parts = [f"{self.rounds} rounds", f"λ {self.learning_rate:g}", f"clip {self.clip:g}"]
-        parts += [f"α {self.alpha:g}", self.mode] if "async" in METHODS[self.method].modes else []
+        method = METHODS[self.method]
+        parts += [f"α {self.alpha:g}", self.mode] if method.noisy and "async" in method.modes else []
         parts += [f"exponent {self.exponent:g}"] if self.exponent else []
         parts += [f"gossip {self.gossip}"] if self.gossip else []
         return ", ".join(parts)
 
 
 def command(config: RunConfig) -> str:
-    """What makes the run again, but for its seed."""
+    """Return the command that repeats the run with the default seed."""
 
-    def changes(tree: dict[str, Any], path: str) -> list[str]:
-        found = []
+    def changes(tree: dict[str, Any], path: str) -> Iterator[str]:
         for key, value in tree.items():
             if isinstance(value, dict):
-                found += changes(value, f"{path}{key}.")
+                yield from changes(value, f"{path}{key}.")
             else:
-                found.append(f"--set {path}{key}={value}")
-        return found
+                yield f"--set {path}{key}={value}"
 
     different = config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
     return " ".join(["topdp run", *changes(different, "")])
@@ -135,27 +146,27 @@ def write_rows(rows: list[FrontierRow], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[FrontierRow]:
-    kinds = get_type_hints(FrontierRow)
+    types = get_type_hints(FrontierRow)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [
-                FrontierRow(**{key: kinds[key](row[key]) for key in FrontierRow._fields})
+                FrontierRow(**{key: types[key](row[key]) for key in FrontierRow._fields})
                 for row in csv.DictReader(file)
             ]
     except FileNotFoundError:
-        raise InputError(f"Expected a frontier in {path}, which is not there.{REMEDY}") from None
+        raise InputError(f"Expected a frontier in {path}, which does not exist.{REDRAW_REMEDY}") from None
     except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(f"Expected a frontier in {path}: {error!r}.{REMEDY}") from error
+        raise InputError(f"Expected a frontier in {path}: {error!r}.{REDRAW_REMEDY}") from error
     keys = [(row.model, row.method, row.colluders, row.epsilon) for row in rows]
     if len(set(keys)) != len(keys) or not rows:
-        raise InputError(f"Expected each method once at each budget in {path}.{REMEDY}")
-    if {row.guarantee for row in rows} not in [{name} for name in AGAINST]:
-        raise InputError(f"Expected one guarantee in {path}, of {', '.join(AGAINST)}.{REMEDY}")
+        raise InputError(f"Expected each method once at each budget in {path}.{REDRAW_REMEDY}")
+    if {row.guarantee for row in rows} not in [{name} for name in COVERAGE]:
+        raise InputError(f"Expected one guarantee in {path}, one of {', '.join(COVERAGE)}.{REDRAW_REMEDY}")
     return rows
 
 
 def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
-    """A panel for each model, a line for each method, named beside it."""
+    """Draw a panel for each model and a line for each method, with a legend beside it."""
     models = list(dict.fromkeys(row.model for row in rows))
     with house_style():
         picture = Picture(figsize=(0.6 + 5.4 * len(models), 4.6))
@@ -170,12 +181,12 @@ def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
             "on a validation split",
             fontsize=10, x=0.01, ha="left",
         )  # fmt: skip
-        for ending in ENDINGS:
-            save(picture, stem.with_name(stem.name + ending))
+        for suffix in PICTURE_SUFFIXES:
+            save(picture, stem.with_name(stem.name + suffix))
 
 
 def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
-    """The lines of one model on one data set."""
+    """Draw the lines of one model on one data set."""
     ends: dict[str, tuple[float, Line2D]] = {}
     budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
     points = {
@@ -200,7 +211,7 @@ def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
     percent_axis(axis)
     axis.margins(y=0.08)
-    # Beside the lines, the best first: ends that lie close together leave no room for names of their own.
+    # In the legend the best comes first. Labels at the ends of lines would overlap.
     handles = [ends[name][1] for name in sorted(ends, key=lambda name: -ends[name][0])]
     axis.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, handlelength=3)
 
@@ -215,7 +226,7 @@ def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
         "",
         f"{'Small runs. ' if scale.quick else ''}Mean test accuracy (%); seeds: {seeds}. Settings tried on "
         f"the validation split for a method: {min(tried)} to {max(tried)}. "
-        f"ε ({guarantee}) is {AGAINST[guarantee]}. [{name}.csv]({name}.csv) has a command for every number.",
+        f"ε ({guarantee}) is {COVERAGE[guarantee]}. [{name}.csv]({name}.csv) has a command for every number.",
     ]
     for model in dict.fromkeys(row.model for row in rows):
         of_model = [row for row in rows if row.model == model]
@@ -224,7 +235,10 @@ def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
 
 
 def accuracies(rows: Sequence[FrontierRow], title: str) -> list[str]:
-    """One line a method, one column a budget; what has no budget has one number."""
+    """Return one table line per method and one column per budget.
+
+    Methods without budget repeat one number.
+    """
     budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
     heads = [f"{budget:g}" for budget in budgets]
     text = [
@@ -232,14 +246,14 @@ def accuracies(rows: Sequence[FrontierRow], title: str) -> list[str]:
         "|---" * (1 + len(budgets)) + "|",
     ]
     for name in dict.fromkeys(row.name for row in rows):
-        found = {row.epsilon: f"{100 * row.accuracy:.1f}" for row in rows if row.name == name}
-        numbers = [found.get(budget, found.get(math.inf, "")) for budget in budgets]
+        percents = {row.epsilon: f"{100 * row.accuracy:.1f}" for row in rows if row.name == name}
+        numbers = [percents.get(budget, percents.get(math.inf, "")) for budget in budgets]
         text.append(f"| {name} | " + " | ".join(numbers) + " |")
     return text
 
 
 def _settings(rows: Sequence[FrontierRow]) -> list[str]:
-    """What was chosen, how far seeds are apart, and what all others together learn."""
+    """Return a table of the chosen settings, the spread over seeds, and ε against all others together."""
     text = ["| method | ε | spread | ε of all others | setting |", "|---|---|---|---|---|"]
     for row in rows:
         epsilons = (f"{e:g}" if math.isfinite(e) else "" for e in (row.epsilon, row.epsilon_all_others))

@@ -1,15 +1,17 @@
-"""The paper's setting, and the three lenses through which each figure is seen.
+"""The paper's setting, and three lenses: three ways to choose noise and batches for each figure.
 
-`printed`: every method with the noise its own analysis asks for, the proposed one with Theorem 1's; all under
-the sensitivity the paper uses, C/|D_i|, though batches are of 20. `same`: one full-scale σ for every method,
-the least that the paper's sensitivity allows; what the paper evidently ran. `honest`: full local batches, and
-every method calibrated to the same true ε: `adaptive`, what each other agent learns whatever gradients do.
+`printed`: every method uses the noise of its own published analysis, the proposed one that of Theorem 1. All
+assume the paper's sensitivity C/|D_i|, although batches have 20 records. `same`: every method uses one
+full-scale σ, the least that the paper's sensitivity allows; the paper evidently ran this. `honest`: full
+local batches, and every method calibrated to the same true ε (`adaptive`: what each other agent learns,
+whatever the gradients do).
 
-Which runs a figure needs is said by the figure; how they are executed, by `runner`.
+The figures list the runs they need; `figure_runner` executes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -21,36 +23,37 @@ from topdp.privacy.published import CALIBRATIONS
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.methods import METHODS
 
+MODES = ("sync", "async")
 LENSES = {
     "printed": "as printed: each method's own noise, Theorem 1's for the proposed one",
     "same": "the same full-scale noise for every method",
     "honest": "equal true privacy: every method calibrated to the same adaptive ε, full batches",
 }
-GUARANTEES = {"printed": CLAIMED.name, "same": CLAIMED.name, "honest": ADAPTIVE.name}
-"""What the ε of a lens is; that of `same` is what the paper's sensitivity would make of that noise."""
+LENS_GUARANTEES = {"printed": CLAIMED.name, "same": CLAIMED.name, "honest": ADAPTIVE.name}
+"""The answer that ε of each lens refers to. For `same`, ε follows from σ by the paper's sensitivity."""
 
-EPOCHS = 60  # of the paper's runs
+PAPER_EPOCHS = 60
 BASELINES = ("li18", "li18-ma", "udp", "optimal")
 PROPOSED = "top-dp"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large the runs are."""
+    """The size of the runs."""
 
     name: str
     agents: int
     epochs: int
-    rounds_per_epoch: int  # of the paper's runs
-    honest_rounds: int
+    rounds_per_epoch: int  # under the lenses printed and same
+    honest_rounds: int  # under the lens honest
     seeds: tuple[int, ...]
     batch: int
-    connection: float | None = None  # None: what the figure asks for
-    records: int | None = None
+    connection: float | None = None  # None: the figure's rate
+    records: int | None = None  # per agent; None: all
     test_records: int = 10_000
-    evaluations: int | None = None  # None: one an epoch, twenty under the honest lens
-    cifar: dict[str, int] = field(default_factory=dict)  # what differs for CIFAR-10
-    data: dict[str, str] = field(default_factory=dict)  # data sets by other names, for tests
+    evaluations: int | None = None  # None: one per epoch, twenty under the honest lens
+    cifar: dict[str, int] = field(default_factory=dict)  # fields that differ for CIFAR-10
+    data: dict[str, str] = field(default_factory=dict)  # replacements for data sets, for tests
 
     @property
     def rounds(self) -> int:
@@ -62,19 +65,21 @@ class Scale:
 
     @property
     def remark(self) -> str:
-        """For the titles of pictures."""
+        """The suffix for titles of pictures."""
         return " (quick: small runs, one seed)" if self.quick else ""
 
     def of(self, data: str) -> Scale:
         return replace(self, **self.cifar) if data == "cifar10" else self  # type: ignore[arg-type]
 
 
-FULL = Scale(
-    "full", agents=30, epochs=EPOCHS, rounds_per_epoch=100, honest_rounds=200, seeds=(0, 1, 2), batch=20,
+FULL_SCALE = Scale(
+    name="full", agents=30,
+    epochs=PAPER_EPOCHS, rounds_per_epoch=100, honest_rounds=200, seeds=(0, 1, 2), batch=20,
     cifar={"evaluations": 12},
 )  # fmt: skip
-QUICK = Scale(
-    "quick", agents=10, epochs=6, rounds_per_epoch=10, honest_rounds=40, seeds=(0,), batch=20, connection=0.5,
+QUICK_SCALE = Scale(
+    name="quick", agents=10, epochs=6,
+    rounds_per_epoch=10, honest_rounds=40, seeds=(0,), batch=20, connection=0.5,
     records=200, test_records=1000, cifar={"epochs": 2, "honest_rounds": 10, "records": 60},
 )  # fmt: skip
 
@@ -93,17 +98,17 @@ def figure_run(
     topology: dict[str, Any] | None = None,
     decay: tuple[float, float] = (0.9, 10.0),
 ) -> RunConfig:
-    """One run of a figure; its σ is still to be calibrated under the honest lens. `decay`: (γ, epochs)."""
+    """Return one run of a figure. Under the honest lens σ remains to be calibrated. `decay`: (γ, epochs)."""
     scale = scale.of(data)
     agents = scale.agents if agents is None else round(agents * scale.agents / 30)
     graph = {"connection": scale.connection or 0.2, **(topology or {})}
     honest = lens == "honest"
     rounds = scale.honest_rounds if honest else scale.rounds
     evaluations = scale.evaluations or (20 if honest else scale.epochs)
-    # However long a run is, the noise decays after the same share of it as in the paper's.
-    period = max(1, round(decay[1] * rounds / EPOCHS))
+    # The noise decays after the same share of a run as in the paper, however long the run is.
+    period = max(1, round(decay[1] * rounds / PAPER_EPOCHS))
     if not METHODS[method].noisy:
-        epsilon = 1.0  # one run serves all budgets
+        epsilon = 1.0  # so that one run serves all budgets
     tree: dict[str, Any] = {
         "seed": seed,
         "rounds": rounds,
@@ -134,7 +139,7 @@ def figure_run(
 
 
 def _sigma(scale: Scale, lens: str, method: str, agents: int, epsilon: float, data: str) -> float:
-    """σ under the paper's own sensitivity C/|D_i|; the decay counted as free, as it does."""
+    """Return σ under the paper's own sensitivity C/|D_i|. Like the paper, count the decay as free."""
     records = CATALOGUE[data].shapes["train_inputs"][0] // agents
     records = min(records, scale.records or records)
     rule = "tight" if lens == "same" else METHODS[method].calibration or "theorem1"
@@ -147,7 +152,23 @@ def _published_sigma(rule: str, epsilon: float, releases: int, records: int) -> 
 
 
 def methods_by_label(lens: str) -> dict[str, str]:
-    """The lines of a figure. Under `same` and `honest` all baselines are one and the same, the plain rule."""
+    """Return the lines of a figure. Under `same` and `honest` all baselines equal the plain rule."""
     if lens == "printed":
         return {name: name for name in ("no-noise", *BASELINES, PROPOSED)}
     return {"no-noise": "no-noise", "every baseline": "plain", PROPOSED: PROPOSED}
+
+
+def method_lines(
+    scale: Scale, lens: str, *points: dict[str, Any], methods: Mapping[str, str] | None = None
+) -> dict[str, list[list[RunConfig]]]:
+    """Return the lines of a panel: label -> for each point, the runs of all seeds.
+
+    `points`: arguments of `figure_run`, one dictionary per x. `methods`: label -> method; by default those of
+    the lens.
+    """
+    return {
+        label: [
+            [figure_run(scale, lens, method, seed, **settings) for seed in scale.seeds] for settings in points
+        ]
+        for label, method in (methods or methods_by_label(lens)).items()
+    }

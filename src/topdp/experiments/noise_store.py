@@ -1,12 +1,12 @@
-"""The noise of the honest lens: one account a plan at ε = 1, kept by name; all else follows by scaling.
+"""The noise of the honest lens: one stored calibration per plan at ε = 1, scaled to all other cases.
 
-For the figures and the frontier, whose accounts take hours when they are computed afresh; a run by itself is
-calibrated by `runs/planning.py`.
+For the figures and the frontier, whose accounts take hours to compute. `runs/planning.py` calibrates single
+runs.
 
 **Guarantees.** σ is that of `privacy.calibrate`: the least with which no coalition of `privacy.colluders`
-agents learns more than the budget, whatever gradients do (adaptive, sound bound), one record of one agent
-added or removed, full batches of equal shards, the noise inside the step. Whatever does not follow from the
-kept σ by exact scaling is refused.
+agents learns more than the budget, whatever the gradients do (adaptive, sound bound). One record of one agent
+is added or removed; batches are full, shards equal, and the noise is inside the step. A configuration whose σ
+does not follow from a stored σ by exact scaling is refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 
 from topdp.base.files import write_atomically
 from topdp.errors import InputError
-from topdp.experiments.lenses import GUARANTEES
-from topdp.experiments.process_map import in_processes
+from topdp.experiments.lenses import LENS_GUARANTEES
+from topdp.experiments.process_map import map_in_processes
 from topdp.experiments.run_store import Say, read_json, run_name
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.calibrate import calibrate
@@ -32,35 +32,34 @@ from topdp.runs.config import RunConfig, parse
 from topdp.runs.planning import plan_writer, query_of
 
 UNIT_RECORDS = 100
-"""Methods all of whose rows everybody may see: what rounds tell adds up, whatever is between them."""
 
-LITTLE_WORK = 2e4  # accounts that take less are not worth starting processes for
+MIN_PARALLEL_ACCOUNT_WORK = 2e4  # in units of `_work`; below it, starting processes costs more than it saves
 
 
-class KeptNoise:
+class NoiseStore:
     """σ of configurations, in one JSON file: name of the configuration at ε = 1 -> σ."""
 
     def __init__(self, file: Path, say: Say) -> None:
         self.file = file
         self.say = say
-        self.known: dict[str, float] = read_json(file)
+        self.unit_sigmas: dict[str, float] = read_json(file)
 
     def calibrate(self, configs: Iterable[RunConfig]) -> None:
-        """Whatever is not known yet."""
+        """Calibrate every configuration whose σ is not stored yet."""
         units = {run_name(unit): unit for unit in map(_at_unit_budget, configs) if unit is not None}
-        missing = [unit for key, unit in units.items() if key not in self.known]
-        # The longest first, so that none is waited for alone at the end.
+        missing = [unit for key, unit in units.items() if key not in self.unit_sigmas]
+        # Longest first, so that no single long one runs alone at the end.
         missing.sort(key=lambda unit: unit.rounds * unit.topology.agents**3, reverse=True)
-        worthwhile = sum(map(_work, missing)) > LITTLE_WORK
-        for done, (unit, sigma) in enumerate(in_processes(_sigma_of, missing, worthwhile), 1):
-            self.known[run_name(unit)] = sigma
-            if worthwhile or done == len(missing):
-                write_atomically(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
-            if worthwhile:
+        parallel = sum(map(_work, missing)) > MIN_PARALLEL_ACCOUNT_WORK
+        for done, (unit, sigma) in enumerate(map_in_processes(_sigma_of, missing, parallel), 1):
+            self.unit_sigmas[run_name(unit)] = sigma
+            if parallel or done == len(missing):
+                write_atomically(self.file, json.dumps(self.unit_sigmas, indent=1, sort_keys=True) + "\n")
+            if parallel:
                 self.say(f"calibrated {done} of {len(missing)} plans")
 
     def sigma(self, config: RunConfig) -> float:
-        """The full-scale σ: as given, zero, or calibrated."""
+        """Return the full-scale σ: the given one, zero, or the calibrated one."""
         unit = _at_unit_budget(config)
         if unit is None:
             sigma = builders.sigma(config, 1)
@@ -68,73 +67,75 @@ class KeptNoise:
             return float(sigma[0])
         epsilon = config.privacy.epsilon
         assert isinstance(epsilon, float)
-        # The loss scales as 1/noise: σ(ε) = σ(1) μ(1)/μ(ε); and the sensitivity as 1/records. With the mean
-        # of 1/σ_t² at 1, that of R rounds is R times that of one.
+        # The loss scales as 1/noise, so σ(ε) = σ(1) μ(1)/μ(ε); the sensitivity scales as 1/records. With the
+        # mean of 1/σ_t² fixed at 1, μ² of R rounds is R times that of one round.
         delta = config.privacy.delta
         budget = _mu(1.0, delta) / _mu(epsilon, delta)
         rounds = math.sqrt((config.rounds + 1) / (unit.rounds + 1))
-        return self.known[run_name(unit)] * budget * rounds * _records(unit) / _records(config)
+        return self.unit_sigmas[run_name(unit)] * budget * rounds * _records(unit) / _records(config)
 
     def epsilon_of_all_others(self, configs: Sequence[RunConfig]) -> list[float]:
-        """ε of each run against all other agents together: its largest over the agents."""
+        """Return each run's largest ε over agents, against all other agents together."""
         units = [_at_unit_budget(config) for config in configs]
         distinct = {run_name(unit): unit for unit in units if unit is not None}
-        noisy = [(unit, self.known[name]) for name, unit in distinct.items()]
-        worthwhile = sum(_work(unit) for unit, _ in noisy) > LITTLE_WORK
-        found = {run_name(unit): mu for (unit, _), mu in in_processes(_mu_of_all_others, noisy, worthwhile)}
+        noisy = [(unit, self.unit_sigmas[name]) for name, unit in distinct.items()]
+        parallel = sum(_work(unit) for unit, _ in noisy) > MIN_PARALLEL_ACCOUNT_WORK
+        results = map_in_processes(_mu_of_all_others, noisy, parallel)
+        mu_by_unit = {run_name(unit): mu for (unit, _), mu in results}
         epsilons = []
         for config, unit in zip(configs, units, strict=True):
             epsilon, delta = config.privacy.epsilon, config.privacy.delta
             if unit is None:
-                raise InputError("Expected a budget, from which noise follows, got given noise.")
+                raise InputError("Expected a run with privacy.epsilon, got one with privacy.sigma.")
             assert isinstance(epsilon, float)
-            # All others learn as many times more at every budget.
-            mu = found[run_name(unit)] * _mu(epsilon, delta) / _mu(1.0, delta)
+            # The ratio between this μ and the budget's is the same at every budget.
+            mu = mu_by_unit[run_name(unit)] * _mu(epsilon, delta) / _mu(1.0, delta)
             epsilons.append(float(epsilon_of(mu, delta)))
         return epsilons
 
 
 @cache
 def _mu(epsilon: float, delta: float) -> float:
-    """Kept, because every read of a run asks for its σ, and budgets are few."""
+    """Return μ of a budget. Cached, because every read of a run needs its σ, and there are few budgets."""
     return float(mu_of(epsilon, delta))
 
 
 def _at_unit_budget(config: RunConfig) -> RunConfig | None:
-    """The configuration at ε = 1, whose σ gives all others by scaling; None where σ is given or zero."""
+    """Return the configuration at ε = 1 from whose σ that of `config` follows; None if σ is given or zero."""
     if config.privacy.sigma is not None or not builders.method(config).noisy:
         return None
     if config.data.batch != "full" or config.data.partition != "iid" or config.method.noise_on != "gradient":
         raise InputError(
-            f"Expected full batches of equal shards with the noise inside the step, got data.batch = "
+            "Expected full batches of equal shards with the noise inside the step, got data.batch = "
             f"{config.data.batch!r}, data.partition = {config.data.partition!r}, method.noise_on = "
             f"{config.method.noise_on!r}."
         )
     if config.privacy.adjacency != "add-remove" or config.train.fading == "sqrt-epoch":
         raise InputError(
-            f"Expected add-remove adjacency and steps that do not fall by epochs, got privacy.adjacency = "
+            "Expected add-remove adjacency and steps that do not fall by epochs, got privacy.adjacency = "
             f"{config.privacy.adjacency!r}, train.fading = {config.train.fading!r}."
         )
     tree = config.model_dump(exclude_none=True)
     kind = builders.noise_kind(config)
     method = builders.method(config)
-    if "async" not in method.modes:  # all noise is in the gradient releases
+    if "async" not in method.modes:  # all rows are public, and all noise is in the gradient releases
         keys = [key for key in method.tuned if key != "gossip"]
         if kind == "steps" or any(tree["method"][key] == "auto" for key in keys):
             raise InputError(
                 f"Expected numbers for {', '.join(keys)} and no step decay, got {config.method!r}."
             )
-        # With the mean of 1/σ_t² at 1 only the number of rounds matters, and averaging costs nothing.
+        # With the mean of 1/σ_t² fixed at 1 only the number of rounds matters. Averaging costs no privacy.
         tree["rounds"] = 1
-        steps = config.method.noise_schedule.model_dump(include={"factor", "period"})  # in kept names, too
+        steps = config.method.noise_schedule.model_dump(include={"factor", "period"})  # in stored names too
         tree["method"] = {**tree["method"], "noise_schedule": {"kind": "constant", **steps}, "gossip": 0}
-    # With the noise inside the step neither clip, step size, data nor model matters to σ; records scale it.
-    # Only a stated curvature is in units of the step. Rounded rows have no answer where some are hidden.
+    # With the noise inside the step, σ does not depend on clip, step size, data or model; the number of
+    # records scales it. Only a stated curvature is in units of the step. Rounded rows are refused where some
+    # are hidden.
     rate = config.train.learning_rate if kind == "curvature" else 1.0
     tree["privacy"] = {
         "delta": config.privacy.delta,
         "clip": 1.0,
-        "guarantee": GUARANTEES["honest"],
+        "guarantee": LENS_GUARANTEES["honest"],
         "colluders": config.privacy.colluders,
         "allow_slow": True,
     }
@@ -145,13 +146,13 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
 
 
 def _work(unit: RunConfig) -> float:
-    """Rounds times agents; far less where every row is seen, and no filter is needed."""
+    """Estimate the work of an account: rounds times agents, far less where every row is public."""
     hidden = builders.method(unit).reuses_noise and unit.method.mode == "sync"
     return unit.rounds * unit.topology.agents / (1 if hidden else 50)
 
 
 def _records(config: RunConfig) -> int:
-    """Of each agent."""
+    """Return the number of records of each agent."""
     return builders.counts(config, config.topology.agents)[0]
 
 
@@ -170,7 +171,7 @@ def _sigma_of(config: RunConfig) -> float:
     write_plan, privacy = plan_writer(config, graph, counts), config.privacy
     epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
     analysis = builders.analysis(config, counts)
-    found = calibrate(
+    calibration = calibrate(
         write_plan,
         analysis,
         privacy.guarantee,
@@ -178,4 +179,4 @@ def _sigma_of(config: RunConfig) -> float:
         privacy.delta,
         query_of(config),
     )
-    return float(found.deviation[0] / privacy.clip)
+    return float(calibration.deviation[0] / privacy.clip)

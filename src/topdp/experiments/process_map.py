@@ -1,4 +1,4 @@
-"""One function on many things, on all cores: for plans and accounts, which are the processor's work."""
+"""Apply a function to many items on all cores. For plans and accounts, which are computed on processors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_processes(
-    function: Callable[[Item], Result], items: Sequence[Item], worthwhile: bool
+def map_in_processes(
+    function: Callable[[Item], Result], items: Sequence[Item], parallel: bool
 ) -> Iterator[tuple[Item, Result]]:
-    """Each item with its result, as they are done; in this process, where others are not worth it."""
+    """Yield each item with its result, in order of completion. Without `parallel`, use this process only."""
     workers = min(len(items), os.cpu_count() or 1)
-    if workers < 2 or not worthwhile:
+    if workers < 2 or not parallel:
         yield from ((item, function(item)) for item in items)
         return
-    # Not fork: it copies locks that other threads hold.
+    # Spawn, because fork copies locks that other threads hold.
     with _one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         tasks = {pool.submit(function, item): item for item in items}
         yield from ((tasks[task], task.result()) for task in as_completed(tasks))
@@ -29,7 +29,10 @@ def in_processes(
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Processes started inside use one core each: linear algebra reads these variables when it is loaded."""
+    """Limit processes started inside to one core each.
+
+    Linear algebra libraries read these variables on load.
+    """
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))

@@ -1,7 +1,7 @@
-"""`topdp reproduce`: figures in; CSV files, pictures and verdicts out.
+"""The walk of `topdp reproduce`: from names of figures to CSV files, pictures and verdicts.
 
-Resumable, because runs are kept by name. Pictures and verdicts are made from the CSV files, so they can be
-made again where the runs are not (`redraw`).
+It can be resumed, because runs are stored by name. Pictures and verdicts depend on the CSV files alone, so
+`redraw` makes them again without the runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from topdp.base.files import write_atomically
 from topdp.experiments import frontier
-from topdp.experiments.figure_runner import KeptRuns
+from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.figures import FIGURES
 from topdp.experiments.figures.figure_numbers import read_numbers, write_numbers
 from topdp.experiments.figures.figure_picture import draw
@@ -27,14 +27,14 @@ from topdp.experiments.lenses import LENSES, Scale
 from topdp.experiments.run_store import Say, read_json
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 
-NAMES = [*FIGURES, *frontier.NAMES]
-QUICK = " --quick"  # at the end of a command
-NOT_THE_PAPER = "Small runs: these verdicts are about them, not about the paper."
+FIGURE_NAMES = [*FIGURES, *frontier.FRONTIERS]
+QUICK_OPTION = " --quick"
+QUICK_REMARK = "Small runs: these verdicts are about them, not about the paper."
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """What became of one claim under one lens."""
+    """The verdict on one claim under one lens."""
 
     figure: str
     lens: str
@@ -44,10 +44,10 @@ class ClaimVerdict:
 
 
 @dataclass(frozen=True)
-class Reproduced:
-    """The seconds that the runs of each figure took on the device ("all": each run once), and the verdicts.
+class Reproduction:
+    """The verdicts, and the seconds that the runs of each figure took ("all": each run counted once).
 
-    Calibrations are the processor's, and not counted.
+    Calibrations are not counted.
     """
 
     seconds: dict[str, float]
@@ -58,20 +58,20 @@ class Reproduced:
 
 
 def named_figures(which: str) -> list[str]:
-    """`all`, or names separated by commas."""
-    return NAMES if which == "all" else _known("a figure", which, [*NAMES, "all"])
+    """Parse `all`, or names separated by commas."""
+    return FIGURE_NAMES if which == "all" else _parse_names("a figure", which, [*FIGURE_NAMES, "all"])
 
 
 def named_lenses(which: str) -> list[str]:
-    """Names separated by commas."""
-    return _known("a lens", which, list(LENSES))
+    """Parse names separated by commas."""
+    return _parse_names("a lens", which, list(LENSES))
 
 
-def _known(what: str, which: str, known: list[str]) -> list[str]:
+def _parse_names(what: str, which: str, choices: list[str]) -> list[str]:
     names = [part.strip() for part in which.split(",")]
     for name in names:
-        if name not in known or name == "all":
-            raise ConfigError(f"Expected {what}, got {name!r}.{did_you_mean(name, known)}")
+        if name not in choices or name == "all":
+            raise ConfigError(f"Expected {what}, got {name!r}.{did_you_mean(name, choices)}")
     return names
 
 
@@ -83,65 +83,67 @@ def reproduce(
     out: Path,
     say: Say,
     seconds_left: float = math.inf,
-) -> Reproduced:
-    """Makes the figures under `out`; after `seconds_left` no more runs are begun."""
+) -> Reproduction:
+    """Make the figures in `out`. Start no more runs after `seconds_left`."""
     _expect_own_folder(out, scale)
     until = time.monotonic() + seconds_left
-    runs = KeptRuns(out / "runs", device, lambda config: _test_records(scale, config), say, until)
+    runs = FigureRuns(out / "runs", device, lambda config: _test_records(scale, config), say, until)
     if runs.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # tf32 in matrix products: three times the speed
+        torch.set_float32_matmul_precision("high")  # tf32 in matrix products triples the speed
     seconds: dict[str, float] = {}
     names, lenses = list(names), list(lenses)
     used: list[RunConfig] = []
     verdicts: list[ClaimVerdict] = []
-    for lens in lenses:  # all at once: fuller stacks
-        runs.make(
+    for lens in lenses:  # all figures together, to fill the stacks
+        runs.execute(
             config for name in names if name in FIGURES for config in FIGURES[name].configs(scale, lens)
         )
     for name in names:
-        if name in frontier.NAMES:
-            made = {name: frontier.make(name, scale, runs, out, say)}
+        if name in frontier.FRONTIERS:
+            configs_by_stem = {name: frontier.make(name, scale, runs, out, say)}
         else:
             figure = FIGURES[name]
-            made = {_stem(figure, lens): figure.configs(scale, lens) for lens in lenses}
+            configs_by_stem = {_stem(figure, lens): figure.configs(scale, lens) for lens in lenses}
             for lens in lenses:
                 write_numbers(figure.panels(scale, lens), runs, out / f"{_stem(figure, lens)}.csv")
                 verdicts += _redraw(figure, lens, scale, out)
-        for stem, configs in made.items():
-            seconds[stem] = _note(out, stem, configs, scale, runs)
+        for stem, configs in configs_by_stem.items():
+            seconds[stem] = _write_provenance(out, stem, configs, scale, runs)
             used += configs
-        say(f"{name}: {sum(seconds[stem] for stem in made):.1f} s of runs")
-    seconds["all"] = runs.made(used)["seconds"]
-    return Reproduced(seconds, verdicts)
+        say(f"{name}: {sum(seconds[stem] for stem in configs_by_stem):.1f} s of runs")
+    seconds["all"] = runs.provenance(used)["seconds"]
+    return Reproduction(seconds, verdicts)
 
 
-def redraw(names: Iterable[str], lenses: Iterable[str], scale: Scale, out: Path) -> Reproduced:
-    """Pictures and verdicts of the CSV files in `out`; nothing is run."""
+def redraw(names: Iterable[str], lenses: Iterable[str], scale: Scale, out: Path) -> Reproduction:
+    """Make pictures and verdicts from the CSV files in `out`, without any runs."""
     _expect_own_folder(out, scale)
     lenses = list(lenses)
     verdicts: list[ClaimVerdict] = []
     for name in names:
-        if name in frontier.NAMES:
+        if name in frontier.FRONTIERS:
             frontier.redraw(name, scale, out)
         else:
             verdicts += [v for lens in lenses for v in _redraw(FIGURES[name], lens, scale, out)]
-    return Reproduced({}, verdicts)
+    return Reproduction({}, verdicts)
 
 
 def _expect_own_folder(out: Path, scale: Scale) -> None:
-    """Not one with other things in it, nor with results of other scale under the same names."""
+    """Raise ConfigError if `out` contains other files, or results of another scale."""
     runs = out / "runs"
-    # Runs of ours are files; `topdp run` makes a folder of the same name, with a folder for each run.
+    # Here runs are files. `topdp run` makes a folder of the same name, with a folder for each run.
     own = runs.is_dir() and all(
-        file.suffix == ".json" or file.name.startswith(".")  # one that was being written when it was stopped
+        file.suffix == ".json" or file.name.startswith(".")  # a temporary file of an interrupted write
         for file in runs.iterdir()
     )
     if out.is_dir() and any(out.iterdir()) and not own:
         raise ConfigError(f"--out: expected a new or empty folder, or one of topdp reproduce, got {out}.")
     others = read_json(out / "made.json").values()
-    if any(note["command"].endswith(QUICK) != scale.quick for note in others):
-        held = "full runs" if scale.quick else "quick runs"
-        raise ConfigError(f"--out: {out} holds results of {held}, which would be overwritten: name another.")
+    if any(note["command"].endswith(QUICK_OPTION) != scale.quick for note in others):
+        content = "full runs" if scale.quick else "quick runs"
+        raise ConfigError(
+            f"--out: {out} contains results of {content}, which would be overwritten. Choose another folder."
+        )
 
 
 def _stem(figure: PaperFigure, lens: str) -> str:
@@ -149,7 +151,7 @@ def _stem(figure: PaperFigure, lens: str) -> str:
 
 
 def _redraw(figure: PaperFigure, lens: str, scale: Scale, out: Path) -> list[ClaimVerdict]:
-    """The picture and the verdicts of one lens, from its CSV file."""
+    """Draw the picture and write the verdicts of one lens, from its CSV file."""
     stem = out / _stem(figure, lens)
     numbers = read_numbers(lens, figure.panels(scale, lens), stem.with_suffix(".csv"))
     draw(numbers, f"Figure {figure.number}: {figure.title}{scale.remark}", scale.epochs, stem)
@@ -170,27 +172,33 @@ def _table(figure: PaperFigure, lens: str, verdicts: list[ClaimVerdict], scale: 
         f"Lens `{lens}` ({LENSES[lens]}). Numbers: [{stem}.csv]({stem}.csv). Picture: {stem}.png, drawn from "
         f"them by `{_command(stem, scale)} --redraw --out .` in this folder.",
         "",
-        *([NOT_THE_PAPER, ""] if scale.quick else []),
+        *([QUICK_REMARK, ""] if scale.quick else []),
         "| claim | verdict | measured (%) |",
         "|---|---|---|",
     ]
-    lines += [f"| {found.claim} | **{found.verdict}** | {found.measured} |" for found in verdicts]
+    lines += [f"| {v.claim} | **{v.verdict}** | {v.measured} |" for v in verdicts]
     return "\n".join(lines) + "\n"
 
 
 def _command(stem: str, scale: Scale) -> str:
     figure, _, lens = stem.removeprefix("figure").partition("-")
     what = f"{figure} --lens {lens}" if figure in FIGURES else stem
-    return f"topdp reproduce {what}" + (QUICK if scale.quick else "")
+    return f"topdp reproduce {what}" + (QUICK_OPTION if scale.quick else "")
 
 
-def _note(out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: KeptRuns) -> float:
-    """Keeps what made a result beside it; returns the seconds of its runs."""
+def _write_provenance(
+    out: Path, stem: str, configs: list[RunConfig], scale: Scale, runs: FigureRuns
+) -> float:
+    """Record in made.json how a result was made; return the seconds of its runs."""
     file = out / "made.json"
-    made = read_json(file)
-    made[stem] = {"command": _command(stem, scale), "seeds": list(scale.seeds), **runs.made(configs)}
-    write_atomically(file, json.dumps(made, indent=1, sort_keys=True) + "\n")
-    return float(made[stem]["seconds"])
+    notes = read_json(file)
+    notes[stem] = {
+        "command": _command(stem, scale),
+        "seeds": list(scale.seeds),
+        **runs.provenance(configs),
+    }
+    write_atomically(file, json.dumps(notes, indent=1, sort_keys=True) + "\n")
+    return float(notes[stem]["seconds"])
 
 
 def _test_records(scale: Scale, config: RunConfig) -> int:

@@ -1,8 +1,8 @@
-"""How kept runs are named and read: what is done is found again, and never done twice.
+"""Names of stored runs, and reading of stored JSON, so that finished runs are found again and never repeated.
 
-A name is a digest of what *differs* from the defaults of a configuration, so that a key that is added to
-configurations later changes no name as long as it keeps its default. So a default of a key that is there
-already must not change without `NAMING`: runs with the old value would be taken for runs with the new one.
+A name is a digest of the settings that *differ* from their defaults. A key added to configurations later
+therefore changes no name while it keeps its default. If the default of an existing key changes, change
+`NAMING_VERSION` too: otherwise runs with the old value are taken for runs with the new one.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from topdp.errors import InputError
 from topdp.runs.config import RunConfig, with_former_keys
 
 Say = Callable[[str], None]
-"""Told, in a line of words, how far the work is."""
+"""Reports progress as one line of text."""
 
 Curve = list[dict[str, float]]
-"""One dictionary per evaluation: round, mean, min, max."""
+"""One dictionary per evaluation: round, and mean, min and max accuracy over agents."""
 
-NAMING = "2"  # another number where a default of RunConfig changes: then nothing that was kept is found
+NAMING_VERSION = "2"  # change it when a default of RunConfig changes; stored runs are then no longer found
 
 
 def run_name(config: RunConfig) -> str:
-    """A short digest of everything that decides a run and is not as by default.
+    """Return a short digest of all settings that differ from their defaults.
 
     >>> run_name(RunConfig()) == run_name(RunConfig(seed=0)) != run_name(RunConfig(seed=1))
     True
     """
     different = with_former_keys(config.model_dump(mode="json", exclude_defaults=True))
-    canonical = json.dumps([NAMING, different], sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps([NAMING_VERSION, different], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a file of ours; empty where there is no file."""
+    """Return the JSON object in `file`; empty if the file does not exist."""
     if not file.exists():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"Expected JSON in {file}: {error}. Remove it, or name another --out.") from error
-    if not isinstance(found, dict):
-        raise InputError(f"Expected a JSON object in {file}. Remove it, or name another --out.")
-    return found
+        raise InputError(f"Expected JSON in {file}: {error}. Remove it, or choose another --out.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"Expected a JSON object in {file}. Remove it, or choose another --out.")
+    return content

@@ -1,10 +1,10 @@
-"""The search for the best setting of each contender at each budget.
+"""Search for the best setting of each contender at each budget.
 
-At two budgets it climbs: from a start to the best step size near by, until none is better, then to the best
-of the settings that differ in one thing, for a few turns. From there settings are carried over to all
-budgets, the step size in proportion as it changed between the two, and looked at once more. All contenders
-take each step together, so that their runs can be stacked. It runs nothing itself: a function given to it
-says how accurate settings are.
+At two anchor budgets it climbs: it moves to the best neighbouring step size until none is better, then for a
+few turns to the best setting that differs in one respect. These settings are carried over to all budgets,
+with the step size interpolated as a power of ε, and refined once more. All contenders take each step
+together, so that their runs can be stacked. The search executes no runs itself: the caller passes a function
+that measures accuracies.
 """
 
 from __future__ import annotations
@@ -12,52 +12,58 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-T = TypeVar("T")
+Value = TypeVar("Value")
+
+Knob = Literal["rounds", "exponent", "gossip"]
+"""A setting that the search may vary, besides step size and clip."""
 
 
 class Case(NamedTuple):
-    """What a best setting is sought for."""
+    """A contender and a budget, for which the search finds the best setting."""
 
     contender: str
     epsilon: float
 
 
 class Candidate(NamedTuple):
-    """A setting. The rate is per unit of clip: λ·C is what moves a clipped gradient."""
+    """A setting. The rate is λ·C: the step size per clipped gradient of norm one."""
 
     rounds: int
     rate: float
     clip: float
     exponent: float  # of the noise along the rounds
-    gossip: int  # steps of averaging between gradients
+    gossip: int  # averaging steps between gradients
 
 
 Measure = Callable[[list[tuple[Case, Candidate]]], list[float]]
-"""The validation accuracy of settings."""
+"""Returns the validation accuracy of each setting."""
 
-Knobs = Mapping[str, frozenset[str]]
-"""What can be set of each contender, beside step size and clip: `rounds`, `exponent`, `gossip`."""
+Knobs = Mapping[str, frozenset[Knob]]
+"""The knobs of each contender."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """Where settings are sought: rates without end, of all else these values; the first to start with."""
+    """The values to search: any step size, and the listed values of everything else.
+
+    The first one is the start.
+    """
 
     rounds: tuple[int, ...]
-    rate: float  # to start with at ε = 1
-    growth: float  # the power of ε with which the start grows
+    rate: float  # the start at ε = 1
+    growth: float  # the start grows with this power of ε
     clips: tuple[float, ...]
     exponents: tuple[float, ...] = (0.5, 0.25, 0.0)
     gossip: tuple[int, ...] = (6, 3)
     budgets: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     anchors: tuple[float, ...] = (0.5, 4.0)
-    turns: int = 1  # of the search among other things than the step size
+    turns: int = 1  # of the search over settings other than the step size
     seeds: tuple[int, ...] = (1000,)
 
-    def start(self, case: Case, knobs: frozenset[str]) -> Candidate:
-        """Few rounds, because they are cheap; all of them where that cannot be changed."""
+    def start(self, case: Case, knobs: frozenset[Knob]) -> Candidate:
+        """Return where to start: with few rounds, which are cheap, or the most if rounds are not tuned."""
         budget = min(case.epsilon, max(self.budgets))
         return Candidate(
             self.rounds[0] if "rounds" in knobs else max(self.rounds),
@@ -71,12 +77,12 @@ class SearchSpace:
         for factor in (0.5, 2.0):
             yield candidate._replace(rate=factor * candidate.rate)
 
-    def others(self, candidate: Candidate, knobs: frozenset[str]) -> Iterator[Candidate]:
-        """The settings that differ in one thing."""
+    def others(self, candidate: Candidate, knobs: frozenset[Knob]) -> Iterator[Candidate]:
+        """Yield the settings that differ in one respect other than the step size."""
         for clip in _but(self.clips, candidate.clip):
             yield candidate._replace(clip=clip)
         for rounds in _but(self.rounds, candidate.rounds) if "rounds" in knobs else []:
-            # As long steps, or as long a way in all.
+            # With the same step size, and with the same total of all steps.
             yield candidate._replace(rounds=rounds)
             yield candidate._replace(rounds=rounds, rate=candidate.rate * candidate.rounds / rounds)
         if "exponent" in knobs:
@@ -88,72 +94,70 @@ class SearchSpace:
 
 
 class BestSetting(NamedTuple):
-    """The best setting of a contender at a budget, and how many were tried for it."""
+    """The best setting of a contender at a budget, and how many settings were tried for the contender."""
 
     case: Case
     candidate: Candidate
     tried: int
 
 
-def tune(space: SearchSpace, knobs: Knobs, endless: frozenset[str], measure: Measure) -> list[BestSetting]:
-    """The best setting of every contender at every budget; those in `endless` have none, and ε = ∞."""
+def tune(space: SearchSpace, knobs: Knobs, no_budget: frozenset[str], measure: Measure) -> list[BestSetting]:
+    """Return the best setting of every contender at every budget. Contenders in `no_budget` have ε = ∞."""
 
     def cases(budgets: tuple[float, ...]) -> list[Case]:
-        return [Case(c, e) for c in knobs for e in ((math.inf,) if c in endless else budgets)]
+        return [Case(c, e) for c in knobs for e in ((math.inf,) if c in no_budget else budgets)]
 
     climb = _Climb({case: space.start(case, knobs[case.contender]) for case in cases(space.anchors)}, measure)
     climb.move(space.rates)
     climb.move(lambda case, at: space.others(at, knobs[case.contender]), space.turns)
     climb.move(space.rates)
-    wanted = cases(space.budgets)
-    climb.best = {case: carried_over(climb.best, case) for case in wanted}
+    climb.best = {case: carried_over(climb.best, case) for case in cases(space.budgets)}
     climb.move(space.rates, 1)
-    return [BestSetting(case, climb.best[case], climb.tried(case.contender)) for case in wanted]
+    return [BestSetting(case, best, climb.tried(case.contender)) for case, best in climb.best.items()]
 
 
 def carried_over(best: Mapping[Case, Candidate], case: Case) -> Candidate:
-    """The setting of the nearest budget; the step size by the power of ε that leads from one to the other."""
-    known = {at.epsilon: setting for at, setting in best.items() if at.contender == case.contender}
-    if case.epsilon in known:
-        return known[case.epsilon]
-    nearest = min(known, key=lambda epsilon: abs(math.log(epsilon / case.epsilon)))
-    low, high = min(known), max(known)
+    """Return the setting of the nearest budget, with the step size scaled by a power of ε."""
+    settings = {at.epsilon: setting for at, setting in best.items() if at.contender == case.contender}
+    if case.epsilon in settings:
+        return settings[case.epsilon]
+    nearest = min(settings, key=lambda epsilon: abs(math.log(epsilon / case.epsilon)))
+    low, high = min(settings), max(settings)
     slope = 0.0
     if low < high:
-        slope = math.log(known[high].rate / known[low].rate) / math.log(high / low)
-    # On the grid of factors of two that climbs walk on: settings then meet, and are not run twice.
+        slope = math.log(settings[high].rate / settings[low].rate) / math.log(high / low)
+    # Rounded to the factors of two that the climb uses, so that settings coincide and run only once.
     power = round(slope * math.log2(case.epsilon / nearest))
-    return known[nearest]._replace(rate=known[nearest].rate * 2.0**power)
+    return settings[nearest]._replace(rate=settings[nearest].rate * 2.0**power)
 
 
 class _Climb:
-    """What was found so far, and the best of it."""
+    """The state of the search: all accuracies measured so far, and the best setting of each case."""
 
     def __init__(self, starts: dict[Case, Candidate], measure: Measure) -> None:
         self.best, self.measure = starts, measure
-        self.known: dict[Case, dict[Candidate, float]] = {}
+        self.accuracies: dict[Case, dict[Candidate, float]] = {}
 
     def tried(self, contender: str) -> int:
-        """Settings, at any budget."""
-        found = (settings for case, settings in self.known.items() if case.contender == contender)
-        return sum(len(settings) for settings in found)
+        """Return the number of settings measured for a contender, at any budget."""
+        return sum(len(tried) for case, tried in self.accuracies.items() if case.contender == contender)
 
-    def move(self, onwards: Callable[[Case, Candidate], Iterator[Candidate]], turns: int = 8) -> None:
-        """Onwards to the best, until nothing there is better, or so many times."""
+    def move(self, neighbours: Callable[[Case, Candidate], Iterator[Candidate]], turns: int = 8) -> None:
+        """Move every case to its best neighbour, until none improves, at most `turns` times."""
         for _ in range(turns):
-            around = [(case, p) for case, at in self.best.items() for p in (at, *onwards(case, at))]
-            new = [(case, p) for case, p in dict.fromkeys(around) if p not in self.known.get(case, {})]
+            around = [(case, p) for case, at in self.best.items() for p in (at, *neighbours(case, at))]
+            new = [(case, p) for case, p in dict.fromkeys(around) if p not in self.accuracies.get(case, {})]
             for (case, candidate), accuracy in zip(new, self.measure(new), strict=True):
-                self.known.setdefault(case, {})[candidate] = accuracy
-            best = {}
-            for case, at in self.best.items():
-                heights = self.known[case]
-                # Where others are as good it stays.
-                best[case] = max((at, *onwards(case, at)), key=heights.__getitem__)
+                self.accuracies.setdefault(case, {})[candidate] = accuracy
+            # The current setting comes first, so that it stays in a tie.
+            best = {
+                case: max((at, *neighbours(case, at)), key=self.accuracies[case].__getitem__)
+                for case, at in self.best.items()
+            }
             if best == self.best:
                 return
             self.best = best
 
 
-def _but(values: tuple[T, ...], value: T) -> list[T]:
+def _but(values: tuple[Value, ...], value: Value) -> list[Value]:
     return [other for other in values if other != value]

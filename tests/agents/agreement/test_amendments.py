@@ -16,7 +16,7 @@ from topdp.agents.agreement.amendments import (
     remaining_budget,
     sign_amendment,
 )
-from topdp.agents.agreement.rollback_mark import RollbackMark
+from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
@@ -220,7 +220,9 @@ def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
     name, told = amended.names[0], amendment_of(amended)
     whole = signed_by(amended, tmp_path / "m.toml", *amended.names)
     state = tmp_path / "state"
-    options = agent_process.AgentOptions(tmp_path / "m.toml", tmp_path, "", tmp_path / "new")
+    options = agent_process.AgentOptions(
+        manifest=tmp_path / "m.toml", identity=tmp_path, data="", state=tmp_path / "new"
+    )
     with pytest.raises(InputError, match="--after"):
         agent_process._own_budget(options, whole, name)
     with pytest.raises(TrustError, match="signed by all"):
@@ -264,7 +266,11 @@ def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_pat
     )
     ended_books(tmp_path / "state", told, name)
     options = agent_process.AgentOptions(
-        tmp_path / "0.toml", tmp_path, "", tmp_path / "new", after=tmp_path / "state"
+        manifest=tmp_path / "0.toml",
+        identity=tmp_path,
+        data="",
+        state=tmp_path / "new",
+        after=tmp_path / "state",
     )
     left = agent_process._own_budget(options, first, name)
     with pytest.raises(TrustError, match="cannot be spent twice"):
@@ -279,7 +285,9 @@ def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_pa
     for key in ("granted", "spent"):
         tree[key] = {other: value for other, value in tree[key].items() if other != name}
     forgetful = signed_by(manifest.as_amendment(amended, tree), tmp_path / "m.toml", *amended.names)
-    options = agent_process.AgentOptions(tmp_path / "m.toml", tmp_path, "", tmp_path / "new")
+    options = agent_process.AgentOptions(
+        manifest=tmp_path / "m.toml", identity=tmp_path, data="", state=tmp_path / "new"
+    )
     assert agent_process._own_budget(options, forgetful, name) is None  # nobody here knows of an earlier run
     ended_books(tmp_path / "state", told, name)
     if knows == "--after":
@@ -292,7 +300,11 @@ def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_pa
 
 def test_after_is_not_ignored_where_nothing_is_amended(made, tmp_path):
     options = agent_process.AgentOptions(
-        tmp_path / "m.toml", tmp_path, "", tmp_path / "new", after=tmp_path / "state"
+        manifest=tmp_path / "m.toml",
+        identity=tmp_path,
+        data="",
+        state=tmp_path / "new",
+        after=tmp_path / "state",
     )
     with pytest.raises(InputError, match="amends none"):
         agent_process._own_budget(options, made.setup.manifest, made.names[0])

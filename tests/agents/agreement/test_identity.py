@@ -71,10 +71,10 @@ def test_fingerprint_is_the_hash_of_the_certificate(made):
 def test_signatures(made):
     own, other = made[1], generate("other")
     signature = own.sign(b"words")
-    assert own.card.signed(signature, b"words")
-    assert not own.card.signed(signature, b"other words")
-    assert not other.card.signed(signature, b"words")
-    assert not own.card.signed(b"", b"words") and not own.card.signed(b"\x30" * 70, b"words")
+    assert own.card.verifies(signature, b"words")
+    assert not own.card.verifies(signature, b"other words")
+    assert not other.card.verifies(signature, b"words")
+    assert not own.card.verifies(b"", b"words") and not own.card.verifies(b"\x30" * 70, b"words")
 
 
 @pytest.mark.parametrize("missing", ["key.pem", "certificate.pem", "card.toml"])
@@ -122,8 +122,8 @@ def test_an_expired_identity_is_refused(made):
     late = datetime.now(UTC) + identity.CERTIFICATE_VALIDITY
     with pytest.raises(TrustError, match="valid from"):
         load_identity(folder, now=late)
-    assert own.card.expired(datetime.now(UTC) - timedelta(days=2))
-    assert not own.card.expired()
+    assert own.card.validity_problem(datetime.now(UTC) - timedelta(days=2))
+    assert not own.card.validity_problem()
 
 
 def test_a_changed_card_is_refused(made):

@@ -8,9 +8,8 @@ import pytest
 from topdp.agents.ledger import event_journal, start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError, TamperedError
-from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
-from topdp.agents.ledger.ledger_schema import LEDGER_FORMAT
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, LEDGER_FORMAT
+from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost, TamperedError, digest_of
 from topdp.agents.node import agent_process
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError

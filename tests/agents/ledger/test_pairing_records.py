@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from topdp import topology
 from topdp.agents.development import failpoints
-from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
-from topdp.agents.ledger.ledger_database import LedgerError
-from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost
 from topdp.agents.ledger.pairing_records import PairingRecords
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime.handover import Handover
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply
@@ -178,7 +178,7 @@ def test_finding_open_meetings_scans_no_table(tmp_path):
     ledger = Ledger(tmp_path, "f", "ada")
     pairing, queries = PairingRecords(ledger), []
     ledger.database.connection.set_trace_callback(queries.append)
-    pairing.ready(), pairing.prepared(), pairing.untold(), pairing.find("x"), pairing.last_partner()
+    pairing.ready(), pairing.prepared(), pairing.unconfirmed(), pairing.find("x"), pairing.last_partner()
     ledger.database.connection.set_trace_callback(None)
     plans = [ledger.database.rows(f"EXPLAIN QUERY PLAN {query}") for query in queries]
     assert len(plans) == 5 and not any("SCAN" in str(step) for plan in plans for step in plan)
@@ -213,7 +213,7 @@ def test_only_the_partner_hears_how_a_meeting_ended_and_only_until_it_knows(tmp_
     assert ada.outcome(id, "bob") == (ReplyCode.COMMITTED, ada.find(id))
     assert ada.outcome(id, "eve") == (ReplyCode.NO_MEETING, None)
     assert ada.outcome("another", "bob") == pairing["bob"].outcome(id, "ada") == (ReplyCode.ABORTED, None)
-    ada.told(id)
+    ada.confirm(id)
     assert ada.outcome(id, "bob") == (ReplyCode.NO_MEETING, None)
     for ledger in books.values():
         ledger.close()
@@ -353,11 +353,11 @@ class Three(RuleBasedStateMachine):
 
     @rule(one=st.sampled_from(names), acknowledged=st.booleans())
     def tell(self, one, acknowledged):
-        for pair in self.pairing[one].untold():
+        for pair in self.pairing[one].unconfirmed():
             body = self.pairing[one].own_row(pair.own_round)
             assert self.pairing[pair.partner].committed(pair.id, one, pair.own_round, body).accepted
             if acknowledged:
-                self.pairing[one].told(pair.id)
+                self.pairing[one].confirm(pair.id)
 
     @rule(one=st.sampled_from(names))
     def resolve(self, one):

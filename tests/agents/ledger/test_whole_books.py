@@ -9,15 +9,15 @@ import time
 
 import pytest
 
-from topdp.agents.agreement.signed_statements import Statement
+from topdp.agents.agreement.signatures import Statement
 from topdp.agents.ledger import ledger_database, start_choices
-from topdp.agents.ledger.compaction import OUTBOX_ROUNDS
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, TamperedError
-from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
+from topdp.agents.ledger.ledger_database import LEDGER_FILE
+from topdp.agents.ledger.ledger_entries import ReleaseCost, TamperedError, digest_of
 from topdp.agents.ledger.pairing_records import PairingRecords
 from topdp.agents.ledger.statement_store import StatementStore
+from topdp.agents.ledger.stored_rows import OUTBOX_ROUNDS
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TopdpError
 
@@ -120,7 +120,7 @@ def test_what_was_changed_is_found_in_every_table(folder, what):
 def test_bytes_that_wait_and_a_budget_that_grew_are_looked_at(tmp_path, change):
     ledger = Ledger(tmp_path / "state", "federation", "ada")
     for asked in (0.8, 0.7):
-        start_choices.record_choices(ledger, False, False, asked, 1.0)
+        start_choices.record_choices(ledger, seeded=False, rehearsal=False, requested=asked, granted=1.0)
     one_round(ledger, 0)
     assert verify(ledger) == 1
     ledger.close()
@@ -269,7 +269,7 @@ def test_a_flipped_byte_in_a_fact_shows_and_counts_no_smaller_epsilon(folder, fa
         (folder / LEDGER_FILE).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         for writable in (False, True):
             with pytest.raises(TamperedError, match="written down"):
-                Ledger(folder, "federation", "ada", writable)
+                Ledger(folder, "federation", "ada", writable=writable)
 
 
 def test_an_index_that_has_lost_a_row_is_found(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from history import faults, federation, live, on_virtual_time
 
-from builders import in_turn
+from builders import cyclic_pairs
 from topdp import topology
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
@@ -94,7 +94,7 @@ SAMPLED = [(("top",), "adaptive"), (("top",), "claimed"), (SHARED, "adaptive by 
 @pytest.mark.parametrize(
     ("method", "guarantee", "batch"),
     [
-        *[(*one, batch) for one, batch in in_turn(CHARGED, ["{cycle=10}", '"full"'], 1)],
+        *[(*one, batch) for one, batch in cyclic_pairs(CHARGED, ["{cycle=10}", '"full"'], 1)],
         *[(*one, "{poisson=10}") for one in SAMPLED],
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from history import Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp.agents.development import failpoints
-from topdp.agents.ledger.ledger_database import LedgerError
+from topdp.agents.ledger.ledger_entries import LedgerError
 from topdp.agents.runtime import agent
 
 pytestmark = pytest.mark.usefixtures("quick")

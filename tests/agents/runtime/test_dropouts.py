@@ -12,9 +12,9 @@ from history import Wire, faults, live, on_virtual_time, sharing
 from symbolic import symbolic
 from test_exhausted import books, truth
 
-from builders import in_turn
+from builders import cyclic_pairs
 from topdp import topology
-from topdp.agents.agreement.signed_statements import Statement, encode_statements
+from topdp.agents.agreement.signatures import Statement, encode_statements
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime import budget_meter
 from topdp.agents.wire.transport import Message
@@ -72,8 +72,8 @@ def in_the_sum(made, agents, round, draw):
 @pytest.mark.parametrize(
     ("place", "graph"),
     [
-        *in_turn(["after_ledger:1", "after_send:20", "after_mark:6"], ["ring", "complete"], 1),
-        *in_turn(["after_ledger:7", "before_ledger:9"], ["ring", "complete"], 2),
+        *cyclic_pairs(["after_ledger:1", "after_send:20", "after_mark:6"], ["ring", "complete"], 1),
+        *cyclic_pairs(["after_ledger:7", "before_ledger:9"], ["ring", "complete"], 2),
     ],
 )
 def test_one_is_gone_for_good_and_the_others_end_with_books_that_hold(tmp_path, graph, place):
@@ -173,7 +173,7 @@ def test_one_after_the_other(tmp_path):
 PLACES = ["in_ledger", "after_ledger", "after_mark", "after_send", "before_receive"]
 
 
-@pytest.mark.parametrize(("place", "count"), [*in_turn(PLACES, [7, 5, 9], 1), ("in_ledger", 5)])
+@pytest.mark.parametrize(("place", "count"), [*cyclic_pairs(PLACES, [7, 5, 9], 1), ("in_ledger", 5)])
 def test_those_who_are_left_are_killed_on_the_way_and_nothing_changes(tmp_path, place, count):
     """Restarts take less than the idle timeout, so nobody is given up for that."""
     made = small(tmp_path, graph=topology.complete(6))

@@ -9,9 +9,10 @@ import sqlite3
 import pytest
 from history import Crash, Wire, abandon, federation, on_virtual_time, sharing
 
-from topdp.agents.agreement.run_secret import RunSecret
+from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.development.failpoints import Failpoints
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, TamperedError
+from topdp.agents.ledger.ledger_database import LEDGER_FILE
+from topdp.agents.ledger.ledger_entries import TamperedError
 from topdp.errors import TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")

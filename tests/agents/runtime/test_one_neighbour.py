@@ -9,9 +9,9 @@ from history import Wire, federation, live, on_virtual_time, sharing
 from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
-from topdp.agents.agreement.signed_statements import Statement, encode_statements
-from topdp.agents.ledger.compaction import MAX_RESENT_ROWS
+from topdp.agents.agreement.signatures import Statement, encode_statements
 from topdp.agents.ledger.pairing_records import PairingRecords
+from topdp.agents.ledger.stored_rows import MAX_RESENT_ROWS
 from topdp.agents.runtime import planned_loop
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message

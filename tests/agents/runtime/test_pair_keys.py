@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from history import IDENTITIES, Wire, abandon, faults, live, on_virtual_time, sharing
 
 from topdp import topology
-from topdp.agents.agreement.run_secret import RunSecret
-from topdp.agents.agreement.signed_statements import Statement, encode_statements
+from topdp.agents.agreement.run_marks import RunSecret
+from topdp.agents.agreement.signatures import Statement, encode_statements
 from topdp.agents.development import failpoints
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
@@ -465,7 +465,7 @@ def test_an_old_copy_makes_no_second_row_under_shared_draws(tmp_path, what):
 
 
 def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
-    from topdp.agents.agreement.rollback_mark import RollbackMark
+    from topdp.agents.agreement.run_marks import RollbackMark
     from topdp.agents.runtime.peer_judgement import GreetingVerdict, PeerBeliefs
     from topdp.agents.runtime.planned_loop import PlannedLoop
 

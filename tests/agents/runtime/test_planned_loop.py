@@ -10,7 +10,7 @@ import torch
 from history import Crash, Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp import topology
-from topdp.agents.agreement.row_signatures import RowSignatures
+from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
@@ -133,7 +133,7 @@ def test_replays_are_acknowledged_and_applied_once(tmp_path):
 
 def test_without_the_check_a_replay_ends_at_the_books(tmp_path, monkeypatch):
     """Replays are told from rows by the inbox; were they not, the ledger would still not take one twice."""
-    from topdp.agents.ledger.ledger_database import LedgerError
+    from topdp.agents.ledger.ledger_entries import LedgerError
 
     monkeypatch.setattr(inbox.Inbox, "judge", lambda self, *facts: ReplyCode.OK)
     made = federation(tmp_path, agents=3, rounds=4)
@@ -569,7 +569,7 @@ def test_lost_requests_and_replies_change_nothing(tmp_path, what):
 
 
 def test_a_ledger_that_cannot_be_written_ends_the_agent_and_nothing_leaves(tmp_path):
-    from topdp.agents.ledger.ledger_database import LedgerError
+    from topdp.agents.ledger.ledger_entries import LedgerError
 
     made = federation(tmp_path, agents=3, rounds=3)
 

@@ -10,9 +10,10 @@ from history import federation, live, on_virtual_time
 
 from builders import SETTINGS
 from topdp.agents.development.development_hooks import Rehearse
-from topdp.agents.development.rehearsal_audit import MANIFEST, of_notes, plant
-from topdp.audit import Audit, AuditError, Question
-from topdp.audit.rehearsal_record import CANARIES, NOTES, Notes, Planted
+from topdp.agents.development.rehearsal_audit import MANIFEST, of_recordings, plant
+from topdp.audit import Audit, AuditError, AuditRequest
+from topdp.audit.rehearsal_record import CANARIES_FILE, RECORDING_FOLDER, AgentRecording, RehearsalCanaries
+from topdp.base.progress import silent
 from topdp.runs import builders
 from topdp.runs.assembly import Assembly
 from topdp.runs.planning import accounted
@@ -22,19 +23,19 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture(autouse=True)
 def few_canaries_will_do(monkeypatch):
-    monkeypatch.setattr("topdp.audit.canaries.FEWEST", 10)
+    monkeypatch.setattr("topdp.audit.canaries.MIN_CANARIES", 10)
 
 
 def rehearsed(folder, *changes, seeded=True, failpoints=None, options=None, **job):
     """A federation that has rehearsed; its folder is as that of a demonstration."""
     made = federation(folder, *changes, **{"agents": 4, "rounds": 5, "guarantee": None, **job})
-    planted = plant(made.setup, (1, 4, 4), made.shards.classes, Question())
+    planted = plant(made.setup, (1, 4, 4), made.shards.classes, AuditRequest())
     made.setup.manifest.write(folder / MANIFEST)
-    planted.save(folder / CANARIES)
+    planted.save(folder / CANARIES_FILE)
     given = {
         i: {
             "seeded": seeded,
-            "rehearsal": Rehearse(Planted.load(folder / CANARIES), folder / name / "state"),
+            "rehearsal": Rehearse(RehearsalCanaries.load(folder / CANARIES_FILE), folder / name / "state"),
             **(options or {}).get(i, {}),
         }
         for i, name in enumerate(made.names)
@@ -54,20 +55,20 @@ def simulated(made, asked):
 @pytest.mark.parametrize("protocol", SETTINGS)
 def test_what_agents_noted_scores_as_in_the_simulator(tmp_path, protocol):
     made = rehearsed(tmp_path, *SETTINGS[protocol])
-    noted, expected = of_notes(tmp_path, Question()).carry_out(None), simulated(made, Question())
+    noted, expected = of_recordings(tmp_path, AuditRequest()).execute(silent), simulated(made, AuditRequest())
     for kind in expected.kinds:
-        np.testing.assert_array_equal(noted.kinds[kind].there, expected.kinds[kind].there)
+        np.testing.assert_array_equal(noted.kinds[kind].present, expected.kinds[kind].present)
         np.testing.assert_allclose(noted.kinds[kind].scores, expected.kinds[kind].scores, atol=2e-3)
     assert noted.proved == pytest.approx(expected.proved)
-    for asked in (Question(), Question(sees="received"), Question(observer="all", sees="all")):
-        noted = of_notes(tmp_path, asked).carry_out(None)
+    for asked in (AuditRequest(), AuditRequest(sees="received"), AuditRequest(observer="all", sees="all")):
+        noted = of_recordings(tmp_path, asked).execute(silent)
         assert all(np.isfinite(kind.scores).all() for kind in noted.kinds.values())
 
 
 @pytest.mark.parametrize("batch", ["{cycle=10}", "{poisson=15}"])
 def test_canaries_stand_in_batches_as_in_the_simulator(tmp_path, batch):
     made = rehearsed(tmp_path, "method.name=plain", f"data.batch={batch}")
-    noted, expected = of_notes(tmp_path, Question()).carry_out(None), simulated(made, Question())
+    noted, expected = of_recordings(tmp_path, AuditRequest()).execute(silent), simulated(made, AuditRequest())
     for kind in expected.kinds:
         np.testing.assert_allclose(noted.kinds[kind].scores, expected.kinds[kind].scores, atol=2e-3)
 
@@ -76,57 +77,57 @@ def test_notes_are_of_what_was_sent_though_agents_crash(tmp_path):
     """Noise that nobody can repeat: a round that was computed twice has one note, of the row that left."""
     crashes = {1: ["before_ledger:2", "after_ledger:1"], 2: ["in_ledger:3"]}
     made = rehearsed(tmp_path, seeded=False, failpoints=crashes)
-    notes = [Notes(tmp_path / name / "state" / NOTES) for name in made.names]
+    notes = [AgentRecording(tmp_path / name / "state" / RECORDING_FOLDER) for name in made.names]
     for round in range(made.setup.plan.releases - 1):
         for one in notes:
             for row, values in one.received(round).items():
                 sender = notes[made.setup.plan.owner[row]]
                 np.testing.assert_array_equal(values, sender.made(round)[row])
-    of_notes(tmp_path, Question()).carry_out(None)
+    of_recordings(tmp_path, AuditRequest()).execute(silent)
 
 
 def test_what_the_observer_received_is_what_counts(tmp_path):
     """The sender's own note of a row may be anything: the observer did not see it."""
     federated = rehearsed(tmp_path)
-    owner = int(Planted.load(tmp_path / CANARIES).canaries.owner)
-    asked = Question(observer=str((owner + 1) % 4), sees="received")
-    before = of_notes(tmp_path, asked).carry_out(None)
-    notes = Notes(tmp_path / federated.names[owner] / "state" / NOTES)
+    owner = int(RehearsalCanaries.load(tmp_path / CANARIES_FILE).canaries.owner)
+    asked = AuditRequest(observer=str((owner + 1) % 4), sees="received")
+    before = of_recordings(tmp_path, asked).execute(silent)
+    notes = AgentRecording(tmp_path / federated.names[owner] / "state" / RECORDING_FOLDER)
     made = notes.made(2)
     notes.keep(2, {row: values + 1e3 for row, values in made.items()}, notes.received(1), notes.gradient(2))
-    after = of_notes(tmp_path, asked).carry_out(None)
+    after = of_recordings(tmp_path, asked).execute(silent)
     np.testing.assert_array_equal(before.kinds["aimed"].scores, after.kinds["aimed"].scores)
 
 
 def test_what_cannot_be_judged_is_said(tmp_path):
     made = rehearsed(tmp_path)
-    owner = int(Planted.load(tmp_path / CANARIES).canaries.owner)
-    for asked in (Question(seed=1), Question(canaries=20), Question(owner=(owner + 1) % 4)):
-        with pytest.raises(AuditError, match="planted before it"):
-            of_notes(tmp_path, asked)
-    state = tmp_path / made.names[1] / "state" / NOTES
+    owner = int(RehearsalCanaries.load(tmp_path / CANARIES_FILE).canaries.owner)
+    for asked in (AuditRequest(seed=1), AuditRequest(canaries=20), AuditRequest(owner=(owner + 1) % 4)):
+        with pytest.raises(AuditError, match="this rehearsal has its canaries"):
+            of_recordings(tmp_path, asked)
+    state = tmp_path / made.names[1] / "state" / RECORDING_FOLDER
     (state / "round-000003.npz").unlink()
     with pytest.raises(AuditError, match="could not read"):
-        of_notes(tmp_path, Question()).carry_out(None)
+        of_recordings(tmp_path, AuditRequest()).execute(silent)
     shutil.rmtree(state)
     with pytest.raises(AuditError, match="recordings of every agent"):
-        of_notes(tmp_path, Question())
-    (tmp_path / CANARIES).write_bytes(b"nothing")
+        of_recordings(tmp_path, AuditRequest())
+    (tmp_path / CANARIES_FILE).write_bytes(b"nothing")
     with pytest.raises(AuditError, match="the canaries of an audit"):
-        of_notes(tmp_path, Question())
+        of_recordings(tmp_path, AuditRequest())
 
 
 def test_an_agent_whose_budget_ends_is_no_rehearsal(tmp_path):
     made = rehearsed(tmp_path, options={2: {"epsilon": 1.0}})
     assert made.results()[2]["stopped_at"] is not None
     with pytest.raises(AuditError, match="agent 2's data did not enter"):
-        of_notes(tmp_path, Question()).carry_out(None)
+        of_recordings(tmp_path, AuditRequest()).execute(silent)
 
 
 def test_canaries_of_another_plan_are_refused(tmp_path):
     first = federation(tmp_path / "one", agents=4, rounds=3)
     second = federation(tmp_path / "two", agents=4, rounds=4)
-    planted = plant(first.setup, (1, 4, 4), 3, Question())
+    planted = plant(first.setup, (1, 4, 4), 3, AuditRequest())
     with pytest.raises(AuditError, match="of another plan"):
         second.context(0, rehearsal=Rehearse(planted, tmp_path))
 
@@ -134,4 +135,4 @@ def test_canaries_of_another_plan_are_refused(tmp_path):
 def test_without_a_rehearsal_nothing_is_noted(tmp_path):
     made = federation(tmp_path, agents=3, rounds=2)
     on_virtual_time(live(made))
-    assert not list(tmp_path.rglob(NOTES)) and json.dumps(made.results())
+    assert not list(tmp_path.rglob(RECORDING_FOLDER)) and json.dumps(made.results())

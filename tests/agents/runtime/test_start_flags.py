@@ -8,11 +8,10 @@ import pytest
 from history import faults, federation, live, on_virtual_time
 
 from topdp.agents.ledger import start_choices
-from topdp.agents.ledger.hash_chain import chain_hash, genesis_hash
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError
-from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.ledger.ledger_database import LEDGER_FILE
+from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost, chain_hash, genesis_hash
 from topdp.agents.runtime.agent import RESULT
 from topdp.runs.config import ConfigError
 
@@ -75,20 +74,22 @@ def test_a_choice_before_the_first_release_is_kept_and_one_after_it_refused(tmp_
     flags = {"seeded": key == "seeded", "rehearsal": key == "rehearsal"}
     plain = {"seeded": False, "rehearsal": False}
     assert start_choices.record_choices(
-        ledger, **flags, asked=None, granted=2.0
+        ledger, **flags, requested=None, granted=2.0
     ) == 2.0 and start_choices.ever_chosen(ledger, key)
     ledger.close()
     ledger = Ledger(tmp_path, "federation", "ada")
-    start_choices.record_choices(ledger, **plain, asked=None, granted=2.0)
+    start_choices.record_choices(ledger, **plain, requested=None, granted=2.0)
     ledger.release(0, ReleaseCost(0.1), {}, b"state")
-    start_choices.record_choices(ledger, **flags, asked=None, granted=2.0)  # was so before: may be so again
+    start_choices.record_choices(
+        ledger, **flags, requested=None, granted=2.0
+    )  # was so before: may be so again
     assert start_choices.ever_chosen(ledger, key) and verify(ledger) == 1
     ledger.close()
     other = Ledger(tmp_path / "other", "federation", "ada")
-    start_choices.record_choices(other, **plain, asked=1.0, granted=2.0)
+    start_choices.record_choices(other, **plain, requested=1.0, granted=2.0)
     other.release(0, ReleaseCost(0.1), {}, b"state")
     with pytest.raises(LedgerError, match=f"{start_choices.TEST_OPTIONS[key]}: expected no such option"):
-        start_choices.record_choices(other, **flags, asked=None, granted=2.0)
+        start_choices.record_choices(other, **flags, requested=None, granted=2.0)
     assert start_choices.recorded_budget(other) == 1.0 and not start_choices.ever_chosen(other, key)
     other.close()
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
-from topdp.agents.agreement.row_signatures import RowSignatures
-from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
+from topdp.agents.agreement.signatures import RowSignatures
+from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.wire.transport import Message, Reply
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError

@@ -12,60 +12,63 @@ from topdp.experiments.bench import bench_job, contestants, floors, growth, turn
 from topdp.experiments.bench.growth_picture import draw
 from topdp.experiments.bench.turn_timing import Turns, take_turns
 
-TINY = bench_job.Job(agents=4, batch=3, inputs=7, hidden=5, classes=3, degree=2, clip=0.5, rounds=4)
+TINY = bench_job.BenchJob(agents=4, batch=3, inputs=7, hidden=5, classes=3, degree=2, clip=0.5, rounds=4)
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Nothing large is copied, multiplied or drawn; every command's job is tiny."""
-    monkeypatch.setattr(floors, "COPIED", 100)
-    monkeypatch.setattr(floors, "SIDES", (4,))
-    monkeypatch.setattr(floors, "DRAWN", 100)
-    monkeypatch.setattr(turn_timing, "SLICE", 0.0)
-    monkeypatch.setattr(bench_job.Job, "inputs", 7)
-    monkeypatch.setattr(growth, "LEAST", 0.0)
+    monkeypatch.setattr(floors, "COPY_NUMBERS", 100)
+    monkeypatch.setattr(floors, "MATRIX_SIDES", (4,))
+    monkeypatch.setattr(floors, "CACHED_DRAW_NUMBERS", 100)
+    monkeypatch.setattr(turn_timing, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(bench_job.BenchJob, "inputs", 7)
+    monkeypatch.setattr(growth, "MIN_TIMED_SECONDS", 0.0)
 
 
 def test_all_contestants_make_the_same_round():
-    data = bench_job.Data.of(TINY)
-    made = contestants.chosen(["vmap", "loop"])
-    assert contestants.difference(TINY, data, made) < 1e-4
+    data = bench_job.BenchData.of(TINY)
+    made = contestants.available(["vmap", "loop"])
+    assert contestants.largest_difference(TINY, data, made) < 1e-4
     with pytest.raises(InputError, match="equal rounds"):
-        contestants.difference(TINY, data, made | {"loop": lambda *_: lambda: data.rows})
+        contestants.largest_difference(TINY, data, made | {"loop": lambda *_: lambda: data.rows})
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", contestants.OPACUS)
+@pytest.mark.parametrize("name", contestants.OPACUS_CONTESTANTS)
 def test_opacus_makes_the_same_round(name):
     pytest.importorskip("opacus")
-    assert contestants.difference(TINY, bench_job.Data.of(TINY), contestants.chosen([name])) < 1e-4
+    assert (
+        contestants.largest_difference(TINY, bench_job.BenchData.of(TINY), contestants.available([name]))
+        < 1e-4
+    )
 
 
 def test_our_round_draws_its_noise_and_goes_on_after_the_plan():
-    data = bench_job.Data.of(TINY)
-    quiet, noisy = (bench_job.our_round(TINY, data, noise)() for noise in (0.0, 1.0))
+    data = bench_job.BenchData.of(TINY)
+    quiet, noisy = (bench_job.topdp_round(TINY, data, noise)() for noise in (0.0, 1.0))
     spread = (noisy - quiet).std()
     expected = TINY.learning_rate * TINY.clip / TINY.batch
     assert abs(spread / expected - 1) < 0.2
-    run = bench_job.our_round(TINY, data, 1.0)
+    run = bench_job.topdp_round(TINY, data, 1.0)
     assert all(run().isfinite().all() for _ in range(2 * TINY.rounds + 3))
 
 
 def test_an_unknown_contestant_is_refused():
-    with pytest.raises(InputError, match=r"no contestant 'gost'.*ghost"):
-        contestants.chosen(["gost"])
+    with pytest.raises(InputError, match=r"names of contestants, got .gost'.*ghost"):
+        contestants.available(["gost"])
 
 
 def test_ratios_are_taken_within_turns(monkeypatch):
     turns = Turns({"topdp": np.array([1.0, 2.0, 4.0]), "loop": np.array([3.0, 6.0, 20.0])})
     assert turns.ratio("loop", "topdp") == {"best": 3.0, "median": 3.0, "low": 3.0, "high": 4.0}
     calls = []
-    monkeypatch.setattr(turn_timing, "SLICE", 0.0)
+    monkeypatch.setattr(turn_timing, "TURN_SECONDS", 0.0)
     take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
     assert calls == ["a", "b"] * 3  # once more than asked for, to warm up
     clock = iter(range(100))
     monkeypatch.setattr(turn_timing, "clock", lambda: (lambda: float(next(clock)), "ticks"))
-    monkeypatch.setattr(turn_timing, "SLICE", 3.0)
+    monkeypatch.setattr(turn_timing, "TURN_SECONDS", 3.0)
     found = take_turns({"a": lambda: None}, 1)
     assert found.seconds["a"].tolist() == [4 / 3]  # three runs until three ticks are over, then one to look
 
@@ -82,7 +85,7 @@ def test_floors_count_what_a_round_must_do():
 
 
 def test_parts_and_floors_of_a_tiny_round(small):
-    parts, rates, whole = floors.parts_of(TINY, bench_job.Data.of(TINY), 2)
+    parts, rates, whole = floors.measure_parts(TINY, bench_job.BenchData.of(TINY), 2)
     assert [part.name for part in parts] == ["gradients", "noise", "mixing"]
     assert whole > 0 and all(part.seconds > 0 and part.floor > 0 for part in parts)
     assert min(rates.multiplications, rates.bytes, rates.draws) > 0
@@ -92,13 +95,13 @@ def test_growth_takes_the_smallest_first_and_stops_in_time(small, monkeypatch, t
     sizes = {"agents": [(4, TINY), (8, replace(TINY, agents=8))], "degree": [(1, replace(TINY, degree=1))]}
     monkeypatch.setattr(growth, "series", lambda largest: sizes)
     said = []
-    points, left_out = growth.grow(1.0, said.append)
+    points, left_out = growth.measure_growth(1.0, said.append)
     assert said == ["4 agents", "1 degree", "8 agents"] and not left_out
     assert set(growth.exponents(points)) == {"agents"}
     assert draw(points, tmp_path / "growth.png", "growth").stat().st_size > 1000
     clock = iter([0.0, 1.0, 61.0, 61.0])
     monkeypatch.setattr(growth, "perf_counter", lambda: next(clock))
-    points, left_out = growth.grow(1.0)
+    points, left_out = growth.measure_growth(1.0)
     assert [point.value for point in points] == [4] and left_out == ["1 degree", "8 agents"]
 
 
@@ -117,9 +120,9 @@ def test_the_command_says_what_it_found_and_what_is_missing(topdp, small, monkey
     found = json.loads(done.out)
     assert set(found["seconds"]) == {"topdp", "vmap"} and found["ratio"]["vmap"]["best"] > 0
     assert found["round"]["times_floor"] == found["round"]["seconds"] / found["round"]["floor"]
-    assert contestants.WITHOUT_OPACUS in done.err
+    assert contestants.NO_OPACUS_REMARK in done.err
     done = topdp(*words, "--against", "none")
-    assert "the round" in done.out and contestants.WITHOUT_OPACUS not in done.err
+    assert "the round" in done.out and contestants.NO_OPACUS_REMARK not in done.err
     assert topdp("bench", "--against", "gost").code == 2
 
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from builders import PROTOCOLS, in_turn
+from builders import PROTOCOLS, cyclic_pairs
 from strategies import custom_plans
 from topdp import topology
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, schedules
@@ -97,7 +97,7 @@ def assert_equal_to_dense(
             assert upper == pytest.approx(expected["high"], rel=NEAR, abs=NEAR)
 
 
-@pytest.mark.parametrize(("protocol", "family"), in_turn(PROTOCOLS, GRAPHS, 4))
+@pytest.mark.parametrize(("protocol", "family"), cyclic_pairs(PROTOCOLS, GRAPHS, 4))
 def test_equal_to_the_dense_formula(protocol, family):
     plan = plan_on(GRAPHS[family], protocol)
     numbers = np.random.default_rng(len(family))
@@ -126,7 +126,7 @@ def test_the_worst_of_all_coalitions_is_found(colluders):
         assert low * (1 - NEAR) <= found.worst()[owner] <= high * (1 + TIGHT)
 
 
-@pytest.mark.parametrize(("protocol", "period"), in_turn(PROTOCOLS, [2, 3, 9], 1))
+@pytest.mark.parametrize(("protocol", "period"), cyclic_pairs(PROTOCOLS, [2, 3, 9], 1))
 def test_cycles_count_the_worst_place(protocol, period):
     plan = plan_on(GRAPHS["grid"], protocol)
     for owner, J in ((1, (2,)), (4, ()), (3, (0, 7))):
@@ -137,7 +137,7 @@ def test_cycles_count_the_worst_place(protocol, period):
     assert found.worst()[1] <= max(one["high"] for one in expected) * (1 + TIGHT)
 
 
-@pytest.mark.parametrize(("protocol", "number"), in_turn(PROTOCOLS, [Decimal, Fraction], 1))
+@pytest.mark.parametrize(("protocol", "number"), cyclic_pairs(PROTOCOLS, [Decimal, Fraction], 1))
 def test_the_oracle_agrees_with_exact_arithmetic(protocol, number):
     plan = plan_on(topology.ring(4), protocol, rounds=3)
     for J in ((), (1,), (1, 3)):

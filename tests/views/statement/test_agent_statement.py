@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from topdp.agents.agreement.amendments import amendment_of
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, TamperedError
-from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.ledger.ledger_database import LEDGER_FILE
+from topdp.agents.ledger.ledger_entries import ReleaseCost, TamperedError
 from topdp.agents.node.amending import MembershipChange, amend
 from topdp.cli.app import app
 from topdp.errors import InputError

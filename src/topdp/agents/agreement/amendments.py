@@ -75,7 +75,7 @@ def missing_signatures(manifest: Manifest) -> list[str]:
     """The members whose word is missing; one that is not theirs is a TrustError."""
     for name, signature in manifest.signatures.items():
         try:
-            good = manifest.card(name).signed(bytes.fromhex(signature), _words(manifest))
+            good = manifest.card(name).verifies(bytes.fromhex(signature), _words(manifest))
         except (ValueError, TypeError):
             good = False
         if not good:

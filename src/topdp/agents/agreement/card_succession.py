@@ -99,7 +99,7 @@ class Successor:
                 "that begins earlier: make the next card with `topdp agent renew`."
             )
         for one in (card, self.card):
-            if reason := one.expired(now):
+            if reason := one.validity_problem(now):
                 raise SuccessorOrderError(f"Expected a successor in time, but {reason}.")
 
     def expect_signed_by(self, card: Card) -> None:
@@ -109,12 +109,12 @@ class Successor:
             raise SuccessorOrderError(
                 f"Expected a successor of {card.name}'s card {card.fingerprint[:16]}, got another's."
             )
-        if self.card.name != card.name or not card.signed(bytes.fromhex(self.signature), words):
+        if self.card.name != card.name or not card.verifies(bytes.fromhex(self.signature), words):
             raise NotASuccessorError(
                 f"Expected a successor signed by the key of {card.name}'s card {card.fingerprint[:16]}, got "
                 "one that is not."
             )
-        if not self.card.signed(bytes.fromhex(self.proof), words):
+        if not self.card.verifies(bytes.fromhex(self.proof), words):
             raise NotASuccessorError(f"Expected a proof that {card.name} holds its new key, got none.")
         if bool(self.card.address) != bool(card.address):
             raise NotASuccessorError(
@@ -208,7 +208,7 @@ class CardDirectory:
         """Another successor of a number that is taken: only if it is well signed is it a story."""
         name = successor.card.name
         for card in self._cards[name]:
-            if card.signed(
+            if card.verifies(
                 bytes.fromhex(successor.signature),
                 _words(successor.number, successor.before, successor.card),
             ):
@@ -226,7 +226,7 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
     """
     held = load_identities(folder)
     before, number = held[-1], len(held)
-    if reason := before.card.expired():
+    if reason := before.card.validity_problem():
         raise TrustError(
             f"Expected to renew a card while it is valid, but {reason}: its key no longer counts. Make a new "
             "identity, and a new manifest with its card."

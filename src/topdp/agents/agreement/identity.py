@@ -173,5 +173,5 @@ def load_identity(folder: Path, now: datetime | None = None, expired: bool = Fal
 
 
 def expect_valid(identity: Identity, origin: str, now: datetime | None = None) -> None:
-    if reason := identity.card.expired(now):
+    if reason := identity.card.validity_problem(now):
         raise TrustError(f"Expected a valid certificate in {origin}: {reason}; make a new identity.")

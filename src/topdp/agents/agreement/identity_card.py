@@ -70,7 +70,7 @@ class Card:
         assert isinstance(key, ec.EllipticCurvePublicKey)
         return key
 
-    def signed(self, signature: bytes, data: bytes) -> bool:
+    def verifies(self, signature: bytes, data: bytes) -> bool:
         """Whether the holder of this card's key signed `data`."""
         try:
             self._public.verify(signature, data, ec.ECDSA(hashes.SHA256()))
@@ -78,7 +78,7 @@ class Card:
             return False
         return True
 
-    def expired(self, now: datetime | None = None) -> str:
+    def validity_problem(self, now: datetime | None = None) -> str:
         """Why the certificate is not valid at `now`, or nothing."""
         now = now or datetime.now(UTC)
         first, last = self.x509.not_valid_before_utc, self.x509.not_valid_after_utc

@@ -24,7 +24,7 @@ from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_rows import PlanPart
 from topdp.audit.canaries import AuditError
-from topdp.audit.rehearsal_record import NOTES, Notes, Planted
+from topdp.audit.rehearsal_record import RECORDING_FOLDER, AgentRecording, RehearsalCanaries
 from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.plan.batches import Batches
@@ -36,7 +36,7 @@ logger = logging.getLogger("topdp.agents")
 class Rehearse:
     """Canaries that all agents were given, and the state folder in which this one takes notes."""
 
-    planted: Planted
+    planted: RehearsalCanaries
     state: Path
 
 
@@ -52,7 +52,10 @@ class DevelopmentHooks(AgentHooks):
         failpoints: Failpoints | None = None,
     ) -> None:
         self.seeded, self.rehearsal = seeded, rehearse is not None
-        self._rehearse, self._notes = rehearse, Notes(rehearse.state / NOTES) if rehearse else None
+        self._rehearse, self._notes = (
+            rehearse,
+            AgentRecording(rehearse.state / RECORDING_FOLDER) if rehearse else None,
+        )
         self._failpoints = failpoints or Failpoints()
         self._gradient: Floats | None = None
 
@@ -122,12 +125,12 @@ def rehearsal_hooks(start: Mapping[str, Any], *, seeded: bool, canaries: Path | 
     if canaries is not None:
         if start["live_pairing"]:
             raise InputError("--canaries: expected an agent that follows a plan. Remove --live-pairing.")
-        rehearse = Rehearse(Planted.load(canaries), start["state"])
+        rehearse = Rehearse(RehearsalCanaries.load(canaries), start["state"])
         logger.warning(
             "%s: REHEARSAL: canaries stand in the place of records, and gradients are written down without "
             "noise in %s; not for data that others must not see",
             name,
-            start["state"] / NOTES,
+            start["state"] / RECORDING_FOLDER,
             extra={"event": "rehearsal"},
         )
     if seeded:

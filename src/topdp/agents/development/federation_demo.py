@@ -32,8 +32,8 @@ from topdp.agents.development.rehearsal_audit import plant
 from topdp.agents.node import child_processes
 from topdp.agents.runtime.agent import ESTIMATE, RESULT
 from topdp.agents.runtime.stage_timing import PARTS
-from topdp.audit import Question
-from topdp.audit.rehearsal_record import CANARIES
+from topdp.audit import AuditRequest
+from topdp.audit.rehearsal_record import CANARIES_FILE
 from topdp.data import Shards
 from topdp.errors import ExitCode, InputError
 from topdp.privacy.account import Account
@@ -79,8 +79,8 @@ def run(
     folder, names, shards = out / "agents", manifest.names, parts.shards
     if rehearse:
         outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
-        planted = plant(RunSetup.of(manifest), tuple(shards.inputs.shape[2:]), outputs, Question())
-        planted.save(folder / CANARIES)
+        planted = plant(RunSetup.of(manifest), tuple(shards.inputs.shape[2:]), outputs, AuditRequest())
+        planted.save(folder / CANARIES_FILE)
         say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
     say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
     with _relaying(rules.relay, folder / "relay.log"):
@@ -152,12 +152,12 @@ def processes(
 
     def started(i: int, failpoint: str | None) -> BaseProcess:
         place = folder / names[i]
-        rehearses = seeded or failpoint is not None or (folder / CANARIES).exists()
+        rehearses = seeded or failpoint is not None or (folder / CANARIES_FILE).exists()
         command = ["agent", "rehearse" if rehearses else "start", "--json", "--json-log"]
         command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(place / "identity")]
         command += ["--data", str(place / "records.npz"), "--state", str(place / "state")]
-        if (folder / CANARIES).exists():
-            command += ["--canaries", str(folder / CANARIES)]
+        if (folder / CANARIES_FILE).exists():
+            command += ["--canaries", str(folder / CANARIES_FILE)]
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
         environment = {**os.environ, **fork_server.ALONE}
         environment.pop("TOPDP_FAILPOINT", None)

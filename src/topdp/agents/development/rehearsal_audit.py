@@ -1,19 +1,26 @@
-"""Audits of real agents: canaries for a manifest before a rehearsal, findings from the notes after it.
+"""Audits of real agents: plant canaries before a rehearsal, derive findings from the recordings after it.
 
-folder/manifest.toml, folder/canaries.npz        what all agents were given
-folder/NAME/state/recording/                     the notes of each
+folder/manifest.toml, folder/canaries.npz        inputs of all agents
+folder/NAME/state/recording/                     the recording of each agent
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from topdp.agents.agreement import manifest as manifests
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.audit.audit_run import Audit, Prepared, Question
+from topdp.audit.audit_run import Audit, AuditRequest, PreparedAudit
 from topdp.audit.canaries import AuditError
 from topdp.audit.findings import Findings
-from topdp.audit.rehearsal_record import CANARIES, NOTES, Notes, Planted, rounds
+from topdp.audit.rehearsal_record import (
+    CANARIES_FILE,
+    RECORDING_FOLDER,
+    AgentRecording,
+    RehearsalCanaries,
+    recorded_rounds,
+)
 from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
 from topdp.runs import builders
@@ -26,51 +33,44 @@ def plant(
     setup: RunSetup,
     input_shape: tuple[int, ...],
     outputs: int,
-    asked: Question,
+    request: AuditRequest,
     progress: Progress = silent,
-) -> Planted:
-    """Canaries for the agents of a manifest."""
+) -> RehearsalCanaries:
+    """Return canaries for the agents of a manifest."""
     dimension = FlatModel(setup.model(input_shape, outputs)).dimension
-    audit = _audit(setup, dimension, asked, progress)
-    canaries = audit.plant(asked.seed, order=setup.manifest.config.seed)
-    return Planted(canaries, audit.signs, setup.plan.digest(), asked.seed)
+    audit = _audit(setup, dimension, request, progress)
+    canaries = audit.plant(request.seed, order=setup.manifest.config.seed)
+    return RehearsalCanaries(canaries, audit.signs, setup.plan.digest(), request.seed)
 
 
-def of_notes(folder: Path, asked: Question, progress: Progress = silent) -> Prepared:
-    """An audit of what agents noted in a rehearsal."""
+def of_recordings(folder: Path, request: AuditRequest, progress: Progress = silent) -> PreparedAudit:
+    """Prepare an audit of what agents recorded in a rehearsal."""
     setup = RunSetup.of(manifests.read_manifest(folder / MANIFEST))
-    planted = Planted.load(folder / CANARIES)
+    planted = RehearsalCanaries.load(folder / CANARIES_FILE)
     if planted.plan != setup.plan.digest():
         raise AuditError(f"Expected canaries for the plan of {folder / MANIFEST}, got those of another.")
-    if asked.canaries is not None or asked.seed or asked.owner not in (None, planted.canaries.owner):
+    if request.canaries is not None or request.seed or request.owner not in (None, planted.canaries.owner):
         raise AuditError(
-            f"The canaries of this rehearsal were planted before it, in agent {planted.canaries.owner}: "
-            "leave --owner, --canaries and --seed away."
+            f"Expected no --owner, --canaries or --seed: this rehearsal has its canaries in "
+            f"agent {planted.canaries.owner}. Remove these options."
         )
-    notes = [Notes(folder / name / "state" / NOTES) for name in setup.manifest.names]
-    missing = [one.folder for one in notes if not one.folder.is_dir()]
+    recordings = [AgentRecording(folder / name / "state" / RECORDING_FOLDER) for name in setup.manifest.names]
+    missing = [recording.folder for recording in recordings if not recording.folder.is_dir()]
     if missing:
-        raise AuditError(f"Expected the recordings of every agent, {missing[0]} is missing.")
-    asked = Question(
-        planted.canaries.owner,
-        asked.observer,
-        asked.sees,
-        len(planted.canaries),
-        asked.confidence,
-        asked.delta,
-    )
+        raise AuditError(f"Expected the recordings of every agent, got none in {missing[0]}.")
+    request = replace(request, owner=planted.canaries.owner, canaries=len(planted.canaries), seed=0)
     dimension = int(planted.canaries.coordinates.max()) + 1
-    audit = _audit(setup, max(dimension, len(planted.canaries)), asked, progress).with_signs(planted.signs)
+    audit = _audit(setup, max(dimension, len(planted.canaries)), request, progress).with_signs(planted.signs)
 
-    def carry_out(shown: Progress) -> Findings:
-        seen = rounds(notes, audit.observer, planted.canaries)
-        return audit.judge(planted.canaries, notes[0].start, seen, planted.seed, shown)
+    def execute(shown: Progress) -> Findings:
+        rounds = recorded_rounds(recordings, audit.observer, planted.canaries)
+        return audit.judge(planted.canaries, recordings[0].start, rounds, planted.seed, shown)
 
-    return Prepared(setup.manifest.config, setup.plan.agents, carry_out)
+    return PreparedAudit(setup.manifest.config, setup.plan.agents, execute)
 
 
-def _audit(setup: RunSetup, dimension: int, asked: Question, progress: Progress) -> Audit:
+def _audit(setup: RunSetup, dimension: int, request: AuditRequest, progress: Progress) -> Audit:
     config = setup.manifest.config
-    asked.expect_possible(setup.plan.agents)
+    request.expect_possible(setup.plan.agents)
     found = accounted(config, setup.plan, builders.analysis(config, setup.counts), None, progress)
-    return Audit.of(setup.plan, found, config.privacy, dimension, asked, progress)
+    return Audit.of(setup.plan, found, config.privacy, dimension, request, progress)

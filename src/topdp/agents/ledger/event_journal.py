@@ -1,11 +1,11 @@
-"""What is on the books beside charges, in the order in which it came, and the digests that bind it to them.
+"""Facts in a ledger besides charges, in the order of recording, and the digest that binds them.
 
-Facts of the run (`meta`) and what became of neighbours (`peers`) are the newest word on each matter; every
-word that was ever written is a line in `notes`. Lines, rows that came in and statements only ever grow, so
-that each charge can carry one digest of all of them as they stood then. Not for charges: `entries`.
+The tables `meta` (facts of the run) and `peers` (facts about neighbours) hold the current value of each fact.
+The table `notes` holds every value that was ever recorded, one line each. Notes, received rows and statements
+only grow, so each charge carries one digest of all of them at that time. Charges are in `ledger_entries`.
 
-**Guarantees.** What is written here is part of the caller's transaction. A line, a row or a statement that
-was changed, removed or put in before the last charge gives another digest.
+**Guarantees.** What is recorded here is part of the caller's transaction. A line, a row or a statement that
+was changed, removed or inserted before the last charge gives another digest.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from topdp.agents.ledger.hash_chain import chain_hash, digest_of
+from topdp.agents.ledger.ledger_entries import chain_hash, digest_of
 
 UNLOGGED_PREFIXES = ("row of ",)
-"""So begin keys of `meta` that change with every row, and have no lines: others signed what they hold."""
+"""Keys of `meta` that change with every row and have no lines: their content is signed by the sender."""
 
 PEER_COLUMNS = ("quarantined", "quarantined_for", "finished", "told")
 
-# The number of each line, and what of it is bound; what came after line `?`.
+# For each log: the number of a line and the columns that are bound, for lines after number `?`.
 LOG_QUERIES = {
     "notes": "SELECT number, charges, place, key, value FROM notes WHERE number > ? ORDER BY number",
     "inbox": "SELECT rowid, sender, round, digest FROM inbox WHERE rowid > ? ORDER BY rowid",
@@ -34,14 +34,14 @@ LOG_QUERIES = {
 
 @dataclass(frozen=True)
 class LogHead:
-    """How far one of the tables that only grow has been read: `head` binds all of it."""
+    """How far one of the growing tables was read. `head` binds all lines so far."""
 
     count: int = 0
     last: int = -(2**63)  # number of the last line
     head: str = ""
 
     def lines(self, db: sqlite3.Connection, name: str) -> Iterator[LogHead]:
-        """This one as it stands after each further line."""
+        """The head after each further line."""
         log = self
         for number, *line in db.execute(LOG_QUERIES[name], (self.last,)):
             log = LogHead(log.count + 1, number, chain_hash(log.head, json.dumps(line, default=repr)))
@@ -53,24 +53,24 @@ EMPTY_LOGS: LogHeads = {name: LogHead() for name in LOG_QUERIES}
 
 
 def read_logs(db: sqlite3.Connection, logs: LogHeads) -> LogHeads:
-    """All logs to their ends."""
+    """Read all logs to their ends."""
     return {name: [log, *log.lines(db, name)][-1] for name, log in logs.items()}
 
 
 def logs_digest(db: sqlite3.Connection, heads: Mapping[str, str]) -> str:
-    """The digest that a charge carries: of the logs, and of what need not be kept row by row any more."""
-    gone = db.execute("SELECT receiver, round FROM delivered ORDER BY receiver").fetchall()
-    return digest_of(json.dumps([*(heads[name] for name in LOG_QUERIES), gone]).encode())
+    """The digest that a charge carries: of the logs, and of rows that are no longer kept one by one."""
+    delivered = db.execute("SELECT receiver, round FROM delivered ORDER BY receiver").fetchall()
+    return digest_of(json.dumps([*(heads[name] for name in LOG_QUERIES), delivered]).encode())
 
 
 def set_fact(db: sqlite3.Connection, key: str, value: str) -> None:
-    """A fact of the run, in the place of what was known of it before."""
+    """Record a fact of the run; it replaces the earlier value of the same key."""
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
     _append(db, "meta", key, value)
 
 
 def set_peer_fact(db: sqlite3.Connection, peer: str, column: str, value: object) -> None:
-    """What became of a neighbour."""
+    """Record a fact about a neighbour."""
     assert column in PEER_COLUMNS
     db.execute("INSERT OR IGNORE INTO peers (name) VALUES (?)", (peer,))
     db.execute(f"UPDATE peers SET {column} = ? WHERE name = ?", (value, peer))
@@ -78,19 +78,15 @@ def set_peer_fact(db: sqlite3.Connection, peer: str, column: str, value: object)
 
 
 def backfill(db: sqlite3.Connection) -> None:
-    """Lines for facts that are known already: those of a ledger that had none."""
+    """Write lines for the facts of a ledger of an older format, which has no lines."""
     for key, value in db.execute("SELECT key, value FROM meta ORDER BY key").fetchall():
         _append(db, "meta", key, value)
-    for name, *values in db.execute(
-        f"SELECT name, {', '.join(PEER_COLUMNS)} FROM peers ORDER BY name"
-    ).fetchall():
-        for column, value in zip(PEER_COLUMNS, values, strict=True):
-            if value is not None:
-                _append(db, f"peers {column}", name, value)
+    for (name, column), value in _peer_facts(db).items():
+        _append(db, f"peers {column}", name, value)
 
 
 def journal_facts(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple[str, str], object]]:
-    """({key: value}, {(peer, column): value}) as the lines say: what `meta` and `peers` must hold."""
+    """({key: value}, {(peer, column): value}) according to the lines; `table_facts` must be equal."""
     facts: dict[str, object] = {}
     peers: dict[tuple[str, str], object] = {}
     for place, key, value in db.execute("SELECT place, key, value FROM notes ORDER BY number"):
@@ -98,24 +94,27 @@ def journal_facts(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple
             facts[key] = value
         elif place != "meta":
             peers[key, str(place).removeprefix("peers ")] = value
-    return facts, {matter: value for matter, value in peers.items() if value is not None}
+    return facts, {fact: value for fact, value in peers.items() if value is not None}
 
 
 def table_facts(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple[str, str], object]]:
-    """The same as the tables have it."""
+    """The same according to the tables `meta` and `peers`."""
     rows = db.execute("SELECT key, value FROM meta").fetchall()
-    facts: dict[str, object] = {
-        key: value for key, value in rows if not str(key).startswith(UNLOGGED_PREFIXES)
+    return {key: value for key, value in rows if not str(key).startswith(UNLOGGED_PREFIXES)}, _peer_facts(db)
+
+
+def _peer_facts(db: sqlite3.Connection) -> dict[tuple[str, str], object]:
+    rows = db.execute(f"SELECT name, {', '.join(PEER_COLUMNS)} FROM peers ORDER BY name").fetchall()
+    return {
+        (name, column): value
+        for name, *values in rows
+        for column, value in zip(PEER_COLUMNS, values, strict=True)
+        if value is not None
     }
-    rows = db.execute(f"SELECT name, {', '.join(PEER_COLUMNS)} FROM peers").fetchall()
-    found = {
-        (name, c): value for name, *values in rows for c, value in zip(PEER_COLUMNS, values, strict=True)
-    }
-    return facts, {matter: value for matter, value in found.items() if value is not None}
 
 
 def _append(db: sqlite3.Connection, place: str, key: str, value: object) -> None:
-    """`charges`: how many there were. So charges that are gone leave lines that stand after them."""
+    """Write a line with the number of charges so far: if charges are removed, later lines reveal it."""
     (charges,) = db.execute("SELECT coalesce(max(number) + 1, 0) FROM charges").fetchone()
     db.execute(
         "INSERT INTO notes (charges, place, key, value) VALUES (?, ?, ?, ?)", (charges, place, key, value)

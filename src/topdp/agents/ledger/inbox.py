@@ -1,8 +1,8 @@
-"""What to believe of a neighbour's rows: exactly once, in order, from those who have a word in the plan.
+"""Which rows of a neighbour an agent accepts: each once, in order, and only those that the plan expects.
 
-The name of a row is (federation, sender, receiver, round) and is strictly increasing for each sender. The
-same name with the same digest is acknowledged again; with another digest the sender has told two stories,
-and is quarantined. What the bytes hold is `payload`'s; who the sender is, the transport's.
+A row is named by (federation, sender, receiver, round), and rounds increase strictly for each sender. The
+same name with the same digest is acknowledged again. With another digest the sender has equivocated and is
+quarantined. `row_payload` decodes the bytes; the transport establishes who the sender is.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from topdp.agents.wire.wire_codes import ReplyCode
 
 
 class Inbox:
-    """Decides on rows, and keeps the accepted ones in the ledger before they are acknowledged."""
+    """Judges rows, and stores accepted ones in the ledger before they are acknowledged."""
 
     def __init__(
         self, ledger: Ledger, rounds: Mapping[str, Sequence[int]], window: int = 4, gaps: bool = False
     ) -> None:
-        """`rounds`: for each neighbour the rounds in which it sends to this agent, rising.
+        """`rounds`: for each neighbour the increasing rounds in which it sends to this agent.
 
-        `gaps`: a neighbour that was gone may leave rounds out. `window`: how many rounds it may be ahead.
+        `gaps`: a neighbour that was gone may leave out rounds. `window`: how many rounds it may be ahead.
         """
         self.gaps = gaps
         self.ledger = ledger
@@ -30,37 +30,37 @@ class Inbox:
         self._rounds = {sender: list(each) for sender, each in rounds.items()}
 
     def judge(self, sender: str, round: int, digest: str) -> ReplyCode:
-        """What is to be said of a row whose digest is that of its bytes: OK if it is new. Changes nothing."""
+        """The reply to a row whose bytes have this digest; OK if it is new. Changes nothing."""
         if sender not in self._place:
             return ReplyCode.STRANGER
         if self.ledger.quarantined(sender) is not None:
             return ReplyCode.QUARANTINED
         if round not in self._place[sender]:
             return ReplyCode.UNKNOWN_ROUND
-        known = self.ledger.digest_received(sender, round)
-        if known is not None:
-            return ReplyCode.AGAIN if known == digest else ReplyCode.EQUIVOCATION
+        accepted = self.ledger.digest_received(sender, round)
+        if accepted is not None:
+            return ReplyCode.AGAIN if accepted == digest else ReplyCode.EQUIVOCATION
         if round < self.ledger.last_received(sender) or not (self.gaps or round == self.expected(sender)):
             return ReplyCode.GAP
         return ReplyCode.LATER if round > self.ledger.round + self.window else ReplyCode.OK
 
     def expected(self, sender: str) -> int | None:
-        """The next round that `sender` owes; None when all are in."""
-        seen, rounds = self.ledger.last_received(sender), self._rounds[sender]
-        place = self._place[sender][seen] + 1 if seen >= 0 else 0
+        """The next round that `sender` owes; None once all rows have arrived."""
+        last, rounds = self.ledger.last_received(sender), self._rounds[sender]
+        place = self._place[sender][last] + 1 if last >= 0 else 0
         return rounds[place] if place < len(rounds) else None
 
     def skips_rounds(self, sender: str, round: int) -> bool:
-        """Whether `sender`, who may leave out nothing, has passed over the round that it owes."""
+        """Whether `sender`, which may leave out nothing, has skipped the round that it owes."""
         owed = self.expected(sender)
         return not self.gaps and owed is not None and round > owed
 
     def settle(
         self, verdict: ReplyCode, sender: str, round: int, digest: str, body: bytes, signature: bytes = b""
     ) -> None:
-        """Writes down what follows from a verdict: a row for later use, or a quarantine."""
+        """Record what follows from a verdict: a row for later use, or a quarantine."""
         if verdict is ReplyCode.OK:
-            late = round < self.ledger.round  # the round that reads it is over: keep only that it came
+            late = round < self.ledger.round  # the round that reads it is over: the digest is enough
             self.ledger.store_row(sender, round, digest, None if late else body, signature)
         elif verdict is ReplyCode.EQUIVOCATION:
             self.ledger.quarantine(sender, verdict, f"sent two different rows for round {round}")

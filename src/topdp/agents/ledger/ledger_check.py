@@ -1,13 +1,13 @@
-"""Whether the books of an agent are whole: `ledger verify`, and each start. Reads all, changes nothing.
+"""Verify that a ledger is whole: `topdp agent ledger verify`, and at each start. Changes nothing.
 
-**Guarantees.** On a ledger that is opened to be read only, all of it is of one moment, also while the agent
-runs. Found is an entry that was changed, removed, added or swapped in the chain; outgoing bytes and a state
-that are not the charged ones; facts of the run and of neighbours that are not what was written down of them;
-rows that came in, statements and lines of the journal that were changed, removed or put in before the last
-charge; a budget that grew; a ledger whose charges are gone. Not found here: a tail cut off together with all
-that belongs to it, what was added after the last charge such as could be, bytes of older rows that nobody may
-have acknowledged (they are not sent then, which costs no privacy), or a chain computed anew by somebody who
-can write the file. Neighbours find the first (`agent`, at hello). Entries of format 4 bind no logs.
+**Guarantees.** On a ledger that is opened for reading only, everything is of one moment, even while the agent
+runs. Detected: an entry that was changed, removed, added or swapped in the chain; outgoing bytes and a state
+that are not the charged ones; facts of the run and of neighbours that differ from the journal; received rows,
+statements and lines of the journal that were changed, removed or inserted before the last charge; a budget
+that grew; missing charges. Not detected: a tail that was removed with everything that belongs to it;
+plausible additions after the last charge; missing bytes of older rows that were perhaps not acknowledged
+(they are then not sent, which costs no privacy); a chain that was recomputed by somebody who can write the
+file. Neighbours detect the first, when they greet. Entries of format 4 bind no logs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Mapping
 
 from topdp.agents.ledger import event_journal
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, TamperedError, database_error
-from topdp.agents.ledger.ledger_entries import LedgerEntry, chain_hash, digest_of, genesis_hash
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, database_error
+from topdp.agents.ledger.ledger_entries import LedgerEntry, TamperedError, chain_hash, digest_of, genesis_hash
 from topdp.agents.ledger.start_choices import BUDGET_KEY, recorded_budget
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TopdpError
@@ -30,7 +30,7 @@ PAIR_STATES = ("prepared", "committed", "aborted")
 
 
 def verify(ledger: Ledger) -> int:
-    """The number of charges; raises TamperedError with the first fault."""
+    """Return the number of charges. Raise TamperedError with the first fault."""
     try:
         _check_pages(ledger)
         entries = _check_charges(ledger)
@@ -42,11 +42,11 @@ def verify(ledger: Ledger) -> int:
         last, state = (entries[-1] if entries else None), ledger.state()
     except TopdpError:
         raise
-    except (sqlite3.Error, TypeError, ValueError) as error:  # a table that is gone; a value that cannot be
+    except (sqlite3.Error, TypeError, ValueError) as error:  # a missing table; an impossible value
         raise (
             database_error(ledger.folder, error)
             if isinstance(error, sqlite3.Error)
-            else TamperedError(f"{ledger.folder / LEDGER_FILE} has a value that cannot be: {error}.")
+            else TamperedError(f"{ledger.folder / LEDGER_FILE} has an impossible value: {error}.")
         ) from error
     booked = (last.round, last.state) if last else None
     if booked != ((state[0], digest_of(state[1])) if state else None):
@@ -55,10 +55,10 @@ def verify(ledger: Ledger) -> int:
 
 
 def _check_pages(ledger: Ledger) -> None:
-    """By an index that has lost a line, a row that was charged would never be sent."""
-    found = ledger.database.one("PRAGMA integrity_check(1)")
-    if found != ("ok",):
-        words = str(found[0] if found else "nothing")[:200]
+    """Check SQLite's pages: if an index lost a line, a charged row would never be sent."""
+    result = ledger.database.one("PRAGMA integrity_check(1)")
+    if result != ("ok",):
+        words = str(result[0] if result else "nothing")[:200]
         raise TamperedError(
             f"{ledger.folder / LEDGER_FILE} is damaged ({words}). Do not delete it: its charges were spent."
         )
@@ -68,66 +68,70 @@ def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
     head, total, round, binds = genesis_hash(ledger.meta), 0.0, -1, False
     entries = []
     rows = ledger.database.rows("SELECT number, entry, hash FROM charges ORDER BY number")
-    for place, (number, text, stored) in enumerate(rows):
+    for position, (number, text, stored) in enumerate(rows):
         head = chain_hash(head, str(text))
         if head != stored:
             _charge_fault(
-                ledger, place, "does not follow from the one before: it or an earlier one was changed"
+                ledger, position, "does not follow from the one before: it or an earlier one was changed"
             )
         entry = LedgerEntry.read(text)
         total += entry.charge
         faults = {
-            "is out of place": not number == entry.number == place,
-            "has a charge that cannot be": not (math.isfinite(entry.charge) and entry.charge >= 0),
+            "is out of place": not number == entry.number == position,
+            "has an impossible charge": not (math.isfinite(entry.charge) and entry.charge >= 0),
             "has a wrong total": entry.total != total,
             "repeats a round": entry.round < round + (entry.kind != "late"),
-            "does not say what else was on the books": binds and not entry.books,
+            "does not bind the rest of the ledger": binds and not entry.books,
         }
-        for fault, found in faults.items():
-            if found:
-                _charge_fault(ledger, place, fault)
+        for fault, is_so in faults.items():
+            if is_so:
+                _charge_fault(ledger, position, fault)
         if entry.contradiction:
-            _charge_fault(ledger, place, entry.contradiction)
+            _charge_fault(ledger, position, entry.contradiction)
         round, binds = entry.round, bool(entry.books)
         entries.append(entry)
     return entries
 
 
 def _check_outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
-    """What was charged is there to be sent, or stands as delivered; and nothing else is there."""
-    gone = {str(to): int(str(r)) for to, r in ledger.database.rows("SELECT receiver, round FROM delivered")}
+    """Check that every charged row is in the outbox or recorded as delivered, and nothing else is."""
+    delivered = {
+        str(to): int(str(r)) for to, r in ledger.database.rows("SELECT receiver, round FROM delivered")
+    }
     charged = {(to, entry.round): digest for entry in entries for to, digest in entry.digests.items()}
-    for key in gone.items():
+    for key in delivered.items():
         if key not in charged:
-            raise TamperedError(f"What stands as delivered to {key[0]} in round {key[1]} was not charged.")
-    kept = {key: digest for key, digest in charged.items() if key[1] > gone.get(key[0], -1)}
+            raise TamperedError(
+                f"The row recorded as delivered to {key[0]} in round {key[1]} was not charged."
+            )
+    kept = {key: digest for key, digest in charged.items() if key[1] > delivered.get(key[0], -1)}
     for receiver, round, digest, body in ledger.database.rows(
         "SELECT receiver, round, digest, body FROM outbox"
     ):
         booked = kept.pop((str(receiver), int(str(round))), None)
         whole = body is None or (isinstance(body, bytes) and digest_of(body) == digest)
-        # Bytes go with a later release than their own, once they are acknowledged.
+        # Bytes are deleted by a later release than their own, once they are acknowledged.
         early = body is None and round == entries[-1].round and not ledger.finished(str(receiver))
         if booked != digest or not whole or early:
-            raise TamperedError(f"What goes to {receiver} in round {round} is not what was charged.")
+            raise TamperedError(f"The row for {receiver} in round {round} is not what was charged.")
     for to, missing in kept:
-        raise TamperedError(f"What was charged for {to} in round {missing} is not in the outbox.")
+        raise TamperedError(f"The row charged for {to} in round {missing} is not in the outbox.")
 
 
 def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
-    """What the charges say of all that came in before them."""
+    """Check what the charges bind of notes, received rows and statements before them."""
     db = ledger.database.connection
     heads = {
         name: ["", *(log.head for log in event_journal.LogHead().lines(db, name))]
         for name in event_journal.LOG_QUERIES
     }
     before = dict.fromkeys(event_journal.LOG_QUERIES, 0)
-    for place, entry in enumerate(entries):
+    for position, entry in enumerate(entries):
         if not entry.books:
             continue
         for name, lines in heads.items():
             if not before[name] <= entry.counts.get(name, -1) < len(lines):
-                _charge_fault(ledger, place, f"knows of more {name} than there are: some are gone")
+                _charge_fault(ledger, position, f"counts more {name} than there are: some are missing")
         before = {name: entry.counts[name] for name in event_journal.LOG_QUERIES}
     bound = event_journal.logs_digest(db, {name: heads[name][before[name]] for name in heads})
     if entries and entries[-1].books not in ("", bound):
@@ -139,13 +143,13 @@ def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     late = ledger.database.one("SELECT max(charges) FROM notes")
     if late and late[0] is not None and int(str(late[0])) > len(entries):
         raise TamperedError(
-            f"Expected {late[0]} charges, got {len(entries)}: some are gone from "
+            f"Expected {late[0]} charges, got {len(entries)}: some are missing from "
             f"{ledger.folder / LEDGER_FILE}."
         )
 
 
 def _check_facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
-    """Facts of the run and of neighbours: as written down, and such as can be."""
+    """Check facts of the run and of neighbours: consistent with the journal, and possible."""
     ledger.expect_consistent()
     recorded_budget(ledger)
     _check_budgets(ledger)
@@ -161,7 +165,7 @@ def _check_facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     }
     for fault, is_so in faults.items():
         if is_so:
-            raise TamperedError(f"Facts of the run cannot be so: {fault}.")
+            raise TamperedError(f"Facts of the run are impossible: {fault}.")
     for peer in ledger.recorded_peers():
         ledger.quarantined(peer)
     for name, code in ledger.database.rows("SELECT name, quarantined_for FROM peers"):
@@ -170,43 +174,47 @@ def _check_facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
 
 
 def _check_budgets(ledger: Ledger) -> None:
-    """A budget is made smaller by a start, and never larger (`choices`)."""
+    """Check that no start made the budget larger (`start_choices`)."""
     lines = "SELECT value FROM notes WHERE place = 'meta' AND key = ? ORDER BY number"
     try:
-        found = [float(str(value)) for (value,) in ledger.database.rows(lines, BUDGET_KEY)]
+        budgets = [float(str(value)) for (value,) in ledger.database.rows(lines, BUDGET_KEY)]
     except ValueError as error:
         raise TamperedError(f"Expected budgets in the journal: {error}.") from None
-    for before, after in itertools.pairwise(found):
+    for before, after in itertools.pairwise(budgets):
         if not after <= before:
             raise TamperedError(f"Expected a budget of at most {before:.6g}, as before, got {after:.6g}.")
 
 
 def _check_inbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
-    """Rows in the order of each sender, with their own bytes, used by rounds that are on the books."""
+    """Check received rows: in the order of each sender, with their own bytes, used by recorded rounds."""
     rounds = {entry.round for entry in entries if entry.kind not in ("late", "skip")}
     newest: dict[str, int] = {}
     for sender, round, digest, body, applied in ledger.database.rows(
         "SELECT sender, round, digest, body, applied FROM inbox ORDER BY rowid"
     ):
-        where = f"What came from {sender} in round {round}"
+        row = f"The row of {sender} in round {round}"
         if body is not None and not (isinstance(body, bytes) and digest_of(body) == digest):
-            raise TamperedError(f"{where} is not what was accepted.")
+            raise TamperedError(f"{row} is not what was accepted.")
         if int(str(round)) <= newest.get(str(sender), -1):
-            raise TamperedError(f"{where} is out of order.")
+            raise TamperedError(f"{row} is out of order.")
         newest[str(sender)] = int(str(round))
         if applied is not None and (applied not in rounds or body is not None):
-            raise TamperedError(f"{where} cannot have been used in round {applied}.")
+            raise TamperedError(f"{row} cannot have been used in round {applied}.")
 
 
 def _check_pairs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     rounds = {entry.round for entry in entries}
     query = "SELECT id, status, own_round, partner, partner_round, applied FROM pairs"
     for id, status, own, partner, theirs, applied in ledger.database.rows(query):
-        met = status == "committed"
-        fits = status in PAIR_STATES and own in rounds and (applied is None or (met and applied in rounds))
-        if not fits or (met and ledger.digest_received(str(partner), int(str(theirs))) is None):
-            raise TamperedError(f"The meeting {id} with {partner} cannot be so.")
+        is_committed = status == "committed"
+        fits = (
+            status in PAIR_STATES
+            and own in rounds
+            and (applied is None or (is_committed and applied in rounds))
+        )
+        if not fits or (is_committed and ledger.digest_received(str(partner), int(str(theirs))) is None):
+            raise TamperedError(f"The exchange {id} with {partner} is impossible.")
 
 
-def _charge_fault(ledger: Ledger, place: int, fault: str) -> None:
-    raise TamperedError(f"Charge {place} in {ledger.folder / LEDGER_FILE} {fault}.")
+def _charge_fault(ledger: Ledger, position: int, fault: str) -> None:
+    raise TamperedError(f"Charge {position} in {ledger.folder / LEDGER_FILE} {fault}.")

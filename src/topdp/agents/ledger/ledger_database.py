@@ -1,60 +1,92 @@
-"""The SQLite file of an agent: how it is opened, locked and written, and what is said when it cannot be.
+"""The SQLite file of an agent's ledger: its tables, format versions, lock and transactions.
 
-Files and transactions only; tables are in `schema`, what they mean in `ledger` and `pairing`. A file of an
-older format is brought to the present one when it is opened for writing, after a copy was laid aside.
+What the tables mean is described in `ledger`, `event_journal`, `statement_store` and `pairing_records`. A
+format that was ever used is not changed here: a new format is a migration step. A file of an older format is
+migrated when it is opened for writing, after a copy was saved beside it.
 
-**Guarantees.** What is committed survives a power cut. Who only reads sees one moment, from opening to
-closing, whatever the agent writes meanwhile; and changes nothing, old files included. Nothing is written
-after charges that do not follow from each other.
+**Guarantees.** Committed data survive a power cut. A reader sees one moment of the file, from opening to
+closing, whatever the agent writes meanwhile, and changes nothing, not even the format. Nothing is written
+after charges whose hash chain is broken. A migration is complete or has no effect; it changes no charge.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
-from topdp.agents.ledger import event_journal, ledger_schema
-from topdp.agents.ledger.hash_chain import first_broken_link, genesis_hash
-from topdp.agents.ledger.ledger_schema import LEDGER_FORMAT, OLDEST_LEDGER_FORMAT
-from topdp.base.files import atomic_path
-from topdp.errors import InputError, TopdpError, TrustError
+from topdp.agents.ledger import event_journal
+from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, first_broken_link, genesis_hash
+from topdp.base.files import FileError, LockHeldError, atomic_path, exclusive_lock
+from topdp.errors import TopdpError
 
 LEDGER_FILE = "ledger.sqlite"
-SYNCHRONOUS_MODE = "FULL"  # tests that only pretend to crash may turn it off
+LOCK_FILE = "lock"
+SYNCHRONOUS_MODE = "FULL"  # tests that only pretend to crash turn it off
 
+LEDGER_FORMAT = 5
+OLDEST_LEDGER_FORMAT = 4  # the oldest that can be migrated
 
-class LedgerError(InputError):
-    """A ledger that cannot be used, and what to do about it."""
+TABLES_FORMAT_4 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE charges (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE TABLE outbox (
+    receiver TEXT, round INTEGER, digest TEXT NOT NULL, body BLOB,
+    PRIMARY KEY (receiver, round));
+CREATE TABLE inbox (
+    sender TEXT, round INTEGER, digest TEXT NOT NULL, body BLOB, applied INTEGER,
+    PRIMARY KEY (sender, round));
+CREATE TABLE peers (
+    name TEXT PRIMARY KEY, quarantined TEXT, quarantined_for TEXT, finished INTEGER, told INTEGER)
+WITHOUT ROWID;
+CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE pairs (
+    id TEXT PRIMARY KEY, partner TEXT NOT NULL, role TEXT NOT NULL, status TEXT NOT NULL,
+    own_round INTEGER NOT NULL, partner_round INTEGER, told INTEGER NOT NULL DEFAULT 0, applied INTEGER);
+CREATE TABLE statements (
+    number INTEGER PRIMARY KEY, author TEXT NOT NULL, run TEXT NOT NULL, about TEXT NOT NULL,
+    text TEXT NOT NULL, signature TEXT NOT NULL, UNIQUE (author, run, about));
+"""
 
+# Partial indexes hold only what a round looks up: a lookup in round 8,000 takes as long as in round 1.
+MIGRATION_4_TO_5 = """
+CREATE TABLE notes (
+    number INTEGER PRIMARY KEY, charges INTEGER NOT NULL, place TEXT NOT NULL, key TEXT NOT NULL, value);
+CREATE TABLE delivered (receiver TEXT PRIMARY KEY, round INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX outbox_waiting ON outbox (receiver, round) WHERE body IS NOT NULL;
+CREATE INDEX inbox_bodies ON inbox (round) WHERE body IS NOT NULL;
+CREATE INDEX pairs_prepared ON pairs (id) WHERE status = 'prepared';
+CREATE INDEX pairs_ready ON pairs (id) WHERE status = 'committed' AND applied IS NULL;
+CREATE INDEX pairs_untold ON pairs (id) WHERE status = 'committed' AND told = 0;
+"""
 
-class TamperedError(TrustError):
-    """A ledger that is damaged or contradicts itself."""
+# SQLite has one code for a wrong statement and for a missing table; our statements are tested.
+DAMAGE_MESSAGES = ("malformed", "not a database", "no such table", "no such column", "decode", "unsupported")
+
+READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""Errors raised by SQLite. The second occurs when its message quotes bytes that are not text."""
 
 
 class LedgerDatabase:
-    """One file, one process. WAL and `synchronous=FULL`: what is committed survives a power cut."""
+    """One file, used by one process. WAL and `synchronous=FULL`: committed data survive a power cut."""
 
     def __init__(self, folder: Path, identity: Mapping[str, str], writable: bool = True) -> None:
-        """`identity`: what the file belongs to, such as federation and agent; another one is refused."""
+        """`identity`: what the file belongs to, such as federation and agent. Another one is refused."""
         self.folder = folder
-        self._lock: IO[str] | None = None
+        self._resources = ExitStack()
         self._db: sqlite3.Connection | None = None
         try:
             if writable:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._lock = _locked(folder)
+                self._lock()
             elif not (folder / LEDGER_FILE).exists():
                 raise LedgerError(
-                    f"Expected a ledger in {folder}, there is none: `topdp agent start` makes it."
+                    f"Expected a ledger in {folder}, there is none: `topdp agent start` creates it."
                 )
-            self._db = self._written(identity) if writable else self._read()
-            found = self.rows("SELECT key, value FROM meta")
-            self.meta = {str(key): str(value) for key, value in found}
+            self._db = self._open_for_writing(identity) if writable else self._open_for_reading()
+            self.meta = self._read_meta()
             self._expect(identity)
         except (OSError, *READ_ERRORS) as error:
             self.close()
@@ -63,61 +95,86 @@ class LedgerDatabase:
             self.close()
             raise
 
-    def _written(self, identity: Mapping[str, str]) -> sqlite3.Connection:
-        """The file, made or brought to the present format where that is needed."""
+    def _lock(self) -> None:
+        try:
+            has_locks = self._resources.enter_context(exclusive_lock(self.folder / LOCK_FILE))
+        except LockHeldError:
+            raise LedgerError(
+                f"Another process uses {self.folder}: one agent per state folder. Stop it, or name another "
+                "folder."
+            ) from None
+        except FileError as error:
+            raise database_error(self.folder, error.__cause__ or error) from None
+        if not has_locks:
+            raise LedgerError(
+                f"Expected a file system with locks in {self.folder}, got one without: two agents could use "
+                "one ledger. Name a folder on a local disk."
+            )
+
+    def _open_for_writing(self, identity: Mapping[str, str]) -> sqlite3.Connection:
+        """Open the file. Create or migrate it where needed."""
         db = self._db = _connect(self.folder / LEDGER_FILE, writable=True)
         if not self.rows("SELECT 1 FROM sqlite_master"):
             with self.transaction():
-                ledger_schema.create_tables(db, dict(identity))
-        elif (format := self._format()) < LEDGER_FORMAT:
+                _execute_all(db, TABLES_FORMAT_4)
+                _execute_all(db, MIGRATION_4_TO_5)
+                for key, value in {"format": str(LEDGER_FORMAT), **identity}.items():
+                    event_journal.set_fact(db, key, value)
+            return db
+        format = self._format()
+        if format < LEDGER_FORMAT:
             with atomic_path(self.folder / f"{LEDGER_FILE}.format-{format}", 0o600) as beside:
                 copy = sqlite3.connect(beside)
                 db.backup(copy)
                 copy.close()
-            self._expect_whole_chain()
+        self._expect_whole_chain()
+        if format < LEDGER_FORMAT:
             with self.transaction():
-                ledger_schema.migrate_tables(db, format)
-        else:
-            self._expect_whole_chain()
+                _migrate(db, format)
         return db
 
     def _expect_whole_chain(self) -> None:
-        """Nothing is built on what was tampered with: the next charge would hide it, or count from it."""
-        meta = {str(key): str(value) for key, value in self.rows("SELECT key, value FROM meta")}
+        """Raise TamperedError if the chain is broken: the next charge would hide it, or count from it."""
         rows = self.rows("SELECT entry, hash FROM charges ORDER BY number")
-        place = first_broken_link(genesis_hash(meta), ((str(text), str(hash)) for text, hash in rows))
-        if place is not None:
+        position = first_broken_link(
+            genesis_hash(self._read_meta()), ((str(text), str(stored)) for text, stored in rows)
+        )
+        if position is not None:
             raise TamperedError(
-                f"Charge {place} in {self.folder / LEDGER_FILE} does not follow from the one before: "
-                "it or an "
-                "earlier one was changed. Do not delete it: its charges were spent."
+                f"Charge {position} in {self.folder / LEDGER_FILE} does not follow from the one before: it "
+                "or an earlier one was changed. Do not delete it: its charges were spent."
             )
 
-    def _read(self) -> sqlite3.Connection:
-        """One moment of the file; of an older format, a copy in memory, brought to the present one."""
+    def _open_for_reading(self) -> sqlite3.Connection:
+        """One moment of the file. A file of an older format is copied to memory and migrated there."""
         db = self._db = _connect(self.folder / LEDGER_FILE, writable=False)
         db.execute("BEGIN")
         if not self.rows("SELECT 1 FROM sqlite_master"):
-            raise LedgerError(f"Expected a ledger in {self.folder}, it is being made: ask again in a moment.")
+            raise LedgerError(
+                f"Expected a ledger in {self.folder}, it is being created: try again in a moment."
+            )
         if (format := self._format()) < LEDGER_FORMAT:
             copy = sqlite3.connect(":memory:", isolation_level=None)
             db.backup(copy)
             db.close()
-            ledger_schema.migrate_tables(copy, format)
+            _migrate(copy, format)
             return copy
         return db
 
     def _format(self) -> int:
-        """The format of the file, if it can be read here."""
-        found = self.one("SELECT value FROM meta WHERE key = 'format'")
-        text = str(found[0]) if found else "none"
+        """The format of the file; raises LedgerError where this version cannot read it."""
+        row = self.one("SELECT value FROM meta WHERE key = 'format'")
+        text = str(row[0]) if row else "none"
         if not (text.isdecimal() and OLDEST_LEDGER_FORMAT <= int(text) <= LEDGER_FORMAT):
             raise LedgerError(
-                f"Expected a ledger of format {OLDEST_LEDGER_FORMAT} to {LEDGER_FORMAT} in "
-                f"{self.folder}, got {text}: another "
-                "version of topdp has written it, and can read it. Its charges were spent: keep it."
+                f"Expected a ledger of format {OLDEST_LEDGER_FORMAT} to {LEDGER_FORMAT} in {self.folder}, "
+                f"got {text}: another version of topdp wrote it. Use that version, and keep the file: "
+                "its charges were spent."
             )
         return int(text)
+
+    def _read_meta(self) -> dict[str, str]:
+        return {str(key): str(value) for key, value in self.rows("SELECT key, value FROM meta")}
 
     def _expect(self, identity: Mapping[str, str]) -> None:
         for key, value in identity.items():
@@ -140,38 +197,44 @@ class LedgerDatabase:
             raise database_error(self.folder, error) from error
 
     def one(self, query: str, *values: object) -> tuple[object, ...] | None:
+        """The first row, or None."""
         return next(iter(self.rows(query, *values)), None)
 
     def remember(self, key: str, value: str) -> None:
-        """A fact of the run, in the place of what was known of it before."""
+        """Record a fact of the run; it replaces the earlier value of the same key."""
         with self.transaction() as db:
             event_journal.set_fact(db, key, value)
         self.meta[key] = value
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and on disk when it ends."""
+        """All or nothing, and on disk when the block ends."""
         db = self.connection
         try:
-            db.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(db):
                 yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
         except READ_ERRORS as error:
             raise database_error(self.folder, error) from error
 
     def close(self) -> None:
-        """Also how a test abandons an agent: what is not committed is gone."""
+        """Close the file and release the lock. What is not committed is lost."""
         if self._db is not None:
             self._db.close()
             self._db = None
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._resources.close()
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Commit what the block did, or undo all of it. Waits for other writers of the file."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield db
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
 
 
 def _connect(path: Path, writable: bool) -> sqlite3.Connection:
@@ -184,29 +247,24 @@ def _connect(path: Path, writable: bool) -> sqlite3.Connection:
     return db
 
 
-def _locked(folder: Path) -> IO[str]:
-    file = (folder / "lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise LedgerError(
-            f"Another process uses {folder}: one agent per state folder. Stop it, or name another folder."
-        ) from None
-    return file
+def _migrate(db: sqlite3.Connection, format: int) -> None:
+    """Bring the tables from `format` to LEDGER_FORMAT."""
+    assert OLDEST_LEDGER_FORMAT <= format < LEDGER_FORMAT
+    _execute_all(db, MIGRATION_4_TO_5)
+    event_journal.backfill(db)
+    event_journal.set_fact(db, "migrated_from", str(format))
+    event_journal.set_fact(db, "format", str(LEDGER_FORMAT))
 
 
-# SQLite has one code for a statement that is wrong and for a table that is gone; ours are not wrong.
-DAMAGE_MESSAGES = ("malformed", "not a database", "no such table", "no such column", "decode", "unsupported")
-
-READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""What SQLite raises; the second where what it has to say quotes bytes that are no text."""
+def _execute_all(db: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";\n"):
+        db.execute(statement)
 
 
-def database_error(folder: Path, error: Exception) -> TopdpError:
-    """What the file system or SQLite said, and what to do."""
+def database_error(folder: Path, error: BaseException) -> TopdpError:
+    """An error with what the file system or SQLite reported, and what to do."""
     text = str(error)
-    if any(words in text for words in DAMAGE_MESSAGES):
+    if any(message in text for message in DAMAGE_MESSAGES):
         return TamperedError(
             f"{folder / LEDGER_FILE} is damaged ({text}). Do not delete it: its charges were spent."
         )

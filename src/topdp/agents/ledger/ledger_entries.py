@@ -1,43 +1,55 @@
-"""What stands in a ledger: charges, what they may be, and how each is chained to the one before."""
+"""The entries of a ledger: what a charge contains, which charges are valid, and the hash chain over them.
+
+**Guarantees.** The hash of an entry covers its text and the hash of the entry before it. Changing, removing,
+inserting or swapping an entry breaks the chain.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from topdp.agents.ledger.hash_chain import chain_hash as chain_hash
-from topdp.agents.ledger.hash_chain import digest_of as digest_of
-from topdp.agents.ledger.hash_chain import genesis_hash as genesis_hash
-from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
+from topdp.errors import InputError, TrustError
 
 EntryKind = Literal["release", "noise", "skip", "late"]
 
 
-@dataclass(frozen=True)
-class LedgerEntry:
-    """One round. A `release` costs. A `skip` sends nothing and costs nothing.
+class LedgerError(InputError):
+    """A ledger that cannot be used. The message says what to do."""
 
-    A `noise` sends rows that no data enter: it tells nothing, and has a charge only where earlier releases
-    turn out to have cost more. A `late` is that charge alone, after the round that it names.
+
+class TamperedError(TrustError):
+    """A ledger that is damaged or contradicts itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEntry:
+    """One charge. The JSON form is part of the file format: fields keep their names.
+
+    `release`: rows with data; costs. `noise`: rows without data; has a charge only where earlier releases
+    turn out to cost more. `skip`: sends nothing and costs nothing. `late`: a charge for earlier releases,
+    booked after the round that it names.
     """
 
     number: int
     round: int
     kind: EntryKind
-    charge: float  # ε at the federation's δ, under the guarantee that this agent charges by
+    charge: float  # ε at the federation's δ, under the guarantee by which this agent charges
     total: float
-    worst_case: float | None  # ε spent so far if all others collude; None: infinite
+    worst_case: float | None  # ε spent so far if all other agents collude; None: infinite
     information: float | None  # 1/z² of this release at the agent's sensitivity; None: infinite
     digests: dict[str, str]  # receiver -> SHA-256 of the body
-    state: str  # SHA-256 of the state that the release leads to
-    counts: dict[str, int] = field(default_factory=dict)  # log -> lines in it by then, this round's included
-    books: str = ""  # digest of those logs (`journal.bound`); none in entries of format 4
+    state: str  # SHA-256 of the state after the release
+    counts: dict[str, int] = field(default_factory=dict)  # log -> its lines so far, with those of this round
+    books: str = ""  # digest of the logs (`event_journal.logs_digest`); empty in entries of format 4
 
     @property
     def contradiction(self) -> str:
-        """What an entry of this kind cannot say, or nothing."""
+        """Why an entry of this kind is impossible, or an empty string."""
         if self.kind == "skip" and (self.digests or self.charge):
             return "sends or charges something in a round that was skipped"
         if self.kind == "late" and self.digests:
@@ -53,18 +65,18 @@ class LedgerEntry:
     def read(cls, text: object) -> LedgerEntry:
         try:
             entry = cls(**json.loads(str(text)))
-            whole = type(entry.number) is int and type(entry.round) is int
-            fits = whole and math.isfinite(entry.charge) and math.isfinite(entry.total)
+            has_integers = type(entry.number) is int and type(entry.round) is int
+            is_valid = has_integers and math.isfinite(entry.charge) and math.isfinite(entry.total)
         except (ValueError, TypeError, RecursionError):
-            fits = False
-        if not fits:
+            is_valid = False
+        if not is_valid:
             raise TamperedError(f"Expected a charge in the ledger, got {text!r:.80}.")
         return entry
 
 
 @dataclass(frozen=True)
 class ReleaseCost:
-    """What a release will cost: checked here, computed in `budget`."""
+    """What a release costs: computed by `runtime/budget_meter`, checked by `expect_bookable`."""
 
     charge: float = 0.0
     worst_case: float | None = 0.0
@@ -72,8 +84,38 @@ class ReleaseCost:
 
 
 def expect_bookable(cost: ReleaseCost) -> None:
+    """Raise LedgerError unless every number is finite and not negative; only a charge must be finite."""
     for name, value in asdict(cost).items():
         if value is None and name != "charge":
-            continue  # an infinite worst case is a fact to write down; an infinite charge cannot be paid
+            continue  # an infinite worst case is recorded; an infinite charge cannot be paid
         if not (isinstance(value, float | int) and math.isfinite(value) and value >= 0):
             raise LedgerError(f"Expected {name}={value} to be finite and >= 0: such a charge is not booked.")
+
+
+def digest_of(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def genesis_hash(meta: Mapping[str, str]) -> str:
+    """The hash to which the first charge is chained."""
+    return digest_of(json.dumps([meta.get("federation"), meta.get("agent")]).encode())
+
+
+def chain_hash(previous: str, text: str) -> str:
+    """The hash of an entry: over its text and the hash of the entry before it."""
+    return digest_of(f"{previous}\n{text}".encode())
+
+
+def first_broken_link(head: str, rows: Iterable[tuple[str, str]]) -> int | None:
+    """The position of the first (text, hash) that does not follow from the one before; None if all do.
+
+    >>> first = chain_hash("head", "one")
+    >>> first_broken_link("head", [("one", first), ("two", chain_hash(first, "two"))])
+    >>> first_broken_link("head", [("one", first), ("another", chain_hash(first, "two"))])
+    1
+    """
+    for position, (text, stored) in enumerate(rows):
+        head = chain_hash(head, text)
+        if head != stored:
+            return position
+    return None

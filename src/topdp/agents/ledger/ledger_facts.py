@@ -1,10 +1,10 @@
-"""What is on the books beside charges and rows: of the run, and of every neighbour.
+"""Facts in a ledger besides charges and rows: about the run and about every neighbour.
 
-Whether data still enter, whether the plan is still followed, who is quarantined, counted out or done. Each
-is the newest word on its matter; `journal` keeps all of them. Not for what was charged, sent or received:
-`ledger`, which is one of these.
+Whether data still enter, whether the plan is still followed, who is quarantined, gone or finished. Each is
+the current value; `event_journal` keeps all values. Charged, sent and received rows are in `ledger`, whose
+`Ledger` is a `LedgerFacts`.
 
-**Guarantees.** A departure from the plan is never taken back; within the reserve it is one neighbour's each.
+**Guarantees.** A departure from the plan is never revoked. Within the reserve it counts for one neighbour.
 """
 
 from __future__ import annotations
@@ -14,28 +14,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from topdp.agents.ledger import event_journal
-from topdp.agents.ledger.ledger_database import (
-    LEDGER_FILE,
-    READ_ERRORS,
-    LedgerDatabase,
-    TamperedError,
-    database_error,
-)
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, READ_ERRORS, LedgerDatabase, database_error
+from topdp.agents.ledger.ledger_entries import TamperedError
 from topdp.agents.wire.wire_codes import ReplyCode
 
-DEPARTED_SUBJECT_PREFIX = "without "  # begins the subject of the statement that somebody is counted out
+DEPARTED_SUBJECT_PREFIX = "without "  # followed by a name: the subject of a statement that an agent is gone
 
 
 @dataclass(frozen=True)
 class Quarantine:
-    """Why nothing more is believed of a neighbour: what it did, and the particulars for people."""
+    """Why an agent believes a neighbour no longer: a code, and particulars for people."""
 
     code: ReplyCode
     words: str
 
 
 class LedgerFacts:
-    """Facts of one agent's run. `reserve`: so many neighbours may be gone while its guarantee still holds."""
+    """Facts of one agent's run. `reserve`: how many neighbours may go while its guarantee holds."""
 
     def __init__(self, database: LedgerDatabase, reserve: int) -> None:
         self.database = database
@@ -46,27 +41,27 @@ class LedgerFacts:
         return self.database.meta
 
     def expect_consistent(self) -> None:
-        """What the books hold for true is what was written down of it; else one changed byte hides a fact."""
+        """Raise TamperedError unless the current facts are those of the journal."""
         try:
-            noted, found = (
-                event_journal.journal_facts(self.database.connection),
-                event_journal.table_facts(self.database.connection),
-            )
+            journal = event_journal.journal_facts(self.database.connection)
+            tables = event_journal.table_facts(self.database.connection)
         except READ_ERRORS as error:
             raise database_error(self.database.folder, error) from error
-        for what, one, other in (("run", noted[0], found[0]), ("neighbours", noted[1], found[1])):
-            if one != other:
-                changed = sorted(str(key) for key, _ in {*one.items()} ^ {*other.items()})
+        for subject, recorded, current in (
+            ("run", journal[0], tables[0]),
+            ("neighbours", journal[1], tables[1]),
+        ):
+            if recorded != current:
+                changed = sorted(str(key) for key, _ in {*recorded.items()} ^ {*current.items()})
                 raise TamperedError(
-                    f"Facts of the {what} in {self.database.folder / LEDGER_FILE} are not what was "
-                    "written down: "
-                    f"{', '.join(changed)[:200]}. Do not delete it: its charges were spent."
+                    f"Facts of the {subject} in {self.database.folder / LEDGER_FILE} are not what was "
+                    f"written down: {', '.join(changed)[:200]}. Do not delete it: its charges were spent."
                 )
 
     def quarantine(self, peer: str, code: ReplyCode, words: str) -> None:
-        """Nothing more is believed of `peer`, nor sent to it, until a person has looked.
+        """Believe nothing more from `peer` and send it nothing until a person lifts the quarantine.
 
-        The first reason counts. What it does after that writes nothing: nobody fills the journal so.
+        The first reason counts. Later offences write nothing, so a neighbour cannot fill the journal.
         """
         if self.quarantined(peer) is None:
             self._note(peer, quarantined=words, quarantined_for=code.name)
@@ -81,11 +76,11 @@ class LedgerFacts:
         return Quarantine(ReplyCode[str(code)], str(words))
 
     def lift_quarantine(self, peer: str) -> None:
-        """A person has looked: `peer` is believed again."""
+        """Believe `peer` again, after a person has looked."""
         self._note(peer, quarantined=None, quarantined_for=None)
 
     def stop_data(self, round: int) -> None:
-        """This agent's data enter no round from `round` on: its budget is used up."""
+        """This agent's data enter no round from `round` on: its budget is spent."""
         self.database.remember("stopped", str(round))
 
     @property
@@ -94,20 +89,20 @@ class LedgerFacts:
         return None if (round := self.meta.get("stopped")) is None else parse_round(round)
 
     def note_departure(self, words: str, peer: str | None = None) -> None:
-        """The plan is no longer followed as written, as far as this agent has seen; the first time counts.
+        """Record that the plan is no longer followed, as far as this agent can see. The first reason counts.
 
-        Because of `peer`, if that is why: the reserve covers it then, as long as there is some left.
+        `peer`: the neighbour that caused it. The reserve covers it as long as some of it is left.
         """
-        known = self.covered_departures()
-        if self.departed is not None or peer in known:
+        covered = self.covered_departures()
+        if self.departed is not None or peer in covered:
             return
-        if peer is not None and len(known) < self.reserve:
-            self.database.remember("departures", json.dumps({**known, peer: words}))
+        if peer is not None and len(covered) < self.reserve:
+            self.database.remember("departures", json.dumps({**covered, peer: words}))
         else:
             self.database.remember("departed", words)
 
     def covered_departures(self) -> dict[str, str]:
-        """{neighbour: what happened} of those who are gone, or refuse this agent, within the reserve."""
+        """{neighbour: reason} of those that are gone, or refuse this agent, within the reserve."""
         return {
             str(peer): str(words) for peer, words in json.loads(self.meta.get("departures", "{}")).items()
         }
@@ -118,15 +113,14 @@ class LedgerFacts:
         return self.meta.get("departed")
 
     def departed_members(self) -> dict[str, int]:
-        """{agent: the round from which these books count it as a colluder, because it is gone}"""
+        """{agent: the round from which this ledger counts it as a colluder, because it is gone}"""
         query = "SELECT about, text FROM statements WHERE author = ? AND substr(about, 1, ?) = ?"
-        found = self.database.rows(
-            query, self.meta.get("agent"), len(DEPARTED_SUBJECT_PREFIX), DEPARTED_SUBJECT_PREFIX
-        )
-        return {str(about).removeprefix(DEPARTED_SUBJECT_PREFIX): parse_round(text) for about, text in found}
+        prefix = DEPARTED_SUBJECT_PREFIX
+        rows = self.database.rows(query, self.meta.get("agent"), len(prefix), prefix)
+        return {str(about).removeprefix(prefix): parse_round(text) for about, text in rows}
 
     def note_finished(self, peer: str) -> None:
-        """`peer` has done all its rounds and needs nothing more."""
+        """Record that `peer` has done all its rounds and needs nothing more."""
         if not self.finished(peer):
             self._note(peer, finished=1)
 
@@ -134,20 +128,20 @@ class LedgerFacts:
         return self._peer(peer, "finished") is not None
 
     def note_finish_known(self, peer: str) -> None:
-        """`peer` knows that this agent has done all its rounds."""
+        """Record that `peer` has heard that this agent has done all its rounds."""
         self._note(peer, told=1)
 
     def finish_known(self, peer: str) -> bool:
         return self._peer(peer, "told") is not None
 
     def recorded_peers(self) -> list[str]:
-        """Everybody of whom something is on the books."""
-        found = {str(name) for (name,) in self.database.rows("SELECT name FROM peers")}
+        """All neighbours about which the ledger contains something."""
+        names = {str(name) for (name,) in self.database.rows("SELECT name FROM peers")}
         after = self.database.one("SELECT min(sender) FROM inbox")
-        while after is not None and after[0] is not None:  # from one to the next, not row by row
-            found.add(str(after[0]))
+        while after is not None and after[0] is not None:  # from name to name, not row by row
+            names.add(str(after[0]))
             after = self.database.one("SELECT min(sender) FROM inbox WHERE sender > ?", after[0])
-        return sorted(found)
+        return sorted(names)
 
     def _peer(self, peer: str, column: str) -> Any:
         row = self.database.one(f"SELECT {column} FROM peers WHERE name = ?", peer)

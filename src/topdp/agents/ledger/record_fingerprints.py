@@ -1,12 +1,11 @@
-"""By what a site knows records again: keyed digests of single records, and of the file that they came from.
+"""Keyed digests by which a site recognises records: of single records, and of the file they came from.
 
-The same numbers give the same digest in whatever order records come, and from whatever file: they are
-compared as float32, the way models read them. Not for anybody else: digests and their key stay in the site's
-book.
+The same numbers give the same digest in any order of records and from any file. They are compared as float32,
+the way models read them. Digests and their key stay in the site budget.
 
-**Guarantees.** Records that are the same numbers in the same columns are found again, and so is every record
-of a file whose bytes were used before, whatever a schema makes of it. Not found: another file in which the
-same records are scaled, cut or ordered by other columns.
+**Guarantees.** Records with the same numbers in the same columns are recognised, and so is every record of a
+file whose bytes were used before, under any schema. Not recognised: another file in which the same records
+are scaled or cut, or whose columns are in another order.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ import numpy as np
 
 from topdp.base.array_types import AnyArray
 
-RECORD_DIGEST_BYTES = 16  # bytes: two of 10**9 records are alike by chance once in 10**20
+RECORD_DIGEST_BYTES = 16  # two of 10**9 records collide by chance once in 10**20
 
 
 @dataclass(frozen=True)
 class DataFingerprint:
-    """What is written down of a data set."""
+    """What the site budget records of a data set."""
 
     records: frozenset[bytes]
     source: bytes
 
     @cached_property
     def name(self) -> bytes:
-        """Of the set as a whole, in whatever order."""
+        """A digest of the whole set, in any order."""
         return hashlib.sha256(b"".join(sorted(self.records)) + self.source).digest()
 
 
 def fingerprint_records(key: bytes, inputs: AnyArray, targets: AnyArray, source: str) -> DataFingerprint:
-    """Of the records of one site. `source`: a file, a folder, or the name of a data set.
+    """The fingerprint of the records of one site. `source`: a file, a folder, or the name of a data set.
 
     >>> x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 0])
-    >>> one = fingerprint(b"key", x, y, "numbers")
-    >>> other = fingerprint(b"key", x[::-1].astype("float32"), y[::-1].astype("int32"), "others")
-    >>> one.records == other.records, one.name == other.name
+    >>> first = fingerprint_records(b"key", x, y, "numbers")
+    >>> second = fingerprint_records(b"key", x[::-1].astype("float32"), y[::-1].astype("int32"), "others")
+    >>> first.records == second.records, first.name == second.name
     (True, False)
     """
     count = len(targets)
@@ -55,7 +54,7 @@ def fingerprint_records(key: bytes, inputs: AnyArray, targets: AnyArray, source:
 
 
 def _canonical_rows(values: AnyArray, count: int) -> AnyArray:
-    """[records, columns] float32, little-endian; one zero and one nan."""
+    """[records, columns] float32, little-endian, with one form of zero and of nan."""
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(np.asarray(values).reshape(count, -1).astype("<f4"))
     rows[rows == 0] = 0.0
@@ -64,7 +63,7 @@ def _canonical_rows(values: AnyArray, count: int) -> AnyArray:
 
 
 def _content_digest(source: str) -> bytes:
-    """A digest of what is in a file or folder; the name, where it is neither."""
+    """A digest of the content of a file or folder; of the name where it is neither."""
     path = Path(source)
     if not path.exists():
         return b"name\n" + source.encode()

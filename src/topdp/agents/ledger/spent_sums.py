@@ -1,10 +1,10 @@
-"""What a record has spent that was in several runs: (ε, δ) added up, under either adjacency.
+"""Sums of (ε, δ) over the runs that a record was in, under either adjacency.
 
-Numbers only. Which runs a record was in, and what each has cost, is in the `site_book`.
+Numbers only. Which runs a record was in, and what each has cost, is in `site_budget`.
 
 **Guarantees.** ε and δ of runs are added (basic composition, which also holds where each run and its budget
-are chosen after seeing the earlier ones; Rogers et al. 2016, arXiv:1605.08294). Where runs under add-remove
-and under replace-one meet on a record, the former count as (2ε, (1+e^ε)δ): replacing is removing and adding.
+are chosen after seeing the earlier ones; Rogers et al. 2016, arXiv:1605.08294). Where a record was in runs
+under add-remove and under replace-one, the former count as (2ε, (1+e^ε)δ): replacing is removing and adding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SpentBudget:
 def as_replace_one(adjacency: str, epsilon: float, delta: float) -> tuple[float, float]:
     """(ε, δ) of a run for a record that is replaced by another.
 
-    >>> replacing("replace-one", 1.0, 1e-5), replacing("add-remove", 0.5, 0.0)
+    >>> as_replace_one("replace-one", 1.0, 1e-5), as_replace_one("add-remove", 0.5, 0.0)
     ((1.0, 1e-05), (1.0, 0.0))
     """
     if adjacency == "replace-one":
@@ -38,7 +38,7 @@ def as_replace_one(adjacency: str, epsilon: float, delta: float) -> tuple[float,
 
 
 def sum_by_adjacency(costs: list[RunCost]) -> dict[str, SpentBudget]:
-    """What a record has spent that was in these runs, by adjacency; `mixed` where there are both."""
+    """What a record in these runs has spent, by adjacency; `mixed` where there are both."""
     kinds = {adjacency for adjacency, _, _ in costs}
     if len(kinds) > 1:
         costs = [("mixed", *as_replace_one(*cost)) for cost in costs]
@@ -54,31 +54,27 @@ def sum_by_adjacency(costs: list[RunCost]) -> dict[str, SpentBudget]:
     }
 
 
-def largest_sums(each: list[dict[str, SpentBudget]]) -> dict[str, SpentBudget]:
-    """The largest sums of each kind."""
-    found: dict[str, SpentBudget] = {}
-    for one in each:
-        for kind, spent in one.items():
-            other = found.get(kind, SpentBudget())
-            found[kind] = SpentBudget(
+def largest_sums(records: list[dict[str, SpentBudget]]) -> dict[str, SpentBudget]:
+    """The largest sums over records, of each kind."""
+    largest: dict[str, SpentBudget] = {}
+    for sum_by_adjacency in records:
+        for kind, spent in sum_by_adjacency.items():
+            other = largest.get(kind, SpentBudget())
+            largest[kind] = SpentBudget(
                 max(spent.epsilon, other.epsilon), max(spent.delta, other.delta), max(spent.runs, other.runs)
             )
-    return found
+    return largest
 
 
 def largest_sum_with(before: dict[str, SpentBudget], run: RunCost) -> SpentBudget:
-    """The largest sums once `run` is let in: each kind of record with this run beside it."""
+    """The largest sums once `run` is added to every kind of record."""
     adjacency, epsilon, delta = run
     after = [SpentBudget(epsilon, delta, 1)]
     for kind, spent in before.items():
-        one, own = (spent.epsilon, spent.delta), (epsilon, delta)
+        earlier, own = (spent.epsilon, spent.delta), (epsilon, delta)
         if kind != adjacency:
-            one = one if kind == "mixed" else _sum_as_replace_one(kind, spent)
+            # Sums converted as one run are at least what their parts are one by one, as ε is.
+            earlier = earlier if kind == "mixed" else as_replace_one(kind, *earlier)
             own = as_replace_one(adjacency, *own)
-        after.append(SpentBudget(one[0] + own[0], one[1] + own[1], spent.runs + 1))
+        after.append(SpentBudget(earlier[0] + own[0], earlier[1] + own[1], spent.runs + 1))
     return SpentBudget(max(s.epsilon for s in after), max(s.delta for s in after), max(s.runs for s in after))
-
-
-def _sum_as_replace_one(kind: str, spent: SpentBudget) -> tuple[float, float]:
-    """Sums as one run: at least what its parts are one by one, since ε is."""
-    return as_replace_one(kind, spent.epsilon, spent.delta)

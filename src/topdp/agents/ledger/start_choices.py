@@ -1,11 +1,12 @@
-"""What an agent was told at its starts, kept on its books: a restart can only be stricter, and hides nothing.
+"""Choices made at the starts of an agent, recorded in its ledger: a restart can only be stricter.
 
-Seeded noise and canaries stay on the books for ever, whatever later starts say; a budget of one's own can
-only become smaller; cyclic batches keep the order of the records. Books that an older version began are gone
-on with once a person has said so. Which manifest, and whether partners are planned or found, is `ledger`'s.
+Seeded noise and canaries stay recorded for ever, whatever later starts choose. An agent's own budget can only
+become smaller. Cyclic batches keep the order of the records. A ledger that an older version began is
+continued only with a person's consent. `Ledger` checks the manifest and whether partners are planned or
+found.
 
 **Guarantees.** Once a release was made under noise that can be repeated, or beside notes without noise, every
-result says so. What is charged never passes the smallest budget that was ever asked for.
+result says so. What is charged never exceeds the smallest budget that was ever requested.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import math
 
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError, TamperedError
+from topdp.agents.ledger.ledger_database import LEDGER_FILE
+from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
 from topdp.errors import DataError, TrustError
 
+LEDGER_ID_KEY = "books"
 SEEDED_KEY, REHEARSAL_KEY, BUDGET_KEY, UPGRADE_KEY, DELTA_KEY = (
     "seeded",
     "rehearsal",
@@ -27,26 +30,26 @@ TEST_OPTIONS = {SEEDED_KEY: "--seeded", REHEARSAL_KEY: "--canaries"}
 
 
 def record_choices(
-    ledger: Ledger, seeded: bool, rehearsal: bool, asked: float | None, granted: float
+    ledger: Ledger, *, seeded: bool, rehearsal: bool, requested: float | None, granted: float
 ) -> float:
-    """Writes down what this start chose, or refuses it; the budget from now on.
+    """Record the choices of this start, or refuse them. Return the budget from now on.
 
-    `asked`: a budget of one's own; None: that of an earlier start, or all that is `granted`.
+    `requested`: the agent's own budget; None: that of an earlier start, or all that is `granted`.
     """
-    known = recorded_budget(ledger)
-    if asked is not None and known is not None and asked > known:
+    recorded = recorded_budget(ledger)
+    if requested is not None and recorded is not None and requested > recorded:
         raise LedgerError(
-            f"--epsilon: expected at most {known:.6g}, the budget of this state folder, got {asked:.6g}: a "
-            "budget can be made smaller and never larger. Leave --epsilon away to keep it."
+            f"--epsilon: expected at most {recorded:.6g}, the budget of this state folder, got "
+            f"{requested:.6g}: a budget can be made smaller and never larger. Omit --epsilon to keep it."
         )
-    for key, chosen in ((SEEDED_KEY, seeded), (REHEARSAL_KEY, rehearsal)):
-        if chosen and not ever_chosen(ledger, key):
-            _expect_from_the_start(ledger, key)
+    for key, is_chosen in ((SEEDED_KEY, seeded), (REHEARSAL_KEY, rehearsal)):
+        if is_chosen and not ever_chosen(ledger, key):
+            _expect_first_start(ledger, key)
             ledger.database.remember(key, str(True))
-    least = min([granted, *(value for value in (known, asked) if value is not None)])
-    if least != known:
-        ledger.database.remember(BUDGET_KEY, repr(least))
-    return least
+    smallest = min([granted, *(value for value in (recorded, requested) if value is not None)])
+    if smallest != recorded:
+        ledger.database.remember(BUDGET_KEY, repr(smallest))
+    return smallest
 
 
 def ever_chosen(ledger: Ledger, key: str) -> bool:
@@ -54,70 +57,75 @@ def ever_chosen(ledger: Ledger, key: str) -> bool:
     return ledger.meta.get(key) == str(True)
 
 
-def _expect_from_the_start(ledger: Ledger, key: str) -> None:
-    """Releases that were made otherwise stay what they are. Format 4 did not say how they were made."""
+def protects_data(ledger: Ledger) -> bool:
+    """Whether noise is secret and gradients are not recorded: no start had seeded noise or canaries."""
+    return not any(ever_chosen(ledger, key) for key in TEST_OPTIONS)
+
+
+def _expect_first_start(ledger: Ledger, key: str) -> None:
+    """Raise LedgerError if releases were made without this option; ledgers of format 4 may not record it."""
     unknown = "migrated_from" in ledger.meta and BUDGET_KEY not in ledger.meta
     if ledger.last_entry is not None and not unknown:
         raise LedgerError(
-            f"{TEST_OPTIONS[key]}: expected no such option, since releases on the books in "
-            f"{ledger.folder} were "
-            "made without it. Start again without it, or with another state folder."
+            f"{TEST_OPTIONS[key]}: expected no such option, since releases in the ledger in "
+            f"{ledger.folder} were made without it. Start again without it, or with another state folder."
         )
 
 
 def expect_record_order(ledger: Ledger, order: str) -> None:
-    """`order` stands for the records as cyclic batches take them, and must not change between releases.
+    """Record `order`, a digest of the records in the order of cyclic batches; it must never change.
 
-    Written down before the first release. A record that moved to another place of the cycle would be used
-    more often than accounts say, so what was lost is not drawn anew.
+    It is recorded before the first release. A record that moved within the cycle would be used more often
+    than accounts assume, so a lost order is not replaced.
     """
-    known = ledger.meta.get("order")
+    recorded = ledger.meta.get("order")
     if ledger.last_entry is None:
         ledger.database.remember("order", order)
-    elif known is None:
+    elif recorded is None:
         raise TamperedError(
             f"Expected the order of the records in {ledger.folder / LEDGER_FILE}, which its releases "
-            "followed: it "
-            "is gone. Restore the newest copy; without it this agent must leave the federation."
+            "followed: it is missing. Restore the newest copy; without it this agent must leave the "
+            "federation."
         )
-    elif known != order:
+    elif recorded != order:
         raise DataError(
             "Expected the records, in the order, with which this agent began, got others: cyclic batches "
-            "would use some records more often than was accounted for. Give --data the file of the start."
+            "would use some records more often than was accounted for. Give --data the file of the first "
+            "start."
         )
 
 
 def expect_upgrade_agreed(ledger: Ledger, agreed: bool) -> None:
-    """Refuses releases that a version without signatures made, unless a person knows that none is missing.
+    """Refuse releases by a version without signatures, unless a person confirms that none is missing.
 
-    Neighbours cannot show that such a row was this agent's. If these books are an old copy, their word looks
-    like a lie, and rounds would be made twice that are charged once.
+    Neighbours cannot prove that such a row was this agent's. If this ledger is an old copy, their correct
+    claims look like lies, and rounds would be made twice that are charged once.
     """
-    made = ledger.database.one("SELECT charges FROM notes WHERE place = 'meta' AND key = 'migrated_from'")
-    if made is None or not made[0] or ever_chosen(ledger, UPGRADE_KEY) or agreed:
+    migrated = ledger.database.one("SELECT charges FROM notes WHERE place = 'meta' AND key = 'migrated_from'")
+    if migrated is None or not migrated[0] or ever_chosen(ledger, UPGRADE_KEY) or agreed:
         return
     raise TrustError(
         f"The ledger in {ledger.folder} was begun by a version of topdp that did not sign rows, so "
-        "neighbours could not show it if this were an old copy. End the run with that version; or, if no "
-        "backup was put back, compare the last round with what neighbours have `seen` (topdp agent status), "
-        "and go on with --upgrade."
+        "neighbours could not show it if this were an old copy. End the run with that version. Or, if no "
+        "backup was restored, compare the last round with what neighbours have `seen` (topdp agent status), "
+        "and continue with --upgrade."
     )
 
 
 def record_upgrade(ledger: Ledger) -> None:
-    """A person knows that these books are the newest; stays so."""
+    """Record for good that a person confirms this ledger to be the newest."""
     if "migrated_from" in ledger.meta and not ever_chosen(ledger, UPGRADE_KEY):
         ledger.database.remember(UPGRADE_KEY, str(True))
 
 
 def record_delta(ledger: Ledger, delta: float) -> None:
-    """At which δ all charges are: the manifest's, for who reads the books without it."""
+    """Record the δ of all charges, the manifest's, for readers that have no manifest."""
     if DELTA_KEY not in ledger.meta:
         ledger.database.remember(DELTA_KEY, repr(delta))
 
 
 def recorded_budget(ledger: Ledger) -> float | None:
-    """The budget that the books are kept to; None before the first start that wrote one down."""
+    """The budget that the ledger holds; None before the first start that recorded one."""
     text = ledger.meta.get(BUDGET_KEY)
     if text is None:
         return None

@@ -1,29 +1,29 @@
-"""Statements on the books of an agent: its own and all that reached it, each once; the first one counts.
+"""Signed statements in a ledger: the agent's own and all it has received, each once; the first one counts.
 
-Who is believed is `gossip`'s to decide.
+Which statements to believe is decided in `runtime/statement_gossip`.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from topdp.agents.agreement.signed_statements import Statement
+from topdp.agents.agreement.signatures import Statement
 from topdp.agents.ledger.ledger import Ledger
 
 STATEMENT_COLUMNS = "author, run, about, text, signature"
 
 
 class StatementStore:
-    """The statements of all agents, as far as they have come here."""
+    """The statements of all agents that this agent has received."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
     def add(self, statement: Statement) -> Literal["new", "known", "another"]:
-        """Keeps a statement; `another`: its author has said something else on this before, which stays."""
-        said = self.text(statement.author, statement.run, statement.about)
-        if said is not None:
-            return "known" if said == statement.text else "another"
+        """Store a statement. `another`: an earlier one of its author on this subject differs, and stays."""
+        earlier = self.text(statement.author, statement.run, statement.about)
+        if earlier is not None:
+            return "known" if earlier == statement.text else "another"
         with self.ledger.database.transaction() as db:
             db.execute(
                 f"INSERT INTO statements ({STATEMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?)",
@@ -32,35 +32,35 @@ class StatementStore:
         return "new"
 
     def text(self, author: str, run: str, about: str) -> str | None:
-        """What `author` has said about `about`."""
+        """The statement of `author` about `about`, or None."""
         query = "SELECT text FROM statements WHERE author = ? AND run = ? AND about = ?"
         row = self.ledger.database.one(query, author, run, about)
         return str(row[0]) if row else None
 
     def on(self, run: str, about: str) -> dict[str, str]:
-        """{author: text} of all who have said something about `about`."""
+        """{author: text} of all statements about `about`."""
         query = "SELECT author, text FROM statements WHERE run = ? AND about = ?"
         return {str(author): str(text) for author, text in self.ledger.database.rows(query, run, about)}
 
     def starting(self, run: str, kind: str) -> list[tuple[str, str, str]]:
         """(author, subject, text) of all statements whose subject begins with `kind`."""
         query = "SELECT author, about, text FROM statements WHERE run = ? AND substr(about, 1, ?) = ?"
-        found = self.ledger.database.rows(query, run, len(kind), kind)
-        return [(str(author), str(about), str(text)) for author, about, text in found]
+        rows = self.ledger.database.rows(query, run, len(kind), kind)
+        return [(str(author), str(about), str(text)) for author, about, text in rows]
 
     def count(self, author: str) -> int:
-        """How many statements of `author` are on the books."""
+        """The number of statements of `author`."""
         row = self.ledger.database.one("SELECT count(*) FROM statements WHERE author = ?", author)
         return int(str(row[0])) if row else 0
 
     def total(self, last: int | None = None) -> int:
-        """How many statements are on the books; up to number `last`."""
+        """The number of statements, up to number `last`."""
         query = "SELECT count(*) FROM statements WHERE ? IS NULL OR number <= ?"
         row = self.ledger.database.one(query, last, last)
         return int(str(row[0])) if row else 0
 
     def after(self, number: int) -> list[tuple[int, Statement]]:
-        """The statements that came after number `number`, with theirs."""
+        """The statements after number `number`, with their numbers."""
         query = f"SELECT number, {STATEMENT_COLUMNS} FROM statements WHERE number > ? ORDER BY number"
         return [
             (int(str(row[0])), Statement(*(str(part) for part in row[1:])))

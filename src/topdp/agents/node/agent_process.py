@@ -20,7 +20,7 @@ from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
+from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
 from topdp.agents.node import agent_model_file, amending, site_reservation
 from topdp.agents.node.agent_log import AgentLogFilter
 from topdp.agents.node.node_monitor import NodeMonitor

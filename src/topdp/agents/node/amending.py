@@ -21,13 +21,11 @@ from topdp.agents.agreement import manifest as manifests
 from topdp.agents.agreement.amendments import Amendment, PreviousRun, amendment_of, remaining_budget
 from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Manifest
-from topdp.agents.agreement.rollback_mark import RollbackMark
+from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.row_witness import has_entry
-from topdp.agents.runtime.agent import BOOKS
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.run_end import last_round
 from topdp.errors import BudgetError, InputError, TrustError
@@ -153,7 +151,7 @@ def carried_over(terms: Manifest, name: str, folder: Path | None, identity: Path
         )
         left = remaining_budget(terms, name, said)
         mark = RollbackMark(identity, found.manifest)
-        if mark.resume(facts.get(BOOKS, ""), ledger.round, lambda head: has_entry(ledger, head)):
+        if mark.resume(facts.get(start_choices.LEDGER_ID_KEY, ""), ledger.round, ledger.has_entry):
             raise TrustError(
                 f"--after: expected the newest books of {name} for the run {found.manifest[:16]}, got others "
                 f"in {folder}: since these, it ran with another state folder, and what that spent counts too."
@@ -169,7 +167,7 @@ def expect_counted(terms: Manifest, name: str, identity: Path, was_there: bool =
     found = amendment_of(terms)
     if found is None or name in found.granted:
         return
-    if was_there or RollbackMark(identity, found.manifest).known:
+    if was_there or RollbackMark(identity, found.manifest).exists:
         raise TrustError(
             f"Expected what {name} was granted and has spent in the run {found.manifest[:16]}, since it was "
             f"there; the amendment {terms.hash[:16]} does not list it, so all would be granted anew. Have it "

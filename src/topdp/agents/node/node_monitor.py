@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from topdp.agents.ledger.ledger_database import LedgerError
+from topdp.agents.ledger.ledger_entries import LedgerError
 from topdp.agents.node.operator_orders import STOP_FILE, OperatorOrders
 from topdp.agents.node.status_file import STATUS_INTERVAL_SECONDS, AgentState, ProcessStatus, process_birth
 from topdp.agents.node.status_words import progress_in_words, scores_in_words

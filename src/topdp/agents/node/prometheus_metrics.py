@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, LedgerError
+from topdp.agents.ledger.ledger_database import LEDGER_FILE
+from topdp.agents.ledger.ledger_entries import LedgerError
 from topdp.agents.runtime.agent import Agent
 from topdp.errors import UnavailableError
 

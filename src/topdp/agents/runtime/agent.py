@@ -16,14 +16,13 @@ from typing import Any
 from safetensors.torch import save
 
 from topdp.agents.agreement.card_succession import CardDirectory
-from topdp.agents.agreement.rollback_mark import RollbackMark
-from topdp.agents.agreement.row_signatures import RowSignatures
+from topdp.agents.agreement.run_marks import RollbackMark
+from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger, PartnerMode
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.ledger.row_witness import has_entry, newest_hash
 from topdp.agents.runtime import live_pairing_loop
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop
@@ -36,14 +35,12 @@ from topdp.agents.runtime.planned_loop import PlannedLoop
 from topdp.agents.runtime.shared_draws import PrivateFiles, SharedDraws
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.link_refusals import RefusalLog
-from topdp.agents.wire.traffic_counter import TrafficCounter
-from topdp.agents.wire.transport import Transport, end_all
+from topdp.agents.wire.transport import TrafficCounter, Transport, end_all
 from topdp.base.files import write_atomically
 from topdp.errors import ExitCode, InputError
 from topdp.plan import Capability
 from topdp.privacy.answers import WORST_CASE, answer_kind
 
-BOOKS = "books"  # the key of the books' own name
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
 GRACE = 3.0
 """Seconds that an agent has, once it is asked to stop, for what it is in the middle of."""
@@ -117,7 +114,11 @@ class Agent:
         self.shared_draws: SharedDraws | None = None
         hooks, granted = context.hooks, context.setup.budget(part.agent)
         least = start_choices.record_choices(
-            self.ledger, hooks.seeded, hooks.rehearsal, context.asked, granted
+            self.ledger,
+            seeded=hooks.seeded,
+            rehearsal=hooks.rehearsal,
+            requested=context.asked,
+            granted=granted,
         )
         start_choices.record_delta(self.ledger, manifest.config.privacy.delta)
         if live_pairing:  # charges by worst case, and rounds are each agent's own count
@@ -176,18 +177,18 @@ class Agent:
     def _resumes(self) -> bool:
         """Whether rows of this agent may be out that its books do not know; an old copy is refused here."""
         books = self.ledger
-        if BOOKS not in books.meta:
-            books.database.remember(BOOKS, secrets.token_hex(16))
+        if start_choices.LEDGER_ID_KEY not in books.meta:
+            books.database.remember(start_choices.LEDGER_ID_KEY, secrets.token_hex(16))
         if self.mark is None:
             return books.round >= 0
-        others = self.mark.resume(books.meta[BOOKS], books.round, lambda head: has_entry(books, head))
+        others = self.mark.resume(books.meta[start_choices.LEDGER_ID_KEY], books.round, books.has_entry)
         if books.round >= 0:
             self._note(books.round)  # who was killed between entry and mark has none of what leaves now
         return others or books.round >= 0
 
     def _note(self, round: int) -> None:
         if self.mark is not None:
-            self.mark.note(self.ledger.meta[BOOKS], round, newest_hash(self.ledger))
+            self.mark.note(self.ledger.meta[start_choices.LEDGER_ID_KEY], round, self.ledger.head)
 
     def stop(self) -> None:
         """Asks the agent to end; what was done is on disk, and the same command continues."""

@@ -172,6 +172,6 @@ def chosen(manifest: Manifest, held: Sequence[Identity], meta: Mapping[str, str]
     neighbours = manifest.neighbours(name)
     known = min((int(meta.get(KNOWN_TO + peer, "0")) for peer in neighbours), default=0)
     best = held[max(first, min(known, len(held) - 1))]
-    best = held[-1] if best.card.expired() else best
+    best = held[-1] if best.card.validity_problem() else best
     expect_valid(best, "the identity folder")
     return best

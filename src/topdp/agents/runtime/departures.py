@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from topdp.agents.agreement.signed_statements import Statement
+from topdp.agents.agreement.signatures import Statement
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_facts import DEPARTED_SUBJECT_PREFIX
 from topdp.agents.runtime.agent_rows import PlanPart, RowChanges

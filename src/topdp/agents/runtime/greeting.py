@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from topdp.agents.agreement.row_signatures import MAX_SIGNATURE_BYTES
+from topdp.agents.agreement.signatures import MAX_SIGNATURE_BYTES
 
 LONGEST = 4096  # bytes
 MOST_STATEMENTS = 2**31

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from topdp.agents.agreement.row_signatures import MAX_SIGNATURE_BYTES
+from topdp.agents.agreement.signatures import MAX_SIGNATURE_BYTES
 from topdp.agents.wire.row_payload import PayloadError
 
 LONGEST_HEAD = 500  # bytes

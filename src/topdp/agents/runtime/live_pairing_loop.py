@@ -22,9 +22,10 @@ from typing import final
 
 from torch import Tensor
 
-from topdp.agents.ledger.ledger import ANY_RECEIVER, Ledger
+from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.ledger.pairing_records import PairingRecords, PairRecord
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock
 from topdp.agents.runtime.handover import Handover
@@ -233,12 +234,12 @@ class LivePairingLoop(AgentLoop):
 
     async def _settle_with(self, partner: str) -> None:
         with suppress(Unreachable):
-            for pair in self.pairing.untold():
+            for pair in self.pairing.unconfirmed():
                 if pair.partner == partner:
                     packed = self._packed(pair.own_round, pair.id)
                     message = Message.of(MessageKind.COMMIT, pair.own_round, packed)
                     if (await self.peers.transport.request(partner, message)).ok:
-                        self.pairing.told(pair.id)
+                        self.pairing.confirm(pair.id)
                         self.hooks.reached("after_told")
             for pair in self.pairing.prepared():
                 if pair.partner == partner:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from time import time
 from typing import Any, final
 
-from topdp.agents.agreement.row_signatures import RowSignatures
+from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.greeting import Greeting, LinkTerms
 from topdp.agents.runtime.peer_judgement import PeerBeliefs

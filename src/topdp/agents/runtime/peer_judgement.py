@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from topdp.agents.agreement.row_signatures import RowSignatures
-from topdp.agents.ledger import row_witness
+from topdp.agents.agreement.signatures import RowSignatures
+from topdp.agents.ledger import stored_rows
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.greeting import Greeting, LinkTerms
 from topdp.agents.wire.wire_codes import ReplyCode
@@ -78,8 +78,10 @@ class PeerBeliefs:
         return last < round <= done
 
     def greeting(self, peer: str, terms: LinkTerms, run: str, statements: int) -> Greeting:
-        seen = row_witness.newest_received(self.ledger, peer)
-        sent = row_witness.newest_sent(self.ledger, row_witness.receiver_of(self.ledger, peer))
+        seen = stored_rows.newest_received(self.ledger.database, peer)
+        sent = stored_rows.newest_sent(
+            self.ledger.database, stored_rows.receiver_of(self.ledger.database, peer)
+        )
         return Greeting(
             terms,
             self.ledger.last_sent_round,
@@ -95,7 +97,7 @@ class PeerBeliefs:
 
     def judge(self, peer: str, greeting: Greeting, known: int | None) -> GreetingVerdict:
         """`known`: the highest round of `peer` that was here before it was asked; None: it was not asked."""
-        receiver = row_witness.receiver_of(self.ledger, peer)
+        receiver = stored_rows.receiver_of(self.ledger.database, peer)
         mine = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
         if greeting.seen >= 0 and mine != greeting.seen_digest:
             signature = bytes.fromhex(greeting.seen_signature)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, final
 
-from topdp.agents.agreement.row_signatures import RowSignatures
+from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.agent_hooks import AgentHooks

@@ -15,9 +15,8 @@ from dataclasses import replace
 from typing import final
 
 from topdp.agents.ledger.inbox import Inbox
-from topdp.agents.ledger.ledger_database import LedgerError, TamperedError
-from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.ledger.row_witness import receiver_of
+from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, digest_of
+from topdp.agents.ledger.stored_rows import receiver_of
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.card_updates import CardUpdates
 from topdp.agents.runtime.greeting import Greeting, GreetingError
@@ -161,7 +160,7 @@ class RequestHandlers:
 
     def _signature(self, peer: str, message: Message) -> bytes:
         """The one under the row, where it holds; it is its sender whom it serves."""
-        receiver = receiver_of(self.ledger, self.name)
+        receiver = receiver_of(self.ledger.database, self.name)
         facts = (peer, receiver, message.round, message.digest, message.signature)
         return message.signature if self.contacts.proofs.verify(*facts) else b""
 

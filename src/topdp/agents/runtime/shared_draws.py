@@ -16,7 +16,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from topdp.agents.agreement.identity import Identity
-from topdp.agents.agreement.run_secret import RunSecret
+from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.statement_store import StatementStore
 from topdp.agents.runtime.agent_context import AgentContext

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest
-from topdp.agents.agreement.signed_statements import (
+from topdp.agents.agreement.signatures import (
     Statement,
     StatementError,
     decode_statements,
@@ -127,7 +127,7 @@ class StatementGossip:
         check = self.kinds.get(next((kind for kind in self.kinds if statement.about.startswith(kind)), ""))
         if check is None or statement.run not in ("", self.run):
             return "no subject, or no run, that is known here"
-        if not statement.holds(self.manifest, self.directory):
+        if not statement.verify(self.manifest, self.directory):
             return "it bears no signature of that agent"
         try:
             check(statement)

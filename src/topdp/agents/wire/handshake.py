@@ -102,12 +102,12 @@ def card_of_leaf(pem: bytes, cards: Mapping[str, Card]) -> Card:
 
 
 def check_signature(card: Card, signature: bytes, words: bytes) -> None:
-    if not card.signed(signature, words):
+    if not card.verifies(signature, words):
         raise LinkEnded("signature", f"it does not hold the key of {card.name}'s certificate")
 
 
 def check_validity(card: Card) -> None:
-    if reason := card.expired():
+    if reason := card.validity_problem():
         raise LinkEnded("expired", reason)
 
 

@@ -1,1 +1,1 @@
-"""How fast a private round is here: beside other ways to do the same, beside its floors, and as it grows."""
+"""Benchmark of a private round: against other implementations, against hardware limits, and as it grows."""

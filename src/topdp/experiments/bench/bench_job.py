@@ -1,8 +1,7 @@
-"""What is timed: one private round of agents on random records, written down once for every contestant.
+"""The benchmark's workload: one private round of agents on random records, defined once for all contestants.
 
-A round is: per-example clipped gradients of every agent, Gaussian noise for every agent, one step, and mixing
-with the rows of some others. Records are random: what is learned is of no interest here, and no privacy is
-accounted for.
+A round consists of per-example clipped gradients of every agent, Gaussian noise for every agent, one step,
+and mixing with the rows of some others. Records are random, and no privacy is accounted.
 """
 
 from __future__ import annotations
@@ -23,19 +22,21 @@ from topdp.plan.batches import Full
 from topdp.simulator.engine import Engine
 
 Round = Callable[[], Tensor]
-"""Makes one round and returns the rows after it."""
+"""Executes one round and returns the rows after it."""
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class BenchJob:
+    """The size and settings of a private round."""
+
     agents: int = 30
     batch: int = 64
     inputs: int = 784
     hidden: int = 100
     classes: int = 10
-    degree: int = 1  # rows of others in a mix
-    rounds: int = 100  # of the plan; those that are timed are as many as there are turns
-    clip: float = 7.0  # near the median norm of these examples: some are clipped, some are not
+    degree: int = 1  # rows of other agents in a mix
+    rounds: int = 100  # of the plan
+    clip: float = 7.0  # near the median norm of these examples, so that some are clipped and some are not
     noise_multiplier: float = 1.0
     alpha: float = 0.25
     learning_rate: float = 0.5
@@ -57,8 +58,8 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
-    """Random records, one batch per agent; row i mixes with the rows source[i]."""
+class BenchData:
+    """Random records, one batch per agent. Row i mixes with the rows source[i]."""
 
     rows: Tensor  # [n, d]
     inputs: Tensor  # [n, b, inputs]
@@ -66,7 +67,7 @@ class Data:
     source: Tensor  # [n, degree]
 
     @staticmethod
-    def of(job: Job) -> Data:
+    def of(job: BenchJob) -> BenchData:
         generator = torch.Generator().manual_seed(0)
         start = initial_row(job.network, 0)
         rows = torch.randn(job.agents, job.parameters, generator=generator).mul_(0.01).add_(start)
@@ -74,16 +75,16 @@ class Data:
         targets = torch.randint(job.classes, (job.agents, job.batch), generator=generator)
         order = torch.randperm(job.agents, generator=generator)
         source = torch.stack([order.roll(k) for k in range(job.degree)], dim=1)
-        return Data(rows, inputs, targets, source)
+        return BenchData(rows, inputs, targets, source)
 
 
 def mix(rows: Tensor, source: Tensor, alpha: float) -> Tensor:
-    """α · own row + (1 - α) · the mean of the others'."""
+    """Return α · own row + (1 - α) · the mean of the others'."""
     return rows[source].mean(1).mul_(1 - alpha).add_(rows, alpha=alpha)
 
 
-def plan_of(job: Job, data: Data, noise: float) -> Plan:
-    """The round as a plan: an estimate is made of its own row and others, with gradient and noise."""
+def bench_plan(job: BenchJob, data: BenchData, noise: float) -> Plan:
+    """Return the round as a plan. An estimate mixes its own row and others, with gradient and noise."""
     n, R = job.agents, job.rounds + 1
     own = np.arange(n)[:, None]
     share = (1 - job.alpha) / job.degree
@@ -105,18 +106,18 @@ def plan_of(job: Job, data: Data, noise: float) -> Plan:
     )
 
 
-def engine_of(job: Job, data: Data, noise: float) -> Engine:
-    """The engine that executes the plan on all records of each agent in every round."""
+def bench_engine(job: BenchJob, data: BenchData, noise: float) -> Engine:
+    """Return an engine that executes the plan on all records of each agent in every round."""
     count = job.batch
     sizes = torch.full((job.agents,), count)
     shards = Shards(data.inputs, data.targets, sizes, (count,) * job.agents, job.classes)
     gradients = ClippedGradients(job.network(), job.clip)
-    return Engine(plan_of(job, data, noise), gradients, shards, [Full(count)] * job.agents, seed=0)
+    return Engine(bench_plan(job, data, noise), gradients, shards, [Full(count)] * job.agents, seed=0)
 
 
-def our_round(job: Job, data: Data, noise: float) -> Round:
-    """This engine: rounds one after the other, from the start again when the plan is over."""
-    engine = engine_of(job, data, noise)
+def topdp_round(job: BenchJob, data: BenchData, noise: float) -> Round:
+    """Return topdp's round. Each call executes the next round, from the start again after the last."""
+    engine = bench_engine(job, data, noise)
     state = engine.resume(0, data.rows.clone())
 
     def run() -> Tensor:

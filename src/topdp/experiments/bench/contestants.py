@@ -1,4 +1,4 @@
-"""Other ways to make the same round: Opacus with agents in sequence, `vmap`, and a loop over examples.
+"""Other implementations of the same round: Opacus with agents in sequence, `vmap`, and a loop over examples.
 
 Each is written as its users would write it. Opacus is optional (`pip install 'topdp[bench]'`).
 """
@@ -16,16 +16,19 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from topdp.errors import InputError
-from topdp.experiments.bench.bench_job import Data, Job, Round, mix, our_round
+from topdp.experiments.bench.bench_job import BenchData, BenchJob, Round, mix, topdp_round
 from topdp.learning.models import FlatModel
 from topdp.runs.config import did_you_mean
 
-OURS = "topdp"
-WITHOUT_OPACUS = "Opacus is not installed and not timed: pip install 'topdp[bench]'."
+TOPDP = "topdp"
+NO_OPACUS_REMARK = "Opacus is not installed and therefore not timed: pip install 'topdp[bench]'."
 
 
-def _opacus(job: Job, data: Data, noise: float, *, ghost: bool) -> Round:
-    """One Opacus model and optimiser per agent; their parameters are views of `rows`, so mixing is ours."""
+def _opacus(job: BenchJob, data: BenchData, noise: float, *, ghost: bool) -> Round:
+    """One Opacus model and optimiser per agent.
+
+    Their parameters are views of `rows`, which are mixed here.
+    """
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -62,7 +65,7 @@ def _opacus(job: Job, data: Data, noise: float, *, ghost: bool) -> Round:
     return run
 
 
-def _vmap(job: Job, data: Data, noise: float) -> Round:
+def _vmap(job: BenchJob, data: BenchData, noise: float) -> Round:
     """The obvious vectorisation: vmap over agents and examples, all gradients in memory."""
     flat = FlatModel(job.network())
 
@@ -87,7 +90,7 @@ def _vmap(job: Job, data: Data, noise: float) -> Round:
     return run
 
 
-def _loop(job: Job, data: Data, noise: float) -> Round:
+def _loop(job: BenchJob, data: BenchData, noise: float) -> Round:
     """One backward pass per example."""
     flat = FlatModel(job.network())
     rows = data.rows.clone()
@@ -109,40 +112,43 @@ def _loop(job: Job, data: Data, noise: float) -> Round:
     return run
 
 
-Make = Callable[[Job, Data, float], Round]
-OTHERS: dict[str, tuple[str, Make]] = {
+Contestant = Callable[[BenchJob, BenchData, float], Round]
+"""Returns a round of a job, on data, with a noise multiplier."""
+
+OTHER_CONTESTANTS: dict[str, tuple[str, Contestant]] = {
     "ghost": ("Opacus, ghost clipping, agents in sequence", partial(_opacus, ghost=True)),
     "hooks": ("Opacus, hooks, agents in sequence", partial(_opacus, ghost=False)),
     "vmap": ("vmap over agents and examples", _vmap),
     "loop": ("a loop over examples", _loop),
 }
-OPACUS = ("ghost", "hooks")
-TITLES = {OURS: "topdp", **{name: title for name, (title, _) in OTHERS.items()}}
+OPACUS_CONTESTANTS = ("ghost", "hooks")
+CONTESTANT_TITLES = {TOPDP: "topdp", **{name: title for name, (title, _) in OTHER_CONTESTANTS.items()}}
 
 
-def chosen(names: Sequence[str]) -> dict[str, Make]:
-    """This engine and those of `names` that are here; raises for a name that is none."""
+def available(names: Sequence[str]) -> dict[str, Contestant]:
+    """Return topdp and those of `names` that are installed. Raise InputError for an unknown name."""
     for name in names:
-        if name not in OTHERS:
-            raise InputError(f"--against: no contestant {name!r}." + did_you_mean(name, list(OTHERS)))
-    here = [name for name in names if name not in OPACUS or has_opacus()]
-    return {OURS: our_round, **{name: OTHERS[name][1] for name in here}}
+        if name not in OTHER_CONTESTANTS:
+            hint = did_you_mean(name, list(OTHER_CONTESTANTS))
+            raise InputError(f"--against: expected names of contestants, got {name!r}.{hint}")
+    installed = [name for name in names if name not in OPACUS_CONTESTANTS or has_opacus()]
+    return {TOPDP: topdp_round, **{name: OTHER_CONTESTANTS[name][1] for name in installed}}
 
 
 def has_opacus() -> bool:
     return find_spec("opacus") is not None
 
 
-def difference(job: Job, data: Data, made: dict[str, Make]) -> float:
-    """The largest relative difference between our step and theirs, in one round without noise.
+def largest_difference(job: BenchJob, data: BenchData, contestants: dict[str, Contestant]) -> float:
+    """Return the largest relative difference from topdp's step, in one round without noise.
 
-    Raises where rounds are not equal: then their times say nothing.
+    Raise InputError if rounds differ: then their times cannot be compared.
     """
     mixed = mix(data.rows, data.source, job.alpha)
-    steps = {name: make(job, data, 0.0)() - mixed for name, make in made.items()}
-    ours = steps.pop(OURS)
+    steps = {name: contestant(job, data, 0.0)() - mixed for name, contestant in contestants.items()}
+    own = steps.pop(TOPDP)
     # Opacus clips by C / (|g| + 1e-6), and a step is the difference of rounded rows.
-    worst = max((float((step - ours).norm() / ours.norm()) for step in steps.values()), default=0.0)
+    worst = max((float((step - own).norm() / own.norm()) for step in steps.values()), default=0.0)
     if not worst < 1e-3:
         raise InputError(f"Expected equal rounds without noise, got a relative difference of {worst:.1e}.")
     return worst

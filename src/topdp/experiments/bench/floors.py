@@ -1,9 +1,8 @@
-"""What each part of a round costs, beside its floor: what this machine cannot do faster.
+"""The time of each part of a round, beside its floor: the least time this machine could need for it.
 
-Floors are measured in the same turns as the parts: multiplications over the rate of a matrix product that
-fits into the cache, by whoever is fastest, bytes over the bandwidth of a copy that does not, draws over the
-rate of the generator when it does nothing else. A part may stand below a floor of memory where its rows stay
-in the cache.
+Floors are measured in the same turns as the parts: multiplications over the rate of the fastest matrix
+product that fits into the cache, bytes over the bandwidth of a copy that does not fit, draws over the rate of
+the generator by itself. A part may be faster than its memory floor if its rows stay in the cache.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import product as all_of
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,23 +18,23 @@ import torch
 from torch import Tensor
 
 from topdp.base.progress import Progress, silent
-from topdp.experiments.bench.bench_job import Data, Job, engine_of, plan_of
+from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_engine, bench_plan
 from topdp.experiments.bench.turn_timing import Turns, take_turns
 from topdp.simulator import normal_draws
 from topdp.simulator.row_mixing import RowByRow, Work
 from topdp.simulator.simulated_noise import Noise
 
-DRAWN = 1 << 17
-"""Numbers in a draw that fits into the cache."""
+CACHED_DRAW_NUMBERS = 1 << 17
+"""The length of a draw that fits into the cache."""
 
-SIDES = (256, 512, 1024)
-COPIED = 1 << 25
-"""Numbers in a copy that leaves no cache as it was: 128 MiB, and as much again."""
+MATRIX_SIDES = (256, 512, 1024)
+COPY_NUMBERS = 1 << 25
+"""The length of a copy that fits into no cache: it reads 128 MiB and writes as much."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Seconds of one part of a round, and the least that they could be."""
+class RoundPart:
+    """The seconds of one part of a round, and the least possible."""
 
     name: str
     seconds: float
@@ -48,36 +47,36 @@ class Part:
 
 @dataclass(frozen=True)
 class Rates:
-    """What this machine does in a second, at best."""
+    """What this machine does per second, at best."""
 
-    multiplications: float  # each with its addition
+    multiplications: float  # each with an addition
     bytes: float
     draws: float
 
 
-def multiplications(job: Job) -> int:
-    """Of one round: forwards, the gradients of both matrices, and back through the second one."""
+def multiplications(job: BenchJob) -> int:
+    """Count those of one round: forward, the gradients of both matrices, and back through the second one."""
     first, second = job.inputs * job.hidden, job.hidden * job.classes
     return job.agents * job.batch * (2 * first + 3 * second)
 
 
-def traffic(job: Job) -> tuple[int, int]:
-    """Bytes that gradients and mixing read and write at least, where nothing stays in a cache."""
+def traffic(job: BenchJob) -> tuple[int, int]:
+    """Return the least bytes that gradients and mixing read and write if nothing stays in a cache."""
     rows, records = 4 * job.agents * job.parameters, 4 * job.agents * job.batch * job.inputs
-    gradients = 2 * rows + 2 * records  # rows read, sums written; records forwards and for the sums
-    mixing = (job.degree + 3) * rows  # own row, those of others and the sums read, new ones written
+    gradients = 2 * rows + 2 * records  # rows read, sums written; records read forward and for the sums
+    mixing = (job.degree + 3) * rows  # own row, other rows and sums read; new rows written
     return gradients, mixing
 
 
-def parts_of(
-    job: Job, data: Data, turns: int, progress: Progress = silent
-) -> tuple[list[Part], Rates, float]:
-    """The parts of a round, the rates behind their floors, and the seconds of a whole one."""
-    engine = engine_of(job, data, job.noise_multiplier)
+def measure_parts(
+    job: BenchJob, data: BenchData, turns: int, progress: Progress = silent
+) -> tuple[list[RoundPart], Rates, float]:
+    """Return the parts of a round, the rates behind their floors, and the seconds of a whole round."""
+    engine = bench_engine(job, data, job.noise_multiplier)
     state = engine.resume(0, data.rows.clone())
     sums, out = torch.zeros_like(data.rows), torch.empty_like(data.rows)
     z, noise = np.zeros(job.parameters, np.float32), Noise(0, job.agents, job.rounds + 1)
-    quiet = RowByRow(plan_of(job, data, 0.0), noise)
+    mixing = RowByRow(bench_plan(job, data, 0.0), noise)
 
     def whole() -> None:
         nonlocal state
@@ -90,70 +89,70 @@ def parts_of(
         for seed in noise.seeds(1, np.arange(job.agents)):
             normal_draws.add(seed, np.float32(1), z)
 
-    timed = take_turns(
+    times = take_turns(
         {
             "round": whole,
             "gradients": gradients,
             "noise": draws,
-            "mixing": lambda: quiet(Work(1, data.rows, sums, out)),
-            **_machine(),
+            "mixing": lambda: mixing(Work(1, data.rows, sums, out)),
+            **_floor_tasks(),
         },
         turns,
         progress,
     )
-    rates = _rates(timed)
-    read, mixed = traffic(job)
-    found = [
-        Part(
+    rates = _rates(times)
+    gradient_bytes, mixing_bytes = traffic(job)
+    parts = [
+        RoundPart(
             "gradients",
-            timed.best("gradients"),
-            multiplications(job) / rates.multiplications + read / rates.bytes,
-            f"{2 * multiplications(job) / 1e9:.2f} GFLOP, {read / 1e6:.0f} MB",
+            times.best("gradients"),
+            multiplications(job) / rates.multiplications + gradient_bytes / rates.bytes,
+            f"{2 * multiplications(job) / 1e9:.2f} GFLOP, {gradient_bytes / 1e6:.0f} MB",
         ),
-        Part(
+        RoundPart(
             "noise",
-            timed.best("noise"),
+            times.best("noise"),
             job.agents * job.parameters / rates.draws,
             f"{job.agents * job.parameters / 1e6:.2f} M draws",
         ),
-        Part("mixing", timed.best("mixing"), mixed / rates.bytes, f"{mixed / 1e6:.0f} MB"),
+        RoundPart("mixing", times.best("mixing"), mixing_bytes / rates.bytes, f"{mixing_bytes / 1e6:.0f} MB"),
     ]
-    return found, rates, timed.best("round")
+    return parts, rates, times.best("round")
 
 
-def _machine() -> dict[str, Callable[[], object]]:
-    """What the floors are made of."""
-    one, other = torch.ones(COPIED), torch.empty(COPIED)
-    found: dict[str, Callable[[], object]] = {
-        "copy": lambda: other.copy_(one),
+def _floor_tasks() -> dict[str, Callable[[], object]]:
+    """Return the tasks whose times give the rates of this machine."""
+    source, target = torch.ones(COPY_NUMBERS), torch.empty(COPY_NUMBERS)
+    row, seed = np.zeros(CACHED_DRAW_NUMBERS, np.float32), np.ones(2, np.uint64)
+    tasks: dict[str, Callable[[], object]] = {
+        "copy": lambda: target.copy_(source),
+        "draw": lambda: normal_draws.add(seed, np.float32(1), row),
     }
-    drawn, seed = np.zeros(DRAWN, np.float32), np.ones(2, np.uint64)
-    found["draw"] = lambda: normal_draws.add(seed, np.float32(1), drawn)
-    for (name, product), side in all_of(_PRODUCTS.items(), SIDES):
+    for (name, multiply), side in product(_PRODUCTS.items(), MATRIX_SIDES):
         square = torch.rand(side, side)
-        found[f"{name} {side}"] = partial(product, square)
-    return found
+        tasks[f"{name} {side}"] = partial(multiply, square)
+    return tasks
 
 
-def _of_torch(square: Tensor) -> Tensor:
+def _torch_product(square: Tensor) -> Tensor:
     return square @ square.mT
 
 
-def _of_onednn(square: Tensor) -> Tensor:
-    """In torch too, and on some processors faster than what torch takes."""
+def _onednn_product(square: Tensor) -> Tensor:
+    """Call oneDNN, which torch contains but does not choose, and which is faster on some processors."""
     if not torch._C._has_mkldnn:
-        return _of_torch(square)
-    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(square, square, None, "none", [], "")
-    return product
+        return _torch_product(square)
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(square, square, None, "none", [], "")
+    return result
 
 
-_PRODUCTS = {"torch": _of_torch, "oneDNN": _of_onednn}
-"""Whoever is fastest says what the machine can do."""
+_PRODUCTS = {"torch": _torch_product, "oneDNN": _onednn_product}
+"""The faster one defines the machine's rate of multiplications."""
 
 
-def _rates(timed: Turns) -> Rates:
+def _rates(times: Turns) -> Rates:
     return Rates(
-        max(side**3 / timed.best(f"{name} {side}") for name, side in all_of(_PRODUCTS, SIDES)),
-        2 * 4 * COPIED / timed.best("copy"),
-        DRAWN / timed.best("draw"),
+        max(side**3 / times.best(f"{name} {side}") for name, side in product(_PRODUCTS, MATRIX_SIDES)),
+        2 * 4 * COPY_NUMBERS / times.best("copy"),
+        CACHED_DRAW_NUMBERS / times.best("draw"),
     )

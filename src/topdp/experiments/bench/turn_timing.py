@@ -1,10 +1,10 @@
-"""Contestants take turns, so that a busy moment hits all: best and median of each, and ratios turn by turn.
+"""Time contestants in turns, so that a busy moment affects all of them.
 
-In its turn each goes on for a while, as in training, where rounds follow each other: in a round by itself
-who is fast would mostly be timed filling the caches that others have emptied.
+In its turn each contestant runs for a while, as in training, where rounds follow each other. In a single
+round a fast contestant would mostly be timed filling caches that others have emptied.
 
-With one thread the clock is the processor time of this process, which stands still while others have the
-core; with more it is the wall clock, since threads that wait for each other are part of the price.
+With one thread the clock is this process's processor time, which excludes the time that other processes take.
+With more threads it is wall time, because waiting between threads is part of the cost.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from topdp.base.array_types import Floats
 from topdp.base.progress import Progress, silent
 
-SLICE = 0.05
-"""Seconds after which the next one has its turn."""
+TURN_SECONDS = 0.05
+"""The least duration of a turn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Turns:
         return float(np.median(self.seconds[name]))
 
     def ratio(self, name: str, to: str) -> dict[str, float]:
-        """Of the best times, and of times within one turn: median, first and third quartile."""
+        """Return the ratio of best times, and median and quartiles of the ratios within one turn."""
         each = np.quantile(self.seconds[name] / self.seconds[to], [0.25, 0.5, 0.75]).tolist()
         best = self.best(name) / self.best(to)
         return {"best": best, "median": each[1], "low": each[0], "high": each[2]}
@@ -47,7 +47,7 @@ class Turns:
 
 
 def clock() -> tuple[Callable[[], float], str]:
-    """What seconds are measured by, and its name."""
+    """Return the clock and its name."""
     if torch.get_num_threads() == 1:
         return time.process_time, "processor time"
     return time.perf_counter, "wall time"
@@ -56,16 +56,16 @@ def clock() -> tuple[Callable[[], float], str]:
 def take_turns(
     contestants: Mapping[str, Callable[[], object]], turns: int, progress: Progress = silent
 ) -> Turns:
-    """In every turn the mean of each contestant's runs; one turn before counts for nothing, it warms up."""
+    """Return the mean seconds of each contestant in each turn, after one turn of warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     now, _ = clock()
     for turn in range(turns + 1):
         for name, run in contestants.items():
-            begun, runs = now(), 0
-            while not runs or now() - begun < SLICE:
+            started, runs = now(), 0
+            while not runs or now() - started < TURN_SECONDS:
                 run()
                 runs += 1
             if turn:
-                seconds[name].append((now() - begun) / runs)
+                seconds[name].append((now() - started) / runs)
         progress("timing", turn, turns, unit="turn")
-    return Turns({name: np.array(found) for name, found in seconds.items()})
+    return Turns({name: np.array(values) for name, values in seconds.items()})

@@ -1,29 +1,28 @@
-"""The paper's figures, one file each: which runs a figure needs, and how each of the paper's claims about it
-is checked. `FIGURES` is all of them by their number; a figure joins it here.
+"""The paper's figures, one file each: the runs a figure needs, and a check of each claim.
+
+`FIGURES` maps the number of a figure to its `PaperFigure`. Register a new figure here.
 """
 
-from topdp.experiments.figures import (
-    fig1_alpha,
-    fig2_budget,
-    fig3_connection,
-    fig4_agents,
-    fig5_decay,
-    fig6_topology,
-    fig7_strategies,
-    fig8_cifar,
-)
+from topdp.experiments.figures.fig1_alpha import ALPHA_FIGURE
+from topdp.experiments.figures.fig2_budget import BUDGET_FIGURE
+from topdp.experiments.figures.fig3_connection import CONNECTION_FIGURE
+from topdp.experiments.figures.fig4_agents import AGENTS_FIGURE
+from topdp.experiments.figures.fig5_decay import DECAY_FIGURE
+from topdp.experiments.figures.fig6_topology import TOPOLOGY_FIGURE
+from topdp.experiments.figures.fig7_strategies import STRATEGIES_FIGURE
+from topdp.experiments.figures.fig8_cifar import CIFAR_FIGURE
 from topdp.experiments.figures.paper_figure import PaperFigure
 
 FIGURES: dict[str, PaperFigure] = {
-    module.FIGURE.number: module.FIGURE
-    for module in (
-        fig1_alpha,
-        fig2_budget,
-        fig3_connection,
-        fig4_agents,
-        fig5_decay,
-        fig6_topology,
-        fig7_strategies,
-        fig8_cifar,
+    figure.number: figure
+    for figure in (
+        ALPHA_FIGURE,
+        BUDGET_FIGURE,
+        CONNECTION_FIGURE,
+        AGENTS_FIGURE,
+        DECAY_FIGURE,
+        TOPOLOGY_FIGURE,
+        STRATEGIES_FIGURE,
+        CIFAR_FIGURE,
     )
 }

@@ -1,35 +1,35 @@
-"""Checks that several figures share: is the proposed method above, does the gap grow, does nothing change?"""
+"""Checks of claims that several figures share, such as "the proposed method beats every baseline"."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from topdp.experiments.figures.paper_figure import Check, FigureNumbers, Panel, percent
+from topdp.experiments.figures.paper_figure import Cases, Check, FigureNumbers, Panel, percent
 from topdp.experiments.lenses import PROPOSED
 
 
 def gap(numbers: FigureNumbers, panel: Panel, at: int = 0) -> float:
-    """Proposed minus the best baseline, means over seeds."""
+    """The proposed method's accuracy minus that of the best baseline; means over seeds."""
     best = max(numbers.final(panel, label, at).mean() for label in numbers.baselines(panel))
     return float(numbers.final(panel, PROPOSED, at).mean() - best)
 
 
-def above_every_baseline(numbers: FigureNumbers) -> list[tuple[bool, str]]:
-    """In every panel, and at every x."""
+def above_every_baseline(numbers: FigureNumbers) -> Cases:
+    """The proposed method beats every baseline: one case for each panel and x."""
     cases = []
     for panel in numbers.panels:
         for at in range(len(panel.x or (0,))):
             own = numbers.final(panel, PROPOSED, at).mean()
-            over = gap(numbers, panel, at)
+            advantage = gap(numbers, panel, at)
             where = panel.title if panel.x is None else f"{panel.title}, {panel.x[at]:g}"
-            cases.append((over > 0, f"{where}: {percent(own)} against {percent(own - over)}"))
+            cases.append((advantage > 0, f"{where}: {percent(own)} against {percent(own - advantage)}"))
     return cases
 
 
 def gap_grows(groups: dict[str, list[str]]) -> Check:
-    """Along the panels of each group, in their order; an advantage below zero is none."""
+    """The gap is positive and grows along the panels of each group, in the given order of titles."""
 
-    def check(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+    def check(numbers: FigureNumbers) -> Cases:
         cases = []
         for group, titles in groups.items():
             gaps = [gap(numbers, numbers[title]) for title in titles]
@@ -42,9 +42,9 @@ def gap_grows(groups: dict[str, list[str]]) -> Check:
 
 
 def ordered(better: str, worse: str) -> Check:
-    """One line above another, panel by panel."""
+    """One line lies above another: one case for each panel and x."""
 
-    def check(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+    def check(numbers: FigureNumbers) -> Cases:
         cases = []
         for panel in numbers.panels:
             for at in range(len(panel.x or (0,))):
@@ -56,9 +56,9 @@ def ordered(better: str, worse: str) -> Check:
 
 
 def changes_little(points: float) -> Check:
-    """The proposed method's accuracy differs by at most so many percentage points between the panels or x."""
+    """The proposed method's accuracy varies by at most `points` percentage points over panels and x."""
 
-    def check(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+    def check(numbers: FigureNumbers) -> Cases:
         finals = [
             (
                 panel.title if panel.x is None else f"{panel.x[at]:g}",

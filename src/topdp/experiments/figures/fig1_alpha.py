@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from topdp.experiments.figures.claim_checks import above_every_baseline, gap_grows, ordered
-from topdp.experiments.figures.paper_figure import Claim, FigureNumbers, Panel, PaperFigure, percent
-from topdp.experiments.lenses import PROPOSED, Scale, figure_run, methods_by_label
+from topdp.experiments.figures.paper_figure import Cases, Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.experiments.lenses import MODES, PROPOSED, Scale, method_lines
 
 ALPHAS = (0.75, 0.5, 0.25, 0.125)
-MODES = ("sync", "async")
 
 
 def title(mode: str, alpha: float) -> str:
@@ -18,21 +17,13 @@ def title(mode: str, alpha: float) -> str:
 
 def panels(scale: Scale, lens: str) -> list[Panel]:
     return [
-        Panel(
-            title(mode, alpha),
-            {
-                label: [
-                    [figure_run(scale, lens, method, seed, mode=mode, alpha=alpha) for seed in scale.seeds]
-                ]
-                for label, method in methods_by_label(lens).items()
-            },
-        )
+        Panel(title(mode, alpha), method_lines(scale, lens, {"mode": mode, "alpha": alpha}))
         for mode in MODES
         for alpha in ALPHAS
     ]
 
 
-def baselines_fall(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+def baselines_fall(numbers: FigureNumbers) -> Cases:
     cases = []
     for mode in MODES:
         for label in numbers.baselines(numbers.panels[0]):
@@ -41,7 +32,7 @@ def baselines_fall(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     return cases
 
 
-def sync_is_faster(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+def sync_is_faster(numbers: FigureNumbers) -> Cases:
     cases = []
     for alpha in ALPHAS:
         early = []
@@ -54,7 +45,7 @@ def sync_is_faster(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     return cases
 
 
-FIGURE = PaperFigure(
+ALPHA_FIGURE = PaperFigure(
     "1",
     "Accuracy along the epochs for four values of α",
     panels,

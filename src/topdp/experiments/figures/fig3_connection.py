@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from topdp.experiments.figures.claim_checks import above_every_baseline, changes_little
 from topdp.experiments.figures.paper_figure import Claim, Panel, PaperFigure
-from topdp.experiments.lenses import Scale, figure_run, methods_by_label
+from topdp.experiments.lenses import Scale, method_lines
 
 
 def panels(scale: Scale, lens: str) -> list[Panel]:
-    # Small graphs of the paper's rates are hardly ever connected: at another scale the rates grow with it.
+    # Small graphs at the paper's rates are rarely connected, so smaller scales use proportionally higher
+    # rates.
     factor = (scale.connection or 0.2) / 0.2
     return [
         Panel(
             f"rate {rate:g}",
-            {
-                label: [
-                    [
-                        figure_run(
-                            scale, lens, method, seed, topology={"connection": min(1.0, rate * factor)}
-                        )
-                        for seed in scale.seeds
-                    ]
-                ]
-                for label, method in methods_by_label(lens).items()
-            },
+            method_lines(scale, lens, {"topology": {"connection": min(1.0, rate * factor)}}),
         )
         for rate in (0.1, 0.4)
     ]
 
 
-FIGURE = PaperFigure(
+CONNECTION_FIGURE = PaperFigure(
     "3",
     "Connection rates 0.1 and 0.4",
     panels,

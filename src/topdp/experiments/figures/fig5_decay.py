@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from topdp.experiments.figures.paper_figure import Claim, FigureNumbers, Panel, PaperFigure, percent
-from topdp.experiments.lenses import PROPOSED, Scale, figure_run
+from topdp.experiments.figures.paper_figure import Cases, Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.experiments.lenses import PROPOSED, Scale, method_lines
 
-FACTORS = (0.7, 0.8, 0.9, 1.0)
-PERIODS = (8.0, 9.0, 10.0, 11.0, 12.0)
+DECAY_FACTORS = (0.7, 0.8, 0.9, 1.0)
+DECAY_PERIODS = (8.0, 9.0, 10.0, 11.0, 12.0)
 
 
 def panels(scale: Scale, lens: str) -> list[Panel]:
-    def line(decays: list[tuple[float, float]]) -> dict[str, list[list[object]]]:
-        return {
-            PROPOSED: [
-                [figure_run(scale, lens, PROPOSED, seed, decay=decay) for seed in scale.seeds]
-                for decay in decays
-            ]
-        }
-
+    only = {PROPOSED: PROPOSED}
+    by_factor = method_lines(scale, lens, *({"decay": (f, 10.0)} for f in DECAY_FACTORS), methods=only)
+    by_period = method_lines(scale, lens, *({"decay": (0.9, p)} for p in DECAY_PERIODS), methods=only)
     return [
-        Panel("impact of γ", line([(factor, 10.0) for factor in FACTORS]), FACTORS, "γ"),  # type: ignore[arg-type]
-        Panel("impact of the period", line([(0.9, p) for p in PERIODS]), PERIODS, "period (epochs)"),  # type: ignore[arg-type]
+        Panel("impact of γ", by_factor, DECAY_FACTORS, "γ"),
+        Panel("impact of the period", by_period, DECAY_PERIODS, "period (epochs)"),
     ]
 
 
-def limited_impact(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+def limited_impact(numbers: FigureNumbers) -> Cases:
     cases = []
     for panel in numbers.panels:
         ends = [numbers.final(panel, PROPOSED, at).mean() for at in range(len(panel.x or ()))]
@@ -32,13 +27,13 @@ def limited_impact(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     return cases
 
 
-def longer_is_a_little_worse(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+def longer_is_a_little_worse(numbers: FigureNumbers) -> Cases:
     panel = numbers["impact of the period"]
-    first, last = (numbers.final(panel, PROPOSED, at).mean() for at in (0, len(PERIODS) - 1))
+    first, last = (numbers.final(panel, PROPOSED, at).mean() for at in (0, len(DECAY_PERIODS) - 1))
     return [(last < first, f"8 epochs {percent(first)}, 12 epochs {percent(last)}")]
 
 
-FIGURE = PaperFigure(
+DECAY_FIGURE = PaperFigure(
     "5",
     "Parameters of the noise decay",
     panels,

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 from topdp.experiments.figures.claim_checks import above_every_baseline, gap
-from topdp.experiments.figures.paper_figure import Claim, FigureNumbers, Panel, PaperFigure
-from topdp.experiments.lenses import Scale, figure_run, methods_by_label
+from topdp.experiments.figures.paper_figure import Cases, Claim, FigureNumbers, Panel, PaperFigure
+from topdp.experiments.lenses import MODES, Scale, method_lines
 
-KINDS = ("ring", "star", "tree", "mesh")
+GRAPH_KINDS = ("ring", "star", "tree", "mesh")
 
 
 def panels(scale: Scale, lens: str) -> list[Panel]:
     return [
-        Panel(
-            f"{mode}, {kind}",
-            {
-                label: [
-                    [
-                        figure_run(scale, lens, method, seed, mode=mode, topology={"kind": kind})
-                        for seed in scale.seeds
-                    ]
-                ]
-                for label, method in methods_by_label(lens).items()
-            },
-        )
-        for mode in ("sync", "async")
-        for kind in KINDS
+        Panel(f"{mode}, {kind}", method_lines(scale, lens, {"mode": mode, "topology": {"kind": kind}}))
+        for mode in MODES
+        for kind in GRAPH_KINDS
     ]
 
 
-def smaller_when_asynchronous(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+def smaller_when_asynchronous(numbers: FigureNumbers) -> Cases:
     cases = []
-    for kind in KINDS:
-        sync, other = (gap(numbers, numbers[f"{mode}, {kind}"]) for mode in ("sync", "async"))
+    for kind in GRAPH_KINDS:
+        sync, other = (gap(numbers, numbers[f"{mode}, {kind}"]) for mode in MODES)
         cases.append((sync > max(other, 0.0), f"{kind}: {100 * sync:+.1f} sync, {100 * other:+.1f} async"))
     return cases
 
 
-FIGURE = PaperFigure(
+TOPOLOGY_FIGURE = PaperFigure(
     "6",
     "Ring, star, tree and mesh",
     panels,

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from topdp.experiments.figures.paper_figure import Claim, FigureNumbers, Panel, PaperFigure, percent
-from topdp.experiments.lenses import Scale, figure_run, methods_by_label
-
-TITLES = [(mode, alpha) for mode in ("sync", "async") for alpha in (0.5, 0.25)]
+from topdp.experiments.figures.paper_figure import Cases, Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.experiments.lenses import MODES, Scale, method_lines, methods_by_label
 
 
 def panels(scale: Scale, lens: str) -> list[Panel]:
+    methods = {**methods_by_label(lens), "top": "top"}
     return [
         Panel(
             f"{mode}, α = {alpha:g}",
-            {
-                label: [
-                    [figure_run(scale, lens, method, seed, mode=mode, alpha=alpha) for seed in scale.seeds]
-                ]
-                for label, method in {**methods_by_label(lens), "top": "top"}.items()
-            },
+            method_lines(scale, lens, {"mode": mode, "alpha": alpha}, methods=methods),
         )
-        for mode, alpha in TITLES
+        for mode in MODES
+        for alpha in (0.5, 0.25)
     ]
 
 
-def alike_at_first(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+def alike_at_first(numbers: FigureNumbers) -> Cases:
     cases = []
     for panel in numbers.panels:
         done, with_decay = numbers.curve(panel, "top-dp")
@@ -36,7 +31,7 @@ def alike_at_first(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     return cases
 
 
-def a_little_better_later(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+def a_little_better_later(numbers: FigureNumbers) -> Cases:
     cases = []
     for panel in numbers.panels:
         a, b = (numbers.final(panel, label).mean() for label in ("top-dp", "top"))
@@ -44,7 +39,7 @@ def a_little_better_later(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     return cases
 
 
-FIGURE = PaperFigure(
+STRATEGIES_FIGURE = PaperFigure(
     "7",
     "Noise reduction with and without decay",
     panels,

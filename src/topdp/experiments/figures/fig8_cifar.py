@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from topdp.experiments.figures.claim_checks import above_every_baseline
-from topdp.experiments.figures.paper_figure import Claim, FigureNumbers, Panel, PaperFigure, percent
-from topdp.experiments.lenses import PROPOSED, Scale, figure_run, methods_by_label
+from topdp.experiments.figures.paper_figure import Cases, Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.experiments.lenses import MODES, PROPOSED, Scale, method_lines
 
 
 def panels(scale: Scale, lens: str) -> list[Panel]:
-    return [
-        Panel(
-            mode,
-            {
-                label: [
-                    [figure_run(scale, lens, method, seed, mode=mode, data="cifar10") for seed in scale.seeds]
-                ]
-                for label, method in methods_by_label(lens).items()
-            },
-        )
-        for mode in ("sync", "async")
-    ]
+    return [Panel(mode, method_lines(scale, lens, {"mode": mode, "data": "cifar10"})) for mode in MODES]
 
 
-def near_no_noise(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+def near_no_noise(numbers: FigureNumbers) -> Cases:
     cases = []
     for panel in numbers.panels:
         own, ceiling = (numbers.final(panel, label).mean() for label in (PROPOSED, "no-noise"))
@@ -32,7 +21,7 @@ def near_no_noise(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     return cases
 
 
-def baselines_do_not_converge(numbers: FigureNumbers) -> list[tuple[bool, str]]:
+def baselines_do_not_converge(numbers: FigureNumbers) -> Cases:
     cases = []
     for panel in numbers.panels:
         for label in numbers.baselines(panel):
@@ -41,7 +30,7 @@ def baselines_do_not_converge(numbers: FigureNumbers) -> list[tuple[bool, str]]:
     return cases
 
 
-FIGURE = PaperFigure(
+CIFAR_FIGURE = PaperFigure(
     "8",
     "CIFAR-10",
     panels,

@@ -1,8 +1,8 @@
-"""The numbers of a figure as CSV: written from kept runs, and read back for pictures and verdicts.
+"""The numbers of a figure as CSV: written from stored runs, read back for pictures and verdicts.
 
-One row for each panel, line, x, seed and mean, min or max over the agents; one column for each round that was
-evaluated, of panels with x the last. Pictures and verdicts are made from the file alone, so that they can be
-made again where the runs are not.
+One row for each panel, line, x, seed and statistic over agents (mean, min, max); one column for each
+evaluated round, for panels with x only the last. Pictures and verdicts depend on this file alone, so that
+they can be made again without the runs.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from pathlib import Path
 
 from topdp.base.files import write_atomically
 from topdp.errors import InputError
-from topdp.experiments.figure_runner import KeptRuns
+from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.figures.paper_figure import FigureNumbers, Panel, Place
 from topdp.experiments.run_store import Curve
 from topdp.runs.config import RunConfig
 
-ABOUT = ["panel", "line", "x", "seed", "sigma", "over_agents"]
+KEY_COLUMNS = ["panel", "line", "x", "seed", "sigma", "over_agents"]
 OVER_AGENTS = ("mean", "min", "max")
-REMEDY = " Make it by topdp reproduce without --redraw."
+REDRAW_REMEDY = " Create it with topdp reproduce without --redraw."
 
 
-def write_numbers(panels: Sequence[Panel], runs: KeptRuns, path: Path) -> None:
-    """Every number of a figure under one lens, with the σ it was made with."""
-    kept = [(place, runs.noise.sigma(c), _shown(place, runs[c])) for place, c in _places(panels)]
-    rounds = sorted({point["round"] for _, _, curve in kept for point in curve})
+def write_numbers(panels: Sequence[Panel], runs: FigureRuns, path: Path) -> None:
+    """Write every number of a figure under one lens, with the σ of its run."""
+    lines = []
+    for place, config in _places(panels):
+        curve = runs[config]
+        lines.append((place, runs.noise.sigma(config), curve if place[2] is None else curve[-1:]))
+    rounds = sorted({point["round"] for _, _, curve in lines for point in curve})
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*ABOUT, *rounds])
-    for (title, label, x, seed), sigma, curve in kept:
+    table.writerow([*KEY_COLUMNS, *rounds])
+    for (title, label, x, seed), sigma, curve in lines:
         at = {point["round"]: point for point in curve}
         for over in OVER_AGENTS:
             values = [at[t][over] if t in at else "" for t in rounds]
@@ -40,34 +43,34 @@ def write_numbers(panels: Sequence[Panel], runs: KeptRuns, path: Path) -> None:
 
 
 def read_numbers(lens: str, panels: Sequence[Panel], path: Path) -> FigureNumbers:
-    """What `write_numbers` wrote; refused if it is not all there."""
+    """Read what `write_numbers` wrote; raise InputError if the file is damaged or incomplete."""
     curves: dict[Place, Curve] = {}
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            for row in _expect_columns(csv.DictReader(file)):
+            table = csv.DictReader(file)
+            if (table.fieldnames or [])[: len(KEY_COLUMNS)] != KEY_COLUMNS:
+                raise ValueError(f"its columns must begin with {', '.join(KEY_COLUMNS)}")
+            for row in table:
                 x = float(row["x"]) if row["x"] else None
                 place = row["panel"], row["line"], x, int(row["seed"])
-                at = {int(key): float(value) for key, value in row.items() if key not in ABOUT and value}
+                at = {
+                    int(key): float(value) for key, value in row.items() if key not in KEY_COLUMNS and value
+                }
                 curve = curves.setdefault(place, [{"round": t} for t in at])
                 for point, value in zip(curve, at.values(), strict=True):
                     point[row["over_agents"]] = value
     except FileNotFoundError:
-        raise InputError(f"Expected the numbers of a figure in {path}, which is not there.{REMEDY}") from None
+        raise InputError(
+            f"Expected the numbers of a figure in {path}, which does not exist.{REDRAW_REMEDY}"
+        ) from None
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"Expected the numbers of a figure in {path}: {error}.{REMEDY}") from error
+        raise InputError(f"Expected the numbers of a figure in {path}: {error}.{REDRAW_REMEDY}") from error
     for place, _ in _places(panels):
         if not all("mean" in point for point in curves.get(place, [{}])):
             raise InputError(
-                f"Expected {path} to have the line {place}: it was not made with these settings."
+                f"Expected {path} to contain the line {place}. It comes from other settings.{REDRAW_REMEDY}"
             )
     return FigureNumbers(lens, panels, curves)
-
-
-def _expect_columns(table: csv.DictReader[str]) -> csv.DictReader[str]:
-    columns = table.fieldnames or []
-    if columns[: len(ABOUT)] != ABOUT:
-        raise ValueError(f"its columns must begin with {', '.join(ABOUT)}")
-    return table
 
 
 def _places(panels: Sequence[Panel]) -> list[tuple[Place, RunConfig]]:
@@ -78,7 +81,3 @@ def _places(panels: Sequence[Panel]) -> list[tuple[Place, RunConfig]]:
         for at, seeds in enumerate(points)
         for config in seeds
     ]
-
-
-def _shown(place: Place, curve: Curve) -> Curve:
-    return curve if place[2] is None else curve[-1:]

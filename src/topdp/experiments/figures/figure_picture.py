@@ -1,8 +1,8 @@
-"""How a figure is drawn from its numbers: panels side by side, lines means over seeds, bands their spread."""
+"""Draw a figure from its numbers: panels side by side, lines are means over seeds, bands their spread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +11,25 @@ from matplotlib.figure import Figure as Picture
 
 from topdp.base.array_types import Floats
 from topdp.experiments.figures.paper_figure import FigureNumbers, Panel
-from topdp.experiments.lenses import GUARANTEES, LENSES
+from topdp.experiments.lenses import LENS_GUARANTEES, LENSES
 from topdp.runs import builders
-from topdp.runs.config import RunConfig
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
 from topdp.runs.pictures.coinciding_lines import coinciding, named
 
-ENDINGS = (".png", ".svg")
+PICTURE_SUFFIXES = (".png", ".svg")
 LETTERS_PER_INCH = 13
 
 
 def draw(numbers: FigureNumbers, title: str, epochs: int, stem: Path) -> None:
-    """All panels of one lens in one picture, written with each of `ENDINGS`."""
+    """Draw all panels of one lens in one picture, and save it as each of `PICTURE_SUFFIXES`."""
     count = len(numbers.panels)
     columns = min(4, count)
     rows = -(-count // columns)
     with house_style():
         picture = Picture(figsize=(3.1 * columns + 0.6, 2.9 * rows + 1.3))
         axes = picture.subplots(rows, columns, squeeze=False, sharey=True)
-        groups = _drawn_as_one(numbers, epochs)
+        groups = _coinciding_labels(numbers, epochs)
         for panel, axis in zip(numbers.panels, axes.flat, strict=False):
             for label, same in groups.items():
                 if label not in panel.lines:
@@ -57,33 +56,34 @@ def draw(numbers: FigureNumbers, title: str, epochs: int, stem: Path) -> None:
         above = f"{title}\n{caption(numbers)}\n{LENSES[numbers.lens]}{bands(numbers)}"
         above = wrapped(above, int(LETTERS_PER_INCH * picture.get_figwidth()))
         picture.suptitle(above, x=0.01, ha="left", fontsize=10)
-        for ending in ENDINGS:
-            save(picture, stem.with_name(stem.name + ending))
+        for suffix in PICTURE_SUFFIXES:
+            save(picture, stem.with_name(stem.name + suffix))
 
 
 def caption(numbers: FigureNumbers) -> str:
-    """What every picture must say of itself: data, ε and its guarantee, how large the runs are."""
+    """Return the line that every picture carries: data, ε with its guarantee, size of the runs, seeds."""
     configs = [config for panel in numbers.panels for config in panel.configs()]
     noisy = [config for config in configs if builders.method(config).noisy]
     data = " and ".join(dict.fromkeys(data_title(config.data.name) for config in configs))
     budgets = sorted({float(np.max(config.privacy.epsilon)) for config in noisy})
     epsilon = f"ε = {budgets[0]:g}" if len(budgets) == 1 else f"ε from {budgets[0]:g} to {budgets[-1]:g}"
     delta = _values(config.privacy.delta for config in noisy)
+    seeds = len({config.seed for config in configs})
     return (
-        f"{data}, {epsilon} ({GUARANTEES[numbers.lens]}, δ = {delta}), "
+        f"{data}, {epsilon} ({LENS_GUARANTEES[numbers.lens]}, δ = {delta}), "
         f"{_values(config.topology.agents for config in configs)} agents, "
-        f"{_values(config.rounds for config in configs)} rounds, {_seeds(configs)}"
+        f"{_values(config.rounds for config in configs)} rounds, {seeds} seed{'s' * (seeds > 1)}"
     )
 
 
 def bands(numbers: FigureNumbers) -> str:
-    """What the bands are, where there are any."""
+    """Explain the bands, if the picture has any."""
     seeds = {config.seed for panel in numbers.panels for config in panel.configs()}
     return "; bands: least to largest seed" if len(seeds) > 1 else ""
 
 
-def _drawn_as_one(numbers: FigureNumbers, epochs: int) -> dict[str, list[str]]:
-    """Which lines coincide in every panel, so that one legend holds for all."""
+def _coinciding_labels(numbers: FigureNumbers, epochs: int) -> dict[str, list[str]]:
+    """Group the labels whose lines coincide in every panel, so that one legend serves all panels."""
     lines: dict[str, list[list[Floats]]] = {}
     for panel in numbers.panels:
         for label in panel.lines:
@@ -98,11 +98,6 @@ def _drawn_as_one(numbers: FigureNumbers, epochs: int) -> dict[str, list[str]]:
 
 def _values(several: Iterable[float]) -> str:
     return " and ".join(f"{value:g}".replace("e-0", "e-") for value in sorted(set(several)))
-
-
-def _seeds(configs: Sequence[RunConfig]) -> str:
-    count = len({config.seed for config in configs})
-    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def _line(numbers: FigureNumbers, panel: Panel, label: str, epochs: int) -> tuple[Floats, Floats]:

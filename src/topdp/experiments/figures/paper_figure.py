@@ -1,6 +1,6 @@
-"""What a figure of the paper is: panels of lines, and claims about them that its numbers bear out or not.
+"""A figure of the paper as data: panels of lines, and claims about them with the checks that test them.
 
-Not how it is drawn (`picture`), nor how its numbers are kept (`numbers`).
+`figure_picture` draws figures, `figure_numbers` stores their numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topdp.runs.config import RunConfig
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines of runs: label -> for each x, the runs of all seeds. Without `x`, accuracy along the epochs."""
+    """Lines of runs: label -> for each x, the runs of all seeds. Without `x`, the x axis is the epoch."""
 
     title: str
     lines: Mapping[str, Sequence[Sequence[RunConfig]]]
@@ -32,12 +32,12 @@ class Panel:
 
 
 Place = tuple[str, str, float | None, int]
-"""Where a curve stands in a figure: title of the panel, label of the line, x if the panel has one, seed."""
+"""The position of a curve in a figure: panel title, line label, x if the panel has one, seed."""
 
 
 @dataclass(frozen=True)
 class FigureNumbers:
-    """What was measured for one figure under one lens; of panels with x, only how runs ended."""
+    """The measurements for one figure under one lens. Panels with x have only final accuracies."""
 
     lens: str
     panels: Sequence[Panel]
@@ -47,11 +47,11 @@ class FigureNumbers:
         return next(panel for panel in self.panels if panel.title == title)
 
     def final(self, panel: Panel, label: str, at: int = 0) -> Floats:
-        """[seeds]: mean accuracy of the agents at the end."""
+        """Return the final mean accuracy over agents, [seeds]."""
         return np.array([curve[-1]["mean"] for curve in self._of_seeds(panel, label, at)])
 
     def curve(self, panel: Panel, label: str) -> tuple[Floats, Floats]:
-        """(share of the run done [k], accuracy [seeds, k])."""
+        """Return (completed share of the run [k], accuracy [seeds, k])."""
         curves = self._of_seeds(panel, label, 0)
         done = np.array([point["round"] for point in curves[0]]) / max(1, curves[0][-1]["round"])
         return done, np.array([[point["mean"] for point in curve] for curve in curves])
@@ -64,30 +64,32 @@ class FigureNumbers:
         return [self.curves[panel.title, label, x, config.seed] for config in panel.lines[label][at]]
 
 
-Check = Callable[[FigureNumbers], list[tuple[bool, str]]]
-"""Cases of a claim: whether it held, and what was measured."""
+Cases = list[tuple[bool, str]]
+"""The cases of a claim: whether it held, and what was measured."""
+
+Check = Callable[[FigureNumbers], Cases]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper, in our words, and how it is checked."""
+    """One sentence of the paper, paraphrased, and its check."""
 
     sentence: str
     check: Check
     lenses: tuple[str, ...] = tuple(LENSES)
 
     def verdict(self, numbers: FigureNumbers) -> tuple[str, str]:
-        """(holds / partly / does not hold, what was measured)."""
+        """Return (holds / partly / does not hold, what was measured)."""
         cases = self.check(numbers)
-        held = sum(case for case, _ in cases)
-        word = "holds" if held == len(cases) else "partly" if held else "does not hold"
-        count = "" if held in (0, len(cases)) else f"in {held} of {len(cases)} cases; "
+        passed = sum(case for case, _ in cases)
+        word = "holds" if passed == len(cases) else "partly" if passed else "does not hold"
+        count = "" if passed in (0, len(cases)) else f"in {passed} of {len(cases)} cases; "
         return word, count + "; ".join(text for _, text in cases)
 
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """`panels(scale, lens)` says which runs it needs."""
+    """A figure; `panels(scale, lens)` returns its panels with the runs they need."""
 
     number: str
     title: str

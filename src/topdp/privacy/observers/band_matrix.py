@@ -22,7 +22,7 @@ from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Plan
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.gram_matrix import look
-from topdp.privacy.observers.observer_filter import ObservedRound, Public, observed_rounds, whiten
+from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds, whiten
 
 ROUNDS_PER_BLOCK = 64  # rounds between additions to M, and between attempts to let old changes go
 MAX_FAR_PART = 1e-10
@@ -65,7 +65,7 @@ def bands(
     low = high = 0  # the changes that are followed
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
-    for r, sight in enumerate(observed_rounds(plan, coalition, public)):
+    for r, sight in enumerate(filtered_rounds(plan, coalition, public)):
         if r == high:
             if waiting:
                 values = _with(values, waiting, low, high)
@@ -107,7 +107,7 @@ def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
     return values
 
 
-def _done(sight: ObservedRound, S: Floats, largest: float) -> tuple[int, float]:
+def _done(sight: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
     """How many of the oldest changes have nothing left to tell from now on, and the charge for each."""
     charge = MAX_FAR_PART * float(np.sqrt(largest))
     if not S.size:

@@ -15,7 +15,7 @@ import numpy as np
 
 from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Plan
-from topdp.privacy.observers.observer_filter import ObservedRound, Public, observed_rounds
+from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds
 
 ROUNDS_PER_PRODUCT = 64  # rounds between additions to M
 SHIFT_ROUNDING = 1e-10
@@ -36,7 +36,7 @@ def aligned(
     columns = int(period[owners].sum())
     squares = np.zeros(columns)
     S = np.zeros((0, columns))
-    for r, sight in enumerate(observed_rounds(plan, coalition, public)):
+    for r, sight in enumerate(filtered_rounds(plan, coalition, public)):
         column = np.where(start[sight.owner] >= 0, start[sight.owner] + r % period[sight.owner], -1)
         S, D, leaks = look(sight, S, column)
         squares += np.einsum("kc,kc->c", D, D)
@@ -57,7 +57,7 @@ def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NO
     width = 0
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
-    for r, sight in enumerate(observed_rounds(plan, coalition, public)):
+    for r, sight in enumerate(filtered_rounds(plan, coalition, public)):
         if r == width:
             _add(M, waiting, width)
             width, grown = (
@@ -77,7 +77,7 @@ def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NO
         yield M[owner]
 
 
-def look(sight: ObservedRound, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
+def look(sight: FilteredRound, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
     """One round of shifts S [unknown rows, columns]: the next S, the whitened shift seen, columns that leak.
 
     `column` [live]: which column the gradient of this round enters in each row; -1 for none.

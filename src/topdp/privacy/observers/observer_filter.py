@@ -47,7 +47,7 @@ class Public(Enum):
 
 
 @dataclass(frozen=True)
-class ObservedRound:
+class FilteredRound:
     """One round in the eyes of J: how shifts of the unknown rows move, and what of them J sees.
 
     Live rows are ordered: first those that stay unknown (`kept`), then those seen. Of the seen ones the
@@ -82,7 +82,7 @@ def nonlinear_reason(plan: Plan) -> str | None:
     )
 
 
-def observed_rounds(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[ObservedRound]:
+def filtered_rounds(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[FilteredRound]:
     """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
     expect_supported(nonlinear_reason(plan))
     unknown = unknown_draws(plan, coalition)
@@ -109,7 +109,7 @@ class _Unknown:
 
 def _advance(
     plan: Plan, this: Round, rows: Ints, kept: int, unknown: Bools, distinct: bool, before: _Unknown
-) -> tuple[ObservedRound, _Unknown]:
+) -> tuple[FilteredRound, _Unknown]:
     position = np.full(plan.rows, -1)
     position[before.rows] = np.arange(len(before.rows))
     source, weight = this.source[rows], this.weight[rows]
@@ -133,7 +133,7 @@ def _advance(
     white = whiten(P[kept:, kept:], variance[kept:])
     gain = white.inverse @ P[kept:, :kept][white.fresh]
     whole, P = P, P[:kept, :kept] - gain.T @ gain
-    sight = ObservedRound(
+    sight = FilteredRound(
         rows=rows,
         mix=mix,
         owner=plan.owner[rows].astype(np.int64),

@@ -1,0 +1,123 @@
+"""What agents sign: each row they send, and statements that all agents pass on.
+
+A *row signature* covers the row's name and digest, not its bytes: the receiver can prove to anybody that the
+row was sent. Neighbours present the newest one when they greet, so an agent whose ledger is an old copy need
+not trust their claims, and nobody can make it believe that its ledger is old. `runtime/peer_judgement` weighs
+claims. A *statement* is for what must reach agents that are no neighbours: keys of a run, and departures.
+
+**Guarantees.** Only the holder of the card's key can make a signature that verifies. A row signature for
+another manifest, receiver, round or digest does not verify. An agent that passes a statement on can withhold
+it and do nothing else to it: the signature covers the manifest, the run, the author and the subject. Of two
+statements of one author on one subject in one run only one can be honest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from topdp.agents.agreement.card_succession import CardDirectory
+from topdp.agents.agreement.identity import Identity
+from topdp.agents.agreement.identity_card import Card
+from topdp.agents.agreement.manifest import Manifest
+
+MAX_SIGNATURE_BYTES = 128  # signatures with P-256 have at most 72
+MAX_STATEMENT_CHARS = 512  # of a subject or a text; ours have below 250
+MAX_STATEMENT_BYTES = 5 * MAX_STATEMENT_CHARS + 32
+
+
+class StatementError(ValueError):
+    """Bytes that are not statements. `statement_gossip` catches it."""
+
+
+@dataclass(frozen=True)
+class RowSignatures:
+    """Makes and verifies the signatures of rows for one agent; without an identity it makes none."""
+
+    name: str
+    manifest: Manifest
+    identity: Identity | None
+    directory: CardDirectory | None = None  # the successors of the manifest's cards
+
+    def sign(self, receiver: str, round: int, digest: str) -> bytes:
+        """Sign a row of this agent."""
+        if self.identity is None:
+            return b""
+        return self.identity.sign(self._signed_bytes(self.name, receiver, round, digest))
+
+    def verify_own(self, receiver: str, round: int, digest: str, signature: bytes) -> bool:
+        """Whether this agent signed that row. Without an identity it cannot tell, and returns True."""
+        return self.identity is None or self.verify(self.name, receiver, round, digest, signature)
+
+    def verify(self, sender: str, receiver: str, round: int, digest: str, signature: bytes) -> bool:
+        """Whether `sender` signed that row."""
+        signed = self._signed_bytes(sender, receiver, round, digest)
+        cards = _all_cards(self.manifest, self.directory, sender)
+        return 0 < len(signature) <= MAX_SIGNATURE_BYTES and any(
+            card.verifies(signature, signed) for card in cards
+        )
+
+    def _signed_bytes(self, sender: str, receiver: str, round: int, digest: str) -> bytes:
+        return b"topdp row 1\n" + json.dumps([self.manifest.hash, sender, receiver, round, digest]).encode()
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`author` states `text` about the subject `about`. `run` is empty before the run has a name."""
+
+    author: str
+    run: str
+    about: str
+    text: str
+    signature: str  # hex
+
+    @classmethod
+    def signed(cls, identity: Identity, manifest: Manifest, run: str, about: str, text: str) -> Statement:
+        """A statement of the agent with this identity."""
+        name = identity.card.name
+        signed = _statement_bytes(manifest.hash, name, run, about, text)
+        return cls(name, run, about, text, identity.sign(signed).hex())
+
+    def verify(self, manifest: Manifest, directory: CardDirectory | None = None) -> bool:
+        """Whether the author is in the manifest and has signed this for it, with any of its keys."""
+        if self.author not in manifest.names:
+            return False
+        signed = _statement_bytes(manifest.hash, self.author, self.run, self.about, self.text)
+        cards = _all_cards(manifest, directory, self.author)
+        return any(card.verifies(bytes.fromhex(self.signature), signed) for card in cards)
+
+
+def _all_cards(manifest: Manifest, directory: CardDirectory | None, name: str) -> tuple[Card, ...]:
+    return directory.cards(name) if directory else (manifest.card(name),)
+
+
+def encode_statements(statements: Iterable[Statement]) -> bytes:
+    """
+    >>> decode_statements(encode_statements([Statement("ada", "", "weather", "rain", "00")]))
+    [Statement(author='ada', run='', about='weather', text='rain', signature='00')]
+    """
+    return json.dumps([[s.author, s.run, s.about, s.text, s.signature] for s in statements]).encode()
+
+
+def decode_statements(body: bytes, most: int = 1000) -> list[Statement]:
+    """Decode at most `most` statements. Raise StatementError on anything else."""
+    try:
+        if len(body) > most * MAX_STATEMENT_BYTES:
+            raise StatementError
+        statements = [Statement(*parts) for parts in json.loads(body)]
+        if len(statements) > most:
+            raise StatementError
+        for statement in statements:
+            parts = (statement.author, statement.run, statement.about, statement.text, statement.signature)
+            if not all(isinstance(part, str) and len(part) <= MAX_STATEMENT_CHARS for part in parts):
+                raise StatementError
+            "".join(parts).encode()  # raises on half a surrogate pair
+            bytes.fromhex(statement.signature)
+    except (ValueError, TypeError, RecursionError):
+        raise StatementError from None
+    return statements
+
+
+def _statement_bytes(federation: str, author: str, run: str, about: str, text: str) -> bytes:
+    return b"topdp statement 1\n" + json.dumps([federation, author, run, about, text]).encode()
