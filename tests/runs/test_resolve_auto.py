@@ -124,7 +124,7 @@ def test_a_run_that_is_stopped_between_averaging_steps_goes_on_where_it_was(
     whole = run.run(wanted, tmp_path / "whole")
     advance = Engine.advance
 
-    def impatient(engine, state):
+    def impatient(engine, state, at_most=1):
         if state.releases == released:
             raise KeyboardInterrupt
         return advance(engine, state)

@@ -26,8 +26,8 @@ from topdp.plan import Full, Plan, schedules
 from topdp.privacy import adaptive, exposure, outsider
 from topdp.privacy.query import Query
 from topdp.protocols import Correlated
-from topdp.simulator.engine import Engine
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.engine import Engine, Intervention
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 GRAPH = topology.random(8, 0.4, seed=2)
 ATTACKS, RECORDS, CLIP, ROUNDS = 40_000, 4, 2.0, 4
@@ -68,7 +68,14 @@ def by_the_engine(plan: Plan, owner: int, with_record: bool, seed: int) -> np.nd
     """[releases, rows, attacks]"""
     gradients = ClippedGradients(Pulled(), CLIP, given)
     batches = [Full(RECORDS)] * GRAPH.agents
-    engine = Engine(plan, gradients, shards(owner, with_record), batches, seed, every_row=True)
+    engine = Engine(
+        plan,
+        gradients,
+        shards(owner, with_record),
+        batches,
+        seed=seed,
+        intervention=Intervention(every_row=True),
+    )
     state, found = engine.start(gradients.flat.flatten()), []
     for _ in range(plan.releases):
         state = engine.advance(state)
@@ -78,7 +85,7 @@ def by_the_engine(plan: Plan, owner: int, with_record: bool, seed: int) -> np.nd
 
 def draws_of_the_engine(plan: Plan, known: np.ndarray, seed: int) -> np.ndarray:
     """[releases, those draws, attacks]"""
-    noise = Noise(seed, plan.draws, plan.releases)
+    noise = SimulatedDraws(seed, plan.draws, plan.releases)
     return np.array(
         [
             [noise.fill(torch.empty(ATTACKS, dtype=torch.float64), r, int(d)).numpy() for d in known]

@@ -24,7 +24,7 @@ from topdp.privacy.answers import VIEW
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.query import Query
 from topdp.protocols import Correlated, Dsgd, Muffliato, TopSynchronous
-from topdp.simulator.engine import Engine
+from topdp.simulator.engine import Engine, Intervention
 
 GRAPH = topology.random(8, 0.4, seed=2)
 ATTACKS, RECORDS, CLIP, ROUNDS = 20_000, 4, 2.0, 3
@@ -55,7 +55,14 @@ def by_the_engine(plan, owner, with_record, seed):
     labels = np.zeros(RECORDS, np.int64)
     shards = Shards.from_arrays([(one, labels) for one in held], classes=1, dtype=torch.float64)
     gradients = ClippedGradients(Pulled(), CLIP, given)
-    engine = Engine(plan, gradients, shards, [Full(RECORDS)] * GRAPH.agents, seed, every_row=True)
+    engine = Engine(
+        plan,
+        gradients,
+        shards,
+        [Full(RECORDS)] * GRAPH.agents,
+        seed=seed,
+        intervention=Intervention(every_row=True),
+    )
     state, found = engine.start(gradients.flat.flatten()), []
     for _ in range(plan.releases):
         state = engine.advance(state)

@@ -18,7 +18,7 @@ from topdp.privacy.observers.adaptive import has_short_form
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.query import Query
 from topdp.protocols import Central, Muffliato
-from topdp.simulator.engine import Engine
+from topdp.simulator.engine import Engine, Intervention
 
 GRAPH = topology.random(8, 0.4, seed=2)
 ANSWERS = ("claimed", "view", "adaptive", "outsider", "worst_case")
@@ -142,7 +142,7 @@ def test_a_plan_says_that_its_rows_are_rounded(tmp_path):
     "make, words",
     [
         (lambda: replace(write("dsgd"), rounded="int8"), "rounded to bfloat16, got 'int8'"),
-        (lambda: replace(write("dsgd"), robust=Robust("trimmed")), "got robust mixing"),
+        (lambda: replace(write("dsgd"), robust=Robust("trimmed")), "got robust mixing .trimmed"),
         (
             lambda: replace(
                 optimised(
@@ -218,7 +218,12 @@ def test_rounding_can_wipe_out_noise_that_a_linear_account_counts_on():
             shards = Shards.from_arrays(held, classes=1)
             gradients = ClippedGradients(Pulled(count), clip, given)
             engine = Engine(
-                hidden_plan(rounded), gradients, shards, [Full(1)] * 3, seed=int(world), every_row=True
+                hidden_plan(rounded),
+                gradients,
+                shards,
+                [Full(1)] * 3,
+                seed=int(world),
+                intervention=Intervention(every_row=True),
             )
             state = engine.start(gradients.flat.flatten())
             for _ in range(2):
