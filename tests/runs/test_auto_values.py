@@ -16,7 +16,8 @@ from topdp.errors import InputError
 from topdp.plan import Schedule
 from topdp.privacy import account as account_of
 from topdp.privacy import adaptive
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.query import Query
+from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Correlated, Muffliato
 from topdp.protocols.pair_secrets import secret_pairs
 from topdp.runs import auto_values, config, planning, run
@@ -84,7 +85,7 @@ def test_a_run_is_accounted_as_it_was(topdp, job, tmp_path):
     assert found["status"]["claimed"] == "refused" and found["colluders"] == 2
     folder = RunFolder.open(tmp_path / "run")
     batches = analysis_of(folder.config, tuple(folder.fact("records")))
-    exact = adaptive(folder.plan, batches.exposure(), 2).worst_epsilon(1e-5)
+    exact = adaptive(folder.plan, batches.exposure(), Query(colluders=2)).worst_epsilon(1e-5)
     np.testing.assert_allclose(found["epsilon_per_agent"]["adaptive"], exact, rtol=1e-9)
 
 
@@ -240,7 +241,7 @@ def test_prices_are_those_of_the_plans(gossip, chebyshev):
          averaging.shared(pairs, 3.0 * math.sqrt(np.mean(own**2)))),
         (Muffliato(gossip, chebyshev), 0.0),
     ):  # fmt: skip
-        left = leftover(protocol.plan(graph, steps, own, 0))
+        left = residual_noise(protocol.plan(graph, steps, own, 0))
         pooled = auto_values.TRIAL * np.mean(alone**2) / 81
         noise = left.average[-1] + auto_values.DISAGREEMENT * left.between[-1]
         expected = noise / pooled + auto_values.MESSAGE * max(1, gossip)
@@ -270,7 +271,7 @@ def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
         other = found.protocol.plan(found.graph, found.schedule, alone, found.config.seed)
         exposure = found.analysis.exposure()
         target = topdp.privacy.mu_of(np.array(epsilon), privacy.delta)
-        excess = float((adaptive(other, exposure, 1).worst() / target).max())
+        excess = float((adaptive(other, exposure, Query(colluders=1)).worst() / target).max())
         assert np.square(own).sum() < np.square(alone * excess).sum()
     again = account_of(plan, found.analysis, 1e-5, ["adaptive"]).adaptive.epsilon
     assert (again <= np.array(epsilon) * (1 + 1e-9)).all()

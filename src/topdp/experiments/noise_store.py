@@ -30,6 +30,7 @@ from topdp.privacy.observers.worst_case import worst_case
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.methods import METHODS
 from topdp.runs.named_records import record_counts
+from topdp.runs.planning import query_of
 from topdp.runs.resolve import resolve
 from topdp.runs.run_outline import RunOutline, budgets, noise_kind
 
@@ -172,7 +173,6 @@ def _sigma_of(config: RunConfig) -> float:
         privacy.guarantee,
         budgets(config, run.graph.agents),
         privacy.delta,
-        patient=privacy.allow_slow,
-        colluders=privacy.colluders,
+        query_of(config),
     )
     return float(calibration.deviation[0] / privacy.clip)

@@ -17,6 +17,7 @@ from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.schedules import Schedule
+from topdp.privacy.answers import ADAPTIVE, guarantee_kind
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.noise_allocation import Allocation, allocate
 from topdp.privacy.observers.adaptive import expect_colluders
@@ -83,7 +84,7 @@ def noise_shares(run: ResolvedRun) -> Floats | None:
     if np.ptp(alone) <= 1e-12 * alone.max():
         return None
     pairs = secret_pairs(protocol.secrets, run.graph, protocol.degree, config.seed)
-    if config.privacy.guarantee == "worst-case":
+    if not guarantee_kind(config.privacy.guarantee).relies_on_others:
         return alone  # to all others together pairs' noise is known
     return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)
 
@@ -205,7 +206,7 @@ def _noise_alone(outline: RunOutline, analysis: Analysis, schedule: Schedule) ->
     def write(deviation: Floats) -> Plan:
         return Dsgd().plan(outline.graph, schedule, deviation, outline.config.seed)
 
-    return calibrate(write, analysis, "adaptive", epsilon, outline.config.privacy.delta).deviation
+    return calibrate(write, analysis, ADAPTIVE.name, epsilon, outline.config.privacy.delta).deviation
 
 
 class _Averaging:

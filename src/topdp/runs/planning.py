@@ -14,11 +14,12 @@ from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import FALSE_ALARMS, Account, account
+from topdp.privacy.answers import expect_on_request
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
-from topdp.privacy.observers.observer_answers import Look, expect_answers, observed
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import Observe, Query, observe
 from topdp.runs.auto_values import noise_shares
 from topdp.runs.config import RunConfig
 from topdp.runs.resolve import resolve
@@ -31,9 +32,9 @@ COALITIONS = 500  # more than these are sampled
 
 
 def plan_and_account(
-    run: ResolvedRun, progress: Progress = silent, look: Look = observed
+    run: ResolvedRun, progress: Progress = silent, observe: Observe = observe
 ) -> tuple[Plan, Account]:
-    """The plan, calibrated unless σ is given, and its answers. `look`: computes what observers see."""
+    """The plan, calibrated unless σ is given, and its answers. `observe` computes what observers learn."""
     privacy, seen = run.config.privacy, None
     if run.sigma is not None:
         deviation = run.sigma * privacy.clip  # Algorithm 1: the noise is G(σ²C²)
@@ -45,19 +46,16 @@ def plan_and_account(
             privacy.guarantee,
             run.epsilon,
             privacy.delta,
-            progress=progress,
-            patient=privacy.allow_slow,
-            colluders=privacy.colluders,
-            shares=noise_shares(run),
-            look=look,
+            query_of(run.config, progress, observe),
+            noise_shares(run),
         )
-        deviation, seen = calibrated.deviation, calibrated.seen
+        deviation, seen = calibrated.deviation, calibrated.view
     plan = run.write_plan(deviation)
-    return plan, accounted(run, plan, seen, progress, look)
+    return plan, accounted(run, plan, seen, progress, observe)
 
 
 def accounted(
-    run: ResolvedRun, plan: Plan, known: View | None, progress: Progress, look: Look = observed
+    run: ResolvedRun, plan: Plan, known: View | None, progress: Progress, observe: Observe = observe
 ) -> Account:
     """The answers that the configuration asks for; `known`: that of its guarantee, where it is computed."""
     privacy = run.config.privacy
@@ -68,10 +66,17 @@ def accounted(
         answers=run.answers,
         guarantee=run.guarantee,
         known=known,
-        colluders=privacy.colluders,
-        patient=privacy.allow_slow,
+        query=query_of(run.config, progress, observe),
+    )
+
+
+def query_of(config: RunConfig, progress: Progress = silent, observe: Observe = observe) -> Query:
+    """How the configuration asks for its account."""
+    return Query(
+        colluders=config.privacy.colluders,
+        allow_slow=config.privacy.allow_slow,
         progress=progress,
-        look=look,
+        observe=observe,
     )
 
 
@@ -169,7 +174,7 @@ def account_of_run(
 
 def asking(config: RunConfig, answers: Collection[str]) -> RunConfig:
     """The configuration that asks for more answers; those must exist."""
-    expect_answers(answers)
+    expect_on_request(answers)
     named = [*dict.fromkeys([*config.privacy.answers, *answers])]
     return config.model_copy(update={"privacy": config.privacy.model_copy(update={"answers": named})})
 

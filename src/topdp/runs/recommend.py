@@ -17,8 +17,10 @@ import numpy as np
 from topdp.base.progress import Progress, silent
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
+from topdp.privacy.answers import ADAPTIVE
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.query import Query
+from topdp.privacy.residual_noise import residual_noise
 from topdp.runs.auto_values import noise_shares
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.methods import METHODS
@@ -124,13 +126,13 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         run = resolve(asked, graph, counts)
         privacy, epsilon = run.config.privacy, budgets(asked, graph.agents)
         noise = calibrate(
-            run.write_plan, run.analysis, "adaptive", epsilon, privacy.delta,
-            colluders=privacy.colluders, shares=noise_shares(run),
+            run.write_plan, run.analysis, ADAPTIVE.name, epsilon, privacy.delta,
+            Query(colluders=privacy.colluders), noise_shares(run),
         )  # fmt: skip
     except TopdpError as error:
         return Option(name, None, None, 0, str(error), {})
     plan = run.write_plan(noise.deviation)
-    left, each = leftover(plan), plan.releases_per_round
+    left, each = residual_noise(plan), plan.releases_per_round
     pooled = pooled_noise(run.config, counts, float(epsilon.min()))
     average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
@@ -158,10 +160,9 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
         }
     )
     run = resolve(central, counts=(sum(counts),))
-    noise = calibrate(
-        run.write_plan, run.analysis, "adaptive", np.array([epsilon]), config.privacy.delta, colluders=0
-    )
-    return float(leftover(run.write_plan(noise.deviation)).average[-1])
+    delta, query = config.privacy.delta, Query(colluders=0)
+    noise = calibrate(run.write_plan, run.analysis, ADAPTIVE.name, np.array([epsilon]), delta, query)
+    return float(residual_noise(run.write_plan(noise.deviation)).average[-1])
 
 
 def _rank(option: Option) -> tuple[bool, float, int]:

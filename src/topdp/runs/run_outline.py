@@ -18,6 +18,7 @@ from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.plan import Optimiser, Robust
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
+from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.published.claims import Analysis
 from topdp.runs.config import ConfigError, CycleBatch, PoissonBatch, RunConfig
 from topdp.runs.methods import METHODS, Method
@@ -67,8 +68,7 @@ class RunOutline:
             sigma=sigma,
             epsilon=None if sigma is not None else budgets(config, graph.agents),
             guarantee=guarantee_of(config),
-            answers=frozenset({*config.privacy.answers, config.privacy.guarantee})
-            - {"claimed", "worst-case"},
+            answers=frozenset({*config.privacy.answers, config.privacy.guarantee} & set(ON_REQUEST)),
             optimiser=optimiser,
             robust=_robust(config, method),
             rounded=_rounded(config, optimiser),
