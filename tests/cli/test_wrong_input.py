@@ -63,7 +63,7 @@ WRONG = {
     "no card": (["federation", "create", "a file", "--records", "9"], "Expected a card (TOML) in a file"),
     "a card is a folder": (["federation", "create", "full", "full", "--records", "9"], "Could not read full"),
     "latin": (["account", "latin.toml"], "Expected TOML in UTF-8 in latin.toml"),
-    "deep": (["account", "deep.toml"], "brackets stand too deep"),
+    "deep": (["account", "deep.toml"], "brackets are nested too deep"),
     "a folder": (["recommend", "full"], "could not read full: Is a directory"),
     "built-in": ([*RUN, *sets("model.name=os:getcwd")], "that makes a torch module, got <built-in function"),
     "other class": (

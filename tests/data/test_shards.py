@@ -97,9 +97,9 @@ def test_tokens_stay_whole_numbers() -> None:
     tokens, labels = np.arange(12).reshape(4, 3), np.array([0, 1, 0, 1])
     shards = Shards.from_arrays([(tokens, labels)], dtype=torch.int64)
     assert shards.inputs.dtype == torch.int64 and shards.inputs[0].tolist() == tokens.tolist()
-    with pytest.raises(DataError, match="agent 0: expected inputs that are whole numbers"):
+    with pytest.raises(DataError, match="agent 0: expected integer inputs"):
         Shards.from_arrays([(tokens + 0.5, labels)], dtype=torch.int64)
-    with pytest.raises(DataError, match=r"dtype out of .*float16"):
+    with pytest.raises(DataError, match=r"one of the dtypes .*float16"):
         Shards.from_arrays([(tokens, labels)], dtype=torch.float16)
 
 
@@ -245,7 +245,7 @@ def test_own_arrays_that_are_unfit(
 
 
 def test_own_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"Expected the file .*train\.npz, which is not there"):
+    with pytest.raises(DataError, match=r"Expected the file .*train\.npz, which does not exist"):
         load(tmp_path)
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(DataError, match=r"broken\.npz: cannot be read"):
@@ -253,7 +253,7 @@ def test_own_files_that_are_none(tmp_path: Path) -> None:
     np.save(tmp_path / "single.npy", np.zeros(3))
     with pytest.raises(DataError, match="got another kind of file"):
         load(tmp_path / "single.npy")
-    with pytest.raises(DataError, match=r"absent\.npz, which is not there"):
+    with pytest.raises(DataError, match=r"absent\.npz, which does not exist"):
         load(tmp_path / "absent.npz")
 
 

@@ -88,11 +88,11 @@ def test_one_file_is_dealt_out_as_other_data_sets_are(place: Path) -> None:
         ),
         (["data.partition=label"], "expected no partition, validation or records"),
         (["data.validation=0.1"], "expected no partition, validation or records"),
-        (["data.name=sites/*.parquet"], "Expected files that fit sites/.* found none"),
-        (["data.name=sites/absent.csv"], "which is not there"),
+        (["data.name=sites/*.parquet"], "Expected files that match sites/.* found none"),
+        (["data.name=sites/absent.csv"], "which does not exist"),
         (["data.name=mnist"], "mnist: expected no schema"),
         (["data.schema=absent.toml"], "Expected a readable schema"),
-        (["data.schema.target=age"], "expected the target 'age' in classes alone"),
+        (["data.schema.target=age"], "expected the target 'age' in classes only"),
         (['data.sites=["sites/a.csv"]'], "data: expected name or sites, got both"),
     ],
 )
@@ -149,7 +149,7 @@ def test_frames_text_and_a_networkx_graph_train(place: Path) -> None:
     schema = {"target": "spam", "classes": ["n", "y"], "text": {"column": "note", "length": 4}}
     text = topdp.Shards.from_frames(notes, schema=schema)
     assert text.inputs.dtype == torch.int64 and text.inputs.shape == (2, 8, 4)
-    with pytest.raises(DataError, match="Expected a list with one frame for each agent, got a DataFrame"):
+    with pytest.raises(DataError, match="Expected a list with one frame per agent, got a DataFrame"):
         topdp.Shards.from_frames(frames[0], schema="schema.toml")  # type: ignore[arg-type]
 
 
@@ -177,7 +177,7 @@ def test_image_folders_are_data_sets_and_sites(tmp_path: Path) -> None:
     ("labels", "message"),
     [
         ([0, 10**9], "expected labels that number the classes 0, 1, 2, ..., got 1000000000 among"),
-        ([0, 0], "expected labels of at least two classes, got 0 everywhere"),
+        ([0, 0], "expected labels of at least two classes, got only 0"),
         ([0, -1], r"expected labels .*of at least 0.*, got -1"),
         ([0.0, 0.5], r"expected (integer )?labels.*, got 0.5"),
     ],

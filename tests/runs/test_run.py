@@ -167,7 +167,7 @@ def test_a_run_that_diverged_says_so_and_is_not_resumed(small, tmp_path):
 
 
 def test_a_run_whose_recorded_rounds_went_wrong_is_not_resumed(small, tmp_path, monkeypatch):
-    def wrong(self, state):
+    def wrong(self, state, at_most=1):
         raise WrongReplayError("round 3")
 
     monkeypatch.setattr(Engine, "advance", wrong)
@@ -611,8 +611,8 @@ class TestCommands:
             (["compare", "--methods", "top,tip"], 2, "Did you mean 'top'?"),
             (["graph", "--set", "topology.connection=0.01"], 2, "connect"),
             (["graph", "--topology", "ring", "--out", "g.txt"], 2, ".png"),
-            (["graph", "--topology", "ring", "--out", f"{__file__}/g.png"], 2, "Could not make"),
-            (["reproduce", "1", "--quick", "--out", __file__], 2, "Could not make"),
+            (["graph", "--topology", "ring", "--out", f"{__file__}/g.png"], 2, "Could not create"),
+            (["reproduce", "1", "--quick", "--out", __file__], 2, "Could not create"),
             (["data", "fetch", "mnits"], 5, "mnist"),
             (["run", "--set", "privacy.epsilon=1e300"], 2, "at most 1e30"),
             (["run", "--set", "rounds=10000000"], 2, "less than or equal to 1000000"),

@@ -1,7 +1,7 @@
-"""Who holds which record: ways to deal a data set out to agents. Looks at targets only, never at inputs.
+"""Partitions: ways to deal the records of a data set out to agents. Only targets are read, never inputs.
 
-Every function returns one array of indices per agent. No record is ever held by two agents: the privacy
-accounts count a record once, at the agent that holds it.
+Every function returns one array of indices per agent. No two agents hold the same record: accountants count a
+record once, at the agent that holds it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any)
     [3, 3, 3]
     """
     if kind not in PARTITIONS:
-        raise InputError(f"Expected a partition out of {', '.join(PARTITIONS)}, got {kind!r}.")
+        raise InputError(f"Expected one of the partitions {', '.join(PARTITIONS)}, got {kind!r}.")
     deal = PARTITIONS[kind]
     accepted = list(inspect.signature(deal).parameters)[3:]
     unknown = sorted(set(options) - set(accepted))
     if unknown:
         raise InputError(
-            f"Expected the options of {kind!r} out of {', '.join(accepted) or '(none)'}, "
-            f"got {', '.join(unknown)}."
+            f"Expected for {kind!r} only the options {', '.join(accepted) or '(none)'}, got "
+            f"{', '.join(unknown)}."
         )
     return deal(labels, agents, seed, **options)
 
@@ -44,7 +44,7 @@ def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any)
 def iid(labels: Labels, agents: int, seed: int) -> list[Ints]:
     """Shuffle, then cut into shards of equal size, floor(records / agents), as in the paper.
 
-    The remainder, records mod agents, fewer than one per agent, is left out, so that sizes are the same.
+    The remainder (records mod agents) is left out, so that all sizes are equal.
     """
     _expect_enough_records(labels, agents)
     size = len(labels) // agents
@@ -63,7 +63,7 @@ def sizes(
 
     `sizes` gives one number per agent: counts (integers), or fractions of all records (at most 1 in sum;
     rounded down). `ratio` makes sizes fall geometrically from agent 0, which holds `ratio` times as many
-    records as the last agent; all records are dealt, but for fewer than one per agent.
+    records as the last agent; all records are dealt out, except for fewer than one per agent.
     """
     _expect_enough_records(labels, agents)
     records = len(labels)
@@ -98,11 +98,11 @@ def sizes(
 def dirichlet(
     labels: Labels, agents: int, seed: int, alpha: float = 0.5, minimum: int = 1, attempts: int = 1000
 ) -> list[Ints]:
-    """Each label's records go to agents in proportions drawn from Dirichlet(`alpha`, ..., `alpha`).
+    """Deal each label's records out in proportions drawn from Dirichlet(`alpha`, ..., `alpha`).
 
-    Small `alpha`: few labels per agent and unequal sizes; large `alpha`: nearly iid. All records are dealt.
-    The proportions are drawn again until every agent holds at least `minimum` records, `attempts` times at
-    most.
+    Small `alpha`: few labels per agent and unequal sizes; large `alpha`: nearly iid. All records are dealt
+    out. The proportions are drawn again, at most `attempts` times, until every agent holds at least `minimum`
+    records.
     """
     _expect_enough_records(labels, agents, minimum)
     if not (math.isfinite(alpha) and alpha > 0):
@@ -113,7 +113,8 @@ def dirichlet(
     best = 0
     for _ in range(attempts):
         shares = generator.dirichlet(np.full(agents, alpha), len(held))
-        # Rounded cumulative shares: every record of a label is dealt, and counts stray by less than one.
+        # Rounded cumulative shares: every record of a label is dealt out, and counts deviate by less than
+        # one.
         cuts = np.rint(np.cumsum(shares, axis=1) * of_each[:, None]).astype(np.int64)
         cuts[:, -1] = of_each
         totals = np.diff(cuts, axis=1, prepend=0).sum(axis=0)
@@ -123,17 +124,17 @@ def dirichlet(
             return [generator.permutation(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
     raise DataError(
         f"Expected every agent to hold at least {minimum} records; in {attempts} draws of Dirichlet({alpha}) "
-        f"over {agents} agents and {len(labels)} records the poorest agent never held more than {best}. "
+        f"over {agents} agents and {len(labels)} records the smallest agent never held more than {best}. "
         "Use a larger alpha, fewer agents or a smaller minimum."
     )
 
 
 def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> list[Ints]:
-    """Each agent holds records of `labels_per_agent` labels only.
+    """Give each agent records of only `labels_per_agent` labels.
 
-    Agents take, in random order, the labels that fewest agents hold so far (ties at random), so labels are
-    shared evenly. A label's records are cut into equal shares, up to one record, for the agents that hold it;
-    labels that nobody holds, which there are only if agents * labels_per_agent < labels, are left out.
+    In random order, agents take the labels held by the fewest agents so far (ties at random), so labels are
+    shared evenly. A label's records are cut into equal shares, up to one record, for the agents that hold it.
+    Labels that no agent holds are left out; they exist only if agents * labels_per_agent < labels.
     """
     _expect_enough_records(labels, agents)
     generator = stream(seed, "partition")
@@ -179,10 +180,10 @@ def _expect_enough_records(labels: Labels, agents: int, minimum: int = 1) -> Non
 
 
 def _records_by_label(labels: Labels, generator: np.random.Generator) -> list[Ints]:
-    """For each label that occurs, its records in random order."""
+    """Return, for each label that occurs, its records in random order."""
     if labels.ndim != 1 or labels.dtype.kind not in "uib":
         raise DataError(
-            "Expected one whole-number label for each record to deal them out by label, got targets of shape "
+            "Expected one integer label for each record to deal them out by label, got targets of shape "
             f"{labels.shape} and type {labels.dtype}. Use the partition iid or sizes."
         )
     order = generator.permutation(len(labels))

@@ -23,6 +23,8 @@ from topdp.agents.agreement.hidden_rows import expect_steps_below_noise, max_exa
 from topdp.base.array_types import Bools, Floats
 from topdp.errors import InputError
 from topdp.plan import Plan
+from topdp.privacy.answers import guarantee_kind
+from topdp.privacy.observers.observer_filter import Public
 
 FLOAT64_UNIT = 2.0**-53  # relative error of one operation in float64, at most
 MAX_ROUNDED_SHARE = 1e-3  # of an agent's μ: what rounding before noise may add
@@ -71,7 +73,7 @@ def hidden_norm_limits(
     are accepted, has no other room.
     """
     seen = np.zeros(plan.rows, bool)
-    if guarantee == "adaptive":
+    if guarantee_kind(guarantee).public is not Public.NOTHING:
         seen = (np.arange(plan.rows) < plan.agents) | plan.memories
     lengths, a, b = np.ones(plan.rows), 1.0, 0.0
     A, B = np.ones(plan.releases), np.zeros(plan.releases)
