@@ -85,7 +85,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
                     "close": "budget_commands:close_run",
                 },
             ),
-            "model": CommandGroup("Export the model of an agent.", {"export": "operator_commands:export_model"}),
+            "model": CommandGroup("Export an agent's model.", {"export": "operator_commands:export_model"}),
             "quarantine": CommandGroup(
                 "List and lift quarantines of neighbours.",
                 {"list": "operator_commands:list_quarantined", "lift": "operator_commands:lift_quarantine"},
