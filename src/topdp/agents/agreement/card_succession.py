@@ -127,9 +127,9 @@ def card_digest(card: Card) -> str:
 
 def sign_successor(number: int, before: Identity, after: Identity) -> Successor:
     """`after` as the successor of `before`."""
-    digest = card_digest(before.card)
-    signed = _signed_bytes(number, digest, after.card)
-    return Successor(number, digest, after.card, before.sign(signed).hex(), after.sign(signed).hex())
+    card_digest = card_digest(before.card)
+    signed = _signed_bytes(number, card_digest, after.card)
+    return Successor(number, card_digest, after.card, before.sign(signed).hex(), after.sign(signed).hex())
 
 
 class CardDirectory:
@@ -254,10 +254,10 @@ def load_identities(folder: Path) -> list[Identity]:
 
 def load_successors(folder: Path) -> list[Successor]:
     """The successors that `renew` has made in `folder`."""
-    successors: list[Successor] = []
-    while (place := _successor_file(folder, len(successors) + 1)).exists():
-        successors.append(read_successor(place))
-    return successors
+    load_successors: list[Successor] = []
+    while (place := _successor_file(folder, len(load_successors) + 1)).exists():
+        load_successors.append(read_successor(place))
+    return load_successors
 
 
 def has_successor(folder: Path, number: int) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from topdp.agents.agreement.manifest import Manifest
 from topdp.plan import Plan
+from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import in_the_open
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
@@ -59,7 +60,7 @@ class RunSetup:
     def reserve(self) -> int:
         """How many other agents may be gone while charges hold: all, where all count as colluders."""
         privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
-        if privacy.guarantee != "adaptive" or in_the_open(self.plan):
+        if not guarantee_kind(privacy.guarantee).counts_colluders or in_the_open(self.plan):
             return 0
         return agents if self.coalition == agents - 1 else self.coalition - privacy.colluders
 

@@ -99,7 +99,7 @@ def round_choice_remarks(before: Manifest) -> list[str]:
     """What a user must know before choosing the round, where accounts do not cover every way to choose it."""
     config = before.config
     guarantee, sampled = config.privacy.guarantee, isinstance(config.data.batch, PoissonBatch)
-    if guarantee in ("adaptive", "worst-case") and not sampled:
+    if guarantee_kind(guarantee).proved and not sampled:
         return []
     condition = "Poisson samples" if sampled else f"privacy.guarantee = {guarantee}"
     return [
