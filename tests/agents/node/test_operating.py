@@ -550,7 +550,7 @@ def test_json_lines_have_agent_event_and_round_everywhere(capsys):
         logger.info("first")
         speaker.agent, speaker.round = "ada", lambda: 7
         logger.info("second")
-        RefusalLog("ada").tell("bob", "linked", "words")
+        RefusalLog("ada").report("bob", "linked", "words")
         logger.info("third", extra={"event": "progress", "round": 9, "facts": {"rounds": 20}})
     finally:
         logger.handlers, logger.propagate = before[0], before[1]

@@ -127,9 +127,9 @@ def card_digest(card: Card) -> str:
 
 def sign_successor(number: int, before: Identity, after: Identity) -> Successor:
     """`after` as the successor of `before`."""
-    card_digest = card_digest(before.card)
-    signed = _signed_bytes(number, card_digest, after.card)
-    return Successor(number, card_digest, after.card, before.sign(signed).hex(), after.sign(signed).hex())
+    digest = card_digest(before.card)
+    signed = _signed_bytes(number, digest, after.card)
+    return Successor(number, digest, after.card, before.sign(signed).hex(), after.sign(signed).hex())
 
 
 class CardDirectory:

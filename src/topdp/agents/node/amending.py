@@ -21,6 +21,8 @@ from topdp.agents.agreement.run_setup import RunSetup, granted_budgets
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.errors import BudgetError, InputError
 from topdp.privacy.account import Account
+from topdp.privacy.answers import guarantee_kind
+from topdp.privacy.query import Query
 from topdp.runs import builders
 from topdp.runs.config import PoissonBatch, parse
 from topdp.topology import from_edges
@@ -87,8 +89,7 @@ def spent_by(setup: RunSetup, round: int) -> dict[str, float]:
             privacy.delta,
             privacy.guarantee,
             not setup.manifest.rules.tolerates_silence,
-            setup.coalition,
-            privacy.allow_slow,
+            Query(colluders=setup.coalition, allow_slow=privacy.allow_slow),
         )
         history = [(r, float(meter.planned[r])) for r in range(round)]
         spent[name] = meter.cost(round, history, 0.0, float(meter.planned[round]), planned=True).charge
