@@ -133,12 +133,12 @@ def remaining_budget(manifest: Manifest, name: str, previous: PreviousRun) -> fl
         )
     granted = min(amendment.granted[name], previous.budget or float("inf"))
     spent = float("inf") if previous.spent is None else previous.spent
-    remaining_budget = granted - max(amendment.spent[name], spent)
-    if remaining_budget <= 0:
+    remaining = granted - max(amendment.spent[name], spent)
+    if remaining <= 0:
         raise BudgetError(
             f"Expected something left of the budget of {name}, {granted:.6g}: the run before has used it up."
         )
-    return remaining_budget
+    return remaining
 
 
 def _signed_bytes(manifest: Manifest) -> bytes:

@@ -254,10 +254,10 @@ def load_identities(folder: Path) -> list[Identity]:
 
 def load_successors(folder: Path) -> list[Successor]:
     """The successors that `renew` has made in `folder`."""
-    load_successors: list[Successor] = []
-    while (place := _successor_file(folder, len(load_successors) + 1)).exists():
-        load_successors.append(read_successor(place))
-    return load_successors
+    successors: list[Successor] = []
+    while (place := _successor_file(folder, len(successors) + 1)).exists():
+        successors.append(read_successor(place))
+    return successors
 
 
 def has_successor(folder: Path, number: int) -> bool:
