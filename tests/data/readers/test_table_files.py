@@ -159,7 +159,7 @@ def test_without_a_schema_a_skeleton_is_printed_that_holds_no_values(csv: Any) -
         (HEADER, "expected at least one record below the header, got none"),
         (
             "name;age;job;ill\nann;1;nurse;no\n",
-            "separated by ';'\\? State delimiter = ';' in the schema",
+            "Is it separated by ';'\\? State delimiter = ';' in the schema",
         ),
         (HEADER + "ann,25,nurse\n", "line 2: expected 4 values as in the header, got 3"),
         (HEADER + ROWS + "ann,2,5,nurse,no\n", "line 5: expected 4 values as in the header, got 5"),
