@@ -110,13 +110,15 @@ def class_names(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
 
 
 def constant_names(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
-    """Constants at the top of modules; type parameters and the like have lower-case letters."""
+    """Constants at the top of modules, once for each module; type parameters have lower-case letters."""
     for module, tree in trees.items():
-        for node in tree.body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            for target in targets:
-                if isinstance(target, ast.Name) and target.id.isupper() and len(target.id) > 1:
-                    yield target.id, module
+        assigned = {
+            target.id
+            for node in tree.body
+            for target in getattr(node, "targets", [getattr(node, "target", None)])
+            if isinstance(target, ast.Name) and target.id.isupper() and len(target.id) > 1
+        }
+        yield from ((name, module) for name in assigned)
 
 
 def constructors(trees: dict[str, ast.Module]) -> list[tuple[int, int, str]]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from topdp.simulator.row_mixing_cuda import Fused
+from topdp.simulator.row_mixing_cuda import CudaMixer
 
 
 def by_calling(warm_up, function):
@@ -55,7 +55,7 @@ class Written(TorchDispatchMode):
                 step()
 
 
-class Quick(Fused):
+class Quick(CudaMixer):
     """A stand-in for the kernel, which is slow to interpret: the same result from the same tables."""
 
     def _launch(self, *arguments):

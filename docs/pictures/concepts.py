@@ -18,7 +18,7 @@ from shapes import HEADING, NORMAL, SMALL, agent, bar, box, drawing, heading, me
 
 from topdp import topology
 from topdp.plan import Plan, Schedule
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import TopSynchronous
 from topdp.runs import builders, config
 from topdp.runs.pictures.chart_style import (
@@ -172,7 +172,7 @@ def noise(method: str) -> tuple[float, float]:
     settings = config.read(changes=[f"method.name={method}", "rounds=1", "privacy.colluders=1"])
     graph = builders.graph(settings)
     plan, _ = plan_and_account(settings, graph, (2000,) * graph.agents)
-    return float(np.sqrt((plan[0].std[0] ** 2).sum())), float(np.sqrt(leftover(plan).average[0]))
+    return float(np.sqrt((plan[0].std[0] ** 2).sum())), float(np.sqrt(residual_noise(plan).average[0]))
 
 
 PANELS = (

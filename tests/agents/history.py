@@ -228,7 +228,7 @@ class Federation:
             ClippedGradients(model, config.privacy.clip),
             self.shards,
             builders.batches(config, self.shards.counts),
-            config.seed,
+            seed=config.seed,
         )
         state = engine.start(engine.gradients.flat.flatten())
         for _ in range(self.setup.plan.releases):

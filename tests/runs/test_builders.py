@@ -10,7 +10,7 @@ from topdp.data import PARTITIONS
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Poisson, for_curvature, power_of_rate, step_decay
 from topdp.plan.schedules import FADINGS
-from topdp.privacy import CALIBRATIONS, GUARANTEES
+from topdp.privacy import ANSWERS, CALIBRATIONS, GUARANTEES
 from topdp.runs import builders
 from topdp.runs.config import DataConfig, MethodConfig, PrivacyConfig, TopologyConfig, TrainConfig, read
 from topdp.runs.methods import METHODS
@@ -23,7 +23,6 @@ from topdp.topology import FAMILIES
         (TopologyConfig, "kind", FAMILIES),
         (MethodConfig, "name", METHODS),
         (MethodConfig, "calibration", CALIBRATIONS),
-        (PrivacyConfig, "guarantee", GUARANTEES),
         (DataConfig, "partition", PARTITIONS),
         (TrainConfig, "fading", FADINGS),
     ],
@@ -32,6 +31,13 @@ def test_the_names_that_can_be_chosen_are_those_that_are_known(section, key, kno
     chosen = section.model_fields[key].annotation
     names = get_args(get_args(chosen)[0]) or get_args(chosen)  # one that may be left out is `names | None`
     assert sorted(names) == sorted(known)
+
+
+def test_every_answer_that_takes_a_budget_can_be_a_guarantee():
+    assert [PrivacyConfig(guarantee=name).guarantee for name in GUARANTEES] == list(GUARANTEES)
+    for name in sorted(set(ANSWERS) - set(GUARANTEES)):
+        with pytest.raises(InputError, match=f"privacy.guarantee: got '{name}'"):
+            read(changes=[f"privacy.guarantee={name}"])
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from topdp.cli.app import app
 from topdp.errors import InputError
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.residual_noise import residual_noise
 from topdp.runs import builders, config
 from topdp.runs.planning import plan_and_account
 from topdp.runs.recommend import recommend
@@ -41,7 +41,7 @@ def test_the_noise_is_that_of_the_plans_that_would_run():
         )  # fmt: skip
         graph = builders.graph(run)
         plan, _ = plan_and_account(run, graph, builders.counts(run, graph.agents))
-        left[name] = leftover(plan).average[-1]
+        left[name] = residual_noise(plan).average[-1]
     assert found.options[0].noise == pytest.approx(left["correlated"] / left["central"], rel=1e-6)
 
 

@@ -16,7 +16,8 @@ from topdp.errors import InputError
 from topdp.plan import Schedule
 from topdp.privacy import account as account_of
 from topdp.privacy import adaptive
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.query import Query
+from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Correlated, Muffliato
 from topdp.protocols.pair_secrets import secret_pairs
 from topdp.runs import builders, config, planning, resolve_auto, run
@@ -85,7 +86,7 @@ def test_a_run_is_accounted_as_it_was(topdp, job, tmp_path):
     assert found["status"]["claimed"] == "refused" and found["colluders"] == 2
     folder = RunFolder.open(tmp_path / "run")
     batches = builders.analysis(folder.config, tuple(folder.fact("records")))
-    exact = adaptive(folder.plan, batches.exposure(), 2).worst_epsilon(1e-5)
+    exact = adaptive(folder.plan, batches.exposure(), Query(colluders=2)).worst_epsilon(1e-5)
     np.testing.assert_allclose(found["epsilon_per_agent"]["adaptive"], exact, rtol=1e-9)
 
 
@@ -123,7 +124,7 @@ def test_a_run_that_is_stopped_between_averaging_steps_goes_on_where_it_was(
     whole = run.run(wanted, tmp_path / "whole")
     advance = Engine.advance
 
-    def impatient(engine, state):
+    def impatient(engine, state, at_most=1):
         if state.releases == released:
             raise KeyboardInterrupt
         return advance(engine, state)
@@ -241,7 +242,7 @@ def test_prices_are_those_of_the_plans(gossip, chebyshev):
          averaging.shared(pairs, 3.0 * math.sqrt(np.mean(own**2)))),
         (Muffliato(gossip, chebyshev), 0.0),
     ):  # fmt: skip
-        left = leftover(protocol.plan(graph, steps, own, 0))
+        left = residual_noise(protocol.plan(graph, steps, own, 0))
         pooled = resolve_auto.TRIAL * np.mean(alone**2) / 81
         noise = left.average[-1] + resolve_auto.DISAGREEMENT * left.between[-1]
         expected = noise / pooled + resolve_auto.MESSAGE * max(1, gossip)
@@ -275,7 +276,7 @@ def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
         other = protocol.plan(graph, schedule, alone, found.seed)
         exposure = builders.analysis(found, counts).exposure()
         target = topdp.privacy.mu_of(np.array(epsilon), found.privacy.delta)
-        excess = float((adaptive(other, exposure, 1).worst() / target).max())
+        excess = float((adaptive(other, exposure, Query(colluders=1)).worst() / target).max())
         assert np.square(own).sum() < np.square(alone * excess).sum()
     again = account_of(plan, builders.analysis(found, counts), 1e-5, ["adaptive"]).adaptive.epsilon
     assert (again <= np.array(epsilon) * (1 + 1e-9)).all()

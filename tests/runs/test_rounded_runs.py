@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import topdp
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
-from topdp.agents.agreement.run_setup import expect_no_rounding
+from topdp.agents.agreement.run_setup import expect_supported
 from topdp.cli.app import app
 from topdp.errors import InputError
 from topdp.privacy.basics.refusals import NotCovered
@@ -160,7 +160,7 @@ def test_runs_are_not_stacked():
 
 def test_real_agents_refuse():
     with pytest.raises(ConfigError, match='expected "model" for real agents, got "bfloat16"'):
-        expect_no_rounding(read(None, None, ["train.rows=bfloat16"]))
+        expect_supported(read(None, None, ["train.rows=bfloat16"]), (100,))
 
 
 def test_noise_that_cannot_keep_small_steps_is_said():

@@ -167,7 +167,7 @@ def test_a_run_that_diverged_says_so_and_is_not_resumed(small, tmp_path):
 
 
 def test_a_run_whose_recorded_rounds_went_wrong_is_not_resumed(small, tmp_path, monkeypatch):
-    def wrong(self, state):
+    def wrong(self, state, at_most=1):
         raise WrongReplayError("round 3")
 
     monkeypatch.setattr(Engine, "advance", wrong)

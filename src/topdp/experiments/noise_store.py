@@ -29,7 +29,7 @@ from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.runs import builders
 from topdp.runs.config import RunConfig, parse
-from topdp.runs.planning import plan_writer
+from topdp.runs.planning import plan_writer, query_of
 
 UNIT_RECORDS = 100
 
@@ -177,7 +177,6 @@ def _sigma_of(config: RunConfig) -> float:
         privacy.guarantee,
         epsilon,
         privacy.delta,
-        patient=privacy.allow_slow,
-        colluders=privacy.colluders,
+        query_of(config),
     )
     return float(calibration.deviation[0] / privacy.clip)

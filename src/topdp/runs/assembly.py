@@ -31,9 +31,9 @@ from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.model_fit import expect_fitting
 from topdp.runs.resolve_auto import settled
-from topdp.simulator.engine import Engine, Fetch
+from topdp.simulator.engine import Engine, Fetch, Intervention
 from topdp.simulator.hostile import Attack
-from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 from topdp.topology import Topology
 
@@ -166,7 +166,7 @@ class Assembly:
         gradients = ClippedGradients(trained, privacy.clip, self.task.loss, privacy.clipping)
         return gradients, shards
 
-    def engine(self, plan: Plan, layout: Layout | None = None, fetch: Fetch | None = None) -> Engine:
+    def engine(self, plan: Plan, layout: RowLayout | None = None, fetch: Fetch | None = None) -> Engine:
         """Of all agents; with a `layout`, of those that it holds here, for its pruned plan."""
         gradients, shards = self._after_backbone
         attack, seed, batches = self.attack, self.config.seed, self.batches
@@ -177,12 +177,11 @@ class Assembly:
             gradients,
             shards if attack is None else attack.records(shards),
             [batches[agent] for agent in held],
-            seed,
-            self.device,
+            seed=seed,
+            device=self.device,
             select=select,
             metrics=self.task.metrics,
-            tamper=attack,
-            hostile=() if attack is None else attack.hostile,
+            intervention=Intervention(tamper=attack, hostile=() if attack is None else attack.hostile),
             layout=layout,
             fetch=fetch,
         )
@@ -207,10 +206,10 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
         first.gradients,
         shards,
         stacked.batches,
-        seeds[0],
-        first.device,
-        StackedNoise(plans, seeds),
-        stacked.select,
+        seed=seeds[0],
+        device=first.device,
+        draws=StackedNoise(plans, seeds),
+        select=stacked.select,
         copies=len(runs) // distinct,
         metrics=first.task.metrics,
     )

@@ -24,6 +24,7 @@ from topdp.plan import Optimiser, Robust, schedules
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.plan.random_streams import stream
 from topdp.plan.schedules import Schedule
+from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.published.claims import Analysis
 from topdp.protocols import Protocol
 from topdp.runs.config import GIVEN, ConfigError, CycleBatch, PoissonBatch, RunConfig, did_you_mean
@@ -193,8 +194,7 @@ def guarantee(config: RunConfig) -> str | None:
 
 def answers(config: RunConfig) -> set[str]:
     """The answers to compute: those named, and that of the guarantee also where the noise was given."""
-    named: set[str] = {*config.privacy.answers, config.privacy.guarantee}
-    return named - {"claimed", "worst-case"}
+    return {*config.privacy.answers, config.privacy.guarantee} & set(ON_REQUEST)
 
 
 def why_alike(configs: Sequence[RunConfig]) -> str:

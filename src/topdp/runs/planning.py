@@ -14,11 +14,12 @@ from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import FALSE_ALARMS, Account, account
+from topdp.privacy.answers import expect_on_request
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
-from topdp.privacy.observers.observer_answers import Look, expect_answers, observed
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import Observe, Query, observe
 from topdp.runs import builders
 from topdp.runs.config import RunConfig
 from topdp.runs.plan_writing import plan_writer as plan_writer
@@ -34,11 +35,11 @@ def plan_and_account(
     graph: Topology,
     counts: tuple[int, ...],
     progress: Progress = silent,
-    look: Look = observed,
+    observe: Observe = observe,
 ) -> tuple[Plan, Account]:
     """The plan, calibrated unless σ is given, and its answers; agent i holds counts[i] records.
 
-    `look`: who is asked what observers see.
+    `observe` computes what observers learn.
     """
     config = settled(config, graph, counts)
     n, analysis, seen = graph.agents, builders.analysis(config, counts), None
@@ -55,15 +56,12 @@ def plan_and_account(
             privacy.guarantee,
             epsilon,
             privacy.delta,
-            progress=progress,
-            patient=privacy.allow_slow,
-            colluders=privacy.colluders,
-            shares=shares(config, graph, counts),
-            look=look,
+            query_of(config, progress, observe),
+            shares(config, graph, counts),
         )
-        deviation, seen = calibrated.deviation, calibrated.seen
+        deviation, seen = calibrated.deviation, calibrated.view
     plan = write(deviation)
-    return plan, accounted(config, plan, analysis, seen, progress, look)
+    return plan, accounted(config, plan, analysis, seen, progress, observe)
 
 
 def accounted(
@@ -72,7 +70,7 @@ def accounted(
     analysis: Analysis,
     known: View | None,
     progress: Progress,
-    look: Look = observed,
+    observe: Observe = observe,
 ) -> Account:
     """The answers that the configuration asks for; `known`: that of its guarantee, where there is one."""
     privacy = config.privacy
@@ -83,10 +81,17 @@ def accounted(
         answers=builders.answers(config),
         guarantee=builders.guarantee(config),
         known=known,
-        colluders=privacy.colluders,
-        patient=privacy.allow_slow,
+        query=query_of(config, progress, observe),
+    )
+
+
+def query_of(config: RunConfig, progress: Progress = silent, observe: Observe = observe) -> Query:
+    """How the configuration asks for its account."""
+    return Query(
+        colluders=config.privacy.colluders,
+        allow_slow=config.privacy.allow_slow,
         progress=progress,
-        look=look,
+        observe=observe,
     )
 
 
@@ -187,7 +192,7 @@ def account_of_run(
 
 def asking(config: RunConfig, answers: Collection[str]) -> RunConfig:
     """The configuration that asks for more answers; those must exist."""
-    expect_answers(answers)
+    expect_on_request(answers)
     named = [*dict.fromkeys([*config.privacy.answers, *answers])]
     return config.model_copy(update={"privacy": config.privacy.model_copy(update={"answers": named})})
 

@@ -42,12 +42,12 @@ from topdp.runs.result import Result
 from topdp.runs.row_arrays import as_tensor
 from topdp.runs.run import Job, Ranked, begun_job, execute, new_run_folder, planned, room_for, unfinished
 from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
-from topdp.simulator.ranks.agent_partition import Partition, partition
-from topdp.simulator.ranks.border_exchange import Exchange
-from topdp.simulator.ranks.process_group import Group, joined, local_device
+from topdp.simulator.ranks.agent_partition import AgentPartition, partition
+from topdp.simulator.ranks.border_exchange import BorderExchange
+from topdp.simulator.ranks.process_group import ProcessGroup, join_group, local_device
 from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.simulator.ranks.torchrun_environment import others
-from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_layout import RowLayout
 
 RECORDS = 64  # agents whose records are shown to rank 0 at once, for the digest
 
@@ -67,7 +67,7 @@ def run_on_ranks(
         expect_supported(config)
     if left := others():
         progress(f"waiting for {left} other rank{'s' if left > 1 else ''}")
-    with joined(place) as group:
+    with join_group(place) as group:
         progress("reading records")
         # Before anything else: who does something else would wait for what never comes.
         group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
@@ -103,7 +103,7 @@ def expect_supported(config: RunConfig) -> None:
 
 
 def _joined_run(
-    group: Group,
+    group: ProcessGroup,
     config: RunConfig | None,
     out: Path,
     device: torch.device,
@@ -116,7 +116,9 @@ def _joined_run(
         config = _parsed(group.led(text))
         expect_supported(config)
     graph = group.together(lambda: builders.graph(config))
-    cut: Partition = group.led(group.together(lambda: partition(graph, group.size) if group.leads else None))
+    cut: AgentPartition = group.led(
+        group.together(lambda: partition(graph, group.size) if group.leads else None)
+    )
     parts = _assembled(group, config, cut.home, device, progress)
     folder = RunFolder(out) if group.leads else None
     reported = progress if group.leads else silent
@@ -129,8 +131,8 @@ def _joined_run(
     if folder is not None:
         folder.mark("running", ranks=group.size, cut=cut.statement)
     plan = prune(job.plan)
-    layout = Layout(plan, cut.home, group.rank)
-    engine = parts.engine(plan, layout, Exchange(layout, group))
+    layout = RowLayout(plan, cut.home, group.rank)
+    engine = parts.engine(plan, layout, BorderExchange(layout, group))
     expect_room(engine, group)
     called = Callbacks(metric_sinks.named(config.report.sinks)) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
@@ -173,7 +175,7 @@ def _parsed(text: str) -> RunConfig:
 
 
 def _assembled(
-    group: Group, config: RunConfig, home: Ints, device: torch.device, progress: Progress
+    group: ProcessGroup, config: RunConfig, home: Ints, device: torch.device, progress: Progress
 ) -> Assembly:
     """The graph, the model, and the records of the agents held here; with what has to be known of all."""
     mine = np.flatnonzero(home == group.rank).tolist()
@@ -213,7 +215,7 @@ def _of_all(home: Ints, said: list[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(found.tolist())
 
 
-def _digest(group: Group, shards: Shards, home: Ints, counts: tuple[int, ...]) -> str:
+def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, ...]) -> str:
     """As `Shards.digest` of all records: rank 0 is shown those of some agents at a time, and keeps none."""
     place = {agent: at for at, agent in enumerate(np.flatnonzero(home == group.rank).tolist())}
     sha = hashlib.sha256(shards.heading(counts))
@@ -229,7 +231,7 @@ def _digest(group: Group, shards: Shards, home: Ints, counts: tuple[int, ...]) -
     return str(group.led(sha.hexdigest()))
 
 
-def _job(group: Group, parts: Assembly, begun: RunFolder | None, progress: Progress) -> Job:
+def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress: Progress) -> Job:
     """Planned and accounted by rank 0, or read from its folder; the others write the plan, and compare."""
 
     def found() -> Job | None:

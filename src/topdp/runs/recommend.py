@@ -17,8 +17,10 @@ import numpy as np
 from topdp.base.progress import Progress, silent
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
+from topdp.privacy.answers import ADAPTIVE
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.query import Query
+from topdp.privacy.residual_noise import residual_noise
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.methods import METHODS
@@ -127,13 +129,13 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
         analysis = builders.analysis(asked, counts)
         noise = calibrate(
-            write, analysis, "adaptive", epsilon, privacy.delta,
-            colluders=privacy.colluders, shares=shares(asked, graph, counts),
+            write, analysis, ADAPTIVE.name, epsilon, privacy.delta,
+            Query(colluders=privacy.colluders), shares=shares(asked, graph, counts),
         )  # fmt: skip
     except TopdpError as error:
         return Option(name, None, None, 0, str(error), {})
     plan = write(noise.deviation)
-    left, each = leftover(plan), plan.releases_per_round
+    left, each = residual_noise(plan), plan.releases_per_round
     pooled = pooled_noise(asked, counts, float(epsilon.min()))
     average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
@@ -163,8 +165,9 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
     graph, pooled = builders.graph(central), (sum(counts),)
     write = plan_writer(central, graph, pooled)
     analysis = builders.analysis(central, pooled)
-    noise = calibrate(write, analysis, "adaptive", np.array([epsilon]), config.privacy.delta, colluders=0)
-    return float(leftover(write(noise.deviation)).average[-1])
+    delta, query = config.privacy.delta, Query(colluders=0)
+    noise = calibrate(write, analysis, ADAPTIVE.name, np.array([epsilon]), delta, query)
+    return float(residual_noise(write(noise.deviation)).average[-1])
 
 
 def _rank(option: Option) -> tuple[bool, float, int]:

@@ -15,6 +15,7 @@ import numpy as np
 from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
 from topdp.plan import Plan
+from topdp.privacy.answers import ADAPTIVE, guarantee_kind
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.noise_allocation import Allocation, allocate
 from topdp.privacy.observers.adaptive import expect_colluders
@@ -79,7 +80,7 @@ def shares(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Float
     protocol = builders.protocol(config)
     assert isinstance(protocol, Correlated)
     pairs = secret_pairs(protocol.secrets, graph, protocol.degree, config.seed)
-    if config.privacy.guarantee == "worst-case":
+    if not guarantee_kind(config.privacy.guarantee).relies_on_others:
         return alone  # to all others together pairs' noise is known
     return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)
 
@@ -203,7 +204,7 @@ def _alone(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Float
     def write(deviation: Floats) -> Plan:
         return Dsgd().plan(graph, schedule, deviation, config.seed)
 
-    return calibrate(write, analysis, "adaptive", epsilon, config.privacy.delta).deviation
+    return calibrate(write, analysis, ADAPTIVE.name, epsilon, config.privacy.delta).deviation
 
 
 class _Averaging:

@@ -48,8 +48,9 @@ from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
 from topdp.runs.training_loop import train_to_the_end
-from topdp.simulator.engine import Engine
 from topdp.simulator.ranks.ranked_engine import RankedEngine
+from topdp.simulator.simulation import Simulation
+from topdp.simulator.stepping import fastest
 
 
 def run(
@@ -183,15 +184,16 @@ def execute(
     progress("preparing")
     if folder is not None or ranked is None:  # of several ranks, the one that has it says so
         warn_of_lost_steps(job.plan, parts.start)
-    engine: Engine | RankedEngine
+    simulation: Simulation
     checkpoints: Checkpoints | None
     if ranked is None:
         expect_room_for_records(parts.shards, parts.device)
-        engine = whole = parts.engine(job.plan)
-        expect_room(whole)
-        checkpoints = None if path is None else Checkpoints(path, whole.layout)
+        engine = parts.engine(job.plan)
+        expect_room(engine)
+        simulation = fastest(engine)
+        checkpoints = None if path is None else Checkpoints(path, engine.layout)
     else:
-        engine, checkpoints = ranked
+        simulation, checkpoints = ranked
     before = folder.read_json("run.json").get("stopped") if folder is not None else None
     stopped_at = None if before is None else int(before["round"])
 
@@ -201,11 +203,11 @@ def execute(
 
     try:
         found = train_to_the_end(
-            engine, parts.start, parts.config, folder, progress, callbacks, seen_as, checkpoints
+            simulation, parts.start, parts.config, folder, progress, callbacks, seen_as, checkpoints
         )
         seconds = time.perf_counter() - started
-        engine.forget_buffers()
-        estimates = engine.reported(found.state).detach().cpu().clone()
+        simulation.release_buffers()
+        estimates = simulation.reported(found.state).detach().cpu().clone()
         result = job.result(found.metrics, estimates, seconds, path, found.best, found.stopped)
         if folder is not None:
             facts = ended_facts(result, parts.device)

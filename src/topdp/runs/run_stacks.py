@@ -20,9 +20,10 @@ from topdp.plan import Plan
 from topdp.runs import builders
 from topdp.runs.assembly import Assembly, stacked_engine
 from topdp.runs.config import RunConfig
-from topdp.simulator.engine import Engine, State
+from topdp.simulator.engine import Engine
 from topdp.simulator.evaluation import Evaluation
-from topdp.simulator.stepping import advancing, until_seen
+from topdp.simulator.simulation import State
+from topdp.simulator.stepping import fastest, releases_until_due
 from topdp.topology import Topology
 
 DEALT = 6  # partitions of a data set that stay on the device between stacks
@@ -60,11 +61,11 @@ class Stack:
     def rounds(self) -> Iterator[tuple[int, State, bool]]:
         """Its number, where all runs stand, and whether they are to be evaluated: of every round on a
         processor; on a GPU, of those that are to be, and perhaps some others."""
-        engine, first, advance = self.engine, self.config, advancing(self.engine)
-        state = engine.start(self.starts)
-        each = engine.plan.releases_per_round
-        while state.releases < engine.plan.releases:
-            state = advance(state, until_seen(state.releases, each, first.rounds, first.train.evaluate_every))
+        simulation, first = fastest(self.engine), self.config
+        state = simulation.start(self.starts)
+        each, every = simulation.plan.releases_per_round, first.train.evaluate_every
+        while state.releases < simulation.plan.releases:
+            state = simulation.advance(state, releases_until_due(state.releases, each, first.rounds, every))
             t, within = divmod(state.releases - each, each)  # rounds done; one release is before the loop
             if not within:
                 yield t, state, t % first.train.evaluate_every == 0 or t == first.rounds

@@ -209,7 +209,7 @@ def test_the_books_of_the_run_before_say_what_is_left(amended):
     own = replace(books, budget=(granted + spent) / 2)  # stays, as over a restart
     assert remaining_budget(amended, name, own) == pytest.approx((granted - spent) / 2)
     for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}, {"ended": False}):
-        with pytest.raises(TrustError, match=f"expected the books of {name} for the run"):
+        with pytest.raises(TrustError, match=f"expected the ledger of {name} for the run"):
             remaining_budget(amended, name, replace(books, **other))
     for other in ({"spent": granted}, {"spent": None}, {"budget": spent}):
         with pytest.raises(BudgetError):
@@ -232,7 +232,7 @@ def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
         ledger.release(round, ReleaseCost(told.granted[name] / 5, 1.0, 1.0), {}, b"", ())
     ledger.close()
     options = replace(options, after=state)
-    with pytest.raises(TrustError, match="have not ended"):
+    with pytest.raises(TrustError, match="has not ended"):
         agent_process._own_budget(options, whole, name)
     ledger = Ledger(state, told.manifest, name)
     end_with(ledger, LAST)

@@ -15,6 +15,7 @@ from topdp.privacy.account import account
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers import band_matrix
 from topdp.privacy.observers import view as views
+from topdp.privacy.query import Query
 from topdp.runs import builders
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -113,7 +114,9 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, g
     )
     analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
     asked = [guarantee] if guarantee in ("adaptive", "view") else []
-    whole = account(made.setup.plan, analysis, 1e-5, answers=asked, colluders=int(colluders or 1))
+    whole = account(
+        made.setup.plan, analysis, 1e-5, answers=asked, query=Query(colluders=int(colluders or 1))
+    )
     said = whole.answer(guarantee).epsilon
     assert said.max() == pytest.approx(1.0, rel=1e-3)
     for agent in range(6):
@@ -134,8 +137,8 @@ def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
     made = federation(tmp_path, f"data.batch={batch}", graph=topology.random(6, 0.5, 1), rounds=60)
     analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
     whole = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
-    monkeypatch.setattr(views, "LONG", 10)
-    monkeypatch.setattr(band_matrix, "CHUNK", 8)
+    monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 10)
+    monkeypatch.setattr(band_matrix, "ROUNDS_PER_BLOCK", 8)
     near = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
     np.testing.assert_allclose(near, whole, rtol=1e-6)
     assert (near >= whole * (1 - 1e-9)).all()

@@ -25,7 +25,7 @@ from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
 from topdp.simulator import fused_rows
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -77,7 +77,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
     made.context = context
     run = on_virtual_time(live(made))
     assert faults(run) == [] and set(known) == set(range(6, 21)) and len(set(known.values())) == 15
-    seeds, make, noise = Noise.seeds, fused_rows.make, []
+    seeds, make, noise = SimulatedDraws.seeds, fused_rows.make, []
 
     def named(self, round, draws):
         noise[:] = [self]
@@ -98,7 +98,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
             pieces = keystream.normals(out.shape[1], key)
             out[places[at[0]]] += std[at] * torch.cat(list(pieces)).numpy()
 
-    monkeypatch.setattr(Noise, "seeds", named)
+    monkeypatch.setattr(SimulatedDraws, "seeds", named)
     monkeypatch.setattr(fused_rows, "make", derived)
     close(made)
 

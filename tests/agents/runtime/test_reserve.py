@@ -130,7 +130,7 @@ def test_the_reserve_is_calibrated_for_and_said():
         return made[0].config.privacy.sigma, made[1], " ".join(made[2])
 
     none, account, words = said(departures=0)
-    assert "Nothing is kept in reserve" in words and "worst case" in words
+    assert "There is no reserve" in words and "worst case" in words
     one, reserved, words = said(departures=1)
     ratio = one[0] / none[0]
     assert ratio > 1.05 and f"{ratio:.3g} times as large" in words

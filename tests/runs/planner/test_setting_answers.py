@@ -11,6 +11,7 @@ import pytest
 from builders import blobs_file
 from topdp.errors import InputError
 from topdp.learning.models import MODELS
+from topdp.privacy.answers import ANSWERS
 from topdp.runs import builders, run
 from topdp.runs.config import read
 from topdp.runs.methods import METHODS
@@ -94,7 +95,7 @@ def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
     monkeypatch.setattr(setting_answers, "SOON", 0.0)  # everything that looks at observers takes long
     seen = list(stages(Question.of(settings("method.name=top"))))
     assert [one["pending"] for one in seen] == [
-        list(setting_answers.EVERY), list(setting_answers.EVERY), ["outsider", "view"], ["view"], [],
+        list(ANSWERS), list(ANSWERS), ["outsider", "view"], ["view"], [],
     ]  # fmt: skip
     assert seen[0]["sigma"] is None and set(seen[0]["privacy"]["status"].values()) == {NOT_YET}
     assert all(value is None for value in seen[0]["privacy"]["epsilon"].values())
@@ -119,7 +120,7 @@ def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
 def test_quick_leaves_out_what_takes_long_and_nothing_else():
     """The default of 30 agents: of top the guarantee's own answer takes long, of dsgd the view alone."""
     top = plan_answers(read(), quick=True)
-    assert set(top["pending"]) == set(setting_answers.EVERY) and top["sigma_at_most"] is not None
+    assert set(top["pending"]) == set(ANSWERS) and top["sigma_at_most"] is not None
     dsgd = plan_answers(read(changes=["method.name=dsgd"]), quick=True)
     assert dsgd["pending"] == ["view"] and dsgd["privacy"]["status"]["view"] == NOT_YET
     assert dsgd["privacy"]["epsilon"]["adaptive"] == pytest.approx(1, rel=1e-5)

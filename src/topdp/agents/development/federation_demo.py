@@ -44,7 +44,7 @@ from topdp.runs.model_export import facts_of, notes_of
 from topdp.runs.planning import sealed
 from topdp.runs.result import Result, metrics_of
 from topdp.runs.run_folder import RunFolder
-from topdp.simulator.engine import State
+from topdp.simulator.simulation import State
 
 Say = Callable[[str], Any]
 ENDED_WELL = (ExitCode.DONE, ExitCode.BUDGET)

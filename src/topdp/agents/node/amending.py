@@ -29,6 +29,8 @@ from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.run_end import last_round
 from topdp.errors import BudgetError, InputError, TrustError
+from topdp.privacy.answers import guarantee_kind
+from topdp.privacy.query import Query
 from topdp.runs import builders
 from topdp.runs.config import PoissonBatch, parse
 from topdp.topology import from_edges
@@ -100,8 +102,7 @@ def spent_by(setup: RunSetup, round: int) -> dict[str, float]:
             privacy.delta,
             privacy.guarantee,
             waits,
-            setup.coalition,
-            privacy.allow_slow,
+            Query(colluders=setup.coalition, allow_slow=privacy.allow_slow),
         )
         history = [(r, float(gauge.planned[r])) for r in range(round)]
         found[name] = gauge.cost(round, history, 0.0, float(gauge.planned[round]), planned=True).charge
@@ -112,7 +113,7 @@ def round_choice_remarks(before: Manifest) -> list[str]:
     """What whoever names the round must know, where accounts do not cover every way to choose it."""
     config = before.config
     guarantee, sampled = config.privacy.guarantee, isinstance(config.data.batch, PoissonBatch)
-    if guarantee in ("adaptive", "worst-case") and not sampled:
+    if guarantee_kind(guarantee).proved and not sampled:
         return []
     why = "Poisson samples" if sampled else f"privacy.guarantee = {guarantee}"
     return [

@@ -16,6 +16,7 @@ from typing import Any
 
 from topdp.agents.ledger.ledger import Ledger, PartnerMode
 from topdp.errors import InputError
+from topdp.privacy.answers import WORST_CASE
 from topdp.runs.config import did_you_mean
 
 LIFTED_KEY_PREFIX = "lifted "  # begins the key of what was lifted; a number follows
@@ -94,6 +95,6 @@ def _for_writing(state: Path) -> Ledger:
         meta.get("federation", ""),
         meta.get("agent", ""),
         partners=partners,
-        guarantee=meta.get("guarantee", "worst-case"),
+        guarantee=meta.get("guarantee", WORST_CASE.name),
         holds_after_departures=meta.get("whoever_is_missing") == str(True),
     )

@@ -18,7 +18,7 @@ from topdp.agents.runtime.budget_meter import BudgetMeter, allows
 from topdp.agents.runtime.peer_contacts import TICKS
 from topdp.agents.runtime.peers import Peers
 from topdp.agents.runtime.shared_draws import SharedDraws
-from topdp.privacy.spending import History
+from topdp.privacy.spending import ReleaseHistory
 
 logger = logging.getLogger("topdp.agents")
 
@@ -72,7 +72,7 @@ class Absences:
 
     # What counting somebody out costs
 
-    def settle(self, history: History) -> BudgetMeter:
+    def settle(self, history: ReleaseHistory) -> BudgetMeter:
         """Counts whoever is gone as a colluder, books what that costs and states it; the meter from now on.
 
         From the round after the last that somebody has of it, where the budget allows that; else from the
@@ -98,7 +98,7 @@ class Absences:
             )
         return self._meter
 
-    def _pays(self, history: History) -> bool:
+    def _pays(self, history: ReleaseHistory) -> bool:
         """Books what the releases made so far cost by this meter, if the budget allows it."""
         if not self.departures.takes_back:
             return False

@@ -39,6 +39,7 @@ from topdp.agents.wire.transport import TrafficCounter, Transport, end_all
 from topdp.base.files import write_atomically
 from topdp.errors import ExitCode, InputError
 from topdp.plan import Capability
+from topdp.privacy.answers import WORST_CASE, answer_kind
 
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
 GRACE = 3.0
@@ -83,7 +84,7 @@ class Agent:
         partners: PartnerMode = "found" if live_pairing else "planned"
         gauge = context.meter
         by_plan = (gauge.by_plan is not None or gauge.in_the_open) and not live_pairing
-        guarantee = manifest.config.privacy.guarantee if by_plan else "worst-case"
+        guarantee = manifest.config.privacy.guarantee if by_plan else WORST_CASE.name
         self.ledger = Ledger(
             folder,
             manifest.hash,
@@ -251,13 +252,14 @@ class Agent:
 
     def _spent(self) -> dict[str, Any]:
         books, privacy = self.ledger, self.context.manifest.config.privacy
-        adaptive = {"colluders": privacy.colluders} if books.charged_by == "adaptive" else {}
+        counted = answer_kind(books.charged_by).counts_colluders
+        colluders = {"colluders": privacy.colluders} if counted else {}
         return {
             "epsilon": books.spent,
             "worst_case": books.last_entry.worst_case if books.last_entry else 0.0,
             "delta": privacy.delta,
             "charged_by": books.charged_by,
-            **adaptive,
+            **colluders,
             "adjacency": privacy.adjacency,
         }
 

@@ -29,6 +29,7 @@ from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
+from topdp.privacy.query import Query
 from topdp.runs import builders
 from topdp.runs.config import ConfigError
 from topdp.runs.model_fit import expect_fitting
@@ -124,8 +125,7 @@ def build_context(
         privacy.delta,
         privacy.guarantee,
         not rules.tolerates_silence,
-        setup.coalition,
-        privacy.allow_slow,
+        Query(colluders=setup.coalition, allow_slow=privacy.allow_slow),
     )
     bounds = uniform_norm_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))

@@ -28,7 +28,7 @@ from topdp.plan import Capability, Plan, PlanError, ReleaseKind, unsupported
 from topdp.plan.batches import Batches, Cycle
 from topdp.plan.plan import NOBODY
 from topdp.simulator.adaptive_step import adaptive_step
-from topdp.simulator.robust_mixing import entering
+from topdp.simulator.robust_mixing import robust_mean
 
 logger = logging.getLogger("topdp.agents")
 
@@ -307,7 +307,7 @@ def _mix(part: PlanPart, round: int, row: int, before: Mapping[int, Tensor], ins
     if others:
         rows, weights = zip(*others, strict=True)
         received = torch.stack(rows)[None]
-        target += entering(robust, instead[None], received, received.new_tensor(weights)[None])[0]
+        target += robust_mean(robust, instead[None], received, received.new_tensor(weights)[None])[0]
     return target
 
 

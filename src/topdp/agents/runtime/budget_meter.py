@@ -26,11 +26,12 @@ from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.release_tally import ReleaseTally
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
+from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.basics.privacy_loss import GaussianLoss
-from topdp.privacy.observers.adaptive import in_the_open
-from topdp.privacy.observers.survivors import RESERVE, most_learned_since, takes_back
+from topdp.privacy.observers.survivors import RESERVED_RELEASES, most_learned_since, recalls_draws
 from topdp.privacy.published.claims import Analysis
-from topdp.privacy.spending import History, Spending, spending
+from topdp.privacy.query import DEFAULT_QUERY, Query
+from topdp.privacy.spending import ReleaseHistory, Spending, spending
 
 SLACK = 1e-9  # relative: a calibrated plan meets its budget up to rounding
 
@@ -46,7 +47,7 @@ class BudgetMeter:
     )
     reserved: int = 0  # releases that are charged beside, each the most telling that was made
     _known: dict[int, float] = field(default_factory=dict, repr=False)
-    _added: dict[str, tuple[History, ReleaseTally]] = field(default_factory=dict, repr=False)
+    _added: dict[str, tuple[ReleaseHistory, ReleaseTally]] = field(default_factory=dict, repr=False)
 
     @property
     def planned(self) -> Floats:
@@ -58,14 +59,14 @@ class BudgetMeter:
         """Whether what is charged holds whoever is missing."""
         return self.most is not None
 
-    def worst_case(self, history: History) -> float:
+    def worst_case(self, history: ReleaseHistory) -> float:
         """ε of the releases (round, 1/z²) if all others collude."""
         if self.spending.batches.sampled:
             return self.spending.worst_case(history[-1:])
         return self._epsilon(self._tally("worst", history).mu())
 
     def cost(
-        self, round: int, history: History, total: float, information: float, planned: bool
+        self, round: int, history: ReleaseHistory, total: float, information: float, planned: bool
     ) -> ReleaseCost:
         """What the release of `round` would cost an agent that has spent `total`.
 
@@ -83,7 +84,7 @@ class BudgetMeter:
             after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
         return ReleaseCost(_charge(total, after), _finite(worst), _finite(information))
 
-    def owed(self, history: History, total: float, planned: bool) -> ReleaseCost:
+    def owed(self, history: ReleaseHistory, total: float, planned: bool) -> ReleaseCost:
         """What a round costs that the agent's data do not enter: nothing.
 
         Only once the plan is departed from, what was released before has cost what the worst case says; and
@@ -100,10 +101,10 @@ class BudgetMeter:
         """The meter where agents count as colluders, each from its round on."""
         assert self.most is not None
         one = self.spending
-        most = most_learned_since(one.plan, one.owner, gone, one.colluders, one.patient)
+        most = most_learned_since(one.plan, one.owner, gone, one.query)
         return replace(self, most=most * one.sensitivity**2, _known={}, _added={})
 
-    def _learned(self, history: History, one_more: int | None = None) -> float:
+    def _learned(self, history: ReleaseHistory, one_more: int | None = None) -> float:
         """ε of the releases made, and of one more, to the coalition that learns most of each."""
         assert self.most is not None
         if not history and one_more is None:
@@ -117,7 +118,7 @@ class BudgetMeter:
         # A record is in one of `period` classes of rounds: each gets the reserve once.
         return self._epsilon(self._tally("learned", history).mu(more, self.reserved))
 
-    def _tally(self, what: Literal["worst", "learned"], history: History) -> ReleaseTally:
+    def _tally(self, what: Literal["worst", "learned"], history: ReleaseHistory) -> ReleaseTally:
         """What `history` adds up to. It only grows: what was added before is not added again."""
         of, tally = self._added.get(what, (None, None))
         if tally is None or of is not history or tally.count > len(history):
@@ -143,18 +144,15 @@ def build_meter(
     delta: float,
     guarantee: str,
     follows_plan: bool,
-    colluders: int = 1,
-    patient: bool = False,
+    query: Query = DEFAULT_QUERY,
 ) -> BudgetMeter:
-    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without.
-
-    `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
-    """
-    spent = spending(plan, analysis, agent, delta, colluders, patient)
-    if guarantee == "adaptive" and in_the_open(plan):
-        reserved = 0 if follows_plan or not takes_back(analysis.exposure()) else RESERVE
+    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without."""
+    spent = spending(plan, analysis, agent, delta, query)
+    kind = guarantee_kind(guarantee)
+    if kind.composes_releases(plan):
+        reserved = 0 if follows_plan or not recalls_draws(analysis.exposure()) else RESERVED_RELEASES
         return BudgetMeter(spent, None, np.zeros(plan.releases), reserved).without({})
-    by_plan = spent.curve(guarantee) if follows_plan and guarantee != "worst-case" else None
+    by_plan = spent.curve(guarantee) if follows_plan and kind.relies_on_others else None
     return BudgetMeter(spent, by_plan)
 
 

@@ -23,6 +23,8 @@ from topdp.agents.runtime.row_sums import ROUNDED
 from topdp.base.array_types import Bools, Floats
 from topdp.errors import InputError
 from topdp.plan import Plan
+from topdp.privacy.answers import guarantee_kind
+from topdp.privacy.observers.observer_filter import Public
 
 TAIL = 10.0
 """Deviations by which a draw of d numbers is longer than √d: with a probability below 10⁻²¹."""
@@ -68,7 +70,7 @@ def hidden_norm_limits(
     no other room.
     """
     seen = np.zeros(plan.rows, bool)
-    if guarantee == "adaptive":
+    if guarantee_kind(guarantee).public is not Public.NOTHING:
         seen = (np.arange(plan.rows) < plan.agents) | plan.memories
     lengths, a, b = np.ones(plan.rows), 1.0, 0.0
     A, B = np.ones(plan.releases), np.zeros(plan.releases)

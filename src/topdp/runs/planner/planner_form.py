@@ -15,8 +15,9 @@ import tomli_w
 
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import InputError, TopdpError
+from topdp.privacy.answers import GUARANTEES
 from topdp.runs import config
-from topdp.runs.config import MethodConfig, PrivacyConfig, RunConfig, TopologyConfig, did_you_mean
+from topdp.runs.config import MethodConfig, RunConfig, TopologyConfig, did_you_mean
 from topdp.runs.methods import METHODS
 from topdp.runs.planner.planner_limits import PAGE
 from topdp.runs.planner.row_size import SIZES
@@ -70,7 +71,7 @@ FIELDS = (
     Field("rounds", "Rounds", f"1 to {PAGE.rounds}"),
     Field("privacy.epsilon", "ε, the budget", "one, or a list: [1, 2, ...]"),
     Field("privacy.delta", "δ"),
-    Field("privacy.guarantee", "Guarantee", choices=_choices(PrivacyConfig, "guarantee")),
+    Field("privacy.guarantee", "Guarantee", choices=GUARANTEES),
     Field("privacy.colluders", "Colluders", "agents that pool what they see"),
     Field("privacy.clip", "Clip"),
     Field("data.name", "Data", choices=tuple(CATALOGUE)),

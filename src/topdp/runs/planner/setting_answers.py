@@ -21,12 +21,14 @@ import numpy as np
 from topdp.base.progress import Progress, silent
 from topdp.errors import InputError, TopdpError
 from topdp.plan import Plan
-from topdp.privacy.account import Account, also_answered
+from topdp.privacy.account import Account, with_answer
+from topdp.privacy.answers import ANSWERS, WORST_CASE, AnswerKind, answer_kind
+from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.budget_excess import Writer
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.observers.observer_answers import Look, observed
 from topdp.privacy.observers.view import Bound, View
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.query import Observe, Query, observe
+from topdp.privacy.residual_noise import residual_noise
 from topdp.runs import builders
 from topdp.runs.config import RunConfig
 from topdp.runs.planner.answer_time import BEARABLE, SOON, seconds
@@ -34,7 +36,7 @@ from topdp.runs.planner.observer_cache import Memory
 from topdp.runs.planner.plan_traffic import traffic
 from topdp.runs.planner.planner_limits import COMMAND, Limits
 from topdp.runs.planner.row_size import numbers_in_a_row
-from topdp.runs.planning import plan_and_account, plan_writer, powers
+from topdp.runs.planning import plan_and_account, plan_writer, powers, query_of
 from topdp.runs.recommend import Recommendation, pooled_noise, recommend
 from topdp.runs.resolve_auto import settled
 from topdp.topology import Topology
@@ -42,10 +44,8 @@ from topdp.topology import Topology
 NOT_YET = "not computed yet"
 """The status of an answer that takes longer."""
 
-IN_TURN = ("outsider", "adaptive", "view")
+QUICKEST_FIRST = [kind for kind in reversed(ANSWERS.values()) if kind.on_request]
 """The answers that look at observers, what is usually quickest first."""
-
-EVERY = ("claimed", "view", "adaptive", "outsider", "worst_case")
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,11 @@ def stages(
 ) -> Iterator[dict[str, Any]]:
     """The same answers, as they become known: each has all that the one before it had."""
     config, write = question.config, question.write
-    look = observed if memory is None else memory.look(write)
-    guarantee = config.privacy.guarantee.replace("-", "_")
+    observer = observe if memory is None else memory.observe(write)
+    query = query_of(config, progress, observer)
+    guarantee = answer_kind(config.privacy.guarantee).key
     shape = write(np.ones(question.graph.agents))
-    waits = {
-        name: seconds(name, shape, config.privacy.colluders, config.privacy.allow_slow) for name in IN_TURN
-    }
+    waits = {kind.key: seconds(kind, shape, query) for kind in QUICKEST_FIRST}
     known: dict[str, Any] = {
         **_setting(question, shape),
         **_nothing_yet(),
@@ -110,14 +109,14 @@ def stages(
     if waits.get(guarantee, 0.0) > SOON:
         enough = _enough(question)
         yield {**known, "sigma_at_most": enough}
-        if waits[guarantee] <= BEARABLE and (less := _enough(question, look)) is not None:
+        if waits[guarantee] <= BEARABLE and (less := _enough(question, observer)) is not None:
             enough = less
             yield {**known, "sigma_at_most": enough}
         if quick:
             return
-    plan, found = plan_and_account(config, question.graph, question.counts, progress, look)
+    plan, found = plan_and_account(config, question.graph, question.counts, progress, observer)
     known |= {"sigma": (plan.full_scale / config.privacy.clip).tolist(), "noise": _noise(question, plan)}
-    left = [name for name in IN_TURN if not found.answers[name].asked]
+    left = [kind.key for kind in QUICKEST_FIRST if not found.answers[kind.key].asked]
     while True:
         later = [name for name in left if not quick or waits[name] <= SOON]
         yield {
@@ -128,7 +127,7 @@ def stages(
         }
         if not later:
             return
-        found = also_answered(found, later[0], plan, None, config.privacy.allow_slow, progress, look)
+        found = with_answer(found, ANSWERS[later[0]], plan, query=query)
         left = [name for name in left if name != later[0]]
 
 
@@ -181,22 +180,22 @@ def _setting(question: Question, shape: Plan) -> dict[str, Any]:
 
 
 def _nothing_yet() -> dict[str, Any]:
-    nothing = dict.fromkeys(EVERY)
-    status = dict.fromkeys(EVERY, NOT_YET)
+    nothing = dict.fromkeys(ANSWERS)
+    status = dict.fromkeys(ANSWERS, NOT_YET)
     return {
         "sigma": None,
         "sigma_at_most": None,
         "noise": {"average": None, "between": None, "reason": f"{NOT_YET}: it follows from σ."},
         "privacy": {"epsilon": nothing, "mu": nothing, "status": status, "power": {}},
-        "pending": list(EVERY),
+        "pending": list(ANSWERS),
     }
 
 
-def _enough(question: Question, look: Look | None = None) -> list[float] | None:
+def _enough(question: Question, observer: Observe | None = None) -> list[float] | None:
     """σ under which the worst case keeps the budget, and so does every other answer; it takes no time.
 
-    With `look`: σ under which the guarantee's own answer keeps it by a quick bound, which takes about half of
-    the time of the answer itself; only where all agents are alike.
+    With `observer`: σ under which the guarantee's own answer keeps it by a quick bound, which takes about
+    half of the time of the answer itself; only where all agents are alike.
     """
     config, privacy = question.config, question.config.privacy
     n = question.graph.agents
@@ -204,10 +203,10 @@ def _enough(question: Question, look: Look | None = None) -> list[float] | None:
         return None
     epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, n)
     analysis = builders.analysis(config, question.counts)
-    guarantee = "worst-case" if look is None else privacy.guarantee
-    if look is not None and (np.ptp(epsilon) > 0 or len(set(analysis.exposure().batches)) > 1):
+    guarantee = WORST_CASE.name if observer is None else privacy.guarantee
+    if observer is not None and (np.ptp(epsilon) > 0 or len(set(analysis.exposure().batches)) > 1):
         return None
-    asked = observed if look is None else partial(_quickly, look)
+    query = query_of(config, observe=observe if observer is None else partial(_quick_bound, observer))
     try:
         found = calibrate(
             question.write,
@@ -215,17 +214,17 @@ def _enough(question: Question, look: Look | None = None) -> list[float] | None:
             guarantee,
             epsilon,
             privacy.delta,
-            patient=privacy.allow_slow,
-            colluders=privacy.colluders,
-            look=asked,
+            query,
         )
     except TopdpError:
         return None
     return [float(one) for one in found.deviation / privacy.clip]
 
 
-def _quickly(look: Look, *asked: Any, bound: Bound = "upper", **more: Any) -> View:
-    return look(*asked, bound="quick" if bound == "upper" else bound, **more)
+def _quick_bound(
+    observer: Observe, kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound
+) -> View:
+    return observer(kind, plan, exposure, query, "quick" if bound == "upper" else bound)
 
 
 def _noise(question: Question, plan: Plan) -> dict[str, Any]:
@@ -234,7 +233,7 @@ def _noise(question: Question, plan: Plan) -> dict[str, Any]:
         size = f"{plan.rows} rows in {plan.releases} releases"
         return _no_noise(f"A plan of {size} is too large to follow it here.")
     try:
-        left = leftover(plan)
+        left = residual_noise(plan)
         least = float(np.min(np.asarray(question.config.privacy.epsilon)))
         pooled = pooled_noise(question.config, question.counts, least)
     except InputError as error:
