@@ -22,7 +22,7 @@ from torch import Tensor
 from topdp.agents.agreement import identity, manifest
 from topdp.agents.agreement.federation_manifest import complete_config
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.agents.runtime import keystream
+from topdp.agents.runtime import agent_draws
 from topdp.agents.runtime.agent_context import AgentContext, build_context
 from topdp.agents.runtime.agent_draws import AgentDraws, SystemDraws
 from topdp.agents.runtime.agent_rows import make
@@ -90,11 +90,14 @@ def main() -> None:
     row = torch.zeros(options.numbers)
     system, single, double = SystemDraws(), FastDraws(np.float32), FastDraws(np.float64)
     mine, rows = agent()
-    chunks = [min(keystream.CHUNK, options.numbers - k) for k in range(0, options.numbers, keystream.CHUNK)]
+    chunks = [
+        min(agent_draws.NUMBERS_PER_KEY, options.numbers - k)
+        for k in range(0, options.numbers, agent_draws.NUMBERS_PER_KEY)
+    ]
     noise = best(
         {
             "agents: ChaCha20, float64": lambda: system.add(row, 0.1, 0, 0),
-            "of which the cipher": lambda: [keystream.words(count) for count in chunks],
+            "of which the cipher": lambda: [agent_draws.random_words(count) for count in chunks],
             "PCG64DXSM, float32": lambda: single.add(row, 0.1, 0, 0),
             "PCG64DXSM, float64": lambda: double.add(row, 0.1, 0, 0),
         },

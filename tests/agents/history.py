@@ -30,7 +30,7 @@ from topdp.agents.runtime import agent_context
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_context import build_context
 from topdp.agents.runtime.budget_meter import build_meter
-from topdp.agents.runtime.handover import Handover
+from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.wire.transport import Handler, Transport, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind

@@ -319,7 +319,7 @@ def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):
         agent = new.agent(0, wire.transport(new.names[0]))
         try:
             row = Message.of(MessageKind.ROW, 0, b"numbers")
-            assert (await agent.peers.handle(made.names[-1], row)).code is ReplyCode.STRANGER
+            assert (await agent.requests.handle(made.names[-1], row)).code is ReplyCode.STRANGER
         finally:
             abandon(agent)
 

@@ -140,7 +140,7 @@ def test_batches_are_not_read_once_the_budget_has_ended(tmp_path, batch, own, mo
     made = federation(
         tmp_path, f"data.batch={batch}", "method.name=plain", "privacy.epsilon=2.0", agents=3, rounds=9
     )
-    from topdp.agents.runtime.agent_rows import AgentGradients
+    from topdp.agents.runtime.agent_gradients import AgentGradients
 
     read, original = [], AgentGradients._chosen
     monkeypatch.setattr(

@@ -31,7 +31,7 @@ from topdp.agents.development import fork_server
 from topdp.agents.development.rehearsal_audit import plant
 from topdp.agents.node import child_processes
 from topdp.agents.runtime.agent import ESTIMATE, RESULT
-from topdp.agents.runtime.stage_timing import PARTS
+from topdp.agents.runtime.agent_timing import TIMED_PARTS
 from topdp.audit import AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE
 from topdp.data import Shards
@@ -234,7 +234,8 @@ def _gathered(
     )
     told = Result(config, setup.plan, account, metrics, estimates, seconds, parts.flat, out).summary()
     per_round = {
-        part: float(np.mean([result["milliseconds_per_round"][part] for result in results])) for part in PARTS
+        part: float(np.mean([result["milliseconds_per_round"][part] for result in results]))
+        for part in TIMED_PARTS
     }
     seeded = any(result["seeded"] for result in results)
     return {**told, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}

@@ -45,7 +45,7 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
 
     ledger, peers = agent.ledger, agent.peers
     spent = "Epsilon charged, under the guarantee that the agent charges by."
-    owed = {peer: len(peers.owes(peer)) for peer in peers.neighbours}
+    owed = {peer: len(agent.sender.owes(peer)) for peer in peers.neighbours}
     distrusted = {peer: float(ledger.quarantined(peer) is not None) for peer in peers.neighbours}
     yield gauge("topdp_rounds", "Rounds on the books, round 0 included.", {"": ledger.round + 1})
     yield gauge("topdp_epsilon_spent", spent, {"": inf if ledger.spent is None else ledger.spent})

@@ -12,18 +12,19 @@ from topdp.agents.agreement.hidden_rows import relies_on_hidden_rows
 from topdp.agents.agreement.manifest import Manifest, Rules
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime.agent_draws import AgentDraws
+from topdp.agents.runtime.agent_gradients import AgentGradients, ExactGradients
 from topdp.agents.runtime.agent_hooks import AgentHooks
-from topdp.agents.runtime.agent_rows import AgentGradients, PlanPart
+from topdp.agents.runtime.agent_rows import PlanPart
 from topdp.agents.runtime.budget_meter import BudgetMeter, build_meter
-from topdp.agents.runtime.exact_gradients import ExactGradients
-from topdp.agents.runtime.hidden_row_limits import (
+from topdp.agents.runtime.row_guards import (
     RowNormLimits,
     expect_exact,
+    expect_fine,
     hidden_norm_limits,
     mixing_share,
+    rounded_share,
     uniform_norm_limits,
 )
-from topdp.agents.runtime.row_sums import expect_fine, rounded_share
 from topdp.agents.wire import row_payload
 from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
@@ -112,11 +113,11 @@ def build_context(
     gradients = AgentGradients(
         exact,
         (inputs, targets),
-        analysis.batches,
-        agent,
-        config.seed,
-        draws,
-        hooks,
+        batches=analysis.batches,
+        agent=agent,
+        seed=config.seed,
+        draws=draws,
+        hooks=hooks,
     )
     gauge = build_meter(
         setup.plan,
@@ -201,7 +202,7 @@ def _expect_little_rounding(
         gauge.spending.sensitivity,
         _longest(mine, privacy.clip),
         largest,
-        exact.off(_at_once(mine), privacy.clip, mine.divisor),
+        exact.rounding_bound(_at_once(mine), privacy.clip, mine.divisor),
         together=not hidden,
         period=gauge.spending.batches.period,
     )
