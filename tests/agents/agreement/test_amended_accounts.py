@@ -136,12 +136,16 @@ def test_where_no_account_covers_such_a_choice_it_is_said(tmp_path):
     assert said() == said("data.batch={cycle=10}") == said("privacy.guarantee=worst-case") == ""
     assert "under Poisson samples" in said("data.batch={poisson=10}")
     made = ring(tmp_path, "method.name=plain", "privacy.guarantee=view")
-    words = amend(made.setup.manifest, MembershipChange(LAST, remove=("fay",), links=(("ada", "eve"),)))[2]
+    words = amend(
+        made.setup.manifest, MembershipChange(round=LAST, remove=("fay",), links=(("ada", "eve"),))
+    )[2]
     assert "under privacy.guarantee = view" in " ".join(words)
 
 
 def test_averaging_steps_are_no_rounds_that_are_left(tmp_path):
     made = sharing(tmp_path, rounds=6, gossip=2)
     change = {"remove": ("fay",), "links": (("ada", "eve"),)}
-    left = [amend(made.setup.manifest, MembershipChange(r, **change))[0].config.rounds for r in (2, 8, 19)]
+    left = [
+        amend(made.setup.manifest, MembershipChange(round=r, **change))[0].config.rounds for r in (2, 8, 19)
+    ]
     assert left == [6, 4, 1]

@@ -173,7 +173,7 @@ def processes(
                 running[i] = started(i, failpoints.get(i))
             while running:
                 wait([asked.reader, *(process.sentinel for process in running.values())])
-                asked.expect_not()
+                asked.expect_none()
                 for i, process in list(running.items()):
                     if (code := process.exitcode) is None:
                         continue

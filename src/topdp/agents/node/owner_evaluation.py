@@ -1,10 +1,10 @@
-"""How good an agent's model is on its own site's records: for the eyes of its owner.
+"""Evaluate an agent's model on its own site's records, for its owner alone.
 
-On the test records of `--data` where there are any; else on the records it learns from, and then it says so.
+It uses the test records of `--data` if there are any, else the training records; scores name which.
 
-**Guarantees.** Nothing that is sent, charged or written on the books depends on it: it has a model of its
-own, draws no random numbers of the agent, and is computed beside the rounds. The number itself is a function
-of the site's records without noise: it stays on the machine, and publishing it is outside every guarantee.
+**Guarantees.** Nothing that is sent, charged or recorded depends on it: it has a model of its own, consumes
+no random numbers of the agent, and runs beside the rounds. The scores are a function of the site's records
+without noise: they stay on the machine, and publishing them is outside every guarantee.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from topdp.simulator.evaluation import evaluate
 
 
 class OwnerEvaluation:
-    """Metrics of the manifest on this site's records, every so many rounds."""
+    """Metrics of the manifest on this site's records, every `every` rounds."""
 
     def __init__(self, setup: RunSetup, dataset: Dataset, name: str, every: int) -> None:
         if every < 1:
@@ -46,9 +46,9 @@ class OwnerEvaluation:
         self._metrics = task.metrics
 
     def of(self, estimate: Tensor, round: int) -> dict[str, Any]:
-        """Loss and metrics of `estimate`, with the round and the records that they are of."""
+        """Loss and metrics of `estimate`, with its round and the records used."""
         row = estimate[None].to(self._gradients.flat.dtype)
-        found = evaluate(self._gradients, self._metrics, row, self._inputs, self._targets)
-        values = {name: value[0].tolist() for name, value in found.metrics.items()}
+        result = evaluate(self._gradients, self._metrics, row, self._inputs, self._targets)
+        values = {name: value[0].tolist() for name, value in result.metrics.items()}
         facts = {"round": round, "on": self.on, "records": self.records}
-        return {**facts, "loss": float(found.loss[0]), "metrics": values}
+        return {**facts, "loss": float(result.loss[0]), "metrics": values}
