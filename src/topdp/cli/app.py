@@ -75,7 +75,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
             "sign": "member_commands:sign",
             "ledger": CommandGroup(
                 "What an agent has spent.",
-                {"show": "ledger_commands:show_charges", "verify": "ledger_commands:verify_books"},
+                {"show": "ledger_commands:show_charges", "verify": "ledger_commands:verify_ledger"},
             ),
             "budget": CommandGroup(
                 "What all runs on the same records have cost together, over all federations.",
