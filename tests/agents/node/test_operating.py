@@ -413,7 +413,14 @@ def test_evaluating_changes_nothing_that_is_sent(tmp_path):
         async def whole():
             lives = [made.agent(i, wire.transport(NAMES[i])) for i in range(3)]
             inputs, targets = made.shards.inputs[0].numpy(), made.shards.targets[0].numpy()
-            dataset = Dataset("own", inputs, targets, None, None, classes=made.shards.classes)
+            dataset = Dataset(
+                name="own",
+                train_inputs=inputs,
+                train_targets=targets,
+                test_inputs=None,
+                test_targets=None,
+                classes=made.shards.classes,
+            )
             monitor = None
             if every:
                 scores = OwnerEvaluation(made.setup, dataset, "ada", every)
