@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def graph(config: RunConfig) -> Topology:
     """The graph of the configuration; the options that its kind does not have are left alone."""
     if method(config).pools:
-        return topology.alone()
+        return topology.single()
     return _links(config)
 
 
@@ -107,11 +107,11 @@ def optimiser(config: RunConfig) -> Optimiser:
     train = config.train
     optimiser = Optimiser(
         train.optimiser,
-        train.momentum,
-        train.second_moment,
-        train.floor,
-        train.weight_decay,
-        train.average,
+        momentum=train.momentum,
+        second_moment=train.second_moment,
+        floor=train.floor,
+        weight_decay=train.weight_decay,
+        average=train.average,
     )
     if optimiser.adaptive and config.method.noise_on == "estimate":
         raise ConfigError(
