@@ -118,7 +118,7 @@ def test_counting_the_gone_as_colluders_is_needed(tmp_path, monkeypatch):
     monkeypatch.setattr(
         budget_meter, "most_learned_since", lambda plan, owner, gone, *more: original(plan, owner, {}, *more)
     )
-    monkeypatch.setattr(budget_meter, "RESERVE", 0)
+    monkeypatch.setattr(budget_meter, "RESERVED_RELEASES", 0)
     made.lived(failpoints={GONE: "after_ledger:1"}, for_good=[GONE])
     entries, _ = books(made, 0)
     assert truth(made, 0, True) > entries[-1].total * 1.02
@@ -135,7 +135,7 @@ def test_who_is_gone_may_have_been_seen_after_all_and_its_books_hold_that_in_res
     for reserve in (True, False):
         made = small(tmp_path / str(reserve), graph=topology.complete(6), gossip=gossip)
         if not reserve:
-            monkeypatch.setattr(budget_meter, "RESERVE", 0)
+            monkeypatch.setattr(budget_meter, "RESERVED_RELEASES", 0)
         made.lived(failpoints={GONE: "after_ledger:7"}, for_good=[GONE])
         entries, _ = books(made, GONE)
         assert entries[-1].round == 6 and entries[-1].kind == "release"
@@ -289,7 +289,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
         for one in said:
             ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
             message = Message.of(MessageKind.NEWS, 1, encode_statements([one]))
-            codes.append((await ada.peers.handle("bob", message)).code)
+            codes.append((await ada.requests.handle("bob", message)).code)
         ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
         gone = ada.sharing.departures.gone()
         for agent in agents:

@@ -24,6 +24,7 @@ from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Plan, schedules
 from topdp.privacy import adaptive, exposure, outsider
+from topdp.privacy.query import Query
 from topdp.protocols import Correlated
 from topdp.simulator.engine import Engine, Intervention
 from topdp.simulator.simulated_noise import SimulatedDraws
@@ -128,8 +129,8 @@ def attacked(name: str, colluders: int, knows: str = "everything") -> Attacked:
     """
     exposed = exposure(GRAPH.agents, CHANGE)
     plan = write(name)
-    plan = write(name, float(adaptive(plan, exposed, colluders).worst().max()))
-    seen = adaptive(plan, exposed, colluders)
+    plan = write(name, float(adaptive(plan, exposed, Query(colluders=colluders)).worst().max()))
+    seen = adaptive(plan, exposed, Query(colluders=colluders))
     owner = int(seen.worst().argmax())
     J = seen.observers[seen.sees_most(owner)]
     rows = dense.every_row(plan, owner, ())  # in terms of all draws, also J's
@@ -168,7 +169,9 @@ def promised(mu: float) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("name", PLANS)
 def test_a_coalition_reaches_what_is_predicted_and_no_more(name, colluders):
     at = attacked(name, colluders)
-    predicted = float(adaptive(at.plan, exposure(GRAPH.agents, CHANGE), colluders).worst()[at.owner])
+    predicted = float(
+        adaptive(at.plan, exposure(GRAPH.agents, CHANGE), Query(colluders=colluders)).worst()[at.owner]
+    )
     assert at.mu == pytest.approx(predicted, rel=1e-8)
     assert abs(at.distance - predicted) < ERRORS * np.sqrt((2 + predicted**2 / 4) / ATTACKS)
     power, error = promised(predicted)
@@ -182,7 +185,11 @@ def test_an_account_that_forgets_what_colluders_know_is_exceeded(name):
     """As if they were outsiders: as if their own noise, and their pairs', hid anybody from them."""
     at = attacked(name, 2)
     exposed = exposure(GRAPH.agents, CHANGE)
-    for forgets in (outsider(at.plan, exposed), adaptive(at.plan, exposed, 0), adaptive(at.plan, exposed, 1)):
+    for forgets in (
+        outsider(at.plan, exposed),
+        adaptive(at.plan, exposed, Query(colluders=0)),
+        adaptive(at.plan, exposed, Query(colluders=1)),
+    ):
         power, error = promised(float(forgets.worst()[at.owner]))
         assert (at.power(at.with_record) > power + 5 * error).all()
 

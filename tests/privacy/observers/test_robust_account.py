@@ -20,8 +20,9 @@ from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Cycle, Full, Optimiser, Poisson, Robust, optimised, prune
 from topdp.privacy import Analysis, account, adaptive, calibrate, exposure, outsider, spending, worst_case
+from topdp.privacy.answers import VIEW
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.observers.observer_answers import observed
+from topdp.privacy.query import Query
 from topdp.protocols import Correlated, Dsgd, Muffliato, TopSynchronous
 from topdp.simulator.engine import Engine, Intervention
 
@@ -192,9 +193,9 @@ def test_answers_that_need_linear_rows_are_refused_by_name():
     analysis = Analysis("tight", (Full(50),) * GRAPH.agents, clip=1.0)
     found = account(plan, analysis, 1e-5, answers=["view", "adaptive", "outsider"], guarantee="adaptive")
     assert found.adaptive.largest == pytest.approx(found.worst_case.largest)
-    assert "not linear" in found.view.reason and "robust mixing" in found.claimed.reason
-    with pytest.raises(NotCovered, match="not linear"):
-        observed("view", plan, analysis.exposure())
+    assert "Not covered: robust mixing" in found.view.reason and "robust mixing" in found.claimed.reason
+    with pytest.raises(NotCovered, match="Not covered: robust mixing"):
+        VIEW.observe(plan, analysis.exposure(), Query())
     spent = spending(plan, analysis, 0, 1e-5)
     assert spent.curve("adaptive")[-1] == pytest.approx(found.adaptive.epsilon[0])
     for guarantee in ("view", "claimed"):

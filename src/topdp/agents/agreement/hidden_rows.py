@@ -15,7 +15,7 @@ import numpy as np
 
 from topdp.errors import InputError
 from topdp.plan import Plan
-from topdp.privacy.observers.adaptive import has_short_form, in_the_open
+from topdp.privacy.answers import guarantee_kind
 
 GRID_STEP_PER_STD = 2.0**-20  # the largest grid step; all numbers of a row are multiples of its step
 EXACT_FLOAT64_INTEGERS = 2.0**53  # integers below it are exact in float64
@@ -24,11 +24,7 @@ MIN_STEPS_PER_STD = 8.0  # steps of every row in every standard deviation: sums 
 
 def relies_on_hidden_rows(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
     """Whether charges rely on rows that some agent does not see."""
-    if not follows_plan or guarantee not in ("adaptive", "view"):
-        return False
-    if guarantee == "view":  # covers what one agent reads, even where draws are shared
-        return True
-    return not in_the_open(plan) and not has_short_form("adaptive", plan, coalition)
+    return follows_plan and guarantee_kind(guarantee).hides_rows(plan, coalition)
 
 
 def grid_step(std: float) -> float:
