@@ -155,7 +155,5 @@ def test_pairs_add_the_same_draw_with_opposite_signs():
 def test_secrets_of_links_on_a_star_are_known_to_its_middle():
     """Said in the notes: on the links of such a graph nothing is gained."""
     star = Topology("star", topology.star(6, hubs=1).adjacency)
-    with pytest.raises(
-        InputError, match=r"any 1 of 6 agents, got .*, where agent 1 has 1: if they collude"
-    ):
+    with pytest.raises(InputError, match=r"any 1 of 6 agents, got .*, where agent 1 has 1: if they collude"):
         expect_uncut(secret_pairs("links", star, 2, 0), 6, 1, "links", 0)
