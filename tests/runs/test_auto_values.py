@@ -172,7 +172,7 @@ BAD = {
     "secrets that are cut": (["method.secrets=links", "privacy.colluders=2"], "secrets_degree = 3, or fewer"),
     "too few partners": (["method.secrets_degree=2", "privacy.colluders=3"], "secrets_degree = 4, or fewer"),
     "only all would do": (["method.secrets=links", "privacy.colluders=6"], 'Use secrets = "all"'),
-    "a leaf": (["topology.kind=tree", "method.secrets=links"], "if they collude, its own noise alone"),
+    "a leaf": (["topology.kind=tree", "method.secrets=links"], "if they collude, only its own noise"),
     "odd partners": (["topology.agents=7", "method.secrets_degree=3"], "even, got 3 * 7: take 4"),
     "partners in pairs": (["method.secrets_degree=1", "privacy.colluders=0"], "secrets_degree >= 2"),
     "no partners": (["method.secrets_degree=0"], "method.secrets_degree: expected a whole number >= 1"),
