@@ -138,7 +138,9 @@ def run(
         return NodeMonitor(agent, OperatorOrders(options.state), stop, options.report, evaluation)
 
     return asyncio.run(
-        _run_agent(options, context, identity, directory, timing, start_monitor, (inputs, targets))
+        _run_agent(
+            options, context, identity, identities, directory, timing, start_monitor, (inputs, targets)
+        )
     )
 
 
@@ -167,13 +169,6 @@ def _own_budget(options: AgentOptions, manifest: Manifest, name: str) -> float |
     amendments.expect_all_signed(manifest)
     remaining = carry_budget_over(manifest, name, options.after, options.identity)
     return min((budget for budget in (remaining, options.epsilon) if budget is not None), default=None)
-
-
-def _listed_identity(options: AgentOptions, manifest: Manifest) -> Identity:
-    """The identity whose card the manifest lists."""
-    identities = card_succession.load_identities(options.identity)
-    fingerprint = manifest.card(identities[0].card.name).fingerprint
-    return next(each for each in identities if each.card.fingerprint == fingerprint)
 
 
 def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
@@ -212,6 +207,7 @@ async def _run_agent(
     options: AgentOptions,
     context: AgentContext,
     identity: Identity,
+    identities: list[Identity],
     directory: CardDirectory,
     timing: StartTiming,
     start_monitor: Callable[[Agent, Callable[[], None]], NodeMonitor],
@@ -223,13 +219,9 @@ async def _run_agent(
     manifest = context.manifest
     amended = None if options.amended_by is None else read_manifest(options.amended_by)
     last_round = None if amended is None else amendments.final_round(manifest, amended)
-    transport = GrpcTransport(
-        identity,
-        manifest,
-        listen=options.listen,
-        directory=directory,
-        listed=_listed_identity(options, manifest),
-    )
+    fingerprint = manifest.card(context.name).fingerprint
+    listed = next(each for each in identities if each.card.fingerprint == fingerprint)
+    transport = GrpcTransport(identity, manifest, listen=options.listen, directory=directory, listed=listed)
     private = PrivateFiles(identity, options.identity)
     agent = Agent(context, options.state, transport, options.live_pairing, private, directory)
     if options.upgrade:
