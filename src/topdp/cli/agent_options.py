@@ -15,6 +15,12 @@ PARTS = ("cryptography", "google.protobuf", "grpc", "prometheus_client")
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The agent's state folder.")]
 IdentityFolder = Annotated[Path, typer.Option("--identity", metavar="DIR", help="Where key and card are.")]
+Site = Annotated[
+    Path | None,
+    typer.Option(
+        "--site", metavar="DIR", envvar="TOPDP_SITE", help="The site's book; else in the identity folder."
+    ),
+]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the configuration.")
 ]

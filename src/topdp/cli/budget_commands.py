@@ -8,16 +8,9 @@ from typing import Annotated
 
 import typer
 
-from topdp.cli.agent_options import IdentityFolder, State, epsilon_in_words
+from topdp.cli.agent_options import IdentityFolder, Site, State, epsilon_in_words
 from topdp.errors import InputError
 from topdp.views.terminal.console import Json, print_json, show
-
-Site = Annotated[
-    Path | None,
-    typer.Option(
-        "--site", metavar="DIR", envvar="TOPDP_SITE", help="The site's book; else in the identity folder."
-    ),
-]
 
 
 def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False) -> None:

@@ -26,7 +26,6 @@ from topdp.plan.random_streams import stream
 from topdp.plan.schedules import Schedule
 from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.published.claims import Analysis
-from topdp.protocols import Protocol
 from topdp.runs.config import GIVEN, ConfigError, CycleBatch, PoissonBatch, RunConfig, did_you_mean
 from topdp.runs.methods import METHODS, Method
 from topdp.topology import Topology
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from topdp.data.features.feature_maps import FeatureMap
     from topdp.data.readers.table_schema import Schema
     from topdp.learning.tasks import Task
+    from topdp.protocols import Protocol
     from topdp.simulator.hostile import Attack
 
 

@@ -10,41 +10,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from topdp import protocols
 from topdp.errors import InputError
-from topdp.protocols import (
-    Central,
-    Correlated,
-    Dsgd,
-    Muffliato,
-    PlainAsynchronous,
-    PlainSynchronous,
-    Protocol,
-    TopAsynchronous,
-    TopSynchronous,
-)
 
 if TYPE_CHECKING:
+    from topdp.protocols import Protocol
     from topdp.runs.config import MethodConfig
 
 Number = TypeVar("Number", int, float)
 
 
 def _plain(c: MethodConfig) -> Protocol:
-    return PlainSynchronous(c.alpha) if c.mode == "sync" else PlainAsynchronous(c.alpha, c.offline)
+    return (
+        protocols.PlainSynchronous(c.alpha)
+        if c.mode == "sync"
+        else protocols.PlainAsynchronous(c.alpha, c.offline)
+    )
 
 
 def _top(c: MethodConfig) -> Protocol:
     if c.mode == "sync":
-        return TopSynchronous(c.alpha, c.own_share)
-    return TopAsynchronous(c.alpha, c.offline, c.own_share)
+        return protocols.TopSynchronous(c.alpha, c.own_share)
+    return protocols.TopAsynchronous(c.alpha, c.offline, c.own_share)
 
 
 def _muffliato(c: MethodConfig) -> Protocol:
-    return Muffliato(settled("gossip", c.gossip), c.chebyshev)
+    return protocols.Muffliato(settled("gossip", c.gossip), c.chebyshev)
 
 
 def _correlated(c: MethodConfig) -> Protocol:
-    return Correlated(
+    return protocols.Correlated(
         c.secrets,
         settled("secrets_degree", c.secrets_degree),
         settled("pair_noise", c.pair_noise),
@@ -106,7 +101,7 @@ METHODS = {
         Method("optimal", _plain, calibration="optimal"),
         Method("top", _top, reuses_noise=True),
         Method("top-dp", _top, noise_kind="steps", reuses_noise=True),
-        Method("dsgd", lambda c: Dsgd(), modes=("sync",), noise_kind="power"),
+        Method("dsgd", lambda c: protocols.Dsgd(), modes=("sync",), noise_kind="power"),
         Method("muffliato", _muffliato, modes=("sync",), noise_kind="power", gossips=True),
         Method(
             "correlated",
@@ -116,6 +111,6 @@ METHODS = {
             gossips=True,
             shares_noise=True,
         ),
-        Method("central", lambda c: Central(), modes=("sync",), noise_kind="power", pools=True),
+        Method("central", lambda c: protocols.Central(), modes=("sync",), noise_kind="power", pools=True),
     )
 }

@@ -16,7 +16,7 @@ from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import in_the_open
 from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
-from topdp.runs.planning import plan_writer
+from topdp.runs.plan_writing import plan_writer
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,9 +9,14 @@ an observer of a plan learns: a plan that reuses noise has no claim of its own.
 
 from __future__ import annotations
 
-from topdp.privacy.published.calibration import Calibrated, Calibration, exact_epsilon
-from topdp.privacy.published.calibrations import CALIBRATIONS
-from topdp.privacy.published.printed import discounted_noise
+from typing import TYPE_CHECKING
+
+from topdp.base.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from topdp.privacy.published.calibration import Calibrated, Calibration, exact_epsilon
+    from topdp.privacy.published.calibrations import CALIBRATIONS
+    from topdp.privacy.published.printed import discounted_noise
 
 __all__ = [
     "CALIBRATIONS",
@@ -20,3 +25,14 @@ __all__ = [
     "discounted_noise",
     "exact_epsilon",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "CALIBRATIONS": "calibrations",
+        "Calibrated": "calibration",
+        "Calibration": "calibration",
+        "discounted_noise": "printed",
+        "exact_epsilon": "calibration",
+    },
+)
