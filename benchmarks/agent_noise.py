@@ -26,7 +26,8 @@ from topdp.agents.runtime import agent_draws
 from topdp.agents.runtime.agent_context import AgentContext, build_context
 from topdp.agents.runtime.agent_draws import AgentDraws, SystemDraws
 from topdp.agents.runtime.agent_rows import make
-from topdp.runs import builders, config
+from topdp.runs import config
+from topdp.runs.run_outline import RunOutline
 
 
 class FastDraws(AgentDraws):
@@ -47,7 +48,7 @@ class FastDraws(AgentDraws):
 def agent() -> tuple[AgentContext, int]:
     """An agent of the default job, and the round in which it makes most rows."""
     wanted = config.read(changes=["privacy.guarantee=worst-case", "privacy.epsilon=10.0", "rounds=4"])
-    graph = builders.graph(wanted)
+    graph = RunOutline.of(wanted).graph
     complete, _ = complete_config(wanted, graph, (2000,) * graph.agents)
     cards = [identity.generate(f"agent{i}", f"127.0.0.1:{7000 + i}").card for i in range(graph.agents)]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]

@@ -157,12 +157,13 @@ class Federation:
         from topdp.agents.agreement import federation_manifest, identity
         from topdp.agents.agreement.manifest import Rules
         from topdp.agents.development import federation_demo
-        from topdp.runs import builders
+        from topdp.runs.named_records import load_shards
+        from topdp.runs.run_outline import RunOutline
 
         self.folder, self.seeded, self.live_pairing = folder, seeded, live_pairing
-        self.graph = builders.graph(config)
+        self.graph = RunOutline.of(config).graph
         self.names = tuple(f"agent{i}" for i in range(self.graph.agents))
-        shards = builders.shards(config, self.graph.agents)
+        shards = load_shards(RunOutline.of(config))
         cards = [
             identity.create_identity(folder / name / "identity", name, address).card
             for name, address in zip(self.names, free_addresses(len(self.names)), strict=True)

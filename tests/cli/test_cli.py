@@ -14,7 +14,7 @@ from topdp import topology
 from topdp.plan import save, schedules
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.protocols import PlainSynchronous
-from topdp.runs import builders, config, planning, run
+from topdp.runs import config, planning, run, run_outline
 
 NAMES = ["claimed", "view", "adaptive", "outsider", "worst_case"]
 SMALL = ["--set", "topology.agents=5", "--set", "topology.kind=ring", "--set", "rounds=6"]
@@ -24,7 +24,7 @@ def test_a_plan_beyond_memory_is_refused_in_one_line(topdp, monkeypatch):
     def too_large(config):
         raise MemoryError("Unable to allocate 8 TiB")
 
-    monkeypatch.setattr(builders, "graph", too_large)
+    monkeypatch.setattr(run_outline, "named_links", too_large)
     done = topdp("account", *SMALL)
     assert done.code == 2 and "Not enough memory: Unable to allocate 8 TiB." in done.err
 

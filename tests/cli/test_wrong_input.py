@@ -10,8 +10,9 @@ import torch
 import topdp as package
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
-from topdp.runs import builders, planning, run
+from topdp.runs import planning, run
 from topdp.runs.config import ConfigError, read
+from topdp.runs.run_outline import why_plans_are_equal
 
 FEW = ["topology.agents=4", "topology.kind=ring", "rounds=2", "privacy.clip=1"]
 
@@ -174,7 +175,7 @@ def test_a_byte_order_mark_is_ignored(topdp, here):
     ],
 )
 def test_methods_with_one_plan_are_explained_by_their_difference(changes, says):
-    assert says in builders.why_alike([read(changes=[f"method.name={name}"]) for name in changes])
+    assert says in why_plans_are_equal([read(changes=[f"method.name={name}"]) for name in changes])
 
 
 def test_methods_that_differ_only_later_are_reported(topdp, here):

@@ -34,16 +34,24 @@ def _top(c: MethodConfig) -> Protocol:
     return protocols.TopAsynchronous(c.alpha, c.offline, c.own_share)
 
 
+def _dsgd(c: MethodConfig) -> Protocol:
+    return protocols.Dsgd()
+
+
+def _central(c: MethodConfig) -> Protocol:
+    return protocols.Central()
+
+
 def _muffliato(c: MethodConfig) -> Protocol:
-    return protocols.Muffliato(settled("gossip", c.gossip), c.chebyshev)
+    return protocols.Muffliato(chosen_number("gossip", c.gossip), c.chebyshev)
 
 
 def _correlated(c: MethodConfig) -> Protocol:
     return protocols.Correlated(
         c.secrets,
-        settled("secrets_degree", c.secrets_degree),
-        settled("pair_noise", c.pair_noise),
-        settled("gossip", c.gossip),
+        chosen_number("secrets_degree", c.secrets_degree),
+        chosen_number("pair_noise", c.pair_noise),
+        chosen_number("gossip", c.gossip),
         c.chebyshev,
     )
 
@@ -73,7 +81,7 @@ class Method:
 
     def gossip_steps(self, c: MethodConfig) -> int:
         """Averaging steps between two gradients."""
-        return settled("gossip", c.gossip) if self.gossips else 0
+        return chosen_number("gossip", c.gossip) if self.gossips else 0
 
     def protocol(self, c: MethodConfig) -> Protocol:
         if c.mode not in self.modes:
@@ -83,8 +91,8 @@ class Method:
         return self.writer(c)
 
 
-def settled(key: str, value: Number | str) -> Number:
-    """A number that was chosen: `auto` has become one before a plan is written (`runs/resolve_auto.py`)."""
+def chosen_number(key: str, value: Number | str) -> Number:
+    """The value of a key for which `auto_values.py` has chosen a number."""
     if isinstance(value, str):
         raise InputError(f"Expected method.{key} as a number here, got {value!r}.")
     return value
@@ -101,7 +109,7 @@ METHODS = {
         Method("optimal", _plain, calibration="optimal"),
         Method("top", _top, reuses_noise=True),
         Method("top-dp", _top, noise_kind="steps", reuses_noise=True),
-        Method("dsgd", lambda c: protocols.Dsgd(), modes=("sync",), noise_kind="power"),
+        Method("dsgd", _dsgd, modes=("sync",), noise_kind="power"),
         Method("muffliato", _muffliato, modes=("sync",), noise_kind="power", gossips=True),
         Method(
             "correlated",
@@ -111,6 +119,6 @@ METHODS = {
             gossips=True,
             shares_noise=True,
         ),
-        Method("central", lambda c: protocols.Central(), modes=("sync",), noise_kind="power", pools=True),
+        Method("central", _central, modes=("sync",), noise_kind="power", pools=True),
     )
 }

@@ -16,8 +16,8 @@ from topdp.agents.node import amending
 from topdp.agents.node.amending import MembershipChange, amend
 from topdp.agents.runtime.run_end import end_with
 from topdp.privacy.basics.gaussian import delta_of, epsilon_of, mu_of
-from topdp.runs import builders
 from topdp.runs import config as configurations
+from topdp.runs.run_outline import analysis_of
 
 pytestmark = pytest.mark.usefixtures("quick")
 LAST = 3
@@ -60,7 +60,7 @@ def ended(made, beyond):
 def reached(made, owner):
     """ε that some record of `owner` reaches against the coalitions that its guarantee is about."""
     privacy = made.setup.manifest.config.privacy
-    exposure = builders.analysis(made.setup.manifest.config, made.setup.counts).exposure()
+    exposure = analysis_of(made.setup.manifest.config, made.setup.counts).exposure()
     others = [j for j in range(6) if j != owner]
     observers = [tuple(others)] if privacy.guarantee == "worst-case" else others
     public = privacy.guarantee in ("adaptive", "worst-case")

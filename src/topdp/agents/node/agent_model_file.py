@@ -20,8 +20,8 @@ from topdp.agents.runtime.agent_context import AgentContext
 from topdp.base.files import UNREADABLE_FILE_ERRORS, write_atomically
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
-from topdp.runs import builders
 from topdp.runs.config import parse_stored
+from topdp.runs.named_model import named_model, named_task
 
 MODEL_FACTS_FILE = "model.json"
 
@@ -34,7 +34,7 @@ def write_model_facts(folder: Path, context: AgentContext, classes: int | None) 
         "config": config.model_dump(mode="json", exclude_none=True),
         "inputs": list(inputs.shape[1:]),
         "input_type": str(inputs.dtype).removeprefix("torch."),
-        "outputs": builders.task(config).outputs(targets, classes),
+        "outputs": named_task(config).outputs(targets, classes),
         "rows": [part.reported, part.agent],
     }
     write_atomically(folder / MODEL_FACTS_FILE, json.dumps(facts) + "\n", mode=0o600)
@@ -62,7 +62,7 @@ def export_model(state: Path, file: Path, format: str | None = None) -> int:
         raise InputError(f"Expected a model's row in the ledger in {state}, got rows {', '.join(rows)}.")
     inputs = InputKind(tuple(facts["inputs"]), str(facts["input_type"]))
     flat = FlatModel(
-        builders.model(parse_stored(facts["config"], MODEL_FACTS_FILE), inputs.shape, int(facts["outputs"]))
+        named_model(parse_stored(facts["config"], MODEL_FACTS_FILE), inputs.shape, int(facts["outputs"]))
     )
     write(flat.load(_expect_dimension(row, flat, state)), file, format, inputs)
     return round

@@ -41,8 +41,8 @@ from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
 from topdp.base.array_types import AnyArray
 from topdp.errors import DataError, ExitCode, TopdpError
-from topdp.runs import builders
 from topdp.runs.config import ConfigError
+from topdp.runs.named_records import named_schema
 
 if TYPE_CHECKING:
     from topdp.agents.node.owner_evaluation import OwnerEvaluation
@@ -190,7 +190,7 @@ def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
 
 def _load_records(path: str, manifest: Manifest) -> data.Dataset:
     """The records of this site. The manifest, not the folders of one site, defines the classes of images."""
-    schema = builders.schema(manifest.config)
+    schema = named_schema(manifest.config)
     dataset = data.load(path, schema=schema)
     if dataset.class_names is not None and (schema is None or schema.classes is None):
         raise DataError(

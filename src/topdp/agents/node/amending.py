@@ -23,7 +23,6 @@ from topdp.errors import BudgetError, InputError
 from topdp.privacy.accounting import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.query import Query
-from topdp.runs import builders
 from topdp.runs.config import PoissonBatch, parse
 from topdp.topology import from_edges
 
@@ -79,7 +78,7 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
 def spent_by(setup: RunSetup, round: int) -> dict[str, float]:
     """{member: ε that its ledger shows after `round` if the plan is followed}"""
     privacy = setup.manifest.config.privacy
-    analysis = builders.analysis(setup.manifest.config, setup.counts)
+    analysis = setup.run.analysis
     spent = {}
     for agent, name in enumerate(setup.manifest.names):
         meter = build_meter(

@@ -20,7 +20,8 @@ from topdp.data.featured_shards import of_records
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import FlatModel
-from topdp.runs import builders
+from topdp.runs.named_model import named_task
+from topdp.runs.named_records import named_features
 from topdp.simulator.evaluation import evaluate
 
 
@@ -35,8 +36,8 @@ class OwnerEvaluation:
         inputs, targets = dataset.train() if test is None else test
         self.on = "training" if test is None else "test"
         self.records = len(targets)
-        task = builders.task(config)
-        self._inputs = of_records(torch.from_numpy(inputs), builders.features(config), name)
+        task = named_task(config)
+        self._inputs = of_records(torch.from_numpy(inputs), named_features(config), name)
         self._targets = task.targets(torch.from_numpy(targets), name)
         outputs = task.outputs(self._targets, dataset.classes)
         flat = FlatModel(setup.model(tuple(self._inputs.shape[1:]), outputs))

@@ -33,9 +33,10 @@ from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.query import Query
-from topdp.runs import builders
 from topdp.runs.config import ConfigError
 from topdp.runs.model_fit import expect_fitting
+from topdp.runs.named_model import named_task
+from topdp.runs.named_records import named_features
 
 LARGEST_HEAD = 1024  # bytes before a row that is handed over
 
@@ -102,15 +103,15 @@ def build_context(
             f"{setup.manifest.names[agent]}, got {epsilon:.6g}: one's own budget can only be smaller."
         )
     inputs, targets = records
-    if (features := builders.features(config)) is not None:
+    if (features := named_features(config)) is not None:
         from topdp.data import featured_shards  # images only: not loaded where records stay as they are
 
         inputs = featured_shards.of_records(inputs, features, setup.manifest.names[agent], progress)
-    task = builders.task(config)
+    task = named_task(config)
     targets = task.targets(targets, setup.manifest.names[agent])
     flat = FlatModel(setup.model(tuple(inputs.shape[1:]), task.outputs(targets, classes)))
     expect_fitting(flat, task, inputs[:1], targets[:1], classes)
-    analysis = builders.analysis(config, setup.counts)
+    analysis = setup.run.analysis
     part, hooks = PlanPart(setup.plan, agent), hooks or AgentHooks()
     draws = hooks.draws(part, config.seed, flat.dtype)
     hidden = relies_on_hidden_rows(

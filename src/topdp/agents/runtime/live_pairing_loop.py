@@ -36,7 +36,7 @@ from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.plan import Plan, unsupported
 from topdp.protocols import PlainAsynchronous, TopAsynchronous
 from topdp.protocols.protocol import reduced
-from topdp.runs import builders
+from topdp.runs.methods import METHODS
 
 CHANCE: Callable[[], random.Random] = random.SystemRandom  # who asks whom first: no secret, but not seeded
 LISTENING = 0.3  # seconds at most that an agent waits to be asked; decides how many meet, nothing else
@@ -58,7 +58,7 @@ class LivePairingLoop(AgentLoop):
         self.pairing = PairingRecords(self.ledger)
         config = context.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
-        self.reuses = isinstance(builders.protocol(config), TopAsynchronous)
+        self.reuses = METHODS[config.method.name].reuses_noise
         self.deviation = context.part.plan.full_scale
         self._chance = CHANCE()
         self._awaited = False  # whether those who were not there were waited for
