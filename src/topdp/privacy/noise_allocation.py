@@ -22,8 +22,8 @@ from topdp.privacy.observers.shared_noise import by_connectivity
 
 Coalition = tuple[int, ...]
 
+# Coalitions that are looked at one by one; of more, one for each agent, of its partners first.
 MAX_ENUMERATED_COALITIONS = 40_000
-"""Coalitions that are looked at one by one; of more, one for each agent, of its partners first."""
 
 MAX_INVERTED_NUMBERS = 1 << 22  # numbers of matrices that are inverted at once
 COALITIONS_PER_AGENT = 6  # coalitions an agent that the search keeps in mind

@@ -19,15 +19,10 @@ from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
+# What a plan may need where every row counts as seen: whatever a row is made of, its noise is fresh.
 COVERED_NEEDS = frozenset(
-    {
-        Capability.ADAPTIVE_STEPS,
-        Capability.ROBUST_MIXING,
-        Capability.ROUNDED_ROWS,
-        Capability.SHARED_DRAWS,
-    }
+    {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS}
 )
-"""What a plan may need where every row counts as seen: whatever a row is made of, its noise is fresh."""
 
 
 @dataclass(frozen=True, eq=False)

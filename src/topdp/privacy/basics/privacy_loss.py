@@ -20,12 +20,12 @@ from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_delta
 
+# At most this many different noise multipliers are composed one by one; more are rounded down together.
 MAX_NOISE_MULTIPLIERS = 64
-"""At most this many different noise multipliers are composed one by one; more are rounded down together."""
 
 
+# δ at which the curve of sampled releases is asked for a bound on an attacker's power.
 POWER_DELTAS = (1e-6, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
-"""δ at which the curve of sampled releases is asked for a bound on an attacker's power."""
 
 
 class Loss(Protocol):

@@ -25,11 +25,11 @@ from topdp.privacy.observers.gram_matrix import look
 from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds, whiten
 
 ROUNDS_PER_BLOCK = 64  # rounds between additions to M, and between attempts to let old changes go
+# What the far part of a change may add to a length, per largest change seen; half of it is for rounding.
 MAX_FAR_PART = 1e-10
-"""What the far part of a change may add to a length, per largest change seen; half of it is for rounding."""
 
+# A shift of a row without noise of its own counts as none below this share of what entered the row.
 NOISELESS_ROUNDING = 1e-13
-"""A shift of a row without noise of its own counts as none below this share of what entered the row."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,7 @@ class Band:
 
 
 def bands(
-    plan: Plan,
-    coalition: Bools,
-    owners: Ints,
-    widest: int | None = None,
-    public: Public = Public.NOTHING,
+    plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None, public: Public = Public.NOTHING
 ) -> Iterator[Band]:
     """The band of each owner, as the agents marked in `coalition` see it together.
 

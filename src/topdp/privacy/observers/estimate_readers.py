@@ -28,11 +28,11 @@ from topdp.privacy.observers.worst_case import every_round, information
 
 Pair = tuple[int, int]  # owner, position of the observer
 
+# Rounds for which a change is followed at first, and what may be left of it, per largest change.
 FIRST_FOLLOWED_ROUNDS, FIRST_BEARABLE_REST = 24, 2e-3
-"""Rounds for which a change is followed at first, and what may be left of it, per largest change."""
 
+# Rounds for which it is followed at most: what is left then is charged.
 MAX_READER_FOLLOWED_ROUNDS = 2048
-"""Rounds for which it is followed at most: what is left then is charged."""
 
 OBSERVERS_PER_BATCH = (
     5  # observers at a time: less overhead for each, and still a matrix that stays near the processor

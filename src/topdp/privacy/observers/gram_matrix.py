@@ -18,8 +18,8 @@ from topdp.plan import Plan
 from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds
 
 ROUNDS_PER_PRODUCT = 64  # rounds between additions to M
+# A shift of a noiseless row counts as none below this share of what entered the row.
 SHIFT_ROUNDING = 1e-10
-"""A shift of a noiseless row counts as none below this share of what entered the row."""
 
 
 def aligned(

@@ -57,8 +57,8 @@ def _bracket(M: Floats, enough: float) -> tuple[float, float]:
     return largest * lower, largest * max(upper, lower) * (1 + 4 * len(M) * FLOAT64_EPSILON)
 
 
+# Whether a Cholesky factor shows that no eigenvalue of a certain matrix lies above a value.
 Certificate = Callable[[float], bool]
-"""Whether a Cholesky factor shows that no eigenvalue of a certain matrix lies above a value."""
 
 
 def best_bound(

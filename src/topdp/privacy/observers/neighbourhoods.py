@@ -39,29 +39,29 @@ from topdp.privacy.query import Query
 
 Trace = tuple[int, ...]
 
+# Rows that may be hidden in a ball, at most; the first that is affordable is taken.
 BALL_ROW_LIMITS = (160, 80, 40, 20, 0)
-"""Rows that may be hidden in a ball, at most; the first that is affordable is taken."""
 
+# The same where slow answers are allowed.
 SLOW_BALL_ROW_LIMIT = 400
-"""The same where slow answers are allowed."""
 
+# Seconds of one core that a bound may take unasked.
 MAX_UNASKED_SECONDS = 600.0
-"""Seconds of one core that a bound may take unasked."""
 
+# Links from the owner to the edge of its ball, at most.
 MAX_BALL_RADIUS = 8
-"""Links from the owner to the edge of its ball, at most."""
 
+# Traces that are looked at one by one in the first ball; where there are more, it is as small as can be.
 MAX_FIRST_TRACES = 24
-"""Traces that are looked at one by one in the first ball; where there are more, it is as small as can be."""
 
+# Rounds for which a change is followed, and what may be left of it then, per largest change.
 BALL_FOLLOWED_ROUNDS, BALL_BEARABLE_REST = 64, 2e-5
-"""Rounds for which a change is followed, and what may be left of it then, per largest change."""
 
+# Rows of all the questions of a batch.
 ROWS_PER_BATCH = 8192
-"""Rows of all the questions of a batch."""
 
+# Agents up to whom the answer lists every pair; beyond, an owner has its largest alone.
 MAX_LISTED_AGENTS = 2000
-"""Agents up to whom the answer lists every pair; beyond, an owner has its largest alone."""
 
 
 @dataclass(frozen=True)

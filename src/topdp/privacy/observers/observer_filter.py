@@ -31,11 +31,11 @@ from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Capability, Plan, Round, unsupported
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
+# A row has no noise of its own below this share of the variance that entered it.
 NOISE_RESOLUTION = 1e-13
-"""A row has no noise of its own below this share of the variance that entered it."""
 
+# Share of the variance that entered a row that is not counted on.
 VARIANCE_ROUNDING = 1e-14
-"""Share of the variance that entered a row that is not counted on."""
 
 
 class Public(Enum):
@@ -185,8 +185,8 @@ class Whitening(NamedTuple):
     inverse: Floats  # L⁻¹ [fresh, fresh], L Lᵀ the covariance of the fresh rows
     null: Ints  # the other rows
     weights: Floats  # Q [null, fresh]: what the null rows are made of
+    # By how much whitened shifts grow when C loses VARIANCE_ROUNDING·V; infinite if C may vanish.
     guard: float
-    """By how much whitened shifts grow when C loses VARIANCE_ROUNDING·V; infinite if C may vanish."""
 
 
 def whiten(C: Floats, variance: Floats) -> Whitening:

@@ -30,8 +30,8 @@ from topdp.privacy.observers.band_matrix import MAX_FAR_PART, Band
 from topdp.privacy.observers.observer_filter import VARIANCE_ROUNDING
 from topdp.privacy.observers.reader_layout import ReaderLayout, UnsuitedError
 
+# Rounds between attempts to let old changes go.
 DROP_EVERY_ROUNDS = 4
-"""Rounds between attempts to let old changes go."""
 
 
 class TrackedChanges(NamedTuple):

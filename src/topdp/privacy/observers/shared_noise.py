@@ -30,11 +30,11 @@ Coalition = tuple[int, ...]
 
 MAX_BATCH_NUMBERS = 1 << 22  # numbers of matrices that are inverted at once
 
+# Of ρ, the share of all noise that rounding may take: above it rows are looked at one after the other.
 MAX_ROUNDING_SHARE = 1e-6
-"""Of ρ, the share of all noise that rounding may take: above it rows are looked at one after the other."""
 
+# Multiplications that are made unasked to look at coalitions one by one: some seconds.
 MAX_UNASKED_PRODUCTS = 4e9
-"""Multiplications that are made unasked to look at coalitions one by one: some seconds."""
 
 
 class ReleasePattern(NamedTuple):

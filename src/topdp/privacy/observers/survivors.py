@@ -24,15 +24,13 @@ from topdp.privacy.observers.adaptive import in_the_open, most_learned
 from topdp.privacy.observers.worst_case import every_round, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
+# Of how many noisy rounds an agent takes back the draws that it shared with somebody who is gone.
 RECALLED_ROUNDS = 2
-"""Of how many noisy rounds an agent takes back the draws that it shared with somebody who is gone."""
 
+# Releases, each the most telling of the plan, that the books of an agent hold in case it is gone itself.
+# Somebody may have seen its last rows although nobody says so. That others take back what they shared with it
+# in them then tells more of it: at most so much, by the proof in docs/privacy.md.
 RESERVED_RELEASES = RECALLED_ROUNDS**2
-"""Releases, each the most telling of the plan, that the books of an agent hold in case it is gone itself.
-
-Somebody may have seen its last rows although nobody says so. That others take back what they shared with it
-in them then tells more of it: at most so much, by the proof in docs/privacy.md.
-"""
 
 
 def recalls_draws(exposure: Exposure) -> bool:

@@ -21,8 +21,8 @@ from topdp.base.array_types import Ints
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.basics.exposure import Exposure
 
+# Rounds of more kinds than these are drawn by chance, most likely, and not compared.
 MAX_COMPARED_ROUNDS = 64
-"""Rounds of more kinds than these are drawn by chance, most likely, and not compared."""
 
 Coalition = tuple[int, ...]
 

@@ -19,8 +19,8 @@ from topdp.privacy.basics.exposure import Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_supported
 from topdp.privacy.published.calibrations import CALIBRATIONS
 
+# Those in which an agent's row of round 0 carries its full-scale noise.
 CLAIMED_PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async", "dsgd", "central")
-"""Those in which an agent's row of round 0 carries its full-scale noise."""
 
 
 @dataclass(frozen=True)
