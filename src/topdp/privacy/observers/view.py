@@ -41,7 +41,7 @@ from topdp.privacy.observers.mu_bounds import bracket
 from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
 from topdp.privacy.observers.parallel_map import cores, parallel_map
 from topdp.privacy.observers.symmetry import symmetric_coalitions
-from topdp.privacy.observers.worst_case import composed, every_round, information
+from topdp.privacy.observers.worst_case import composed, every_round, every_round_mu, information
 
 Observer = int | Sequence[int]
 # Which bound to compute. `quick` is a looser upper bound in about half the time, where one exists.
@@ -176,7 +176,7 @@ def view(
     reached = np.zeros(asked.shape)  # μ² at unit sensitivity of aligned records
     per_release = information(plan)
     # No observer learns more than all others together, who see all rows of an owner.
-    ceiling = np.array([every_round(per_release[:, i], period[i]) for i in range(plan.agents)]) * sensitivity
+    ceiling = every_round_mu(per_release, period) * sensitivity
     same = symmetric_coalitions(plan, exposure, members) if isinstance(owners, str) else {}
     first = [o for o in range(len(members)) if o not in same]
 
@@ -184,7 +184,7 @@ def view(
         return aligned(plan, coalitions[o], wanted[o], period, public)
 
     def brackets(o: int) -> list[tuple[float, float]]:
-        return _brackets(plan, coalitions[o], wanted[o], period, most, widest, public)
+        return _brackets(plan, coalitions[o], wanted[o], period, largest, widest, public)
 
     for done, (o, squares) in enumerate(zip(first, parallel_map(sums, first), strict=True), 1):
         reached[wanted[o], o] = [classes.max() for classes in squares]
@@ -192,7 +192,7 @@ def view(
             progress("accounting", done, len(first), unit="observer")
     _relabelled(same, reached)
     lower = np.where(asked, np.minimum(sensitivity[:, None] * np.sqrt(reached), ceiling[:, None]), np.nan)
-    most = reached.max(axis=1)
+    largest = reached.max(axis=1)
     looked = first if bound == "upper" else []
     each = min(
         GRAM_MATRIX_BYTES, 8 * plan.agents * plan.releases * min(plan.releases, LONG_PLAN_RELEASES // 2)
