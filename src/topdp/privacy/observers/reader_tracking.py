@@ -107,13 +107,12 @@ class _TrackedBatch:
         return TrackedChanges([Band(*part) for part in parts] if self.single else [], self.aligned[b])
 
     def _observe(self, r: int) -> None:
-        """Process what is seen in round r of the hidden rows of the round before, and of this round's
-        gradients."""
+        """Process what round r shows of the hidden rows of the round before and of its own gradients."""
         layout, k = self.layout, self.K + 1
         b, a = np.nonzero(layout.tells[r])
         if not len(b):
             return
-        slot = self.place[b, layout.at[r, b, a]]  # NOWHERE is the last row of `place`: no hidden row
+        slot = self.place[b, layout.at[r, b, a]]  # NO_ROW indexes the last row of `place`: no hidden row
         w, nu, d = layout.weight[r, b, a], layout.variance[r, b, a], layout.step[r, b, a]
         share = np.bincount(b, 1 + w * w * self.V[b, slot] / nu, minlength=self.B) * VARIANCE_ROUNDING
         if not (share < 0.5).all():
