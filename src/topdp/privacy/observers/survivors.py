@@ -21,7 +21,7 @@ from topdp.plan import NOBODY, PerRound, Plan, PlanError
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.adaptive import in_the_open, most_learned
-from topdp.privacy.observers.worst_case import information
+from topdp.privacy.observers.worst_case import every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
 # Noisy rounds of which an agent takes back the draws that it shared with a departed agent.
