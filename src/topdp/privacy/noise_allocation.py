@@ -47,8 +47,7 @@ class Allocation:
 
     @property
     def pair_noise(self) -> float:
-        """The deviation of a pair's draw over the root mean square of own noise, as `Correlated` expects
-        it."""
+        """A pair's deviation over the root mean square of own noise, as `Correlated` expects it."""
         return self.pair / math.sqrt(float(np.square(self.own).mean()))
 
 
@@ -106,8 +105,7 @@ def _by_connectivity(hiding: _HiddenNoise, alone: Floats, pair: float) -> Alloca
 
 
 def _filled(needs: Floats, connected: float, colluders: int, kept: float) -> Floats:
-    """The least own noise that hides all agents if Σ d_j/(d_j + λ) is `kept` for all colluders; and keeps
-    it."""
+    """The least own noise that hides all agents if Σ d_j/(d_j + λ) is `kept`, and that keeps this sum."""
     n = len(needs)
     # 1/x + (λ/kept)/x² = 1/needs_i with x = d_i + λ
     x = (needs + np.sqrt(np.square(needs) + 4 * needs * connected / kept)) / 2
