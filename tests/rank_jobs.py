@@ -17,7 +17,7 @@ import torch
 from pytest import MonkeyPatch
 
 from topdp.errors import DataError, TopdpError
-from topdp.runs import builders, config, memory_check, ranked_run
+from topdp.runs import config, memory_check, ranked_run
 from topdp.simulator.engine import Engine
 
 AGENTS, ROUNDS = 7, 6
@@ -100,7 +100,7 @@ def outcome(folder: Path, rank: int, name: str, changes: list[str], what: str) -
         if what == "another seed on rank 1" and rank == 1:
             changes = [*changes, "seed=4"]
         elif what == "no such file on rank 1" and rank == 1:
-            patched.setattr(builders, "shards", gone)
+            patched.setattr(ranked_run, "load_shards", gone)
         elif what == "no memory":
             patched.setattr(memory_check, "free_on", lambda device: 1000)
             patched.setattr(memory_check, "SMALL", 0)

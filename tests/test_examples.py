@@ -44,9 +44,16 @@ def small(name: str) -> Dataset:
     else:
         inputs = numbers.normal(size=(records + tests, 10)).astype(np.float32)
         targets, classes = inputs[:, 0].astype(np.float32), None
-    parts = inputs[:records], targets[:records], inputs[records:], targets[records:]
-    scaling = ((0.5,), (0.5,)) if inputs.dtype == np.uint8 else ()
-    return Dataset(name, *parts, classes, *scaling)
+    scaling = {"mean": (0.5,), "deviation": (0.5,)} if inputs.dtype == np.uint8 else {}
+    return Dataset(
+        name=name,
+        train_inputs=inputs[:records],
+        train_targets=targets[:records],
+        test_inputs=inputs[records:],
+        test_targets=targets[records:],
+        classes=classes,
+        **scaling,
+    )
 
 
 def shorter(settings):

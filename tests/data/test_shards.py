@@ -26,8 +26,16 @@ def dataset(records: int = 20) -> Dataset:
     generator = np.random.default_rng(0)
     inputs = generator.integers(0, 256, (records + 6, 1, 4, 4), dtype=np.uint8)
     labels = np.arange(records + 6) % 3
-    parts = (inputs[:records], labels[:records], inputs[records:], labels[records:])
-    return Dataset("small", *parts, 3, (0.5,), (0.25,))
+    return Dataset(
+        name="small",
+        train_inputs=inputs[:records],
+        train_targets=labels[:records],
+        test_inputs=inputs[records:],
+        test_targets=labels[records:],
+        classes=3,
+        mean=(0.5,),
+        deviation=(0.25,),
+    )
 
 
 class Items(TorchDataset[Any]):

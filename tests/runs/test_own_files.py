@@ -22,7 +22,9 @@ from topdp.agents.node import agent_process
 from topdp.cli.app import app
 from topdp.data.readers.table_schema import Schema
 from topdp.errors import DataError, InputError
-from topdp.runs import builders, config, run
+from topdp.runs import config, run
+from topdp.runs.named_records import load_shards, record_counts
+from topdp.runs.run_outline import RunOutline
 from topdp.topology import ring
 
 SCHEMA = 'target = "ill"\nclasses = ["no", "yes"]\nignore = ["id"]\n[ranges]\nage = [0, 100]\n'
@@ -66,15 +68,15 @@ def test_sites_may_be_listed_and_pooled_and_shards_from_files_are_the_same(place
     (place / "list.toml").write_text('[data]\nsites = ["sites/c.csv", "sites/a.csv", "sites/b.csv"]\n')
     basis = ["topology.kind=ring", "topology.agents=3", "data.schema=schema.toml"]
     listed = config.read(place / "list.toml", changes=basis)
-    assert listed.data.name == "sites" and builders.counts(listed, 3) == (40, 20, 30)
+    assert listed.data.name == "sites" and record_counts(RunOutline.of(listed)) == (40, 20, 30)
     direct = topdp.Shards.from_files(listed.data.sites or [], schema="schema.toml")
-    assert builders.shards(listed, 3).digest() == direct.digest() and direct.test_inputs is None
+    assert load_shards(RunOutline.of(listed)).digest() == direct.digest() and direct.test_inputs is None
     pooled = config.read(place / "list.toml", changes=[*basis, "method.name=central"])
-    assert builders.shards(pooled, 1).counts == (90,)
+    assert load_shards(RunOutline.of(pooled)).counts == (90,)
 
 
 def test_one_file_is_dealt_out_as_other_data_sets_are(place: Path) -> None:
-    shards = builders.shards(settings("data.partition=dirichlet", name="sites/c.csv"), 3)
+    shards = load_shards(RunOutline.of(settings("data.partition=dirichlet", name="sites/c.csv")))
     assert shards.agents == 3 and sum(shards.counts) == 40 and shards.classes == 2
     assert shards.test_inputs is not None and len(shards.test_inputs) == 50
 

@@ -36,13 +36,13 @@ def plan_of(name, optimiser=None, robust=None, rounds=6):
 def held(shards, agents):
     chosen = torch.from_numpy(agents)
     return Shards(
-        shards.inputs[chosen],
-        shards.targets[chosen],
-        shards.sizes[chosen],
-        tuple(shards.counts[agent] for agent in agents),
-        shards.classes,
-        shards.test_inputs,
-        shards.test_targets,
+        inputs=shards.inputs[chosen],
+        targets=shards.targets[chosen],
+        sizes=shards.sizes[chosen],
+        counts=tuple(shards.counts[agent] for agent in agents),
+        classes=shards.classes,
+        test_inputs=shards.test_inputs,
+        test_targets=shards.test_targets,
     )
 
 

@@ -41,11 +41,11 @@ from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_delta
 from topdp.privacy.query import Query
-from topdp.runs import builders
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import PrivacyConfig, RunConfig
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.runs.run_folder import GIVEN, RunFolder
+from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulated_noise import Draws
 
 
@@ -241,9 +241,9 @@ def of_config(
     progress: Progress = silent,
 ) -> PreparedAudit:
     """Prepare the audit of the plan that a configuration gives."""
-    request.expect_possible(builders.graph(config).agents)
+    request.expect_possible(RunOutline.of(config).graph.agents)
     parts = Assembly.of(config, choose_device(device), progress)
-    plan, account = plan_and_account(config, parts.graph, parts.shards.counts, progress)
+    plan, account = plan_and_account(parts.run, progress)
     return _prepared(parts, plan, account, request, progress)
 
 
@@ -263,17 +263,17 @@ def of_run(
         )
     request.expect_possible(plan.agents)
     parts = Assembly.of(config, choose_device(device), progress)
-    counts = parts.shards.counts
-    expect_plan_of(config, parts.graph, counts, plan, path)
-    return _prepared(parts, plan, expect_account_of(config, counts, folder), request, progress)
+    expect_plan_of(parts.run, plan, path)
+    account = expect_account_of(parts.run.config, parts.run.analysis, folder)
+    return _prepared(parts, plan, account, request, progress)
 
 
 def _prepared(
     parts: Assembly, plan: Plan, account: Account, request: AuditRequest, progress: Progress
 ) -> PreparedAudit:
-    audit = Audit.of(plan, account, parts.config.privacy, parts.flat.dimension, request, progress)
+    audit = Audit.of(plan, account, parts.run.config.privacy, parts.flat.dimension, request, progress)
     return PreparedAudit(
-        parts.config, plan.agents, lambda shown: audit.run(parts, request.seed, progress=shown)
+        parts.run.config, plan.agents, lambda shown: audit.run(parts, request.seed, progress=shown)
     )
 
 

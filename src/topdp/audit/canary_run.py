@@ -27,7 +27,7 @@ def execute(
 ) -> Iterator[ObservedRound]:
     """Yield round after round. `seed`: of noise, samples and random layers; `noise`: replaces the seed's."""
     noise = noise or SimulatedDraws(seed, plan.draws, plan.releases)
-    clip, batches = parts.config.privacy.clip, parts.batches
+    clip, batches = parts.run.config.privacy.clip, parts.run.batches
     at = torch.from_numpy(canaries.coordinates).to(parts.device)
     gradients: list[Floats] = []
 

@@ -59,7 +59,7 @@ def select(batches: Sequence[Batches], seed: int, round: int, device: Device = N
     if kinds == {Cycle}:
         return _cycle_batch(frozen_batches, seed, round, device_name)
     if kinds == {Poisson}:
-        return _poisson_batch(frozen_batches, seed, round, device_name)
+        return _draw_poisson(_poisson_batches(frozen_batches), seed, round, device_name)
     got = ", ".join(sorted(kind.kind for kind in kinds)) or "none"
     raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
 
@@ -140,10 +140,6 @@ class _PoissonBatches(NamedTuple):
     rate: Floats  # [n, 1]
     largest: int
     divisor: tuple[float, ...]
-
-
-def _poisson_batch(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
-    return _draw_poisson(_poisson_batches(batches), seed, round, device)
 
 
 def _poisson_batches(batches: tuple[Batches, ...]) -> _PoissonBatches:

@@ -21,9 +21,8 @@ import numpy as np
 from topdp.base.files import atomic_path, make_folder
 from topdp.base.progress import Progress, silent
 from topdp.data import image_decoding
-from topdp.data.cache_disk import DiskError, translate_disk_errors
 from topdp.data.catalogue import CATALOGUE, CatalogueEntry
-from topdp.data.download_sources import sources
+from topdp.data.download_sources import DiskError, sources, translate_disk_errors
 from topdp.errors import DataError
 
 
@@ -174,8 +173,8 @@ def verify(entry: CatalogueEntry, arrays: image_decoding.Arrays, where: str) -> 
             )
         digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
         if digest != entry.sha256[name]:
-            other = [e.name for e in CATALOGUE.values() if digest == e.sha256[name]]
-            hint = f" (these are the bytes of {other[0]})" if other else ""
+            matching = [e.name for e in CATALOGUE.values() if digest == e.sha256[name]]
+            hint = f" (these are the bytes of {matching[0]})" if matching else ""
             raise DataError(
                 f"{where}: {name} is not that of {entry.name}: expected SHA-256 "
                 f"{entry.sha256[name][:16]}..., got {digest[:16]}...{hint}. Refused."

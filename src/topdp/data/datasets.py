@@ -20,7 +20,7 @@ from topdp.data.record_checks import Array, check_records, check_same_shape
 from topdp.errors import DataError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
     """Training records and test records.
 
@@ -33,8 +33,9 @@ class Dataset:
 
     >>> import numpy as np
     >>> x, y = np.zeros((4, 3)), np.zeros(4, int)
-    >>> some = Dataset("own", x, y, x[:2], y[:2], classes=2)
-    >>> some.train()[0].shape, some.train()[0].dtype.name
+    >>> records = {"train_inputs": x, "train_targets": y, "test_inputs": None, "test_targets": None}
+    >>> dataset = Dataset(name="own", classes=2, **records)
+    >>> dataset.train()[0].shape, dataset.train()[0].dtype.name
     ((4, 3), 'float32')
     """
 
@@ -126,8 +127,16 @@ def load(
         if schema is not None:
             raise DataError(f"{text}: expected no schema for .npz arrays, which are used unchanged.")
         arrays = npz_files.read_npz_dataset(text)
+        train_inputs, train_targets = arrays.train
         test_inputs, test_targets = arrays.test or (None, None)
-        return Dataset(text, *arrays.train, test_inputs, test_targets, arrays.classes)
+        return Dataset(
+            name=text,
+            train_inputs=train_inputs,
+            train_targets=train_targets,
+            test_inputs=test_inputs,
+            test_targets=test_targets,
+            classes=arrays.classes,
+        )
     if schema is not None or test is not None:
         raise DataError(
             f"{name}: expected no schema and no other test records for a data set of the catalogue."
@@ -164,7 +173,7 @@ def _holds_arrays(text: str) -> bool:
     place = Path(text).expanduser()
     if not place.is_dir():
         return place.suffix not in TABLE_SUFFIXES
-    others = any(each.is_dir() or each.suffix in TABLE_SUFFIXES for each in place.iterdir())
+    others = any(entry.is_dir() or entry.suffix in TABLE_SUFFIXES for entry in place.iterdir())
     return (place / "train.npz").exists() or not others
 
 
@@ -179,12 +188,12 @@ def _load_user_records(text: str, schema: Schema | None, test: str | os.PathLike
         check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
     tokens = schema is not None and schema.text is not None
     return Dataset(
-        text,
-        inputs,
-        targets,
-        test_inputs,
-        test_targets,
-        train.classes,
+        name=text,
+        train_inputs=inputs,
+        train_targets=targets,
+        test_inputs=test_inputs,
+        test_targets=test_targets,
+        classes=train.classes,
         tokens=tokens,
         class_names=train.class_names,
     )

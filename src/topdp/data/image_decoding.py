@@ -30,11 +30,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 ARRAY_NAMES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 CSV_BLOCK_BYTES = 1 << 24
 """Bytes of a CSV file that are parsed at a time."""
-DECODING_ERRORS = (
-    *files.UNREADABLE_FILE_ERRORS,
-    tarfile.TarError,
-    RuntimeError,  # a zip member with a password or an unknown compression
-)
+DECODING_ERRORS = (*files.UNREADABLE_FILE_ERRORS, tarfile.TarError)
 """What the readers of the standard library, numpy and Pillow raise on bytes that they cannot decode."""
 
 
@@ -135,7 +131,7 @@ def cifar_sheets(folder: Path) -> Arrays | None:
     for path in paths[6:]:
         try:
             labels.append(np.array(json.loads(path.read_text()), np.uint8))
-        except (*DECODING_ERRORS, TypeError, OverflowError) as error:
+        except DECODING_ERRORS as error:
             raise damage_error(path, error) from error
     train, test = np.concatenate(images[:5]), images[5]
     contiguous = (np.ascontiguousarray(train), labels[0], np.ascontiguousarray(test), labels[1])

@@ -104,7 +104,7 @@ def _arrays(path: Path) -> dict[str, Array]:
 def _classes(arrays: dict[str, Array], labels: Array, what: str) -> int:
     if "classes" not in arrays:
         return count_classes([labels], what)
-    given = arrays["classes"]
-    if given.size != 1 or given.dtype.kind not in "ui" or int(given.reshape(())) < 1:
-        raise DataError(f"{what}: expected 'classes' to be one whole number of at least 1, got {given!r}.")
-    return int(given.reshape(()))
+    stated = arrays["classes"]
+    if stated.size != 1 or stated.dtype.kind not in "ui" or int(stated.reshape(())) < 1:
+        raise DataError(f"{what}: expected 'classes' to be one whole number of at least 1, got {stated!r}.")
+    return int(stated.reshape(()))

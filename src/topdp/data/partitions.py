@@ -53,11 +53,7 @@ def iid(labels: Labels, agents: int, seed: int) -> list[Ints]:
 
 
 def sizes(
-    labels: Labels,
-    agents: int,
-    seed: int,
-    sizes: Sequence[float] | None = None,
-    ratio: float | None = None,
+    labels: Labels, agents: int, seed: int, sizes: Sequence[float] | None = None, ratio: float | None = None
 ) -> list[Ints]:
     """Shuffle, then cut into shards of unequal size. Give exactly one of the two options.
 
@@ -75,15 +71,15 @@ def sizes(
         shares = ratio ** -(np.arange(agents) / max(agents - 1, 1))
         counts = np.floor(records * shares / shares.sum() + 1e-9).astype(np.int64)
     else:
-        given = np.asarray(sizes)
-        if given.shape != (agents,) or given.dtype.kind not in "uif":
+        requested = np.asarray(sizes)
+        if requested.shape != (agents,) or requested.dtype.kind not in "uif":
             raise InputError(f"Expected one size for each of {agents} agents, got {sizes}.")
-        if given.dtype.kind == "f":
-            if not np.all((given > 0) & (given <= 1)) or given.sum() > 1 + 1e-9:
+        if requested.dtype.kind == "f":
+            if not np.all((requested > 0) & (requested <= 1)) or requested.sum() > 1 + 1e-9:
                 raise InputError(f"Expected fractions above 0 with a sum of at most 1, got {sizes}.")
-            counts = np.floor(given * records + 1e-9).astype(np.int64)
+            counts = np.floor(requested * records + 1e-9).astype(np.int64)
         else:
-            counts = given.astype(np.int64)
+            counts = requested.astype(np.int64)
     if counts.min() < 1:
         agent = int(counts.argmin())
         raise DataError(
@@ -108,11 +104,11 @@ def dirichlet(
     if not (math.isfinite(alpha) and alpha > 0):
         raise InputError(f"Expected alpha > 0, got {alpha}.")
     generator = stream(seed, "partition")
-    held = _records_by_label(labels, generator)
-    of_each = np.array([len(records) for records in held])
+    records_by_label = _records_by_label(labels, generator)
+    of_each = np.array([len(records) for records in records_by_label])
     best = 0
     for _ in range(attempts):
-        shares = generator.dirichlet(np.full(agents, alpha), len(held))
+        shares = generator.dirichlet(np.full(agents, alpha), len(records_by_label))
         # Rounded cumulative shares: every record of a label is dealt out, and counts deviate by less than
         # one.
         cuts = np.rint(np.cumsum(shares, axis=1) * of_each[:, None]).astype(np.int64)
@@ -120,7 +116,9 @@ def dirichlet(
         totals = np.diff(cuts, axis=1, prepend=0).sum(axis=0)
         best = max(best, int(totals.min()))
         if totals.min() >= minimum:
-            pieces = [np.split(records, cut[:-1]) for records, cut in zip(held, cuts, strict=True)]
+            pieces = [
+                np.split(records, cut[:-1]) for records, cut in zip(records_by_label, cuts, strict=True)
+            ]
             return [generator.permutation(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
     raise DataError(
         f"Expected every agent to hold at least {minimum} records; in {attempts} draws of Dirichlet({alpha}) "
@@ -138,22 +136,22 @@ def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> 
     """
     _expect_enough_records(labels, agents)
     generator = stream(seed, "partition")
-    held = _records_by_label(labels, generator)
-    if not 1 <= labels_per_agent <= len(held):
-        raise DataError(f"Expected labels_per_agent in 1..{len(held)}, got {labels_per_agent}.")
-    holders: list[list[int]] = [[] for _ in held]
+    by_label = _records_by_label(labels, generator)
+    if not 1 <= labels_per_agent <= len(by_label):
+        raise DataError(f"Expected labels_per_agent in 1..{len(by_label)}, got {labels_per_agent}.")
+    holders: list[list[int]] = [[] for _ in by_label]
     for agent in generator.permutation(agents):
-        crowd = np.array([len(who) for who in holders]) + generator.random(len(held))
-        for chosen in np.argsort(crowd)[:labels_per_agent]:
+        popularity = np.array([len(group) for group in holders]) + generator.random(len(by_label))
+        for chosen in np.argsort(popularity)[:labels_per_agent]:
             holders[chosen].append(int(agent))
     pieces: list[list[Ints]] = [[] for _ in range(agents)]
-    for records, who in zip(held, holders, strict=True):
-        if len(who) > len(records):
+    for records, group in zip(by_label, holders, strict=True):
+        if len(group) > len(records):
             raise DataError(
-                f"Expected at least one record of label {labels[records[0]]} for each of the {len(who)} "
+                f"Expected at least one record of label {labels[records[0]]} for each of the {len(group)} "
                 f"agents that hold it, got {len(records)}. Use fewer agents or labels per agent."
             )
-        for agent, share in zip(who, np.array_split(records, len(who)) if who else [], strict=True):
+        for agent, share in zip(group, np.array_split(records, len(group)) if group else [], strict=True):
             pieces[agent].append(share)
     return [generator.permutation(np.concatenate(parts)) for parts in pieces]
 

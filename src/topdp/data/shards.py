@@ -26,7 +26,7 @@ AgentRecords = tuple[Any, Any]
 _NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Shards:
     """The records of n agents, and optionally test records.
 
@@ -120,9 +120,6 @@ class Shards:
             test_targets=None if self.test_targets is None else self.test_targets.to(device),
         )
 
-    def _tested(self, inputs: Array, targets: Array) -> Shards:
-        return replace(self, test_inputs=torch.from_numpy(inputs), test_targets=torch.from_numpy(targets))
-
     def pooled(self) -> Shards:
         """Return all records as those of a single agent."""
         inputs, targets = (
@@ -166,8 +163,7 @@ class Shards:
         test = dataset.test()
         if held_out is not None:
             test = dataset.scale(dataset.train_inputs[held_out]), dataset.train_targets[held_out]
-        shards = Shards(inputs, targets, torch.tensor(counts), counts, dataset.classes)
-        return shards if test is None else shards._tested(*test)
+        return _make_shards(inputs, targets, counts, dataset.classes, test)
 
     @staticmethod
     def from_arrays(
@@ -207,8 +203,8 @@ class Shards:
         for agent, count in enumerate(counts):
             all_inputs[agent, :count] = torch.from_numpy(checked[agent][0])
             all_targets[agent, :count] = torch.from_numpy(all_parts[agent])
-        shards = Shards(all_inputs, all_targets, torch.tensor(counts), counts, classes)
-        return shards if test is None else shards._tested(checked[-1][0], all_parts[-1].astype(common))
+        held_out = None if test is None else (checked[-1][0], all_parts[-1].astype(common))
+        return _make_shards(all_inputs, all_targets, counts, classes, held_out)
 
     @staticmethod
     def from_torch(
@@ -256,6 +252,21 @@ class Shards:
         [0.6000000238418579, -0.800000011920929]
         """
         return _site_shards(read_site_frames(agents, test, Schema() if schema is None else Schema.of(schema)))
+
+
+def _make_shards(
+    inputs: Tensor, targets: Tensor, counts: tuple[int, ...], classes: int | None, test: AgentRecords | None
+) -> Shards:
+    test_inputs, test_targets = (None, None) if test is None else map(torch.from_numpy, test)
+    return Shards(
+        inputs=inputs,
+        targets=targets,
+        sizes=torch.tensor(counts),
+        counts=counts,
+        classes=classes,
+        test_inputs=test_inputs,
+        test_targets=test_targets,
+    )
 
 
 def _expect_sequence(agents: Any) -> None:

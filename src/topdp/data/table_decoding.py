@@ -8,7 +8,6 @@ the file, becomes a test record.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from pathlib import Path
@@ -60,7 +59,7 @@ def spam_assassin(folder: Path) -> Arrays | None:
         try:
             message = json.loads(file.read_text(encoding="utf-8"))
             messages.append((str(message["group"]), file.name, str(message["text"])))
-        except (*DECODING_ERRORS, TypeError, KeyError) as error:
+        except DECODING_ERRORS as error:
             raise damage_error(file, error) from error
     messages.sort()
     ids = token_ids([_message_text(text) for _, _, text in messages], SPAM_LENGTH, SPAM_VOCABULARY)
@@ -83,13 +82,9 @@ def _split_every_fifth(inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> A
 
 def _read_numbers(file: Path, delimiter: str | None, skip: int, columns: int) -> npt.NDArray[np.float64]:
     try:
-        content = file.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-        lines = content.decode("ascii").splitlines()[skip:]
-        table = np.array([[float(value) for value in line.split(delimiter)] for line in lines])
-        if table.ndim != 2 or table.shape[1] != columns:
+        table = np.loadtxt(file, delimiter=delimiter, skiprows=skip, ndmin=2, encoding="ascii")
+        if table.shape[1] != columns:
             raise ValueError(f"expected lines of {columns} numbers")
-    except (*DECODING_ERRORS, UnicodeDecodeError) as error:
+    except DECODING_ERRORS as error:
         raise damage_error(file, error) from error
     return table

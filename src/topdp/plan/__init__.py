@@ -1,7 +1,7 @@
-"""What is written down before the first record is read: the plan, and what it is written from.
+"""Plans and their inputs: everything that is fixed before the first record is read.
 
-A `Plan` says which rows are made of what, under which noise, and who reads them; a `Schedule` says what
-changes along the rounds; `Full`, `Cycle` and `Poisson` say which records a release averages; `stream` gives
+A `Plan` states which rows are made from what, under which noise, and who reads them. A `Schedule` holds what
+changes along the rounds. `Full`, `Cycle` and `Poisson` state which records a release averages. `stream` gives
 every random choice its own generator.
 """
 

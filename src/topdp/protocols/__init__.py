@@ -1,4 +1,4 @@
-"""Protocols write plans: one file per way of talking. They know graphs and schedules, and touch no data."""
+"""Protocols: write plans from a graph and a schedule, without data; one file per protocol."""
 
 from topdp.protocols.asynchronous import PlainAsynchronous, TopAsynchronous
 from topdp.protocols.central import Central

@@ -124,13 +124,13 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
         return torch.cat(padded)
 
     return Shards(
-        join([s.inputs for s in shards]),
-        join([s.targets for s in shards]),
-        torch.cat([s.sizes for s in shards]),
-        tuple(count for s in shards for count in s.counts),
-        first.classes,
-        first.test_inputs,
-        first.test_targets,
+        inputs=join([s.inputs for s in shards]),
+        targets=join([s.targets for s in shards]),
+        sizes=torch.cat([s.sizes for s in shards]),
+        counts=tuple(count for s in shards for count in s.counts),
+        classes=first.classes,
+        test_inputs=first.test_inputs,
+        test_targets=first.test_targets,
     )
 
 

@@ -11,7 +11,7 @@ from history import Wire, faults, federation, live, on_virtual_time
 from builders import blobs_file, cyclic_pairs
 from topdp.agents.development import failpoints, federation_demo
 from topdp.agents.ledger.ledger_entries import TamperedError
-from topdp.agents.runtime.agent_rows import AgentGradients
+from topdp.agents.runtime.agent_gradients import AgentGradients
 from topdp.errors import DataError, TrustError
 from topdp.learning.gradients import ClippedGradients
 from topdp.privacy.basics.gaussian import epsilon_of

@@ -289,7 +289,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
         for one in said:
             ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
             message = Message.of(MessageKind.NEWS, 1, encode_statements([one]))
-            codes.append((await ada.peers.handle("bob", message)).code)
+            codes.append((await ada.requests.handle("bob", message)).code)
         ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
         gone = ada.sharing.departures.gone()
         for agent in agents:

@@ -14,7 +14,7 @@ import pytest
 
 from topdp.data.readers.csv_files import read_csv
 from topdp.data.readers.encoding import encode
-from topdp.data.readers.file_preview import preview_columns
+from topdp.data.readers.file_preview import ColumnPreview, preview_columns
 from topdp.data.readers.frames import read_frame
 from topdp.data.readers.record_paths import expand_paths, read_records, records_of_frame
 from topdp.data.readers.site_records import read_site_files
@@ -159,7 +159,7 @@ def test_without_a_schema_a_skeleton_is_printed_that_holds_no_values(csv: Any) -
         (HEADER, "expected at least one record below the header, got none"),
         (
             "name;age;job;ill\nann;1;nurse;no\n",
-            "separated by ';'\\? State delimiter = ';' in the schema",
+            "Is it separated by ';'\\? State delimiter = ';' in the schema",
         ),
         (HEADER + "ann,25,nurse\n", "line 2: expected 4 values as in the header, got 3"),
         (HEADER + ROWS + "ann,2,5,nurse,no\n", "line 5: expected 4 values as in the header, got 5"),
@@ -313,9 +313,10 @@ def test_patterns_name_sites_in_sorted_order(csv: Any, tmp_path: Path) -> None:
 
 
 def test_an_owner_sees_what_its_columns_hold(csv: Any) -> None:
-    seen = {sight.column: sight for sight in preview_columns(csv(HEADER + ROWS + "dan,?,,no\n"))}
-    assert seen["age"][1:5] == ("number", 1, 0.0, 100.0)
-    assert seen["job"][1:] == ("text", 1, None, None, ("clerk", "nurse", "pilot"))
+    previews = {preview.column: preview for preview in preview_columns(csv(HEADER + ROWS + "dan,?,,no\n"))}
+    age, job = previews["age"], previews["job"]
+    assert (age.kind, age.missing, age.least, age.largest) == ("number", 1, 0.0, 100.0)
+    assert job == ColumnPreview(column="job", kind="text", missing=1, values=("clerk", "nurse", "pilot"))
 
 
 def test_a_site_s_file_and_another_s_frame_encode_a_record_alike(tmp_path: Path) -> None:

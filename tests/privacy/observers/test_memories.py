@@ -24,7 +24,7 @@ KINDS = {
     "momentum": Optimiser("momentum", momentum=0.7),
     "nesterov": Optimiser("nesterov", momentum=0.7),
     "decay": Optimiser(weight_decay=0.3),
-    "all": Optimiser("momentum", 0.5, weight_decay=0.1, average=0.6),
+    "all": Optimiser("momentum", momentum=0.5, weight_decay=0.1, average=0.6),
 }
 HIDING = ["top-sync", "top-async", "plain-async"]
 
@@ -102,7 +102,7 @@ def test_adam_has_no_view_and_no_formula_for_noise():
 def test_adam_in_one_place_costs_what_it_costs_without():
     schedule = Schedule(np.full(5, 0.3), np.full(5, 0.3))
     optimiser = Optimiser("adam")
-    plain = Central().plan(topology.alone(), optimiser.inner(schedule), np.ones(1), 0)
+    plain = Central().plan(topology.single(), optimiser.inner(schedule), np.ones(1), 0)
     plan = optimised(plain, optimiser, schedule.rate)
     found, expected = (adaptive(p, unit(p), Query(colluders=0)).worst() for p in (plan, plain))
     np.testing.assert_allclose(found, expected)

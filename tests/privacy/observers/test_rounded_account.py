@@ -118,7 +118,7 @@ def test_memories_follow_from_estimates_that_are_rounded_too(name):
 
 
 def test_one_party_is_accounted_as_ever():
-    plan = Central().plan(topology.alone(), constant_schedule(4, rate=0.5), np.ones(1), 0)
+    plan = Central().plan(topology.single(), constant_schedule(4, rate=0.5), np.ones(1), 0)
     alone = Analysis("tight", (Full(50),), clip=1.0)
     epsilon = [
         account(

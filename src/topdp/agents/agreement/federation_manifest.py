@@ -18,10 +18,12 @@ from topdp.privacy.account import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import MAX_UNASKED_COALITIONS
 from topdp.privacy.observers.survivors import with_reserve
-from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig, parse
+from topdp.runs.methods import METHODS
+from topdp.runs.named_model import expect_named_task
 from topdp.runs.planning import accounted, plan_and_account, query_of
-from topdp.runs.resolve_auto import settled
+from topdp.runs.resolve import resolve
+from topdp.runs.run_outline import RunOutline, budgets
 from topdp.topology import Topology, from_edges
 
 EPSILON_MARGIN = 1 + 1e-9
@@ -36,7 +38,7 @@ def create_manifest(
     """
     cards = [read_card(file) for file in card_files]
     names = tuple(card.name for card in cards)
-    graph = builders.graph(config) if links is None else _parse_graph(links, names)
+    graph = RunOutline.of(config).graph if links is None else _parse_graph(links, names)
     departures = options.get("departures")
     rules = parse_rules({**options, "departures": departures or 0})
     if departures and not keeps_reserve(config, rules):
@@ -75,7 +77,7 @@ def build_manifest(
     remarks = list(account.warnings)
     if keeps_reserve(config, rules):
         remarks.append(_reserve_remark(config, complete, account, graph, counts, rules.departures))
-    elif rules.tolerates_silence and kind.counts_colluders and builders.method(config).shares_noise:
+    elif rules.tolerates_silence and kind.counts_colluders and METHODS[config.method.name].shares_noise:
         remarks.append(
             "Where agents share noise, an agent that is silent for the idle timeout is given up for good: "
             "make it longer than a restart takes (--idle-timeout)."
@@ -116,7 +118,7 @@ def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
 def _counts_departures(config: RunConfig) -> bool:
     """Whether the noise can be chosen as if agents that depart later had colluded from the beginning."""
     kind = guarantee_kind(config.privacy.guarantee)
-    return kind.counts_colluders and not builders.method(config).shares_noise
+    return kind.counts_colluders and not METHODS[config.method.name].shares_noise
 
 
 def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
@@ -221,20 +223,19 @@ def complete_config(
     is added, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
     `departures`: how many agents may drop out while the noise still suffices (`Rules.departures`).
     """
-    builders.expect_named(config)
+    expect_named_task(config)
     expect_supported(config, counts)
-    config = settled(config, graph, counts)
-    reserved = _with_more_colluders(config, graph.agents, departures)
-    plan, account = plan_and_account(reserved, graph, counts)
-    guarantee, privacy, analysis = config.privacy.guarantee, config.privacy, builders.analysis(config, counts)
-    is_given, factor = builders.sigma(config, graph.agents) is not None, 1.0
+    run = resolve(config, graph, counts)
+    config = run.config
+    reserved = resolve(_with_more_colluders(config, graph.agents, departures), graph, counts)
+    plan, account = plan_and_account(reserved)
+    privacy, guarantee = config.privacy, config.privacy.guarantee
+    is_given, factor = run.sigma is not None, 1.0
     if tolerates_silence and guarantee_kind(guarantee).composes_releases(plan):
-        factor = with_reserve(plan, analysis.exposure(), query_of(config))
+        factor = with_reserve(plan, run.analysis.exposure(), query_of(config))
     if factor > 1:
         # Given noise stays as it is: with the reserve it is worth what less noise is without.
-        account = accounted(
-            reserved, plan.noise_scaled(1 / factor if is_given else factor), analysis, None, silent
-        )
+        account = accounted(reserved, plan.noise_scaled(1 / factor if is_given else factor), None, silent)
     spent = account.answer(guarantee)
     if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
         raise ConfigError(
@@ -244,7 +245,7 @@ def complete_config(
     if is_given:
         epsilon = [max(float(e), 1e-12) * EPSILON_MARGIN for e in spent.epsilon]
     else:
-        epsilon = builders.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents).tolist()
+        epsilon = budgets(config, graph.agents).tolist()
     sigma = (plan.full_scale * (1.0 if is_given else factor) / privacy.clip).tolist()
     tree = config.model_dump(exclude_none=True)
     tree["topology"]["agents"] = graph.agents

@@ -14,9 +14,10 @@ from topdp.agents.agreement.manifest import Manifest
 from topdp.plan import Plan
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import in_the_open
-from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
-from topdp.runs.planning import plan_writer
+from topdp.runs.named_model import named_model
+from topdp.runs.resolved_run import ResolvedRun, records_of
+from topdp.runs.run_outline import RunOutline, budgets
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +28,7 @@ class RunSetup:
     """The same for every agent of a federation: the manifest, and the plan that follows from it."""
 
     manifest: Manifest
+    run: ResolvedRun
     plan: Plan
 
     @classmethod
@@ -34,19 +36,20 @@ class RunSetup:
         """From a manifest whose configuration is complete."""
         config, graph = manifest.config, manifest.topology
         counts = _record_counts(config)
-        sigma = builders.sigma(config, graph.agents)
-        if sigma is None or len(counts) != graph.agents:
+        outline = RunOutline.of(config, graph)
+        if outline.sigma is None or len(counts) != graph.agents:
             raise ConfigError(
                 f"Expected privacy.sigma, and in data.sizes the records of each of {graph.agents} agents: "
                 "make the manifest with `topdp federation create --records N1,N2,...`."
             )
         expect_supported(config, counts)
-        return cls(manifest, plan_writer(config, graph, counts)(sigma * config.privacy.clip))
+        run = ResolvedRun.with_records(outline, *records_of(outline, counts))
+        return cls(manifest, run, run.write_plan(outline.sigma * config.privacy.clip))
 
     @property
     def counts(self) -> tuple[int, ...]:
         """The number of records of every agent."""
-        return _record_counts(self.manifest.config)
+        return self.run.counts
 
     @property
     def coalition(self) -> int:
@@ -69,12 +72,12 @@ class RunSetup:
         return granted_budgets(self.manifest)[self.manifest.names[agent]]
 
     def model(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return builders.model(self.manifest.config, input_shape, outputs)
+        return named_model(self.manifest.config, input_shape, outputs)
 
 
 def granted_budgets(manifest: Manifest) -> dict[str, float]:
     """{member: ε that the manifest grants to it}"""
-    granted = builders.per_agent("privacy.epsilon", manifest.config.privacy.epsilon, len(manifest.names))
+    granted = budgets(manifest.config, len(manifest.names))
     return dict(zip(manifest.names, granted.tolist(), strict=True))
 
 

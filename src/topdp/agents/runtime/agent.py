@@ -27,11 +27,13 @@ from topdp.agents.runtime import live_pairing_loop
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop
 from topdp.agents.runtime.card_updates import CardUpdates
-from topdp.agents.runtime.greeting import LinkTerms
-from topdp.agents.runtime.hidden_row_limits import uniform_norm_limits
 from topdp.agents.runtime.live_pairing_loop import LivePairingLoop
-from topdp.agents.runtime.peers import Peers
+from topdp.agents.runtime.outbox_sender import OutboxSender
+from topdp.agents.runtime.peer_contacts import PeerContacts, PeerServices
+from topdp.agents.runtime.peer_messages import LinkTerms
 from topdp.agents.runtime.planned_loop import PlannedLoop
+from topdp.agents.runtime.request_handlers import RequestHandlers
+from topdp.agents.runtime.row_guards import uniform_norm_limits
 from topdp.agents.runtime.shared_draws import PrivateFiles, SharedDraws
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.link_refusals import RefusalLog
@@ -133,36 +135,36 @@ class Agent:
             self.shared_draws = SharedDraws(context, self.ledger, private)
             self.shared_draws.gossip.directory = self.cards.directory
         self.mark = RollbackMark(private.folder, manifest.hash) if private else None
-        doubtful = self._resumes()
+        in_doubt = self._resumes()
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         start = context.start.numpy()
         plan = "live pairing" if live_pairing else part.plan.digest()
         self.traffic = TrafficCounter(transport)
-        self.peers = Peers(
-            self.name,
-            neighbours,
-            LinkTerms(manifest.hash, plan, digest_of(start.tobytes())),
-            self.ledger,
-            Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
-            self.traffic,
-            self._check,
-            hooks,
-            RefusalLog(self.name),
-            RowSignatures(
-                self.name,
-                manifest,
-                private.identity if private else None,
-                self.cards.directory if self.cards else None,
-            ),
-            part.plan.releases - 1,
-            self.shared_draws.gossip if self.shared_draws else None,
-            self.cards,
-            doubtful,
+        self.peers = PeerContacts(
+            PeerServices(
+                name=self.name,
+                neighbours=neighbours,
+                terms=LinkTerms(manifest.hash, plan, digest_of(start.tobytes())),
+                ledger=self.ledger,
+                inbox=Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
+                transport=self.traffic,
+                check_row=self._check,
+                refusals=RefusalLog(self.name),
+                signatures=RowSignatures(
+                    self.name, manifest, private.identity if private else None, self.cards.directory
+                ),
+                last_round=part.plan.releases - 1,
+                hooks=hooks,
+                gossip=self.shared_draws.gossip if self.shared_draws else None,
+                card_updates=self.cards,
+                in_doubt=in_doubt,
+            )
         )
-        way = LivePairingLoop if live_pairing else PlannedLoop
-        self.loop: AgentLoop = way(
-            context, self.ledger, self.peers, self._leave, self.shared_draws, self._note
+        self.requests, self.sender = RequestHandlers(self.peers), OutboxSender(self.peers)
+        loop = LivePairingLoop if live_pairing else PlannedLoop
+        self.loop: AgentLoop = loop(
+            context, self.peers, finished=self._leave, shared_draws=self.shared_draws, mark=self._note
         )
 
     def _check(self, peer: str, round: int, body: bytes) -> None:
@@ -197,10 +199,13 @@ class Agent:
 
     async def run(self) -> AgentOutcome:
         try:
-            await self.peers.start()
+            await self.traffic.start(self.requests.handle)
+            for peer in self.peers.neighbours:
+                self.peers.spawn(self.sender.serve(peer))
             return self._outcome(await self._lived())
         finally:
-            await self.peers.close()
+            await end_all(list(self.peers.tasks), "neighbours")
+            await self.traffic.close()
             self.ledger.close()
 
     async def _lived(self) -> bool:

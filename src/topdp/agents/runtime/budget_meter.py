@@ -18,12 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from fractions import Fraction
+from typing import Literal, final
 
 import numpy as np
 
 from topdp.agents.ledger.ledger_entries import ReleaseCost
-from topdp.agents.runtime.release_tally import ReleaseTally
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
 from topdp.privacy.answers import guarantee_kind
@@ -33,7 +33,8 @@ from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
 from topdp.privacy.spending import ReleaseHistory, Spending, spending
 
-SLACK = 1e-9  # relative: a calibrated plan meets its budget up to rounding
+BUDGET_MARGIN = 1e-9  # relative: a calibrated plan meets its budget up to rounding
+TALLY_MARGIN = 1 + 1e-14  # on the root
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class BudgetMeter:
 
 def allows(epsilon: float, total: float, cost: ReleaseCost) -> bool:
     """Whether an agent that has spent `total` may make the release: not when it would pass the budget."""
-    return bool(total + cost.charge <= epsilon * (1 + SLACK))
+    return bool(total + cost.charge <= epsilon * (1 + BUDGET_MARGIN))
 
 
 def build_meter(
@@ -166,3 +167,50 @@ def _charge(total: float, after: float) -> float:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+@final
+class ReleaseTally:
+    """Releases of one owner, each in one of `period` classes of rounds.
+
+    >>> tally = Tally(period=2)
+    >>> for r, information in [(0, 0.5), (1, 2.0), (2, 1.75)]:
+    ...     tally.add(r, information)
+    >>> [round(tally.mu(*how), 9) for how in [(), ((3, 7.0),), ((3, 7.0), 1)]]  # of 2.25, 9 and 16
+    [1.5, 3.0, 4.0]
+    """
+
+    def __init__(self, period: int = 1) -> None:
+        self.count, self._period = 0, period
+        self._sums: dict[int, Fraction] = {}
+        self._most, self._largest, self._bare = Fraction(0), 0.0, False  # bare: without noise
+
+    def add(self, round: int, information: float) -> None:
+        self.count += 1
+        if math.isinf(information):
+            self._bare = True
+            return
+        total = self._with(round, information)
+        self._sums[round % self._period] = total
+        self._most, self._largest = max(self._most, total), max(self._largest, information)
+
+    def mu(self, one_more: tuple[int, float] | None = None, reserved: int = 0) -> float:
+        """μ at the sensitivity that 1/z² is given for; with one more release, or so many of the largest."""
+        round, information = one_more or (0, 0.0)
+        if self._bare or math.isinf(information):
+            return math.inf
+        most = max(self._most, self._with(round, information))
+        # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
+        return math.sqrt(_up(most + reserved * Fraction(max(self._largest, information)))) * TALLY_MARGIN
+
+    def _with(self, round: int, information: float) -> Fraction:
+        return self._sums.get(round % self._period, Fraction(0)) + Fraction(information)
+
+
+def _up(value: Fraction) -> float:
+    """The nearest number that is not below; infinite where there is none."""
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return math.inf
+    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)

@@ -80,7 +80,7 @@ class SharedDraws:
         if not gossip.run and not self.missing():
             keys, part = gossip.keys(), self.context.part
             names, partner = self.context.manifest.names, part.partner
-            found = agree(
+            pair_seeds = agree(
                 self.context.manifest.hash,
                 (keys[name] for name in names),
                 part.agent,
@@ -88,8 +88,8 @@ class SharedDraws:
                 self._private,
             )
             if self._private is not None:
-                self.context.draws.share({draw: found.seeds[other] for draw, other in partner.items()})
-            gossip.run = found.run
+                self.context.draws.share({draw: pair_seeds.seeds[other] for draw, other in partner.items()})
+            gossip.run = pair_seeds.run
             gossip.state(AGREED, "")
         gossip.begun = gossip.begun or bool(gossip.run and not self.missing())
         return gossip.begun

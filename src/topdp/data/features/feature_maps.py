@@ -93,7 +93,7 @@ class ScatteringFeatures:
             raise InputError(
                 f"Expected data.feature_groups to divide the {count} channels of features, got {self.groups}."
             )
-        return count, height // scattering.STRIDE, width // scattering.STRIDE
+        return count, height // scattering.SCATTERING_STRIDE, width // scattering.SCATTERING_STRIDE
 
     def __call__(self, records: Tensor) -> Tensor:
         shape = self.shape(records[0])
@@ -104,12 +104,12 @@ class ScatteringFeatures:
 
         def work(part: Tensor) -> Tensor:
             images = _standardise(part.float()).reshape(-1, height, width)
-            found = self._transforms[key](images).reshape(len(part), self.groups, -1)
-            found -= found.mean(2, keepdim=True)
-            found *= (found.square().mean(2, keepdim=True) + VARIANCE_EPSILON).rsqrt_() / math.sqrt(
-                math.prod(shape)
-            )
-            return found.reshape(len(part), *shape)
+            coefficients = self._transforms[key](images).reshape(len(part), self.groups, -1)
+            coefficients -= coefficients.mean(2, keepdim=True)
+            coefficients *= (
+                coefficients.square().mean(2, keepdim=True) + VARIANCE_EPSILON
+            ).rsqrt_() / math.sqrt(math.prod(shape))
+            return coefficients.reshape(len(part), *shape)
 
         # As many as fit near a processor; a GPU has room for more.
         pixels = max(1, math.prod(records.shape[1:]))
@@ -131,9 +131,9 @@ def _standardise(records: Tensor) -> Tensor:
     """
     flat = records.flatten(1)
     centred = flat - flat.mean(1, keepdim=True)
-    least = 1e-3 * flat.square().mean(1, keepdim=True).sqrt_()
+    floor = 1e-3 * flat.square().mean(1, keepdim=True).sqrt_()
     deviation = centred.square().mean(1, keepdim=True).sqrt_()
-    return (centred / (deviation + least).clamp_min_(torch.finfo(flat.dtype).tiny)).view_as(records)
+    return (centred / (deviation + floor).clamp_min_(torch.finfo(flat.dtype).tiny)).view_as(records)
 
 
 FEATURE_MAPS: dict[str, Callable[[int], FeatureMap | None]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +56,6 @@ def read_csv(path: str | os.PathLike[str], delimiter: str | None = None) -> Tabl
     return check_table(Table(str(place), columns, np.array(lines)))
 
 
-def header_of(path: str | os.PathLike[str], delimiter: str | None = None) -> list[str]:
-    """The names of the columns: no values are read."""
-    place = Path(path).expanduser()
-    cut = delimiter or ("\t" if place.suffix == ".tsv" else ",")
-    with place.open(encoding="utf-8-sig", newline="") as file:
-        return [name.strip() for row in islice(csv.reader(file, delimiter=cut), 1) for name in row]
-
-
 def _object_array(column: tuple[str, ...]) -> Array:
     array = np.empty(len(column), object)
     array[:] = column
@@ -81,9 +72,9 @@ def _expect_header(header: list[str], place: Path, cut: str) -> None:
                 f"{place}: expected columns separated by {cut!r}, got one column {header[0]!r:.80}. Is it "
                 f"separated by {better!r}? State delimiter = {better!r} in the schema."
             )
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise DataError(f"{place}: expected every column once in the header, got {twice[0]!r} twice.")
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise DataError(f"{place}: expected every column once in the header, got {repeated[0]!r} twice.")
     if "" in header:
         raise DataError(
             f"{place}: expected a name for every column, got none for column {header.index('') + 1}."

@@ -8,8 +8,8 @@ help to recognise a column; a schema should state public knowledge.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,15 +23,16 @@ MAX_PREVIEW_VALUES = 12
 """Up to this many distinct values are shown."""
 
 
-class ColumnPreview(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ColumnPreview:
     """The content of one column."""
 
     column: str
     kind: str
     missing: int
-    least: float | None
-    largest: float | None
-    values: tuple[str, ...]
+    least: float | None = None
+    largest: float | None = None
+    values: tuple[str, ...] = ()
     """The distinct values if there are few; else none."""
 
 
@@ -41,15 +42,18 @@ def preview_columns(path: str | os.PathLike[str], delimiter: str | None = None) 
     return [_preview_column(name, values) for name, values in table.columns.items()]
 
 
-def _preview_column(name: str, values: Array) -> ColumnPreview:
-    gaps = is_missing(values)
-    present = values[~gaps]
+def _preview_column(name: str, column: Array) -> ColumnPreview:
+    gaps = is_missing(column)
+    present = column[~gaps]
     texts = sorted({as_text(value) for value in present})
-    few = tuple(texts) if len(texts) <= MAX_PREVIEW_VALUES else ()
+    missing, values = int(gaps.sum()), tuple(texts) if len(texts) <= MAX_PREVIEW_VALUES else ()
     try:
         numbers = np.array([float(value) for value in present])
     except (TypeError, ValueError):
-        return ColumnPreview(name, "text", int(gaps.sum()), None, None, few)
+        return ColumnPreview(column=name, kind="text", missing=missing, values=values)
     if not len(numbers):
-        return ColumnPreview(name, "empty", int(gaps.sum()), None, None, ())
-    return ColumnPreview(name, "number", int(gaps.sum()), float(numbers.min()), float(numbers.max()), few)
+        return ColumnPreview(column=name, kind="empty", missing=missing)
+    least, largest = float(numbers.min()), float(numbers.max())
+    return ColumnPreview(
+        column=name, kind="number", missing=missing, least=least, largest=largest, values=values
+    )

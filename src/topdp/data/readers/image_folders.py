@@ -64,13 +64,13 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     """Return the names of the folders in `folder`, sorted."""
     if not folder.is_dir():
         raise DataError(f"Expected a folder of images, got {folder}, which is not a folder.")
-    return tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != "."))
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
 
 
 def _image_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    files = sorted(each for each in folder.iterdir() if each.is_file() and each.name[0] != ".")
+    files = sorted(entry for entry in folder.iterdir() if entry.is_file() and entry.name[0] != ".")
     for file in files:
         if file.suffix.lower() not in IMAGE_SUFFIXES:
             raise DataError(f"{file}: expected an image ({' '.join(IMAGE_SUFFIXES)}), got {file.suffix!r}.")

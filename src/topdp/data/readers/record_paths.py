@@ -125,9 +125,9 @@ def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     if not paths:
         raise DataError("Expected at least one file, one for each site, got none.")
     places = [path.resolve() for path in paths]  # resolves links and ..
-    twice = [path for path, place in zip(paths, places, strict=True) if places.count(place) > 1]
-    if twice:
-        raise DataError(f"Expected every site once, got {twice[0]} twice: a record is at one agent only.")
+    repeated = [path for path, place in zip(paths, places, strict=True) if places.count(place) > 1]
+    if repeated:
+        raise DataError(f"Expected every site once, got {repeated[0]} twice: a record is at one agent only.")
     return paths
 
 

@@ -31,9 +31,9 @@ class TextColumn:
 def _names(key: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple):
         raise SchemaError(f"{key}: expected a list, got {value!r:.80}.")
-    if any(isinstance(each, float) or not isinstance(each, str | int) for each in value):
+    if any(isinstance(item, float) or not isinstance(item, str | int) for item in value):
         raise SchemaError(f"{key}: expected texts or integers, got {value!r:.80}.")
-    texts = tuple(str(int(each) if isinstance(each, bool) else each) for each in value)
+    texts = tuple(str(int(item) if isinstance(item, bool) else item) for item in value)
     if len(set(texts)) != len(texts):
         raise SchemaError(f"{key}: expected every value once, got {value!r:.80}.")
     return texts
@@ -103,9 +103,9 @@ def _text(key: str, value: Any) -> TextColumn | None:
         text = value
     else:
         keys = _mapping(key, value)
-        known = [each.name for each in fields(TextColumn)]
-        if unknown := sorted(set(keys) - set(known)):
-            raise SchemaError(f"{key}: no such key {unknown[0]!r}. Known: {', '.join(known)}.")
+        field_names = [field.name for field in fields(TextColumn)]
+        if unknown := sorted(set(keys) - set(field_names)):
+            raise SchemaError(f"{key}: no such key {unknown[0]!r}. Known: {', '.join(field_names)}.")
         if "column" not in keys:
             raise SchemaError(f'{key}: expected column = "name", got none.')
         if isinstance(keys.get("vocabulary"), list | tuple):
@@ -131,7 +131,7 @@ def _size(key: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(each, int) and each >= 1 for each in pair):
+    if len(pair) != 2 or not all(isinstance(item, int) and item >= 1 for item in pair):
         raise SchemaError(f"{key}: expected [height, width] in pixels, got {value!r:.80}.")
     return pair
 

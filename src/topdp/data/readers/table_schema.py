@@ -23,7 +23,7 @@ from topdp.base import toml_text
 from topdp.data.readers.schema_keys import OTHER_CATEGORY, SCHEMA_KEYS, SchemaError, TextColumn, ValueRange
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Schema:
     """What is publicly known of records.
 
@@ -31,7 +31,7 @@ class Schema:
     every other column in exactly one of `ranges`, `categories`, `text` and `ignore`. For folders of images:
     `classes`, `size` and `channels`.
 
-    >>> schema = Schema("ill", classes=("no", "yes"), ranges={"age": (0, 100)}, missing={"age": 40})
+    >>> schema = Schema(target="ill", classes=("no", "yes"), ranges={"age": (0, 100)}, missing={"age": 40})
     >>> schema.inputs, schema.width
     (('age',), 1)
     >>> Schema.of({"target": "ill", "range": {"age": [0, 100]}})
@@ -64,7 +64,7 @@ class Schema:
             return given
         if not isinstance(given, Mapping):
             return Schema.of(read_schema_keys(given), str(given))
-        key_names = [each.name for each in fields(Schema)]
+        key_names = [attribute.name for attribute in fields(Schema)]
         for key in given:
             if key not in key_names:
                 near = difflib.get_close_matches(str(key), key_names, n=1)
@@ -109,12 +109,12 @@ class Schema:
     def tree(self) -> dict[str, Any]:
         """Return the keys that are set, ready for TOML and JSON."""
         keys: dict[str, Any] = {}
-        for each in fields(Schema):
-            value = getattr(self, each.name)
+        for attribute in fields(Schema):
+            value = getattr(self, attribute.name)
             if isinstance(value, TextColumn):
                 value = {part.name: getattr(value, part.name) for part in fields(TextColumn)}
             if value not in (None, (), {}, ""):
-                keys[each.name] = _plain_value(value)
+                keys[attribute.name] = _plain_value(value)
         return keys
 
     def digest(self) -> str:
@@ -135,11 +135,11 @@ class Schema:
         for name in (*self.targets, *used):
             if not name and (used or self.targets != ("",)):
                 raise SchemaError("target: expected the name of the column to predict, got none.")
-        twice = {name for name in used if used.count(name) > 1}
-        twice |= set(self.targets) & {*self.ignore, *(() if self.text is None else (self.text.column,))}
-        if twice:
+        repeated = {name for name in used if used.count(name) > 1}
+        repeated |= set(self.targets) & {*self.ignore, *(() if self.text is None else (self.text.column,))}
+        if repeated:
             raise SchemaError(
-                f"expected every column in one place, got {', '.join(map(repr, sorted(twice)))} in two."
+                f"expected every column in one place, got {', '.join(map(repr, sorted(repeated)))} in two."
             )
         if self.classes is not None:
             if len(self.targets) > 1:

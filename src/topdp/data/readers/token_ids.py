@@ -23,10 +23,7 @@ _WORD_PATTERN = re.compile(r"\w+|[^\w\s]")
 
 
 def token_ids(
-    texts: Sequence[str],
-    length: int = 64,
-    vocabulary: int | Sequence[str] = 4096,
-    unit: str = "word",
+    texts: Sequence[str], length: int = 64, vocabulary: int | Sequence[str] = 4096, unit: str = "word"
 ) -> Ints:
     """Return [texts, length]: the first `length` words or characters of each text, then zeros.
 

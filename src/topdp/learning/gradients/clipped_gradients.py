@@ -22,16 +22,15 @@ from topdp.learning.gradients import path_check
 from topdp.learning.gradients.clipping_rules import CLIPPING_KINDS, clip_factors, layer_of
 from topdp.learning.gradients.failure_flags import FailureFlags
 from topdp.learning.gradients.folded_path import FoldedPath
-from topdp.learning.gradients.ghost_norms import Contribution, blocks
+from topdp.learning.gradients.ghost_norms import LossesAndContributions, SlotContributions, blocks
 from topdp.learning.gradients.gradient_inputs import expect_finite, expect_inputs, expect_rows
 from topdp.learning.gradients.known_layers import has_no_global_hooks
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.gradients.shared_records import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
 from topdp.learning.losses import Loss, PerExampleLoss, named_loss
-from topdp.learning.models import FlatModel, Slot
+from topdp.learning.models import FlatModel
 
-LossesAndContributions = tuple[Tensor, list[tuple[Slot, Contribution]]]
 EVALUATION_RECORDS = 64  # records that the models of several agents evaluate at once on a CPU
 
 ExampleKey = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
@@ -253,8 +252,8 @@ class ClippedGradients:
         for i, j in blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
             losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
-            own = None if totals is None else totals[:, i]
-            self._add(out[i], losses, contributions, weight, scale, own, fresh and j.start == 0)
+            block_totals = None if totals is None else totals[:, i]
+            self._add(out[i], losses, contributions, weight, scale, block_totals, fresh and j.start == 0)
         return out
 
     def _add_shared(
@@ -271,18 +270,20 @@ class ClippedGradients:
         """Like the loop of `_run`, for rows whose copies share the same records."""
         assert self._folded is not None
         for i, j in blocks(inputs.shape[0], inputs.shape[1], capacity):
-            own = by_copy(rows, copies)[:, i].flatten(0, 1)
+            block_rows = by_copy(rows, copies)[:, i].flatten(0, 1)
             weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
             x, y = inputs[i, j], targets[i, j]
             try:
-                losses, contributions = self._folded.contributions(own, x, y, copies)
+                losses, contributions = self._folded.contributions(block_rows, x, y, copies)
             except (InputError, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception:  # caused by the model or by a record: the slow path handles both
                 if rows.is_cuda:
                     raise
-                losses, contributions = self._contributions(own, _repeat(x, copies), _repeat(y, copies))
-            sums = torch.zeros_like(own)
+                losses, contributions = self._contributions(
+                    block_rows, _repeat(x, copies), _repeat(y, copies)
+                )
+            sums = torch.zeros_like(block_rows)
             self._add(sums, losses, contributions, weight, scale, None)
             by_copy(out, copies)[:, i] += by_copy(sums, copies)
 
@@ -308,7 +309,7 @@ class ClippedGradients:
         self,
         out: Tensor,
         losses: Tensor,
-        contributions: list[tuple[Slot, Contribution]],
+        contributions: SlotContributions,
         weights: Tensor | None,
         scale: float,
         totals: Tensor | None,

@@ -23,13 +23,13 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from topdp.errors import InputError
 from topdp.learning.gradients.folded_path import FoldedPath
-from topdp.learning.gradients.ghost_norms import Contribution, Dense, total_norms
+from topdp.learning.gradients.ghost_norms import Dense, LossesAndContributions, total_norms
 from topdp.learning.gradients.isolation import operator_without_batch_rule
 from topdp.learning.gradients.kept_state import StateSnapshot, expect_no_leaked_tensors, leaked_tensors
 from topdp.learning.gradients.model_calls import disable_inference_kernels, tensor_output
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.losses import Loss, is_cross_entropy
-from topdp.learning.models import FlatModel, Slot
+from topdp.learning.models import FlatModel
 
 PROBE_AGENTS, PROBE_EXAMPLES = 2, 3
 # Scales of made-up records: a model that keeps unusual values must meet them here first.
@@ -54,7 +54,7 @@ class PathComparison:
     """Result of comparing the paths.
 
     `reason`: why the fast path must not be used; `elements`: what one example keeps in memory there;
-    `model_remarks`: what makes the fast path slow.
+    `remarks`: what makes the fast path slow.
     """
 
     reason: str | None
@@ -297,9 +297,6 @@ def check_model_call(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, 
     memory.expect_unchanged()
 
 
-LossesAndContributions = tuple[Tensor, list[tuple[Slot, Contribution]]]
-
-
 def _paths_differ(
     fast: LossesAndContributions, plain: LossesAndContributions, dimension: int, tolerance: float
 ) -> bool:
@@ -316,9 +313,9 @@ def _paths_differ(
         expected
     )
     sums = []
-    for losses, found in (fast, plain):
+    for losses, contributions in (fast, plain):
         out = losses.new_zeros(losses.shape[0], dimension)
-        for slot, contribution in found:
+        for slot, contribution in contributions:
             contribution.add_to(out[:, slot.start : slot.stop], coefficients)
         sums.append(out)
     return not torch.allclose(sums[0], sums[1], tolerance, tolerance * float(sums[1].abs().max()))

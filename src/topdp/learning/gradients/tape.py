@@ -107,13 +107,13 @@ class Tape:
         """
         copies = {}
         for slot in slots:
-            own = self.weights(slot).detach().repeat_interleave(self.examples, 0)
+            repeated = self.weights(slot).detach().repeat_interleave(self.examples, 0)
             copies[slot.name] = self.record(
-                own, [ParameterUse(slot, "a parameter that is read", None, _join_copies)]
+                repeated, [ParameterUse(slot, "a parameter that is read", None, _join_copies)]
             )
         return copies
 
-    def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost_norms.Contribution]]:
+    def contributions(self, loss: Tensor) -> ghost_norms.SlotContributions:
         """Return the per-example gradients of `loss` (a sum over examples) for every parameter that was
         used.
         """

@@ -33,7 +33,7 @@ KEPT = 256
 SAME = 1e-12  # by which noise that was scaled may differ, for rounding
 
 
-class Memory:
+class ObserverCache:
     """The newest `KEPT` of what was found; several threads may ask."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from topdp.runs.config import MethodConfig, RunConfig, TopologyConfig, did_you_m
 from topdp.runs.methods import METHODS
 from topdp.runs.planner.planner_limits import PAGE
 from topdp.runs.planner.row_size import SIZES
-from topdp.runs.planner.setting_answers import Question
+from topdp.runs.planner.setting_answers import PlannerQuestion
 
 LONGEST = 200  # characters of a value
 
@@ -94,7 +94,7 @@ class FormError(InputError):
         self.fields = dict(fields)
 
 
-def asked(values: Mapping[str, object]) -> Question:
+def asked(values: Mapping[str, object]) -> PlannerQuestion:
     """The question that was filled in, checked; or a FormError in the words of the library.
 
     >>> asked({"topology.agents": "4", "topology.kind": "ring", "rounds": "2"}).graph.agents
@@ -107,7 +107,7 @@ def asked(values: Mapping[str, object]) -> Question:
     """
     made = configuration(values)
     try:
-        return Question.of(made, PAGE)
+        return PlannerQuestion.of(made, PAGE)
     except TopdpError as error:
         raise faults(error) from error
 

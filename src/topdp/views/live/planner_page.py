@@ -24,9 +24,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from topdp.errors import InputError, TopdpError
-from topdp.runs.planner.observer_cache import Memory
+from topdp.runs.planner.observer_cache import ObserverCache
 from topdp.runs.planner.planner_form import FIELDS, FormError, as_command, as_toml, asked, faults
-from topdp.runs.planner.setting_answers import Question, recommendation, stages
+from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
 from topdp.views.live.page_templates import page
 from topdp.views.terminal.planned_table import lines, remarks
 
@@ -68,7 +68,7 @@ class Desk:
     """Where questions are handed in. One for a server."""
 
     def __init__(self) -> None:
-        self.memory = Memory()
+        self.memory = ObserverCache()
         self.current: dict[str, Asked] = {}
         self.threads = ThreadPoolExecutor(AT_ONCE, "planner")
 
@@ -116,7 +116,11 @@ class Desk:
 
 
 def answer(
-    question: Question, values: Mapping[str, object], memory: Memory, check: Callable[[], None], say: Say
+    question: PlannerQuestion,
+    values: Mapping[str, object],
+    memory: ObserverCache,
+    check: Callable[[], None],
+    say: Say,
 ) -> None:
     """Says all that is known of a setting, as it becomes known; `check` ends it by an exception."""
 

@@ -31,7 +31,9 @@ from topdp.runs.config import RunConfig
 from topdp.runs.metric_labels import is_share, metric_names
 from topdp.runs.pictures.chart_style import data_title
 from topdp.runs.planning import expect_account_of, expect_plan_of
+from topdp.runs.resolve import resolve
 from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
+from topdp.runs.run_outline import analysis_of
 from topdp.views.pages import facts_check, page_graph
 from topdp.views.pages.plain_words import in_utf8, state_in_words
 from topdp.views.statement import privacy_costs
@@ -100,14 +102,14 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
     if not isinstance(counts, list) or not all(type(count) is int and count > 0 for count in counts):
         raise RunFolderError(f"Expected whole numbers of records in run.json of {path}, got others.")
     _expect_whole(folder)
-    account = expect_account_of(config, tuple(counts), folder)
+    account = expect_account_of(config, analysis_of(config, counts), folder)
     privacy = folder.read_json("privacy.json")
     facts_check.expect_agreed(privacy, account, path)
     kind = privacy_costs.shown_answer(privacy)
     answer = kind.key
     graph, notes = page_graph.graph_of(folder, plan)
     if graph is not None and not notes:
-        expect_plan_of(config, graph, tuple(counts), plan, path)
+        expect_plan_of(resolve(config, graph, tuple(counts)), plan, path)
     mu = privacy_costs.link_losses(privacy, answer, plan.agents) if plan.agents <= page_graph.WHOLE else None
     own = privacy["epsilon_per_agent"].get(answer)
     if own is None:

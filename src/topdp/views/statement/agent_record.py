@@ -23,7 +23,6 @@ from topdp.agents.runtime.run_end import last_round
 from topdp.errors import InputError, TrustError
 from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.runs import builders
 
 UPWARDS = 1 + 1e-9  # μ is found by halving: on the private side of the last step
 LEAST = 1e-9  # ε of which μ is found: that of less is smaller
@@ -104,7 +103,7 @@ class OwnBooks:
 
     @property
     def sampled(self) -> bool:
-        analysis = builders.analysis(self.setup.manifest.config, self.setup.counts)
+        analysis = self.setup.run.analysis
         return bool(analysis.exposure().sampled)
 
     def mu(self, epsilon: float | None) -> float | None:
