@@ -121,7 +121,7 @@ def test_a_release_outside_a_plan_is_that_of_the_plan():
         assert found == pytest.approx(spent.information[r], rel=1e-12)
     assert spent.release(0.0, 0.0, std) == 0
     assert spent.release(0.1, 0.1, 0.0) == spent.release(0.1, 0.0, 1.0) == math.inf
-    with pytest.raises(NotCovered, match="computed for a plan"):
+    with pytest.raises(NotCovered, match="needs a plan"):
         spending(plan, analysis(Poisson(20, 5)), 0, DELTA).release(0.1, 0.1, 1.0)
 
 
