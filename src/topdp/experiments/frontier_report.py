@@ -28,7 +28,9 @@ from topdp.runs.run_outline import noise_kind
 
 COVERAGE = {
     VIEW.name: "against every other agent alone, in training whose gradients do not react",
-    ADAPTIVE.name: "against every other agent alone, or as many as are said to collude, whatever gradients do",
+    ADAPTIVE.name: (
+        "against every other agent alone, or as many as are said to collude, whatever gradients do"
+    ),
 }
 """What the ε of a frontier covers, by guarantee."""
 
