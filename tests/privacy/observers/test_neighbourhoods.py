@@ -12,7 +12,7 @@ import pytest
 from builders import constant_schedule
 from topdp import topology as graphs
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan
-from topdp.privacy.account import account
+from topdp.privacy.accounting import account
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers import adaptive as answers

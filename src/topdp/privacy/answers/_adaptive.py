@@ -27,7 +27,7 @@ from topdp.privacy.observers.view_effort import MAX_UNASKED_WORK, curve_seconds,
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
-    from topdp.privacy.spending import Spending
+    from topdp.privacy.spending_curve import Spending
 
 
 @final

@@ -22,7 +22,7 @@ from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
     from topdp.privacy.budget_excess import Writer
-    from topdp.privacy.spending import Spending
+    from topdp.privacy.spending_curve import Spending
 
 
 class Status(StrEnum):

@@ -16,10 +16,12 @@ from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.basics.exposure import Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_supported
-from topdp.privacy.published.calibrations import CALIBRATIONS
 
 # The protocols in which an agent's row of round 0 carries its full-scale noise.
 CLAIMED_PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async", "dsgd", "central")
+
+
+DEFAULT_CALIBRATION = "tight"
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,8 @@ class Analysis:
     adjacency: Adjacency = "add-remove"
 
     def __post_init__(self) -> None:
-        if self.calibration not in CALIBRATIONS:
-            raise PrivacyError(
-                f"Expected calibration to be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}."
-            )
+        if self.calibration != DEFAULT_CALIBRATION:
+            _expect_calibration(self.calibration)
         if not 0 < self.clip < float("inf"):
             raise PrivacyError(f"Expected clip={self.clip} to be finite and > 0.")
 
@@ -80,6 +80,8 @@ class Analysis:
 
     def claim_of(self, agent: int, noise_multipliers: Floats, delta: float) -> float:
         """The claimed ε of one agent for releases of these noise multipliers."""
+        from topdp.privacy.published.calibrations import CALIBRATIONS
+
         rule = CALIBRATIONS[self.calibration]
         return rule.claim(noise_multipliers, delta, self.batches[agent], self.adjacency)
 
@@ -112,3 +114,10 @@ def _without_last_digits(values: Floats) -> Floats:
     distinct, where = np.unique(values, return_inverse=True)
     first = np.diff(distinct, prepend=-1.0) > 1e-13 * distinct
     return np.asarray(distinct[first][np.cumsum(first) - 1][where])
+
+
+def _expect_calibration(name: str) -> None:
+    from topdp.privacy.published.calibrations import CALIBRATIONS
+
+    if name not in CALIBRATIONS:
+        raise PrivacyError(f"Expected calibration to be one of {', '.join(CALIBRATIONS)}, got {name!r}.")

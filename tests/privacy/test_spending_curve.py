@@ -12,12 +12,12 @@ import pytest
 from builders import AVERAGING, WITH_VIEW, pairwise
 from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
-from topdp.privacy.account import account
+from topdp.privacy.accounting import account
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 from topdp.privacy.observers.worst_case import composed
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import Query
-from topdp.privacy.spending import Spending, spending
+from topdp.privacy.spending_curve import Spending, spending
 
 DELTA = 1e-5
 GUARANTEES = ("claimed", "view", "adaptive", "worst-case")

@@ -15,12 +15,12 @@ from builders import AVERAGING, RULES, WITH_VIEW, cyclic_pairs, pairwise
 from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Plan, PlanError, Poisson, schedules
-from topdp.privacy.account import account
+from topdp.privacy.accounting import account
 from topdp.privacy.answers import GUARANTEES, guarantee_kind
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.budget_excess import BudgetExcess, Writer
-from topdp.privacy.calibrate import calibrate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published import CALIBRATIONS
