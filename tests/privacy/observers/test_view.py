@@ -523,7 +523,7 @@ def test_coalitions_all_of_them_or_a_sample_that_says_so():
         (lambda p: view(p, exposure(4, 1.0)), "5 agents"),
         (lambda p: view(p, exposure(5, 1.0), [5]), "between 0 and 4"),
         (lambda p: view(p, exposure(5, 1.0), [()]), "between 0 and 4"),
-        (lambda p: view(p, exposure(5, 1.0), ["a"]), "an agent or several"),
+        (lambda p: view(p, exposure(5, 1.0), ["a"]), "one or more agents"),
         (lambda p: view(p, exposure(5, 1.0), owners=[-1]), "between 0 and 4"),
         (lambda p: view(p, exposure(5, 1.0), owners="near"), "'linked', 'all'"),
         (lambda p: view(p, exposure(5, 1.0), bound="tight"), "one of upper, aligned, quick"),
