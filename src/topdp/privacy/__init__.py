@@ -1,12 +1,11 @@
-"""How private is a plan? Read from the plan itself, before the first record is.
+"""How private a plan is, computed from the plan itself before any data is read.
+ `account` computes the answers, `calibrate` the least noise that meets a budget, `spending` the cost of each
+release. They build on four packages: `answers`, one object for each privacy answer; `observers`, what an
+observer of rows learns (`adaptive`, `view`, `coalitions`, `worst_case`, `outsider`); `published`, the
+calibrations of the literature (`CALIBRATIONS`, `side_by_side`); `basics`, single Gaussian releases, and how
+much one record can change.
 
-`account` gives the answers, `calibrate` the least noise that keeps a budget, `spending` what an owner
-has spent after each release. Beneath them are three rooms: `basics`, single Gaussian releases and what one
-record can change; `observers`, what somebody who reads rows learns (`adaptive`, `view`, `coalitions`,
-`worst_case`, `outsider`);
-`published`, what the literature asks and claims (`CALIBRATIONS`, `side_by_side`).
-
-Nothing is estimated where no analysis covers a question: that is refused by name, as `NotCovered`.
+Where no analysis covers a plan, `NotCovered` is raised with the reason. Nothing is estimated instead.
 """
 
 from typing import TYPE_CHECKING

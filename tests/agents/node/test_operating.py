@@ -210,6 +210,7 @@ def test_watching_a_folder_that_vanishes_ends_with_words(topdp, state, monkeypat
     assert done.code == 2 and "there is none" in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_status_and_orders_need_no_torch(state):
     import subprocess
     import sys

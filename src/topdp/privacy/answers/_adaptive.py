@@ -23,11 +23,7 @@ from topdp.privacy.observers.adaptive import (
 )
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import Bound, View
-from topdp.privacy.observers.view_effort import (
-    MAX_UNASKED_WORK,
-    curve_seconds,
-    reader_work,
-)
+from topdp.privacy.observers.view_effort import MAX_UNASKED_WORK, curve_seconds, reader_work
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:

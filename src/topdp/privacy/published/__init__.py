@@ -1,10 +1,10 @@
-"""The published calibrations: how much noise each asks for a budget, and what it claims for a noise.
+"""The published calibrations: the noise that each requires for a budget, and the ε that it claims for a
+noise.
 
     CALIBRATIONS["tight"].calibrate(1.0, 1e-5, releases=1000, batches=Full(2000)).sigma
     CALIBRATIONS["moments"].claim(noise_multipliers, 1e-5)
-
-All share one adjacency and one sensitivity, the caller's, so that their noise can be compared. Not for what
-an observer of a plan learns: a plan that reuses noise has no claim of its own.
+ All use the caller's adjacency and sensitivity, so that their noise can be compared. A plan that reuses noise
+has no claim of its own; `observers` covers what is learned from it.
 """
 
 from __future__ import annotations
