@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,6 @@ from topdp.cli.agent_options import (
     print_result,
 )
 from topdp.views.terminal.console import Json, err, print_json, print_text, remark
-from topdp.views.terminal.progress_display import signs_of_life
 
 if TYPE_CHECKING:
     from topdp.agents.runtime.agent_hooks import AgentHooks
@@ -133,10 +131,13 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
     json_log, as_json = arguments.pop("json_log"), arguments.pop("as_json")
     expect_agents_installed()
     _expect_usable(arguments["manifest"], arguments["identity"])
-    with nullcontext() if json_log else signs_of_life(err, "agent") as progress:
-        if progress is not None:
+    if not json_log:
+        from topdp.views.terminal.progress_display import signs_of_life
+
+        with signs_of_life(err, "agent") as progress:
             progress("loading torch")
-        from topdp.agents.node import agent_log, agent_process, shutdown
+            from topdp.agents.node import agent_process
+    from topdp.agents.node import agent_log, agent_process, shutdown
 
     log_filter = agent_log.log_to_stderr(json_log)
     options = agent_process.AgentOptions(**arguments)

@@ -130,6 +130,11 @@ class Ledger(LedgerFacts):
         """The last round in the ledger; -1 before the first."""
         return self.last_entry.round if self.last_entry else -1
 
+    def is_complete(self, releases: int) -> bool:
+        """Whether every round of a plan of so many releases is in the ledger."""
+        final = self.final_round
+        return self.round + 1 >= (releases if final is None else min(releases, final + 1))
+
     @property
     def last_sent_round(self) -> int:
         """The last round whose rows may have left; -1 before the first."""

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from topdp.errors import InputError
-from topdp.runs.metric_labels import in_words
 
 STATUS_FILE = "status.json"
 MAX_STATUS_BYTES = 2**20  # a line for each of thousands of neighbours
@@ -172,6 +171,8 @@ def scores_in_words(scores: Mapping[str, Any]) -> str:
     >>> scores_in_words({"round": 3, "on": "test", "records": 40, "loss": 0.2, "metrics": {"accuracy": 0.9}})
     'accuracy 90.00% on 40 test records of its own (round 3)'
     """
+    from topdp.runs.metric_labels import in_words
+
     metrics = [f"{name} {in_words(name, value)}" for name, value in scores["metrics"].items()]
     metrics = metrics or [f"loss {scores['loss']:.4g}"]
     where = f"{scores['records']} {scores['on']} records of its own (round {scores['round']})"
