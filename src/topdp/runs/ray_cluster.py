@@ -188,7 +188,7 @@ def _expect_cluster(address: str) -> None:
     if reason:
         raise ClusterError(
             f"--address: expected a Ray cluster at {address}: {reason}. Use auto, local, host:port of the "
-            "GCS, usually 6379, or ray://host:port from a machine that is no node (ray start --head starts one)."
+            "GCS, usually 6379, or ray://host:port outside the cluster (ray start --head starts one)."
         )
 
 
