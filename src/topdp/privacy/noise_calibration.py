@@ -1,7 +1,8 @@
 """The least noise for which the account meets a budget (ε, δ) under the chosen guarantee.
- Scaling all noise of a plan by s divides every μ by s. So one account at unit noise and one division
-calibrate a common budget. Agents with different budgets, records or batches get different noise (`balance`).
-That search ends with the same common division, so it errs on the private side wherever it stops.
+
+Scaling all noise of a plan by s divides every μ by s. So one account at unit noise and one division calibrate
+a common budget. Agents with different budgets, records or batches get different noise (`balance`). That
+search ends with the same common division, so it errs on the private side wherever it stops.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `worst_case` covers all other agents together. If estimates are public, the same numbers need no assumption on
 gradients (`adaptive`).
- **Guarantees.** Observer: a coalition J of one or more agents, honest but curious, with all rows it receives
+
+**Guarantees.** Observer: a coalition J of one or more agents, honest but curious, with all rows it receives
 in all rounds, all rows it makes, all that is `public`, its own draws and all draws that it shares, its own
 data and gradients, and all random choices of the protocol. Unknown to it: all other draws. Assumed, unless
 estimates are public: gradients are fixed inputs, that is, a changed record changes its owner's own gradients,
@@ -12,7 +13,8 @@ u that one record can make. `upper` is never below it, nor above what all others
 what an aligned record reaches. Both are infinite when A leaves the range of B. Rounding, and the part of long
 plans that is left out (less than a millionth of the largest μ of that observer), err on the side of larger μ;
 `observer_filter` defines what counts as no noise.
- **Poisson samples.** Given the coins of the record, it changes gradients in some rounds and by no more than
+
+**Poisson samples.** Given the coins of the record, it changes gradients in some rounds and by no more than
 the sensitivity. So the μ of a record that is in every round bounds each case, and also the mixture of all
 cases (joint convexity of δ(ε)). This bound has no amplification. With amplification, what all others together
 learn bounds every observer. The smaller of the two counts.
