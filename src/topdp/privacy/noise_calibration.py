@@ -80,7 +80,7 @@ def calibrate(
     noise = kind.closed_form_noise(write, analysis, epsilon, delta)
     if noise is not None:
         return CalibratedNoise(noise)
-    budget_excess = BudgetExcess(write, exposure, kind, epsilon, delta, query)
+    budget_excess = BudgetExcess(write, exposure, kind, epsilon=epsilon, delta=delta, query=query)
     needs = exposure.sensitivity / budget_excess.target
     # Agents that differ only in their place in the graph get the same noise, as in the paper.
     if shares is not None:

@@ -249,7 +249,13 @@ def _seen_by(
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
         progress("accounting", o + 1, len(coalitions), unit="observer")
-    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, per_release))
+    return View(
+        observers=tuple(coalitions),
+        lower=mu,
+        upper=mu,
+        asked=~np.isnan(mu),
+        samples=amplified(exposure, per_release),
+    )
 
 
 def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
@@ -295,7 +301,13 @@ def _composed(
         mu[i] = np.minimum(_every_round(found, units[:, :, i], period), ceiling[i]) * exposure.sensitivity[i]
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
-    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, _each_release(found, units)))
+    return View(
+        observers=tuple(coalitions),
+        lower=mu,
+        upper=mu,
+        asked=~np.isnan(mu),
+        samples=amplified(exposure, _each_release(found, units)),
+    )
 
 
 def _each_release(found: NoisyReleases, units: Floats) -> Floats:

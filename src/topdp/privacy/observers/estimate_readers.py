@@ -72,10 +72,10 @@ def estimate_readers(
     lower = np.where(pairs.asked, sensitivity * np.minimum(np.sqrt(pairs.reached), ceiling), np.nan)
     samples = amplified(exposure, per_release)
     if bound == "aligned":
-        return View(tuple(coalitions), lower, None, pairs.asked, samples)
+        return View(observers=tuple(coalitions), lower=lower, upper=None, asked=pairs.asked, samples=samples)
     upper = sensitivity * np.minimum(np.sqrt(np.maximum(pairs.upper, pairs.reached)), ceiling)
     upper = np.where(pairs.asked, upper, np.nan)
-    return View(tuple(coalitions), lower, upper, pairs.asked, samples)
+    return View(observers=tuple(coalitions), lower=lower, upper=upper, asked=pairs.asked, samples=samples)
 
 
 class _PairBounds:

@@ -164,7 +164,7 @@ def neighbourhood_bound(
     """
     around = PlanNeighbourhoods(flow)
     asked = list(range(flow.plan.agents)) if owners is None else list(owners)
-    search = _BallSearch(around, exposure.periods(), colluders, room, workers)
+    search = _BallSearch(around, exposure.periods(), colluders=colluders, room=room, workers=workers)
     return _view(around, exposure, colluders, search.all(asked, progress))
 
 
@@ -209,7 +209,7 @@ class _BallSearch:
     """The search that grows balls around the observers that may learn most."""
 
     def __init__(
-        self, around: PlanNeighbourhoods, periods: Ints, colluders: int, room: int, workers: int | None
+        self, around: PlanNeighbourhoods, periods: Ints, *, colluders: int, room: int, workers: int | None
     ) -> None:
         self.around, self.periods, self.colluders = around, periods, colluders
         self.room, self.workers = room, workers
@@ -313,7 +313,14 @@ def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, bounds
         f"at most: bounded by the rows within {_from_to(reach)} links of each agent, all rows beyond counted "
         "as seen; privacy.allow_slow=true uses larger neighbourhoods, and needs less noise."
     )
-    return View(observers, np.where(asked, 0.0, np.nan), upper, asked, amplified(exposure, per_release), note)
+    return View(
+        observers=observers,
+        lower=np.where(asked, 0.0, np.nan),
+        upper=upper,
+        asked=asked,
+        samples=amplified(exposure, per_release),
+        note=note,
+    )
 
 
 def _from_to(numbers: list[int]) -> str:

@@ -91,7 +91,7 @@ class RowFlow:
         return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReaderLayout:
     """The rows that matter to a batch of questions, [releases, batch, rows], padded to one size.
 
@@ -138,7 +138,9 @@ def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
     if (variance[tells | live] <= 0).any():
         raise UnsuitedError("A row has no noise.")
     step, owner = padded("step", 0.0), padded("owner", NO_ROW)
-    return ReaderLayout(at, padded("weight", 0.0), variance, live, tells, step, owner)
+    return ReaderLayout(
+        at=at, weight=padded("weight", 0.0), variance=variance, live=live, tells=tells, step=step, owner=owner
+    )
 
 
 class _SharedRows(NamedTuple):

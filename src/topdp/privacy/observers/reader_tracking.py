@@ -57,7 +57,7 @@ def track_changes(
     is followed. `single`: also follow single changes; otherwise there are no bands. `rest`: what may be left
     of a change that is dropped, per largest change seen.
     """
-    return _TrackedBatch(layout, periods, longest, single, rest, owners).all()
+    return _TrackedBatch(layout, periods, longest=longest, single=single, rest=rest, owners=owners).all()
 
 
 class _TrackedBatch:
@@ -70,6 +70,7 @@ class _TrackedBatch:
         self,
         layout: ReaderLayout,
         periods: Ints | None,
+        *,
         longest: int | None,
         single: bool,
         rest: float,

@@ -60,7 +60,7 @@ ALL_GRAM_MATRICES_BYTES = 1 << 31
 LONG_PLAN_RELEASES = 512
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class View:
     """μ[owner, observer]: nan for an observer's own data and for owners that were not asked for.
 
@@ -206,7 +206,13 @@ def view(
         upper[wanted[o], o] = np.minimum(np.maximum(high, low), ceiling[wanted[o]])
         progress("accounting", done, len(first), unit="observer")
     _relabelled(same, lower, upper)
-    return View(members, lower, upper if bound == "upper" else None, asked, amplified(exposure, per_release))
+    return View(
+        observers=members,
+        lower=lower,
+        upper=upper if bound == "upper" else None,
+        asked=asked,
+        samples=amplified(exposure, per_release),
+    )
 
 
 def _relabelled(same: dict[int, tuple[int, Ints]], *pairs: Floats) -> None:
