@@ -73,6 +73,7 @@ def analysis(records: list[int], batch: str = "full", size: int = 5, **options: 
     return Analysis(batches=tuple(make(count) for count in records), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_VIEW)
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_account_after_calibrate_is_the_budget(guarantee, name):
@@ -111,6 +112,7 @@ def test_every_published_calibration_is_inverted_by_its_own_claim(calibration):
         assert not said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("law", ["power", "curvature"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_noise_by_the_steps_is_calibrated_under_every_guarantee(guarantee, law):
@@ -185,6 +187,7 @@ OWN_NOISE = {name: make for name, make in WITH_VIEW.items() if name != "correlat
 """Where partners share noise the sum of all that is own counts, and not each alone (`noise_allocation`)."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("guarantee", "name", "shards"), pairwise(["view", "adaptive", "worst-case"], OWN_NOISE, SHARDS)
 )
@@ -331,6 +334,7 @@ def test_decay_is_paid_with_noise_by_the_calibration():
     np.testing.assert_allclose(falling / constant, ratio, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain-sync", "plain-async"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_poisson_batches_of_the_plain_rule_are_calibrated(guarantee, name):
@@ -362,6 +366,7 @@ def test_the_search_says_nothing_of_noise_it_only_tried():
     assert len(said) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["top-sync", "top-async"])
 @pytest.mark.parametrize("guarantee", ["view", "adaptive", "worst-case"])
 def test_poisson_batches_with_reused_noise(name, guarantee):

@@ -39,6 +39,7 @@ def history(spent: Spending, rounds: int | None = None) -> list[tuple[int, float
     return list(enumerate(spent.information[:rounds].tolist()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "guarantee"), pairwise(WITH_VIEW, BATCHES, GUARANTEES))
 def test_the_curve_ends_where_the_account_does(name, kind, guarantee):
     plan, exposed = make(name), analysis(BATCHES[kind])

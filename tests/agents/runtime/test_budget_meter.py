@@ -91,6 +91,7 @@ CHARGED = [
 SAMPLED = [(("top",), "adaptive"), (("top",), "claimed"), (SHARED, "adaptive by 2"), (SHARED, "worst-case")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("method", "guarantee", "batch"),
     [

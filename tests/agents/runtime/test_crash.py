@@ -12,6 +12,7 @@ from topdp.agents.ledger.ledger_entries import LedgerError
 pytestmark = pytest.mark.usefixtures("quick")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("place", failpoints.ROUNDS)
 def test_each_of_six_agents_killed_at_each_place_ends_as_if_nothing_had_been(tmp_path, mode, place):

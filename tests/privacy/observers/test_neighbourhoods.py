@@ -42,6 +42,7 @@ def plan_of(name, rounds=4, alpha=0.25):
     return TopSynchronous(alpha).plan(graph, constant_schedule(rounds), noise, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 6, 1000])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_pair_learns_more(name, room):
