@@ -21,8 +21,8 @@ import requests
 from data_files import same, small_arrays, write_batches, write_csv, write_idx, write_sheets
 
 from topdp.data import available, download_sources, fetch, load
-from topdp.data.cache_disk import DiskError
 from topdp.data.catalogue import CATALOGUE, Package
+from topdp.data.download_sources import DiskError
 from topdp.data.image_decoding import ARRAY_NAMES, Arrays
 from topdp.errors import DataError
 

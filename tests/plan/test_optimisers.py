@@ -64,6 +64,7 @@ TORCH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TORCH)
 def test_one_party_without_noise_ends_where_torch_does(kind):
     optimiser, of_torch = TORCH[kind]
@@ -117,6 +118,7 @@ def test_rows_that_carry_gradients_keep_their_draws(protocol, kind):
     assert plan.memories[plain.rows :].all() and not plan.memories[: plain.rows].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LINEAR)
 @pytest.mark.parametrize("protocol", ["top-sync", "top-async", "correlated"])
 def test_pruned_resumed_and_stacked_runs_end_alike(protocol, kind, tmp_path):

@@ -17,8 +17,8 @@ from topdp.privacy.answers import ADAPTIVE
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.budget_excess import BudgetExcess
-from topdp.privacy.calibrate import calibrate
 from topdp.privacy.noise_allocation import Allocation, allocate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.shared_noise import connectivity_bound, noisy_releases
 from topdp.privacy.query import Query
 from topdp.privacy.residual_noise import residual_noise

@@ -96,6 +96,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", BATCHES.values(), ids=BATCHES)
 def test_an_interrupted_run_ends_as_an_unbroken_one(job, tmp_path, more):
     wanted = config.read(changes=job(*more))
@@ -114,6 +115,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(job, tmp_path, more):
     assert torch.equal(run.run_or_continue(wanted, tmp_path / "broken").estimates, whole.estimates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("released", [10, 11, 14])
 def test_a_run_that_is_stopped_between_averaging_steps_goes_on_where_it_was(
     job, tmp_path, monkeypatch, released

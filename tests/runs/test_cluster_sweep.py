@@ -114,6 +114,7 @@ def expect_equal(place, other, points):
         assert facts[0] == facts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [ALONE, ()], ids=["alone", "together"])
 def test_folders_are_those_of_a_sweep_on_this_machine(grid, tmp_path, changes):
     wanted = grid("train.learning_rate=0.1,0.2", seeds=2, changes=changes)

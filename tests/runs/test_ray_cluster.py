@@ -89,6 +89,7 @@ def expect_as_here(folder, name, wanted):
         assert facts[0] == facts[1]
 
 
+@pytest.mark.slow
 def test_two_nodes_do_what_one_machine_does_whatever_happens_to_them(jobs, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -27,6 +27,8 @@ from topdp.simulator.engine import Engine, Intervention
 from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.simulated_noise import SimulatedDraws
 
+pytestmark = pytest.mark.exhaustive
+
 TWO_AT_A_TIME = 1
 TOGETHER = engine_file.MAX_GRADIENT_NUMBERS
 

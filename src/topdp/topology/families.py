@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from topdp.plan.random_streams import stream
-from topdp.topology.edge_lists import read_edge_list
 from topdp.topology.graph import Topology, TopologyError, components, from_edges, whole_number
 
 MAX_GRAPH_DRAWS = 1000
@@ -200,6 +200,12 @@ def _degree(agents: int, degree: int) -> int:
     return degree
 
 
+def _from_file(path: str | Path, weights: Any = "refuse") -> Topology:
+    from topdp.topology.edge_lists import read_edge_list
+
+    return read_edge_list(path, weights)
+
+
 FAMILIES: dict[str, Callable[..., Topology]] = {
     "random": random,
     "ring": ring,
@@ -210,6 +216,6 @@ FAMILIES: dict[str, Callable[..., Topology]] = {
     "grid": grid,
     "small-world": small_world,
     "regular": regular,
-    "file": read_edge_list,
+    "file": _from_file,
 }
 """The names of `topology.kind` in a configuration."""

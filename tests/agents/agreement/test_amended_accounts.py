@@ -68,6 +68,7 @@ def reached(made, owner):
     return float(epsilon_of(np.array([max(mus)]), privacy.delta)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "beyond"),
     [*((case, LATE) for case in CASES), ("adaptive, hidden rows", TOGETHER), ("shared draws", TOGETHER)],

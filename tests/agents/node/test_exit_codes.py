@@ -76,8 +76,8 @@ MISTAKES = {
     "no ledger to look at": (["agent", "status", "--state", "nowhere"], "there is none"),
     "no ledger to verify": (["agent", "ledger", "verify", "--state", "nowhere"], "there is none"),
     "no card": (["federation", "create", "no.toml", "no.toml", "--records", "9"], "Expected a file no.toml"),
-    "no card and no records": (["federation", "create", "missing.toml"], "Nor is there a file missing.toml"),
-    "no records": (["federation", "create", "missing.toml"], "--records: expected how many"),
+    "no card and no records": (["federation", "create", "missing.toml"], "There is no file missing.toml"),
+    "no records": (["federation", "create", "missing.toml"], "--records: expected the number"),
     "a budget for nobody": (["federation", "demo", "--agents", "3", "--budget", "9=1"], "--budget"),
     "a budget of nothing": (["federation", "demo", "--agents", "3", "--budget", "one"], "--budget"),
 }

@@ -211,6 +211,7 @@ def test_watching_a_folder_that_vanishes_ends_with_words(topdp, state, monkeypat
     assert done.code == 2 and "there is none" in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_status_and_orders_need_no_torch(state):
     import subprocess
     import sys
@@ -228,7 +229,7 @@ def test_status_and_orders_need_no_torch(state):
 
 
 def test_pausing_twice_and_resuming_twice(topdp, state):
-    assert "will be so when it is started" in topdp("agent", "pause", "--state", state).out
+    assert "will be paused when it is started" in topdp("agent", "pause", "--state", state).out
     assert "was paused already" in topdp("agent", "pause", "--state", state).out
     assert status(topdp, state)["paused"] is not None
     assert "goes on" in topdp("agent", "resume", "--state", state).out

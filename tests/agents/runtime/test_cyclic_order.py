@@ -53,6 +53,7 @@ def booked_and_true(made, used, agent):
     return made.results()[agent]["spent"]["epsilon"], float(epsilon_of(np.array([most**0.5]), 1e-5)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "mode"), cyclic_pairs(failpoints.ROUNDS, ["sync", "async", "async"], 1))
 def test_a_record_keeps_its_place_in_the_cycle_whatever_kills_the_agent(tmp_path, used, place, mode):
     made = federation(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from topdp.data.features import wavelet_filters
+from topdp.data.features import scattering
 from topdp.data.features.scattering import MIRRORED_PIXELS, SCATTERING_CHANNELS, Scattering
 
 
@@ -76,7 +76,7 @@ def test_together_the_filters_lose_little_and_add_nothing(size):
     radius = np.hypot(omega[:, None], omega[None, :])
     total = np.exp(-(1.6**2) * radius**2)
     for scale in (0, 1):
-        power = (wavelet_filters.wavelets(size, size, scale) ** 2).sum(0)
+        power = (scattering.wavelets(size, size, scale) ** 2).sum(0)
         opposite = np.roll(power[::-1, ::-1], (1, 1), (0, 1))  # of the other half plane, for real images
         total += (power + opposite) / 2
     assert total.max() < 1.01
@@ -85,7 +85,7 @@ def test_together_the_filters_lose_little_and_add_nothing(size):
 
 @pytest.mark.parametrize("scale", [0, 1])
 def test_wavelets_have_no_mean_and_each_a_direction_of_its_own(scale):
-    bank = wavelet_filters.wavelets(36, 36, scale)
+    bank = scattering.wavelets(36, 36, scale)
     assert np.abs(bank[:, 0, 0]).max() < 1e-12
     omega = 2 * np.pi * np.fft.fftfreq(36)
     for k, one in enumerate(bank):
@@ -96,7 +96,7 @@ def test_wavelets_have_no_mean_and_each_a_direction_of_its_own(scale):
 
 def test_averages_are_means_around_points_spread_evenly():
     for size in (8, 9, 28, 33):
-        weights = wavelet_filters.averages(size, MIRRORED_PIXELS, size + 2 * MIRRORED_PIXELS, 1)
+        weights = scattering.averages(size, MIRRORED_PIXELS, size + 2 * MIRRORED_PIXELS, 1)
         np.testing.assert_allclose(weights.sum(1), 1)
         centres = weights @ (np.arange(size + 2 * MIRRORED_PIXELS) - MIRRORED_PIXELS)
         np.testing.assert_allclose(centres + centres[::-1], size - 1, atol=1e-2)

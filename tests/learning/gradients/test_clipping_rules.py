@@ -36,6 +36,7 @@ def by_hand(flat: FlatModel, gradient: torch.Tensor, kind: str, clip: float) -> 
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["per-layer", "normalised"])
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_a_loop_over_examples(name, kind):
@@ -51,6 +52,7 @@ def test_equals_a_loop_over_examples(name, kind):
     assert relative(found, expected) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), cyclic_pairs(MODELS, CLIPPING_KINDS, times=2))
 def test_one_record_never_changes_the_sum_by_more_than_the_clip(name, kind):
     flat, rows, x, y, _ = problem(name, torch.float64)

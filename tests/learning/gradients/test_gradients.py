@@ -54,6 +54,7 @@ def relative(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # of torch alone, in float32
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("name", MODELS)
@@ -532,6 +533,7 @@ def test_no_example_moves_the_sum_by_more_than_clip_times_weight(name, seed, siz
     assert float(moved[1].norm()) <= weight * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*slow path")
 @pytest.mark.parametrize("microbatch", [None, 3])
 @pytest.mark.parametrize("name", MODELS)

@@ -378,6 +378,7 @@ def biggest_move(gradients: ClippedGradients, size: float, device: str = "cpu") 
     return moved
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_model_whose_examples_meet_is_refused_or_kept_apart(name):

@@ -31,6 +31,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_convolutions_and_their_gradients_are_torchs(layer, with_bias):
@@ -95,6 +96,7 @@ def among_nan(x):
     return wide[..., ::2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lay", [between_nan, among_nan])
 @pytest.mark.parametrize(("channels", "outputs"), [(17, 33), (9, 9)])
 def test_convolutions_of_several_blocks_read_nothing_but_their_own(channels, outputs, lay):
@@ -173,6 +175,7 @@ class Own(nn.Module):
         return self.layers(x * 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda layers: layers, Own])
 def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch, wrap):
     """Convolutions of few and many channels, and windows that are not square."""

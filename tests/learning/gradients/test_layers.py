@@ -30,6 +30,7 @@ def records(name: str, like: Tensor) -> list[Tensor]:
     return [torch.full_like(like, token) for token in (0, 5)] + [torch.randint_like(like, 9)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", NEW)
 def test_one_record_more_moves_the_sum_by_at_most_the_clip(name):
@@ -50,6 +51,7 @@ def test_one_record_more_moves_the_sum_by_at_most_the_clip(name):
     assert gradients.fast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEW)
 def test_padding_adds_exactly_nothing(name):
     flat, rows, x, y, weights = problem(name, torch.float64)
@@ -59,6 +61,7 @@ def test_padding_adds_exactly_nothing(name):
     assert torch.equal(before, gradients.clipped_sum(rows, x, y, weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch", [1, 4])
 @pytest.mark.parametrize("name", ["conv1d", "encoder", "lstm", "tied to embedding", "parameters"])
 def test_microbatches_do_not_change_the_result(name, microbatch):

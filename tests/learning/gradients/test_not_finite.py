@@ -40,6 +40,7 @@ def sums(gradients: ClippedGradients, rows: Tensor, x: Tensor, y: Tensor, weight
     return result, statistics
 
 
+@pytest.mark.slow
 @devices
 @pytest.mark.parametrize(("name", "value"), cyclic_pairs(WITH_REAL_INPUTS, HUGE, times=2))
 def test_a_record_whose_gradient_is_not_finite_counts_as_zero(name, value, device):

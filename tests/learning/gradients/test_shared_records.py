@@ -25,6 +25,7 @@ def repeated(values, copies=COPIES):
     return torch.cat([values] * copies)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*slow path")
 @pytest.mark.parametrize(("name", "microbatch"), cyclic_pairs(MODELS, [None, 7, 1], times=1))
 def test_common_records_are_as_good_as_copies(name, microbatch):

@@ -52,6 +52,7 @@ LONG_ENOUGH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "graph"), LONG_ENOUGH)
 @pytest.mark.usefixtures("often")
 def test_a_band_brackets_what_the_whole_matrix_does(name, graph):
@@ -161,6 +162,7 @@ def test_overflowing_noise_is_refused():
         view(growing, exposure(7, 0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [Full(1), Cycle(20, 1)])
 def test_a_view_is_the_same_either_way(batches, monkeypatch):
     plan = plan_of("top-sync", GRAPHS["random"], 150)

@@ -29,6 +29,7 @@ KINDS = {
 HIDING = ["top-sync", "top-async", "plain-async"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", HIDING)
 def test_hidden_rows_with_memories_equal_the_dense_formula(protocol, kind):

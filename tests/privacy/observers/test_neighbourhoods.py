@@ -12,7 +12,7 @@ import pytest
 from builders import constant_schedule
 from topdp import topology as graphs
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan
-from topdp.privacy.account import account
+from topdp.privacy.accounting import account
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers import adaptive as answers
@@ -42,6 +42,7 @@ def plan_of(name, rounds=4, alpha=0.25):
     return TopSynchronous(alpha).plan(graph, constant_schedule(rounds), noise, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 6, 1000])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_pair_learns_more(name, room):

@@ -50,6 +50,7 @@ def test_every_protocol_is_in_the_table():
     assert set(ANSWERED) == set(PROTOCOLS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [Full(50), Poisson(50, 10)], ids=["full", "poisson"])
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_an_answer_is_that_of_rows_as_they_are_or_it_is_refused(name, batches):

@@ -265,6 +265,7 @@ def test_udp_discounting_keeps_its_budget_and_says_what_it_is() -> None:
 # Poisson batches.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "epsilon", "releases", "size"),
     [("tight", 1.0, 200, 20), ("tight", 4.0, 30, 400), ("optimal", 4.0, 30, 400), ("moments", 1.0, 200, 20)],

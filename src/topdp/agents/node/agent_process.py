@@ -33,11 +33,10 @@ from topdp.agents.node.operator_orders import OperatorOrders
 from topdp.agents.node.shutdown import Shutdown
 from topdp.agents.runtime import card_updates
 from topdp.agents.runtime.agent import Agent, AgentOutcome
-from topdp.agents.runtime.agent_context import AgentContext, build_context
+from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles, build_context
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_timing import StartTiming
 from topdp.agents.runtime.run_end import end_with
-from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
 from topdp.base.array_types import AnyArray

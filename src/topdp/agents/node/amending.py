@@ -20,7 +20,7 @@ from topdp.agents.agreement.manifest import Manifest, as_amendment
 from topdp.agents.agreement.run_setup import RunSetup, granted_budgets
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.errors import BudgetError, InputError
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.query import Query
 from topdp.runs.config import PoissonBatch, parse

@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from safetensors.torch import load, save
@@ -32,8 +32,10 @@ from topdp.agents.runtime.agent_timing import PeerWaits, RoundTiming
 from topdp.agents.runtime.budget_meter import allows
 from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
 from topdp.agents.runtime.run_end import all_done
-from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.agents.wire import row_payload
+
+if TYPE_CHECKING:
+    from topdp.agents.runtime.shared_draws import SharedDraws
 
 logger = logging.getLogger("topdp.agents")
 T = TypeVar("T")

@@ -10,16 +10,12 @@ a round is marked before its row leaves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.statement_store import StatementStore
-from topdp.agents.runtime.agent_context import AgentContext
+from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.departures import Departures
 from topdp.agents.runtime.pair_keys import AGREED, RUN_KEY, RunKey, agree
 from topdp.agents.runtime.run_end import all_done
@@ -29,14 +25,6 @@ from topdp.privacy.observers.survivors import recalls_draws
 
 LEFT_BEHIND = "left behind"
 """The key in the books of the fact that others have gone on without this agent."""
-
-
-@dataclass(frozen=True)
-class PrivateFiles:
-    """An identity, and the folder where it lies and keys of runs are kept."""
-
-    identity: Identity
-    folder: Path
 
 
 class SharedDraws:

@@ -22,16 +22,15 @@ from topdp.learning.gradients import path_check
 from topdp.learning.gradients.clipping_rules import CLIPPING_KINDS, clip_factors, layer_of
 from topdp.learning.gradients.failure_flags import FailureFlags
 from topdp.learning.gradients.folded_path import FoldedPath
-from topdp.learning.gradients.ghost_norms import Contribution, blocks
+from topdp.learning.gradients.ghost_norms import LossesAndContributions, SlotContributions, blocks
 from topdp.learning.gradients.gradient_inputs import expect_finite, expect_inputs, expect_rows
 from topdp.learning.gradients.known_layers import has_no_global_hooks
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.gradients.shared_records import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
 from topdp.learning.losses import Loss, PerExampleLoss, named_loss
-from topdp.learning.models import FlatModel, Slot
+from topdp.learning.models import FlatModel
 
-LossesAndContributions = tuple[Tensor, list[tuple[Slot, Contribution]]]
 EVALUATION_RECORDS = 64  # records that the models of several agents evaluate at once on a CPU
 
 ExampleKey = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
@@ -310,7 +309,7 @@ class ClippedGradients:
         self,
         out: Tensor,
         losses: Tensor,
-        contributions: list[tuple[Slot, Contribution]],
+        contributions: SlotContributions,
         weights: Tensor | None,
         scale: float,
         totals: Tensor | None,

@@ -24,6 +24,7 @@ from topdp.learning.gradients.safe_norms import (
     squared_norms,
     takes_cuda_kernels,
 )
+from topdp.learning.models import Slot
 
 WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
@@ -72,6 +73,13 @@ class Contribution(ABC):
     @abstractmethod
     def blank(self, where: Tensor) -> None:
         """Set the gradients of the examples `where` [n, b] to exactly zero, whatever they hold."""
+
+
+SlotContributions = list[tuple[Slot, Contribution]]
+"""One contribution for every parameter that was used."""
+
+LossesAndContributions = tuple[Tensor, SlotContributions]
+"""Losses [n, b], and the gradients of their sum over examples."""
 
 
 def total_norms(contributions: Sequence[Contribution]) -> Tensor:

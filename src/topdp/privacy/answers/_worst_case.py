@@ -18,7 +18,7 @@ from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
-    from topdp.privacy.spending import Spending
+    from topdp.privacy.spending_curve import Spending
 
 
 @final
