@@ -240,8 +240,8 @@ def test_numbers_of_numpy_and_torch_are_accepted():
     "words, said",
     [
         (["run"], "Expected --out with torchrun"),
-        (["sweep", "--seeds", "2"], "topdp sweep is for one process, got 2 ranks"),
-        (["compare"], "topdp compare is for one process, got 2 ranks"),
+        (["sweep", "--seeds", "2"], "topdp sweep runs in one process, got 2 ranks"),
+        (["compare"], "topdp compare runs in one process, got 2 ranks"),
         (["run", "--out", "new", "--device", "cuda:7"], "cuda:7 was asked for"),
         (
             ["run", "--out", "new", "--set", "attack.name=drift"],
