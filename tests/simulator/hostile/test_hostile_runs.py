@@ -7,7 +7,7 @@ import torch
 import topdp
 from topdp.data import Shards
 from topdp.runs.config import AttackConfig, parse
-from topdp.simulator.hostile import ATTACKERS, Attack
+from topdp.simulator.hostile import ATTACKERS, Attack, choose_attack
 
 HONEST = torch.from_numpy(np.random.default_rng(0).normal(1.0, 0.1, (6, 50)))
 
