@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, final
 
@@ -60,6 +60,7 @@ class Answer:
 
     epsilon: Floats | None
     reason: str | None = None
+    _: KW_ONLY
     losses: tuple[Loss, ...] = ()
     observers: tuple[tuple[int, ...], ...] | None = None
     asked: bool = True
