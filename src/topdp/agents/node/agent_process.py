@@ -36,7 +36,6 @@ from topdp.agents.runtime.agent import Agent, AgentOutcome
 from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles, build_context
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_timing import StartTiming
-from topdp.agents.runtime.run_end import end_with
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
 from topdp.base.array_types import AnyArray
@@ -137,7 +136,9 @@ def run(
         return NodeMonitor(agent, OperatorOrders(options.state), stop, options.report, evaluation)
 
     return asyncio.run(
-        _run_agent(options, context, identity, directory, timing, start_monitor, (inputs, targets))
+        _run_agent(
+            options, context, identity, identities, directory, timing, start_monitor, (inputs, targets)
+        )
     )
 
 
@@ -166,13 +167,6 @@ def _own_budget(options: AgentOptions, manifest: Manifest, name: str) -> float |
     amendments.expect_all_signed(manifest)
     remaining = carry_budget_over(manifest, name, options.after, options.identity)
     return min((budget for budget in (remaining, options.epsilon) if budget is not None), default=None)
-
-
-def _listed_identity(options: AgentOptions, manifest: Manifest) -> Identity:
-    """The identity whose card the manifest lists."""
-    identities = card_succession.load_identities(options.identity)
-    fingerprint = manifest.card(identities[0].card.name).fingerprint
-    return next(each for each in identities if each.card.fingerprint == fingerprint)
 
 
 def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
@@ -211,6 +205,7 @@ async def _run_agent(
     options: AgentOptions,
     context: AgentContext,
     identity: Identity,
+    identities: list[Identity],
     directory: CardDirectory,
     timing: StartTiming,
     start_monitor: Callable[[Agent, Callable[[], None]], NodeMonitor],
@@ -222,19 +217,15 @@ async def _run_agent(
     manifest = context.manifest
     amended = None if options.amended_by is None else read_manifest(options.amended_by)
     last_round = None if amended is None else amendments.final_round(manifest, amended)
-    transport = GrpcTransport(
-        identity,
-        manifest,
-        listen=options.listen,
-        directory=directory,
-        listed=_listed_identity(options, manifest),
-    )
+    fingerprint = manifest.card(context.name).fingerprint
+    listed = next(each for each in identities if each.card.fingerprint == fingerprint)
+    transport = GrpcTransport(identity, manifest, listen=options.listen, directory=directory, listed=listed)
     private = PrivateFiles(identity, options.identity)
     agent = Agent(context, options.state, transport, options.live_pairing, private, directory)
     if options.upgrade:
         start_choices.record_upgrade(agent.ledger)
     if amended is not None and last_round is not None:
-        end_with(agent.ledger, last_round, [name for name in manifest.names if name not in amended.names])
+        agent.ledger.end_with(last_round, [name for name in manifest.names if name not in amended.names])
         logger.info(
             "%s: this run was amended: it ends with round %d",
             agent.name,

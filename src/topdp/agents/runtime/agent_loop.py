@@ -31,7 +31,6 @@ from topdp.agents.runtime.agent_rows import within
 from topdp.agents.runtime.agent_timing import PeerWaits, RoundTiming
 from topdp.agents.runtime.budget_meter import allows
 from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
-from topdp.agents.runtime.run_end import all_done
 from topdp.agents.wire import row_payload
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class AgentLoop(ABC):
     @property
     def all_done(self) -> bool:
         """Whether every round is on the books."""
-        return all_done(self.ledger, self.context.part.plan)
+        return self.ledger.is_complete(self.context.part.plan.releases)
 
     def estimate(self) -> Tensor:
         return self._own()[self.context.part.agent]

@@ -25,7 +25,6 @@ from topdp.agents.runtime.agent_loop import AgentLoop, TickClock, logger
 from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
 from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
 from topdp.agents.runtime.row_monitor import RowMonitor
-from topdp.agents.runtime.run_end import leaving
 from topdp.agents.wire import row_payload
 
 if TYPE_CHECKING:
@@ -261,6 +260,6 @@ class PlannedLoop(AgentLoop):
         knows, finished = self.ledger.finish_known(peer), self.ledger.finished(peer)
         if knows and finished:
             return False
-        tolerates_silence = self.context.manifest.rules.tolerates_silence or peer in leaving(self.ledger)
+        tolerates_silence = self.context.manifest.rules.tolerates_silence or peer in self.ledger.leaving
         # Who neither knows nor has finished may come back and need what only this agent has.
         return self.peers.silent[peer] < TICKS or not (knows or finished or tolerates_silence)

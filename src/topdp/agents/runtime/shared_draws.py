@@ -18,7 +18,6 @@ from topdp.agents.ledger.statement_store import StatementStore
 from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.departures import Departures
 from topdp.agents.runtime.pair_keys import AGREED, RUN_KEY, RunKey, agree
-from topdp.agents.runtime.run_end import all_done
 from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.errors import InputError, TrustError
 from topdp.privacy.observers.survivors import recalls_draws
@@ -50,7 +49,7 @@ class SharedDraws:
             self.hooks.reached("after_key")
             self.gossip.state(RUN_KEY, RunKey.fresh(self.plan, public).text())
             self._private = self.secret.resume(public, ledger.round)
-        elif not all_done(ledger, context.part.plan):
+        elif not ledger.is_complete(context.part.plan.releases):
             self._private = self.secret.resume(RunKey.read(stated).public, ledger.round)
             if ledger.round >= 0 and context.part.shared(ledger.round):
                 self.secret.note(ledger.round)  # who was killed between entry and mark has none of it

@@ -75,8 +75,8 @@ class FoldedPath:
             tape.clear()
 
     def _place(self, module: nn.Module, rows: Tensor) -> None:
-        """Move the model's buffers to the device of the rows, unless a note says that they are there
-        already.
+        """Move the model's buffers to the device of the rows. Remembering the last device is faster than
+        checking every buffer.
         """
         where = (rows.device, rows.dtype)
         if self._where.get(id(module)) != where:
