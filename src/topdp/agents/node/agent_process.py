@@ -133,7 +133,9 @@ def run(
     def start_monitor(agent: Agent, stop: Callable[[], None]) -> NodeMonitor:
         log_filter.round = lambda: agent.ledger.round
         agent_model_file.write_model_facts(options.state, context, dataset.classes)
-        return NodeMonitor(agent, OperatorOrders(options.state), stop, options.report, evaluation)
+        return NodeMonitor(
+            agent, OperatorOrders(options.state), stop, report=options.report, evaluation=evaluation
+        )
 
     return asyncio.run(
         _run_agent(
