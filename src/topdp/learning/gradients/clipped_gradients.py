@@ -28,7 +28,7 @@ from topdp.learning.gradients.known_layers import has_no_global_hooks
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.gradients.shared_records import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
-from topdp.learning.losses import Loss, PerExampleLoss, named_loss
+from topdp.learning.losses import Loss, named_loss
 from topdp.learning.models import FlatModel
 
 EVALUATION_RECORDS = 64  # records that the models of several agents evaluate at once on a CPU
@@ -96,8 +96,8 @@ class ClippedGradients:
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
         self.clip = float(clip)
         self._layers = len({layer_of(slot) for slot in self.flat.slots})
-        self._loss = named_loss(loss)
-        self._plain = PerExamplePath(self.flat, self._loss)
+        self.loss = named_loss(loss)
+        self._plain = PerExamplePath(self.flat, self.loss)
         self._folded: FoldedPath | None = None
         self._reason = ""  # why this model takes the slow path
         self._elements: dict[ExampleKey, int] = {}  # kept in memory by one example, by shape
@@ -106,13 +106,9 @@ class ClippedGradients:
         self._remarks_given: set[str] = set()  # warnings already given
         self._failure_flags: FailureFlags | None = None
         try:
-            self._folded = FoldedPath(self.flat, self._loss)
+            self._folded = FoldedPath(self.flat, self.loss)
         except NotFoldedError as error:
             self._reason = str(error)
-
-    @property
-    def loss(self) -> PerExampleLoss:
-        return self._loss
 
     @property
     def fast(self) -> bool:
@@ -247,7 +243,7 @@ class ClippedGradients:
                 out = out.zero_() if fresh else out
                 self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
                 return out
-            inputs, targets = (_repeat(part, copies) for part in (inputs, targets))
+            inputs, targets = (torch.cat([part] * copies) for part in (inputs, targets))
         capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
         for i, j in example_blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
@@ -281,7 +277,7 @@ class ClippedGradients:
                 if rows.is_cuda:
                     raise
                 losses, contributions = self._contributions(
-                    block_rows, _repeat(x, copies), _repeat(y, copies)
+                    block_rows, torch.cat([x] * copies), torch.cat([y] * copies)
                 )
             sums = torch.zeros_like(block_rows)
             self._add(sums, losses, contributions, weight, scale, None)
@@ -337,17 +333,17 @@ class ClippedGradients:
         """Choose the path for examples of this shape; return how many elements one example keeps in
         memory.
         """
-        arguments = self.flat, self._loss, rows, inputs, targets
         with path_check.ignore_harmless_warnings():
-            path_check.check_model_call(*arguments)
-            self._warn(path_check.model_remarks(*arguments))
+            probes = path_check.probe_batch(self.flat, rows, inputs, targets)
+            path_check.check_model_call(self.flat, self.loss, probes, inputs, targets)
+            self._warn(path_check.model_remarks(self.flat, self.loss, probes))
             if self._folded is not None:
-                comparison = path_check.compare_paths(*arguments)
+                comparison = path_check.compare_paths(self.flat, self.loss, probes)
                 if comparison.reason is None:
                     self._warn(comparison.remarks)
                     return comparison.elements
                 self._folded, self._reason = None, comparison.reason
-            refusal = self._plain.try_isolated(*path_check.probe_batch(self.flat, rows, inputs, targets))
+            refusal = self._plain.try_isolated(*probes)
         self._announce(
             f"vmap refuses this model ({refusal}); each example runs by itself" if refusal else self._reason
         )
@@ -395,11 +391,6 @@ def _restore_record_axis(outputs: Tensor, records: int) -> Tensor:
     """Return [n, records, ...]: a model that squeezes loses the axis of a single record."""
     lost = records == 1 and (outputs.dim() < 2 or outputs.shape[1] != 1)
     return outputs.unsqueeze(1) if lost else outputs
-
-
-def _repeat(values: Tensor, copies: int) -> Tensor:
-    """Return [n, ...] as [copies·n, ...], one copy after the other."""
-    return values.expand(copies, *values.shape).flatten(0, 1)
 
 
 def _activation_budget(device: torch.device) -> int:

@@ -27,7 +27,7 @@ from topdp.learning.gradients.normalisation import (
 )
 from topdp.learning.gradients.recurrent import CellRule, RecurrentRule
 from topdp.learning.gradients.tape import NotFoldedError, Tape, has_user_hooks
-from topdp.learning.models import FlatModel, Slot
+from topdp.learning.models import FlatModel, Slot, replace_layers
 
 RuleFactory = Callable[[Any, Tape, Mapping[str, Slot]], nn.Module]
 """(layer, tape, the slots of its parameters by their names in the layer) -> its rule."""
@@ -77,7 +77,7 @@ class FoldedModule:
         self._slot_of = {id(p): slots[name] for name, p in self.module.named_parameters() if p.requires_grad}
         self._tape = tape
         self._reasons: list[str] = []
-        self._replace(self._make_rules())
+        self.module = replace_layers(self.module, self._make_rules())
         if 2 * sum(slot.stop - slot.start for slot in self.read) > flat.dimension:
             raise NotFoldedError(self._reasons[0])
 
@@ -121,15 +121,6 @@ class FoldedModule:
         for part in rule.modules():
             vars(part)["path"] = name
         return rule.train(layer.training)
-
-    def _replace(self, rules: Mapping[int, nn.Module]) -> None:
-        if id(self.module) in rules:
-            self.module = rules[id(self.module)]
-            return
-        for path, layer in list(self.module.named_modules(remove_duplicate=False)):
-            if id(layer) in rules:
-                parent, _, name = path.rpartition(".")
-                setattr(self.module.get_submodule(parent), name, rules[id(layer)])
 
 
 def _rule_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
