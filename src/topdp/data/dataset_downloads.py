@@ -201,26 +201,23 @@ def _read_folder(entry: CatalogueEntry, folder: Path) -> image_decoding.Arrays |
     """Return the arrays in `folder`, from plain files or else from a package archive."""
     if not folder.is_dir():
         return None
-    for reader in entry.readers:
-        arrays = reader(folder)
-        if arrays is not None:
-            return arrays
-    archives = [path for pattern in entry.archives for path in sorted(folder.glob(pattern))]
-    for archive in archives:
-        needed = 4 * entry.bytes
+    arrays = _read_files(entry, folder)
+    archives = (path for pattern in entry.archives for path in sorted(folder.glob(pattern)))
+    while arrays is None and (archive := next(archives, None)) is not None:
         cache = cache_folder()
-        with translate_disk_errors(cache, needed):
+        with translate_disk_errors(cache, 4 * entry.bytes):
             cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".unpack-", dir=cache) as work:
-                into = Path(work)
                 image_decoding.unpack(
-                    archive, into, lambda name: any(fnmatch(name, p) for p in entry.members)
+                    archive, Path(work), lambda name: any(fnmatch(name, p) for p in entry.members)
                 )
-                for reader in entry.readers:
-                    arrays = reader(into)
-                    if arrays is not None:
-                        return arrays
-    return None
+                arrays = _read_files(entry, Path(work))
+    return arrays
+
+
+def _read_files(entry: CatalogueEntry, folder: Path) -> image_decoding.Arrays | None:
+    results = (reader(folder) for reader in entry.readers)
+    return next((arrays for arrays in results if arrays is not None), None)
 
 
 def _store(entry: CatalogueEntry, arrays: image_decoding.Arrays, path: Path) -> None:

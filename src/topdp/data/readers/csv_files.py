@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.data.readers.raw_table import Table, check_table
-from topdp.data.record_checks import Array
+from topdp.data.readers.raw_table import Table, make_table, object_array
 from topdp.errors import DataError
 
 DELIMITERS = ",;\t|"
@@ -50,16 +49,7 @@ def read_csv(path: str | os.PathLike[str], delimiter: str | None = None) -> Tabl
         raise DataError(f"{place}, line {reader.line_num}: cannot be read as CSV ({error}).") from error
     if not rows:
         raise DataError(f"{place}: expected at least one record below the header, got none.")
-    columns = {
-        name: _object_array(column) for name, column in zip(header, zip(*rows, strict=True), strict=True)
-    }
-    return check_table(Table(str(place), columns, np.array(lines)))
-
-
-def _object_array(column: tuple[str, ...]) -> Array:
-    array = np.empty(len(column), object)
-    array[:] = column
-    return array
+    return make_table(str(place), header, map(object_array, zip(*rows, strict=True)), np.array(lines))
 
 
 def _expect_header(header: list[str], place: Path, cut: str) -> None:
@@ -72,9 +62,6 @@ def _expect_header(header: list[str], place: Path, cut: str) -> None:
                 f"{place}: expected columns separated by {cut!r}, got one column {header[0]!r:.80}. Is it "
                 f"separated by {better!r}? State delimiter = {better!r} in the schema."
             )
-    repeated = sorted({name for name in header if header.count(name) > 1})
-    if repeated:
-        raise DataError(f"{place}: expected every column once in the header, got {repeated[0]!r} twice.")
     if "" in header:
         raise DataError(
             f"{place}: expected a name for every column, got none for column {header.index('') + 1}."

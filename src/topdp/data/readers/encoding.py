@@ -15,8 +15,7 @@ import numpy as np
 
 from topdp.base.array_types import Bools, Floats, Ints
 from topdp.data.readers.raw_table import Table, is_missing
-from topdp.data.readers.schema_keys import OTHER_CATEGORY, SchemaError
-from topdp.data.readers.table_schema import Schema, schema_template
+from topdp.data.readers.table_schema import OTHER_CATEGORY, Schema, SchemaError, schema_template
 from topdp.data.readers.token_ids import token_ids
 from topdp.data.record_checks import Array
 from topdp.errors import DataError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.data.readers.raw_table import Table, check_table
+from topdp.data.readers.raw_table import Table, make_table, object_array
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
@@ -29,9 +29,8 @@ def read_parquet(path: str | os.PathLike[str]) -> Table:
         reason = str(error).splitlines()[0]
         raise DataError(f"{place}: cannot be read as Parquet ({reason}).") from error
     names = table.column_names
-    if len(set(names)) != len(names):
-        raise DataError(f"{place}: expected every column once, got {names}.")
-    return check_table(Table(str(place), {name: _values(table[name], f"{place}: {name}") for name in names}))
+    columns = (_values(column, f"{place}: {name}") for name, column in zip(names, table.columns, strict=True))
+    return make_table(str(place), names, columns)
 
 
 def _values(column: Any, what: str) -> Array:
@@ -44,6 +43,4 @@ def _values(column: Any, what: str) -> Array:
         return np.asarray(column.to_numpy())
     if types.is_integer(kind):  # missing values become NaN
         return np.asarray(column.cast("float64", safe=False).to_numpy())
-    array = np.empty(len(column), object)
-    array[:] = column.to_pylist()
-    return array
+    return object_array(column.to_pylist())

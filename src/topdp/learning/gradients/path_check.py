@@ -74,15 +74,13 @@ def compare_paths(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> PathCompar
     in which they will run, except for dropout. A model that draws random numbers itself can be compared only
     in evaluation mode.
     """
-    rows, x, y = probes
+    rows = probes[0]
     with _forked_generators(rows.device), full_precision_products():
         module = _without_dropout(flat.module)
         reason = "the fast path failed"
         for dtype, tolerance in ((torch.float64, 1e-8), (rows.dtype, 1e-3)):
-            records = (
-                rows.to(dtype),
-                *(part.to(dtype) if part.is_floating_point() else part for part in (x, y)),
-            )
+            x, y = (part.to(dtype) if part.is_floating_point() else part for part in probes[1:])
+            records = rows.to(dtype), x, y
             before = leaked_tensors()
             try:
                 folded = FoldedPath(FlatModel(module), loss)
@@ -237,18 +235,19 @@ def probe_batch(
     row_probes = probe_rows(flat, rows, generator, agents)
     # An integer below all of these is a valid index everywhere.
     tables = [layer.num_embeddings for layer in flat.module.modules() if isinstance(layer, nn.Embedding)]
-    x = _random_like(inputs, (agents, examples), min(tables, default=2), generator)
+    x = random_like(inputs[0, 0], (agents, examples), min(tables, default=2), generator)
     # Class 1 is valid only if there are two classes.
     outputs = None if targets.is_floating_point() else _try_model(flat, row_probes[0], x[0, :1])
     below = 1 if outputs is not None and outputs.dim() > 1 and outputs.shape[1] <= 1 else 2
-    return row_probes, x, _random_like(targets, (agents, examples), below, generator)
+    return row_probes, x, random_like(targets[0, 0], (agents, examples), below, generator)
 
 
-def _random_like(data: Tensor, lead: tuple[int, int], below: int, generator: torch.Generator) -> Tensor:
-    shape = (*lead, *data.shape[2:])
-    if data.is_floating_point():
-        return torch.rand(shape, generator=generator).to(data)
-    return torch.randint(below, shape, generator=generator).to(data)
+def random_like(example: Tensor, lead: tuple[int, ...], below: int, generator: torch.Generator) -> Tensor:
+    """Return made-up examples [*lead, ...] of the shape and type of `example`; integers are below `below`."""
+    shape = (*lead, *example.shape)
+    if example.is_floating_point():
+        return torch.rand(shape, generator=generator).to(example)
+    return torch.randint(below, shape, generator=generator).to(example)
 
 
 def check_model_call(
