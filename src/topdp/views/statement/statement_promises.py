@@ -84,7 +84,7 @@ def answers(facts: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for kind in BY_RANK:
         name = kind.key
-        status = privacy["status"][name]
+        status = privacy["status"].get(name, "not asked")
         if status == "not asked":
             continue
         power = facts["power"].get(name)
