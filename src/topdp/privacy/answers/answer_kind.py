@@ -108,6 +108,10 @@ class AnswerKind(ABC):
 
     Everything else (configuration, accounts, tables, pages, agents) iterates over `ANSWERS` or reads these
     attributes. A new answer is a new subclass in a file of its own, and an entry of `ANSWERS`.
+
+    >>> from topdp.privacy import ANSWERS
+    >>> [kind.name for kind in ANSWERS.values() if kind.takes_budget]
+    ['claimed', 'view', 'adaptive', 'worst-case']
     """
 
     # In configurations and messages, as `worst-case`.
