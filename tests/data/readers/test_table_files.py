@@ -13,7 +13,7 @@ import pandas
 import pytest
 
 from topdp.data.readers.csv_files import read_csv
-from topdp.data.readers.encoding import encode
+from topdp.data.readers.encoding import encode_table
 from topdp.data.readers.file_preview import ColumnPreview, preview_columns
 from topdp.data.readers.frames import read_frame
 from topdp.data.readers.record_paths import expand_paths, read_records, records_of_frame
@@ -262,10 +262,10 @@ def test_objects_that_are_not_frames_are_refused(frame: Any, message: str) -> No
 
 def test_missing_text_is_empty_and_numbers_are_not_text() -> None:
     schema = Schema.of({"target": "y", "classes": ["a", "b"], "text": {"column": "x", "length": 2}})
-    inputs, _ = encode(read_frame({"x": ["hello", None], "y": ["a", "b"]}), schema)
+    inputs, _ = encode_table(read_frame({"x": ["hello", None], "y": ["a", "b"]}), schema)
     assert inputs[1].tolist() == [0, 0] and inputs[0, 0] > 0
     with pytest.raises(DataError, match="record 0: expected text, got "):
-        encode(read_frame({"x": [3], "y": ["a"]}), schema)
+        encode_table(read_frame({"x": [3], "y": ["a"]}), schema)
 
 
 def test_arrays_need_no_schema_and_classes_are_counted_over_all_sites(tmp_path: Path) -> None:

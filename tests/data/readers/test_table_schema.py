@@ -45,7 +45,7 @@ def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
     one, other = Schema.of(turned), Schema.of(WHOLE)
     assert one.digest() == other.digest() and one.inputs == other.inputs
     records = {"weight": [0.0], "age": [100.0], "job": ["nurse"], "ill": ["no"], "name": ["x"]}
-    made = [encoding.encode(frames.read_frame(records), each)[0].tolist() for each in (one, other)]
+    made = [encoding.encode_table(frames.read_frame(records), each)[0].tolist() for each in (one, other)]
     assert made[0] == made[1] == [[1.0, 0.0, -1.0, 0.0, 1.0, 0.0]]
     swapped = {**WHOLE, "categories": {"job": ["nurse", "clerk"]}}
     assert Schema.of(swapped).digest() != other.digest()

@@ -23,7 +23,7 @@ def test_products_use_every_agents_own_matrix(bias):
     rows = torch.randn(3, 50)  # weights lie in rows, with something behind them
     a, weight = torch.randn(3, 4, 5, requires_grad=True), rows[:, :35].view(3, 7, 5)
     expected = a @ weight.mT + (0 if bias is None else bias.unsqueeze(1))
-    got = agent_products.linear(a, weight, bias)
+    got = agent_products.agent_linear(a, weight, bias)
     torch.testing.assert_close(got, expected)
     above = torch.randn_like(expected)
     torch.testing.assert_close(*(torch.autograd.grad(y, a, above)[0] for y in (got, expected)))
@@ -31,7 +31,7 @@ def test_products_use_every_agents_own_matrix(bias):
 
 def test_a_shared_batch_is_not_copied_per_agent():
     x, weight = torch.randn(4, 5), torch.randn(3, 7, 5)
-    torch.testing.assert_close(agent_products.linear(x.expand(3, 4, 5), weight, None), x @ weight.mT)
+    torch.testing.assert_close(agent_products.agent_linear(x.expand(3, 4, 5), weight, None), x @ weight.mT)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -59,10 +59,10 @@ def test_weighted_sums_are_added_or_overwrite(fresh):
 
 
 WRONG = {
-    "terms": lambda: agent_products.linear(torch.rand(2, 3, 50), torch.rand(2, 4, 5), None),
-    "turned": lambda: agent_products.linear(torch.rand(2, 3, 50), torch.rand(2, 5, 4).mT, None),
-    "agents": lambda: agent_products.linear(torch.rand(5, 3, 5), torch.rand(2, 4, 5), None),
-    "bias": lambda: agent_products.linear(torch.rand(2, 3, 5), torch.rand(2, 4, 5), torch.rand(2, 3)),
+    "terms": lambda: agent_products.agent_linear(torch.rand(2, 3, 50), torch.rand(2, 4, 5), None),
+    "turned": lambda: agent_products.agent_linear(torch.rand(2, 3, 50), torch.rand(2, 5, 4).mT, None),
+    "agents": lambda: agent_products.agent_linear(torch.rand(5, 3, 5), torch.rand(2, 4, 5), None),
+    "bias": lambda: agent_products.agent_linear(torch.rand(2, 3, 5), torch.rand(2, 4, 5), torch.rand(2, 3)),
     "examples": lambda: agent_products.add_outer(
         torch.zeros(2, 4, 5), torch.rand(2, 3, 4), torch.rand(2, 9, 5)
     ),

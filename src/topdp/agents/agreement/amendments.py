@@ -101,7 +101,7 @@ def final_round(manifest: Manifest, amended: Manifest) -> int:
     return amendment.round
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreviousRun:
     """What an agent's own ledger of the run before states."""
 

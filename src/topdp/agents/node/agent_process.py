@@ -96,12 +96,9 @@ def run(
     setup = RunSetup.of(manifest)
     timing.over("plan")
     if ":" in manifest.config.model.name:
-        logger.warning(
-            "%s: the manifest names code of this machine, which is imported and called: model.name = %s",
-            name,
-            quoted(manifest.config.model.name),
-            extra={"event": "code"},
-        )
+        model = quoted(manifest.config.model.name)
+        words = "%s: the manifest names code of this machine, which is imported and called: model.name = %s"
+        logger.warning(words, name, model, extra={"event": "code"})
     if options.live_pairing and manifest.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
     dataset = _load_records(options.data, manifest)
@@ -133,7 +130,9 @@ def run(
     def start_monitor(agent: Agent, stop: Callable[[], None]) -> NodeMonitor:
         log_filter.round = lambda: agent.ledger.round
         agent_model_file.write_model_facts(options.state, context, dataset.classes)
-        return NodeMonitor(agent, OperatorOrders(options.state), stop, options.report, evaluation)
+        return NodeMonitor(
+            agent, OperatorOrders(options.state), stop, report=options.report, evaluation=evaluation
+        )
 
     return asyncio.run(
         _run_agent(
@@ -151,14 +150,8 @@ def _owner_evaluation(
     from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
     evaluation = OwnerEvaluation(setup, dataset, name, every)
-    logger.info(
-        "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing",
-        name,
-        every,
-        evaluation.records,
-        evaluation.on,
-        extra={"event": "evaluate"},
-    )
+    words = "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing"
+    logger.info(words, name, every, evaluation.records, evaluation.on, extra={"event": "evaluate"})
     return evaluation
 
 
@@ -226,16 +219,11 @@ async def _run_agent(
         start_choices.record_upgrade(agent.ledger)
     if amended is not None and last_round is not None:
         agent.ledger.end_with(last_round, [name for name in manifest.names if name not in amended.names])
-        logger.info(
-            "%s: this run was amended: it ends with round %d",
-            agent.name,
-            last_round,
-            extra={"event": "amended"},
-        )
+        words = "%s: this run was amended: it ends with round %d"
+        logger.info(words, agent.name, last_round, extra={"event": "amended"})
     timing.over("links and ledger")
-    logger.info(
-        "%s: ready after %s", agent.name, timing.words(), extra={"agent": agent.name, "event": "ready"}
-    )
+    ready = {"agent": agent.name, "event": "ready"}
+    logger.info("%s: ready after %s", agent.name, timing.words(), extra=ready)
     shutdown = Shutdown(agent.stop, agent.ledger.close)
     shutdown.listen()
     async with AsyncExitStack() as stack:
