@@ -126,7 +126,7 @@ def test_who_proves_nothing_loses_its_place(caplog):
             writer.close()
 
     run(body())
-    assert "it said nothing in 0.2 s" in caplog.text
+    assert "it sent nothing in 0.2 s" in caplog.text
 
 
 def test_the_last_descriptors_are_not_for_visitors(monkeypatch, tmp_path, caplog):
