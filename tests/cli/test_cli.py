@@ -237,7 +237,7 @@ WRONG = {
     "budgets": (["account", *SMALL, "--set", "privacy.epsilon=[1.0, 2.0]"], "expected one number or 5"),
     "no noise helps": (
         ["account", *SMALL, "--set", "method.alpha=0.0"],
-        "No amount of noise gives an epsilon",
+        "No amount of noise gives a finite",
     ),
     "answers": (["account", *SMALL, "--answers", "view,all"], "among view, adaptive, outsider, got 'all'"),
     "config answers": (

@@ -192,7 +192,12 @@ def test_budgets_of_ones_own_are_kept_with_the_least_sum_of_noise(budget, collud
     assert (own**2).sum() < min((calibrated(other) ** 2).sum() for other in (None, alone)) * (1 + 1e-6)
     # Nobody's noise can be lowered: with 1% less some agent would exceed its budget.
     accounts = BudgetExcess(
-        write, analysis.exposure(), ADAPTIVE, np.array(epsilon), delta, query=Query(colluders=colluders)
+        write,
+        analysis.exposure(),
+        ADAPTIVE,
+        epsilon=np.array(epsilon),
+        delta=delta,
+        query=Query(colluders=colluders),
     )
     for agent in range(6):
         less = own.copy()

@@ -196,7 +196,9 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
     graph, records, epsilon = SHARDS[shards]
     write = writer(name, 8, alpha=0.25, graph=graph)
     exposed = analysis(records, "cycle" if shards == "cycles" else "full")
-    accounts = BudgetExcess(write, exposed.exposure(), guarantee_kind(guarantee), np.array(epsilon), DELTA)
+    accounts = BudgetExcess(
+        write, exposed.exposure(), guarantee_kind(guarantee), epsilon=np.array(epsilon), delta=DELTA
+    )
     deviation = calibrate(write, exposed, guarantee, np.array(epsilon), DELTA).deviation
     excess = accounts.whole(deviation)
     below = excess < 1 - 6e-4

@@ -175,7 +175,7 @@ BAD = {
     "too few partners": (["method.secrets_degree=2", "privacy.colluders=3"], "secrets_degree = 4, or fewer"),
     "only all would do": (["method.secrets=links", "privacy.colluders=6"], 'Use secrets = "all"'),
     "a leaf": (["topology.kind=tree", "method.secrets=links"], "if they collude, only its own noise"),
-    "odd partners": (["topology.agents=7", "method.secrets_degree=3"], "even, got 3 * 7: take 4"),
+    "odd partners": (["topology.agents=7", "method.secrets_degree=3"], "even, got 3 * 7: use 4"),
     "partners in pairs": (["method.secrets_degree=1", "privacy.colluders=0"], "secrets_degree >= 2"),
     "no partners": (["method.secrets_degree=0"], "method.secrets_degree: expected a whole number >= 1"),
     "steps below none": (["method.gossip=-1"], 'method.gossip: expected a whole number >= 0, or "auto"'),
@@ -206,7 +206,7 @@ def test_what_cannot_be_run_is_one_clear_line_and_leaves_nothing(topdp, job, tmp
 
 def test_central_on_a_graph_is_refused_in_words():
     schedule = Schedule(rate=np.ones(1), noise=np.ones(1))
-    with pytest.raises(InputError, match=r"got a graph of 4 agents: use topology\.alone\(\)"):
+    with pytest.raises(InputError, match=r"got a graph of 4 agents: use topology\.single\(\)"):
         topdp.protocols.Central().plan(topology.ring(4), schedule, np.ones(4), 0)
 
 
@@ -237,16 +237,16 @@ def test_prices_are_those_of_the_plans(gossip, chebyshev):
     numbers = np.random.default_rng(3)
     own, alone = numbers.uniform(0.2, 0.5, 9), numbers.uniform(0.8, 1.2, 9)
     averaging, pairs = auto_values._Averaging(graph), secret_pairs("regular", graph, 4, 0)
-    steps = Schedule(rate=np.ones(auto_values.TRIAL), noise=np.ones(auto_values.TRIAL))
+    steps = Schedule(rate=np.ones(auto_values.TRIAL_ROUNDS), noise=np.ones(auto_values.TRIAL_ROUNDS))
     for protocol, shared in (
         (Correlated("regular", 4, 3.0, gossip, chebyshev),
          averaging.shared(pairs, 3.0 * math.sqrt(np.mean(own**2)))),
         (Muffliato(gossip, chebyshev), 0.0),
     ):  # fmt: skip
         left = residual_noise(protocol.plan(graph, steps, own, 0))
-        pooled = auto_values.TRIAL * np.mean(alone**2) / 81
-        noise = left.average[-1] + auto_values.DISAGREEMENT * left.between[-1]
-        expected = noise / pooled + auto_values.MESSAGE * max(1, gossip)
+        pooled = auto_values.TRIAL_ROUNDS * np.mean(alone**2) / 81
+        noise = left.average[-1] + auto_values.DISAGREEMENT_PRICE * left.between[-1]
+        expected = noise / pooled + auto_values.MESSAGE_PRICE * max(1, gossip)
         assert averaging.price(own, alone, shared, gossip, chebyshev) == pytest.approx(expected, rel=1e-9)
 
 

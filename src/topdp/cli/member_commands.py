@@ -106,7 +106,7 @@ def amend(
         {
             "manifest": str(place),
             "hash": amended.hash,
-            "amends": amendment.to_tree(),
+            "amends": amendment.model_dump(),
             "budgets": budgets,
             "delta": max(deltas),
             "privacy": account.summary(),

@@ -31,7 +31,7 @@ from topdp.views.terminal.console import Json, err, print_json, show
 from topdp.views.terminal.progress_display import signs_of_life
 
 if TYPE_CHECKING:
-    from topdp.runs.cluster_sweep import Cluster
+    from topdp.runs.ray_cluster import RayCluster
     from topdp.runs.result import Result
     from topdp.runs.sweep_summary import Spread
 
@@ -162,8 +162,8 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
         from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures import sweep_pictures
 
-        points = sweep_grid.checked([
-            sweep_grid.Point(
+        points = sweep_grid.resolved_points([
+            sweep_grid.SweepPoint(
                 f"{name}/seed-{seed}", {"method": name}, seed, method.model_copy(update={"seed": seed})
             )
             for name, method in wanted.items()
@@ -261,10 +261,10 @@ def sweep(
         from topdp.views.pictures import sweep_pictures
 
         if base is None:
-            request = sweeps.Request.read(place)
+            request = sweeps.SweepRequest.read(place)
         else:
-            request = sweeps.Request(base, tuple(map(sweep_grid.Axis.of, over or [])), seeds)
-        points = sweep_grid.checked(request.points())
+            request = sweeps.SweepRequest(base, tuple(map(sweep_grid.Axis.of, over or [])), seeds)
+        points = sweep_grid.resolved_points(request.points())
         with _machines(executor, address, cpus or 1, gpus or 0.0, progress) as cluster:
             request.keep(place)
             sweeps.run_all(points, place, device, progress, how, cluster)
@@ -292,7 +292,7 @@ def _expect_executor(executor: str, options: Mapping[str, object], device: str) 
 @contextmanager
 def _machines(
     executor: str, address: str | None, cpus: int, gpus: float, progress: Progress
-) -> Iterator[Cluster | None]:
+) -> Iterator[RayCluster | None]:
     """The Ray cluster, or None to compute on this machine."""
     if executor == "local":
         yield None

@@ -1,5 +1,6 @@
 """How private a plan is, computed from the plan itself before any data is read.
- `account` computes the answers, `calibrate` the least noise that meets a budget, `spending` the cost of each
+
+`account` computes the answers, `calibrate` the least noise that meets a budget, `spending` the cost of each
 release. They build on four packages: `answers`, one object for each privacy answer; `observers`, what an
 observer of rows learns (`adaptive`, `view`, `coalitions`, `worst_case`, `outsider`); `published`, the
 calibrations of the literature (`CALIBRATIONS`, `side_by_side`); `basics`, single Gaussian releases, and how

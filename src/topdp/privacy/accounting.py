@@ -128,8 +128,8 @@ class Account:
             answers[key] = Answer(
                 None if values is None else np.array([math.inf if e is None else e for e in values]),
                 reasons.get(key),
-                tuple(GaussianLoss(math.inf if value is None else value) for value in mu or ()),
-                tuple(tuple(J) for J in seen_by[key]) if key in seen_by else None,
+                losses=tuple(GaussianLoss(math.inf if value is None else value) for value in mu or ()),
+                observers=tuple(tuple(J) for J in seen_by[key]) if key in seen_by else None,
                 view=_pairs_from_json(pairs[key]) if key in pairs else None,
             )
         return cls(
@@ -251,4 +251,4 @@ def _pairs_from_json(pairs: dict[str, Any]) -> View:
         np.where(asked, [[math.inf if mu is None else mu for mu in row] for row in pairs[key]], np.nan)
         for key in ("mu_aligned", "mu")
     )
-    return View(observers, lower, upper, asked)
+    return View(observers=observers, lower=lower, upper=upper, asked=asked)

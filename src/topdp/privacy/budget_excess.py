@@ -44,6 +44,7 @@ class BudgetExcess:
         write: Writer,
         exposure: Exposure,
         kind: AnswerKind,
+        *,
         epsilon: Floats,
         delta: float,
         query: Query = DEFAULT_QUERY,

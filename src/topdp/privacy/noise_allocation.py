@@ -1,5 +1,6 @@
 """The least own noise of each agent where pairs share noise.
- Given the pairs that share secrets, and the noise that each agent would need alone, pair noise hides most and
+
+Given the pairs that share secrets, and the noise that each agent would need alone, pair noise hides most and
 own noise the rest. Own noise stays in the average, so the sum of its variances is minimised. `calibrate`
 scales the result until the account of the plan meets the budgets in ε.
 
@@ -61,7 +62,7 @@ def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0)
     >>> from topdp import topology
     >>> found = allocate(topology.complete(10).edges, np.ones(10), colluders=1)
     >>> round(found.average, 3), bool(np.ptp(found.own) < 1e-12)
-    (1.222, True)
+    (1.218, True)
     """
     alone = np.asarray(alone, float)
     n = len(alone)

@@ -1,7 +1,8 @@
 """The least noise for which the account meets a budget (ε, δ) under the chosen guarantee.
- Scaling all noise of a plan by s divides every μ by s. So one account at unit noise and one division
-calibrate a common budget. Agents with different budgets, records or batches get different noise (`balance`).
-That search ends with the same common division, so it errs on the private side wherever it stops.
+
+Scaling all noise of a plan by s divides every μ by s. So one account at unit noise and one division calibrate
+a common budget. Agents with different budgets, records or batches get different noise (`balance`). That
+search ends with the same common division, so it errs on the private side wherever it stops.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def calibrate(
     noise = kind.closed_form_noise(write, analysis, epsilon, delta)
     if noise is not None:
         return CalibratedNoise(noise)
-    budget_excess = BudgetExcess(write, exposure, kind, epsilon, delta, query)
+    budget_excess = BudgetExcess(write, exposure, kind, epsilon=epsilon, delta=delta, query=query)
     needs = exposure.sensitivity / budget_excess.target
     # Agents that differ only in their place in the graph get the same noise, as in the paper.
     if shares is not None:

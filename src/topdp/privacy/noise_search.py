@@ -1,5 +1,6 @@
 """The search for noise where agents differ: each agent meets its own budget and none exceeds it.
- An agent's noise also hides its neighbours, so the search treats all agents together. Accounts are slow. A
+
+An agent's noise also hides its neighbours, so the search treats all agents together. Accounts are slow. A
 quick model shows how agents depend on each other, and accounts only correct the model.
 
 **Guarantees.** None of its own: the caller divides the result by its account.

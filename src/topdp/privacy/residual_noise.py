@@ -1,5 +1,6 @@
 """The residual noise of a plan: how much noise remains in the estimates, in their average and between them.
- This concerns utility, not privacy. Noise enters rows and rows mix, both linearly, so the covariance of all
+
+This concerns utility, not privacy. Noise enters rows and rows mix, both linearly, so the covariance of all
 rows follows from the plan alone. It compares methods before any data is read.
 """
 
@@ -43,7 +44,7 @@ def residual_noise(plan: Plan) -> ResidualNoise:
     >>> from topdp.plan import Schedule
     >>> steps = Schedule(rate=np.ones(2), noise=np.ones(2))
     >>> plan = protocols.Muffliato(gossip=1).plan(topology.complete(4), steps, np.ones(4), seed=0)
-    >>> found = leftover(plan)
+    >>> found = residual_noise(plan)
     >>> found.average.round(3).tolist(), found.between.round(3).tolist()
     ([0.25, 0.25, 0.5, 0.5], [0.75, 0.0, 0.75, 0.0])
     """

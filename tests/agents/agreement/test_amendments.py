@@ -205,7 +205,7 @@ def test_a_manifest_that_says_nonsense_about_the_one_before_is_refused(amended, 
 def test_the_books_of_the_run_before_say_what_is_left(amended):
     told, name = amendment_of(amended), amended.names[0]
     granted, spent = told.granted[name], told.spent[name]
-    books = PreviousRun(told.manifest, name, True, spent / 2)
+    books = PreviousRun(federation=told.manifest, agent=name, ended=True, spent=spent / 2)
     assert remaining_budget(amended, name, books) == granted - spent
     assert remaining_budget(amended, name, replace(books, spent=spent * 1.2)) == granted - spent * 1.2
     own = replace(books, budget=(granted + spent) / 2)  # stays, as over a restart

@@ -341,7 +341,7 @@ def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
     ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
     done = site.start()
-    assert done.code == 5 and "in the order, with which this agent began" in one_line(done)
+    assert done.code == 5 and "in the order of the first start" in one_line(done)
     with sqlite3.connect(tmp_path / "state" / "ledger.sqlite") as db:
         db.execute("DELETE FROM meta WHERE key = 'order'")
     db.close()

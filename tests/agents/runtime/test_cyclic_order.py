@@ -106,7 +106,7 @@ def test_records_in_another_order_are_refused_where_it_matters(tmp_path, batch):
     made.agent(0, Wire().transport("ada")).ledger.close()
     reordered(made, 0)
     if "cycle" in batch:
-        with pytest.raises(DataError, match="in the order, with which this agent began"):
+        with pytest.raises(DataError, match="in the order of the first start"):
             made.agent(0, Wire().transport("ada"))
         reordered_back = made.agent(
             1, Wire().transport("bob")

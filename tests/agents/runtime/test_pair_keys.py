@@ -335,7 +335,7 @@ def keys_on(made, number):
         "SELECT author, run, about, text, signature FROM statements WHERE about = 'run key'"
     )
     ledger.close()
-    return [Statement(*row) for row in rows]
+    return [Statement.of_parts(row) for row in rows]
 
 
 def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out(tmp_path):

@@ -150,7 +150,7 @@ def test_a_large_graph_is_bounded_instead_of_refused(monkeypatch):
     exact = adaptive(plan, exposure(n, 0.25))
     monkeypatch.setattr(answers, "MAX_UNASKED_WORK", 0.0)
     found = account(plan, Analysis("tight", (Full(4),) * n, clip=1.0), delta=1e-5, answers=["adaptive"])
-    assert found.adaptive.status == "finite" and "bounded by what is within" in found.warnings[0]
+    assert found.adaptive.status == "finite" and "bounded by the rows within" in found.warnings[0]
     assert (found.adaptive.mu >= exact.worst() * (1 - 1e-9)).all()
     quick = adaptive(plan, exposure(n, 0.25), bound="aligned")
     np.testing.assert_array_equal(np.nanmax(quick.lower, axis=1), found.adaptive.mu)

@@ -69,9 +69,7 @@ class Ledger(LedgerFacts):
         self.before_commit: Callable[[], None] = lambda: None  # inside the transaction of a release
         self.before_charge: Callable[[float], None] = lambda epsilon: None  # with ε spent after the charge
         self._acknowledged: dict[tuple[str, int], None] = {}
-        self._kept: dict[
-            str, list[int]
-        ] = {}  # acknowledged rounds, rising, whose bytes may be requested again
+        self._kept: dict[str, list[int]] = {}  # acknowledged rounds, rising, with bytes
         self._logs = event_journal.EMPTY_LOGS  # as bound by the last charge
         self._last_sent: int | None = None
         self.last_entry: LedgerEntry | None = None

@@ -71,8 +71,14 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
     manifest, account, remarks = federation_manifest.build_manifest(
         cards, graph, counts, parse(tree, "amendment"), before.rules
     )
-    amendment = Amendment(before.hash, change.round, before.config.privacy.delta, granted, spent)
-    return as_amendment(manifest, amendment.to_tree()), account, [*remarks, *round_choice_remarks(before)]
+    amendment = Amendment(
+        manifest=before.hash,
+        round=change.round,
+        delta=before.config.privacy.delta,
+        granted=granted,
+        spent=spent,
+    )
+    return as_amendment(manifest, amendment.model_dump()), account, [*remarks, *round_choice_remarks(before)]
 
 
 def spent_by(setup: RunSetup, round: int) -> dict[str, float]:

@@ -42,6 +42,7 @@ class NodeMonitor:
         agent: Agent,
         orders: OperatorOrders,
         stop: Callable[[], None],
+        *,
         report: float = 30.0,
         evaluation: OwnerEvaluation | None = None,
     ) -> None:

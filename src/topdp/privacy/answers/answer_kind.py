@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, final
 
@@ -60,6 +60,7 @@ class Answer:
 
     epsilon: Floats | None
     reason: str | None = None
+    _: KW_ONLY
     losses: tuple[Loss, ...] = ()
     observers: tuple[tuple[int, ...], ...] | None = None
     asked: bool = True
@@ -107,6 +108,10 @@ class AnswerKind(ABC):
 
     Everything else (configuration, accounts, tables, pages, agents) iterates over `ANSWERS` or reads these
     attributes. A new answer is a new subclass in a file of its own, and an entry of `ANSWERS`.
+
+    >>> from topdp.privacy import ANSWERS
+    >>> [kind.name for kind in ANSWERS.values() if kind.takes_budget]
+    ['claimed', 'view', 'adaptive', 'worst-case']
     """
 
     # In configurations and messages, as `worst-case`.

@@ -1,5 +1,6 @@
 """How one record takes part in a plan: how much it can change, and in which rounds. All accountants use it.
- An `Exposure` states for every agent the largest change that one of its records makes to the agent's *mean
+
+An `Exposure` states for every agent the largest change that one of its records makes to the agent's *mean
 gradient*, and the batches that use the record. The code that draws batches must keep these promises.
 """
 

@@ -1,8 +1,9 @@
 """Poisson-sampled Gaussian releases, by dp-accounting: loss distributions and Rényi curves.
 
 Full and cyclic batches have closed forms in `gaussian`.
- **Guarantees.** Adjacency `add-remove`, sensitivity one clipped gradient, every release with fresh noise and
-a fresh, secret coin for each record. Both functions are upper bounds. Many different noise multipliers are
+
+**Guarantees.** Adjacency `add-remove`, sensitivity one clipped gradient, every release with fresh noise and a
+fresh, secret coin for each record. Both functions are upper bounds. Many different noise multipliers are
 grouped, each group with its least: that errs on the private side, by about a hundredth in noise.
 """
 
@@ -86,8 +87,7 @@ def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]
 
 
 def grouped(noise_multipliers: Floats) -> list[tuple[float, int]]:
-    """(noise multiplier, releases) in rising order; where there are too many, similar ones count as the
-    least.
+    """(noise multiplier, releases) in rising order; if there are too many, similar ones count as the least.
 
     Each distinct multiplier needs a loss distribution of its own, so noise that changes in every round would
     take hours. A group ends when its Σ 1/z² would exceed the true one by (2%)² of the total, which

@@ -1,5 +1,6 @@
 """The errors of the privacy package, and the checks of ε and δ.
- `PrivacyError` is invalid input, `NotCovered` valid input that no analysis here covers, `PrivacyWarning` a
+
+`PrivacyError` is invalid input, `NotCovered` valid input that no analysis here covers, `PrivacyWarning` a
 number that is returned although the method's own claim for it is false.
 """
 

@@ -1,8 +1,10 @@
 """What coalitions that also read every agent's estimate learn, without assumptions on gradients.
- An agent's gradient is taken at its estimate. An observer that sees all estimates knows where all gradients
+
+An agent's gradient is taken at its estimate. An observer that sees all estimates knows where all gradients
 are taken. The others' gradients are the same functions in two neighbouring worlds, so they carry nothing more
 about the owner's record. docs/privacy.md has the statement and the proof.
- **Guarantees.** Observers: every coalition of `colluders` agents (which covers all smaller ones), with all
+
+**Guarantees.** Observers: every coalition of `colluders` agents (which covers all smaller ones), with all
 that `view` gives them and every agent's estimate of every round. **No assumption on gradients, models or
 losses**: they may depend on all that was released before, and colluders may send whatever they like.
 Required: a gradient reads its agent's own estimates, its own data, and randomness that no noise depends on;
@@ -10,9 +12,11 @@ one record changes it by at most the sensitivity, in the rounds of its batches, 
 partners, order and stops do not depend on data. Adjacency and sensitivity are the exposure's. `upper` is a
 certified bound on the exact μ; where every row is seen it is exact. An estimate that is never sent counts as
 seen nevertheless: without noise of its own the answer is infinite.
- Where plans mix robustly (`Plan.robust`), rows are no sums of rows. There every row counts as seen, sent or
+
+Where plans mix robustly (`Plan.robust`), rows are no sums of rows. There every row counts as seen, sent or
 not. Then all that a round reveals is what it adds, whatever function of earlier rows it is added to.
- Where rows are rounded (`Plan.rounded`), they are functions of sums. If every row is seen, rounding is
+
+Where rows are rounded (`Plan.rounded`), they are functions of sums. If every row is seen, rounding is
 post-processing of a release with noise, and the answer holds; if a row is hidden from some observer, the plan
 is refused.
 
@@ -245,7 +249,13 @@ def _seen_by(
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
         progress("accounting", o + 1, len(coalitions), unit="observer")
-    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, per_release))
+    return View(
+        observers=tuple(coalitions),
+        lower=mu,
+        upper=mu,
+        asked=~np.isnan(mu),
+        samples=amplified(exposure, per_release),
+    )
 
 
 def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
@@ -291,7 +301,13 @@ def _composed(
         mu[i] = np.minimum(_every_round(found, units[:, :, i], period), ceiling[i]) * exposure.sensitivity[i]
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
-    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, _each_release(found, units)))
+    return View(
+        observers=tuple(coalitions),
+        lower=mu,
+        upper=mu,
+        asked=~np.isnan(mu),
+        samples=amplified(exposure, _each_release(found, units)),
+    )
 
 
 def _each_release(found: NoisyReleases, units: Floats) -> Floats:

@@ -1,5 +1,6 @@
 """The Gram matrix M of long plans: only near its diagonal, with a bound on the rest.
- The effect of a change dies out: an observer learns it soon, or never, because fresh noise covers it. So the
+
+The effect of a change dies out: an observer learns it soon, or never, because fresh noise covers it. So the
 shift of round s is followed until what it can still reveal is negligible. All that is seen from some round on
 depends on the rows of this round and on noise drawn later. An observer that saw those rows themselves would
 learn SᵀP⁻¹S of a shift S, P their covariance given the past; what is seen cannot reveal more.

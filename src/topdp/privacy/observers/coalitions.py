@@ -1,5 +1,6 @@
 """The views of coalitions of up to c agents, with a limit on the work.
- A larger coalition never learns less, so coalitions of exactly c agents cover all smaller ones without the
+
+A larger coalition never learns less, so coalitions of exactly c agents cover all smaller ones without the
 owner. If there are more than `limit` of them, a sample is taken, and the result is marked as a lower bound on
 the worst.
 """
@@ -85,8 +86,7 @@ def coalitions(
     bound: Literal["upper", "aligned"] = "aligned",
     progress: Progress = silent,
 ) -> Coalitions:
-    """Return the views of all coalitions of `size` agents, or of `limit` sampled ones, about all other
-    agents.
+    """Return the views of all coalitions of `size` agents, or of `limit` sampled ones, about all others.
 
     A sampled coalition is drawn around an owner: first from the agents that read its rows, then from all.
 

@@ -1,8 +1,10 @@
 """Losses to observers that read all estimates, precise where it matters.
- First every pair of owner and observer gets a rough bound: changes are followed for a few rounds, and the
-rest is charged. Then the pair of each owner that may have the largest loss is followed to the end, until no
-rough bound of that owner is larger. `reader_tracking` follows the changes; `view` covers other observers.
- **Guarantees.** As `view`: `upper` is sound for every pair; an owner's largest is as tight as possible here.
+
+First every pair of owner and observer gets a rough bound: changes are followed for a few rounds, and the rest
+is charged. Then the pair of each owner that may have the largest loss is followed to the end, until no rough
+bound of that owner is larger. `reader_tracking` follows the changes; `view` covers other observers.
+
+**Guarantees.** As `view`: `upper` is sound for every pair; an owner's largest is as tight as possible here.
 `lower` is what aligned records reach. The result does not depend on the number of cores.
 """
 
@@ -55,7 +57,7 @@ def estimate_readers(
     >>> from topdp.protocols import TopSynchronous
     >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
     >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
-    >>> seen = closely(RowFlow(plan), exposure(6, sensitivity=1.0), [(j,) for j in range(6)])
+    >>> seen = estimate_readers(RowFlow(plan), exposure(6, sensitivity=1.0), [(j,) for j in range(6)])
     >>> seen.worst().round(2).tolist()
     [0.87, 0.87, 0.86, 0.86, 0.86, 0.86]
     """
@@ -70,10 +72,10 @@ def estimate_readers(
     lower = np.where(pairs.asked, sensitivity * np.minimum(np.sqrt(pairs.reached), ceiling), np.nan)
     samples = amplified(exposure, per_release)
     if bound == "aligned":
-        return View(tuple(coalitions), lower, None, pairs.asked, samples)
+        return View(observers=tuple(coalitions), lower=lower, upper=None, asked=pairs.asked, samples=samples)
     upper = sensitivity * np.minimum(np.sqrt(np.maximum(pairs.upper, pairs.reached)), ceiling)
     upper = np.where(pairs.asked, upper, np.nan)
-    return View(tuple(coalitions), lower, upper, pairs.asked, samples)
+    return View(observers=tuple(coalitions), lower=lower, upper=upper, asked=pairs.asked, samples=samples)
 
 
 class _PairBounds:

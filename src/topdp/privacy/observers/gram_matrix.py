@@ -1,5 +1,6 @@
 """The Gram matrix M = Aᵀ(BBᵀ)⁺A of the changes of an owner's gradients as an observer sees them.
- A change u_r of owner i's gradient in round r shifts the mean of what coalition J sees. Whitened by what J
+
+A change u_r of owner i's gradient in round r shifts the mean of what coalition J sees. Whitened by what J
 does not know (`observer_filter`), the shifts of all rounds are the rows of a matrix D with M = DᵀD.
 Distinguishing u from no change is as hard as distinguishing N(μ, 1) from N(0, 1), μ² = uᵀMu.
 

@@ -3,7 +3,8 @@
 The changes u_r of the gradient in the rounds that use the record are vectors with |u_r| <= 1 (times the
 sensitivity), and μ² = max Σ M_rs <u_r, u_s>. In the Gram matrix of the u_r this is a semidefinite program,
 whose dual gives sound bounds: for every D > 0, μ² <= λ Σ D_r, λ the largest eigenvalue of D^-½ M D^-½.
- **Guarantees.** Sound for every choice of u, also for vectors in different directions. Equal u_r (the aligned
+
+**Guarantees.** Sound for every choice of u, also for vectors in different directions. Equal u_r (the aligned
 record) reach `lower`. Upper and lower are equal for a single round, and where aligned is best and a
 certificate shows it. Where aligned is not best, `upper` exceeds what some record reaches by a few thousandths
 at most, as far as we have seen. Rounding is on the private side in `upper`.

@@ -1,14 +1,15 @@
 """Upper bounds for large graphs, from the neighbourhood of each owner alone.
- Every row made outside a ball around the owner counts as seen by all observers. Then nothing depends on rows
+
+Every row made outside a ball around the owner counts as seen by all observers. Then nothing depends on rows
 outside the ball, and a distant observer learns no more than any other that reads all of these. A larger ball
 hides more and costs more. Balls grow around the observers that may learn most, up to the largest ball that is
 allowed. On small graphs `estimate_readers` computes every observer instead.
- **Guarantees.** An upper bound for every coalition of so many agents, never a sample of them: an observer
-that sees more rows never learns less, and the proof of `adaptive` (docs/privacy.md) holds for any rows that
-are seen in the order of rounds. A coalition is bounded by its *trace*: its members that read, make or know
-noise of rows in the ball, or of rows that are made of those. The rest of the coalition has nothing that does
-not count as seen. `lower` is 0: there is no bound from below. The result does not depend on the number of
-cores.
+
+**Guarantees.** An upper bound for every coalition of so many agents, never a sample of them: an observer that
+sees more rows never learns less, and the proof of `adaptive` (docs/privacy.md) holds for any rows that are
+seen in the order of rounds. A coalition is bounded by its *trace*: its members that read, make or know noise
+of rows in the ball, or of rows that are made of those. The rest of the coalition has nothing that does not
+count as seen. `lower` is 0: there is no bound from below. The result does not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -157,13 +158,13 @@ def neighbourhood_bound(
     >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
     >>> plan = TopSynchronous(0.5).plan(topology.ring(20), steps, np.full(20, 5.0), seed=0)
     >>> exposed = exposure(20, sensitivity=1.0)
-    >>> seen = bounded_nearby(RowFlow(plan), exposed, room=10)
+    >>> seen = neighbourhood_bound(RowFlow(plan), exposed, room=10)
     >>> bool(1 < seen.worst().max() / adaptive(plan, exposed).worst().max() < 1.05)
     True
     """
     around = PlanNeighbourhoods(flow)
     asked = list(range(flow.plan.agents)) if owners is None else list(owners)
-    search = _BallSearch(around, exposure.periods(), colluders, room, workers)
+    search = _BallSearch(around, exposure.periods(), colluders=colluders, room=room, workers=workers)
     return _view(around, exposure, colluders, search.all(asked, progress))
 
 
@@ -208,7 +209,7 @@ class _BallSearch:
     """The search that grows balls around the observers that may learn most."""
 
     def __init__(
-        self, around: PlanNeighbourhoods, periods: Ints, colluders: int, room: int, workers: int | None
+        self, around: PlanNeighbourhoods, periods: Ints, *, colluders: int, room: int, workers: int | None
     ) -> None:
         self.around, self.periods, self.colluders = around, periods, colluders
         self.room, self.workers = room, workers
@@ -312,7 +313,14 @@ def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, bounds
         f"at most: bounded by the rows within {_from_to(reach)} links of each agent, all rows beyond counted "
         "as seen; privacy.allow_slow=true uses larger neighbourhoods, and needs less noise."
     )
-    return View(observers, np.where(asked, 0.0, np.nan), upper, asked, amplified(exposure, per_release), note)
+    return View(
+        observers=observers,
+        lower=np.where(asked, 0.0, np.nan),
+        upper=upper,
+        asked=asked,
+        samples=amplified(exposure, per_release),
+        note=note,
+    )
 
 
 def _from_to(numbers: list[int]) -> str:

@@ -1,9 +1,11 @@
 """The conditional covariance of the rows that an observer does not know, carried from round to round.
- For a coalition J every row is linear in Gaussian draws. J knows what it reads or makes. What it does not
-know of the other rows is their conditional covariance P given all that J has seen. A round mixes P, adds the
-fresh noise and conditions on what J sees: a Kalman filter without measurement noise (Kalman 1960). This file
-does not use gradients, owners or budgets: `gram_matrix` sends shifts through the gains computed here.
- Only rows that matter are carried: those that J sees now, and those on which something depends that J sees
+
+For a coalition J every row is linear in Gaussian draws. J knows what it reads or makes. What it does not know
+of the other rows is their conditional covariance P given all that J has seen. A round mixes P, adds the fresh
+noise and conditions on what J sees: a Kalman filter without measurement noise (Kalman 1960). This file does
+not use gradients, owners or budgets: `gram_matrix` sends shifts through the gains computed here.
+
+Only rows that matter are carried: those that J sees now, and those on which something depends that J sees
 later. Rows that J knows have no covariance and are left out, so the state is smaller than the plan. Work per
 round is O(rows²·(sources + rows seen)); nothing is dense in the rounds.
 
@@ -260,8 +262,7 @@ def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
 
 
 def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple[Bools, Bools]:
-    """[releases, m] twice: the rows that J sees; those that it sees or on which something depends that it
-    sees later.
+    """[releases, m] twice: the rows that J sees; those that it sees or that matter to what it sees later.
 
     J's own rows that hold only what J knows are not live: they reveal nothing. Nor are memories of estimates
     that J sees.

@@ -1,8 +1,9 @@
 """A parallel map by threads, for linear algebra, which releases the interpreter lock.
 
 Threads do not run a user's script again, as new processes would, so a script needs no `__main__` guard.
- **Guarantees.** Items are independent and every core runs one thread: the results are the same to the last
-bit for any number of cores.
+
+**Guarantees.** Items are independent and every core runs one thread: the results are the same to the last bit
+for any number of cores.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def parallel_map(
 ) -> Iterator[Result]:
     """Yield the results in the order of the items; `workers`: default all cores.
 
-    >>> list(at_once(abs, [-1, 2, -3]))
+    >>> list(parallel_map(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
     workers = min(len(items), cores() if workers is None else workers)

@@ -1,9 +1,11 @@
 """The rows of a plan that matter to observers that read every estimate, as arrays for many observers at once.
- A *question* names an observer, the owners, and which rows may be hidden from the observer; all other rows
+
+A *question* names an observer, the owners, and which rows may be hidden from the observer; all other rows
 count as seen. A row is hidden if it may be hidden, and the observer neither reads it, nor makes it, nor makes
 a row of it. This file sorts rows and rounds; `reader_tracking` follows what is not known of the hidden ones.
 `observer_filter` is for observers that do not read estimates.
- **Guarantees.** The caller chooses which rows may be hidden: counting more rows as seen never lowers a loss.
+
+**Guarantees.** The caller chooses which rows may be hidden: counting more rows as seen never lowers a loss.
 Rows that reveal nothing are left out: seen ones in which neither a hidden row nor a gradient of the owners in
 question enters, and hidden ones that enter no later row. `UnsuitedError` is raised for a row in which two
 hidden rows meet, a draw that enters two rows, or a row that reveals something and has no noise.
@@ -89,10 +91,9 @@ class RowFlow:
         return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReaderLayout:
-    """The rows that matter to a batch of questions, [releases, batch, rows], padded with rows that do not
-    exist.
+    """The rows that matter to a batch of questions, [releases, batch, rows], padded to one size.
 
     `at`: the position of the one hidden row of the round before that enters, or NO_ROW; `weight`: its weight.
     `live`: hidden, and it enters a later row. `tells`: seen, and a hidden row or the step of an owner in
@@ -137,7 +138,9 @@ def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
     if (variance[tells | live] <= 0).any():
         raise UnsuitedError("A row has no noise.")
     step, owner = padded("step", 0.0), padded("owner", NO_ROW)
-    return ReaderLayout(at, padded("weight", 0.0), variance, live, tells, step, owner)
+    return ReaderLayout(
+        at=at, weight=padded("weight", 0.0), variance=variance, live=live, tells=tells, step=step, owner=owner
+    )
 
 
 class _SharedRows(NamedTuple):

@@ -1,5 +1,6 @@
 """What observers that read every estimate learn of changes, for a batch of questions at once: bands of M.
- Where all estimates are seen, a row that is made of a hidden row a adds fresh noise of variance ν to w·a. So
+
+Where all estimates are seen, a row that is made of a hidden row a adds fresh noise of variance ν to w·a. So
 all rows seen in a round that are made of a are one observation of it, with precision q = Σ w²/ν; and
 observations of different rows have independent noise. Given the observations, P ← P - P_O' (P_OO + 1/q)⁻¹
 P_O; the hidden rows that are made next have w·P·w' + ν (Kalman 1960). Shifts are filtered in the same way,
@@ -7,10 +8,12 @@ and M gathers δᵀ(P_OO + 1/q)⁻¹δ. That is the M of `observer_filter` and `
 what is hidden (tests compare both).
 
 `aligned` are the sums over rounds of one residue class: the loss of a record whose changes all point one way.
- A change is followed until it has nothing left to reveal, or for `longest` rounds. The rest is bounded by an
+
+A change is followed until it has nothing left to reveal, or for `longest` rounds. The rest is bounded by an
 observer that sees all rows which the change enters in the next round: Σ (w·shift)²/ν, since their covariance
 is at least that of their fresh noise.
- **Guarantees.** As `band_matrix`: near part in `values`, the length of the far part at most `rest`. Rounding
+
+**Guarantees.** As `band_matrix`: near part in `values`, the length of the far part at most `rest`. Rounding
 as in `observer_filter`: what is learned is stated for noise whose variance is smaller by
 `VARIANCE_ROUNDING`·V in every row seen, V what entered it by hidden ways; C - E >= (1 - ρ)C with ρ = Σ E/ν,
 because C is at least the fresh noise. Where that leaves nothing (deviations that differ by a factor of
@@ -54,7 +57,7 @@ def track_changes(
     is followed. `single`: also follow single changes; otherwise there are no bands. `rest`: what may be left
     of a change that is dropped, per largest change seen.
     """
-    return _TrackedBatch(layout, periods, longest, single, rest, owners).all()
+    return _TrackedBatch(layout, periods, longest=longest, single=single, rest=rest, owners=owners).all()
 
 
 class _TrackedBatch:
@@ -67,6 +70,7 @@ class _TrackedBatch:
         self,
         layout: ReaderLayout,
         periods: Ints | None,
+        *,
         longest: int | None,
         single: bool,
         rest: float,

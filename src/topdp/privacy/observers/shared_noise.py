@@ -1,10 +1,12 @@
 """What coalitions learn from releases in which every row is seen and some draws are shared.
- Given the rows of the round before, a round is one Gaussian release of each owner's gradient, under the draws
+
+Given the rows of the round before, a round is one Gaussian release of each owner's gradient, under the draws
 that the coalition does not know. Coalitions that know different draws learn different things, so each is
 computed by itself, as one small matrix of a batch. Where there are too many, symmetry shows which ones learn
 most, or all are bounded by how well the secrets connect the agents.
- **Guarantees.** As `adaptive`: exact for each coalition that is computed, up to rounding on the side of
-larger loss. `connectivity_bound` is never below the exact value of any coalition of that size.
+
+**Guarantees.** As `adaptive`: exact for each coalition that is computed, up to rounding on the side of larger
+loss. `connectivity_bound` is never below the exact value of any coalition of that size.
 """
 
 from __future__ import annotations
@@ -214,7 +216,7 @@ def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
     """[agents] the largest possible [(diag(own) + L)⁻¹]_ii if colluders leave L >= connected·(I - 11ᵀ/m).
 
     >>> by_connectivity(np.array([0.1, 0.1, 0.2]), connected=5.0, colluders=1).round(2).tolist()
-    [5.1, 5.1, 5.1]
+    [5.1, 5.1, 3.38]
     """
     # With D + λ(I - 11ᵀ/m) instead, by Sherman and Morrison: 1/(d_i+λ) + λ/(d_i+λ)² / Σ_j d_j/(d_j+λ);
     # that is largest if the agents with most own noise collude.

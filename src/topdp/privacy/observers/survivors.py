@@ -1,7 +1,8 @@
 """What coalitions learn from the releases of the remaining agents once some agents have departed.
 
 For plans in which every row is an estimate, every observer sees all rows, and draws are shared.
- **Guarantees.** From the round of its departure on an agent counts as a member of the coalition: all that it
+
+**Guarantees.** From the round of its departure on an agent counts as a member of the coalition: all that it
 knows counts as known. That covers rows of others that still carry draws shared with it, rows that omit these
 draws, and rows that take back draws of earlier rounds. An observer that knows the draws can add or subtract
 them, and what remains has fresh noise in every round. It also covers the case that the agent has not departed

@@ -1,9 +1,11 @@
 """Symmetries of a plan: observers that see the same up to a relabelling of the agents are computed once.
- A relabelling counts only if the *plan* is the same afterwards: sources, weights, gradients, noise, readers
+
+A relabelling counts only if the *plan* is the same afterwards: sources, weights, gradients, noise, readers
 and known draws of every round, and what a record can change. A symmetric graph is not enough: partners and
 covers that are drawn at random break its symmetry. So this helps where nothing is drawn (`dsgd`, `muffliato`,
 secrets between all), and in user-defined plans.
- **Guarantees.** Nothing is assumed: each relabelling is checked entry by entry, numbers to the last bit. If
+
+**Guarantees.** Nothing is assumed: each relabelling is checked entry by entry, numbers to the last bit. If
 none passes, every observer is computed. Not all symmetries are found: rotations, reflections, flipped bits
 and cycles among equal agents are tried.
 """
@@ -37,10 +39,10 @@ def symmetric_coalitions(
     >>> steps = Schedule(rate=np.full(9, 0.1), noise=np.full(9, 0.1))
     >>> alone, ring = [(j,) for j in range(6)], topology.ring(6)
     >>> same = Dsgd().plan(ring, steps, np.ones(6), seed=0)
-    >>> {at: first for at, (first, _) in alike(same, exposure(6, 1.0), alone).items()}
-    {1: 0, 5: 0, 2: 0, 4: 0, 3: 0}
+    >>> {at: first for at, (first, _) in symmetric_coalitions(same, exposure(6, 1.0), alone).items()}
+    {1: 0, 2: 0, 5: 0, 3: 0, 4: 0}
     >>> drawn = PlainSynchronous(0.5).plan(ring, steps, np.ones(6), seed=0)
-    >>> alike(drawn, exposure(6, 1.0), alone)
+    >>> symmetric_coalitions(drawn, exposure(6, 1.0), alone)
     {}
     """
     if plan.rows != plan.agents or len(coalitions) < 2:

@@ -2,7 +2,8 @@
 
 `worst_case` covers all other agents together. If estimates are public, the same numbers need no assumption on
 gradients (`adaptive`).
- **Guarantees.** Observer: a coalition J of one or more agents, honest but curious, with all rows it receives
+
+**Guarantees.** Observer: a coalition J of one or more agents, honest but curious, with all rows it receives
 in all rounds, all rows it makes, all that is `public`, its own draws and all draws that it shares, its own
 data and gradients, and all random choices of the protocol. Unknown to it: all other draws. Assumed, unless
 estimates are public: gradients are fixed inputs, that is, a changed record changes its owner's own gradients,
@@ -12,7 +13,8 @@ u that one record can make. `upper` is never below it, nor above what all others
 what an aligned record reaches. Both are infinite when A leaves the range of B. Rounding, and the part of long
 plans that is left out (less than a millionth of the largest μ of that observer), err on the side of larger μ;
 `observer_filter` defines what counts as no noise.
- **Poisson samples.** Given the coins of the record, it changes gradients in some rounds and by no more than
+
+**Poisson samples.** Given the coins of the record, it changes gradients in some rounds and by no more than
 the sensitivity. So the μ of a record that is in every round bounds each case, and also the mixture of all
 cases (joint convexity of δ(ε)). This bound has no amplification. With amplification, what all others together
 learn bounds every observer. The smaller of the two counts.
@@ -58,7 +60,7 @@ ALL_GRAM_MATRICES_BYTES = 1 << 31
 LONG_PLAN_RELEASES = 512
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class View:
     """μ[owner, observer]: nan for an observer's own data and for owners that were not asked for.
 
@@ -204,7 +206,13 @@ def view(
         upper[wanted[o], o] = np.minimum(np.maximum(high, low), ceiling[wanted[o]])
         progress("accounting", done, len(first), unit="observer")
     _relabelled(same, lower, upper)
-    return View(members, lower, upper if bound == "upper" else None, asked, amplified(exposure, per_release))
+    return View(
+        observers=members,
+        lower=lower,
+        upper=upper if bound == "upper" else None,
+        asked=asked,
+        samples=amplified(exposure, per_release),
+    )
 
 
 def _relabelled(same: dict[int, tuple[int, Ints]], *pairs: Floats) -> None:

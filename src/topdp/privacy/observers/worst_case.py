@@ -1,7 +1,9 @@
 """The worst case: what all other agents together learn from the rows of an owner, release by release.
- Given all rows of the round before, what the owner adds in a round is one Gaussian release of its gradient,
-in as many rows as carry it. `view` covers smaller coalitions, under one more assumption.
- **Guarantees.** Observers: all other agents together, who see every row the owner makes in every round (its
+
+Given all rows of the round before, what the owner adds in a round is one Gaussian release of its gradient, in
+as many rows as carry it. `view` covers smaller coalitions, under one more assumption.
+
+**Guarantees.** Observers: all other agents together, who see every row the owner makes in every round (its
 own estimate included, sent or not), all their own rows, gradients and draws, and all random choices of the
 protocol. Only draws that the owner alone knows, and that enter no row of another agent, count as noise. No
 assumption on gradients: they may depend on all that was released before (adaptive composition). Adjacency and
@@ -96,9 +98,7 @@ def composed(information: Floats, batches: Batches, adjacency: Adjacency, sensit
     subtle (Lebeda et al. 2024, arXiv:2405.20769).
     """
     if not (information >= 0).all():
-        raise PrivacyError(
-            "Expected the information of every release to be >= 0, got a negative number or nan."
-        )
+        raise PrivacyError("Expected the information of every release to be a number >= 0, got others.")
     unamplified = GaussianLoss(sensitivity * every_round(information, batches.period))
     if not batches.sampled or adjacency != "add-remove":
         return unamplified

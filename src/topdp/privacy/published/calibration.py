@@ -1,5 +1,6 @@
 """The abstract class of published calibrations: noise for a budget, and the claimed ε for a noise.
- Each result is compared with the exact value for the same releases, and a warning says when the method's own
+
+Each result is compared with the exact value for the same releases, and a warning says when the method's own
 claim is smaller. `view` and `worst_case` compute what is learned from a plan.
 """
 
@@ -125,8 +126,7 @@ class Calibration(ABC):
         batches: Batches | None = None,
         adjacency: Adjacency = "add-remove",
     ) -> float:
-        """Return the ε that the method's own analysis claims for releases of these noise multipliers, in
-        order.
+        """Return the ε that the method claims for releases of these noise multipliers, in order.
 
         One number per release; `batches` None means full. Infinite if a release has no noise. Warns
         (`PrivacyWarning`) where the exact ε is larger.

@@ -1,5 +1,6 @@
 """The calibrations that compose releases one by one: tight, optimal, moments.
- With full batches each is a map between ε and μ = √(Σ 1/z_t²), the Rényi divergence of the composition being
+
+With full batches each is a map between ε and μ = √(Σ 1/z_t²), the Rényi divergence of the composition being
 RDP(a) = a μ²/2 (Mironov 2017, Corollary 3). All three are sound everywhere; they differ in how tight they
 are.
 """
