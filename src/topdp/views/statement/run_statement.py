@@ -15,7 +15,7 @@ from markupsafe import Markup
 from topdp import __version__
 from topdp.base.files import make_folder, write_atomically
 from topdp.errors import InputError
-from topdp.views.pages.page_assets import templates, text
+from topdp.views.pages.page_assets import static_text, templates
 from topdp.views.pages.page_policy import MARK, expect_ours, policy
 from topdp.views.statement import statement_limits, statement_promises
 from topdp.views.statement.deployment_registry import deployment
@@ -51,7 +51,7 @@ def statement_yaml(said: dict[str, Any]) -> str:
 
 def statement_html(said: dict[str, Any]) -> str:
     """One page to print; no scripts."""
-    style = text("topdp.css")
+    style = static_text("topdp.css")
     page = templates().get_template("statement.html")
     return page.render(said=said, version=__version__, style=Markup(style), policy=policy([], [style]))
 
